@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-use defuse_block::{Access, Device, File, Ram};
+use defuse_block::{BlockDevice, DeviceAccess, FileDevice, RamDevice};
 use defuse_fs::{
     Caller, Context, FileKind, FileSystem, Ino, Name, NewNode, NoNotify, NormalPath, RenameFlags,
     SetAttr, shortcuts_of,
@@ -41,11 +41,13 @@ fn main() {
     let (files, threads) = (number(1, 1_000_000), number(2, 1));
     let bytes = files as u64 * BYTES_OF_A_FILE + (256 << 20);
     let fs: Box<dyn FileSystem> = match what {
-        "memory" => Box::new(defuse_memory::Memory::new(Default::default())),
-        "ram" => uhs(Arc::new(Ram::new(4096, bytes / 4096))),
+        "memory" => Box::new(defuse_memory::MemoryFileSystem::new(Default::default())),
+        "ram" => uhs(Arc::new(RamDevice::new(4096, bytes / 4096))),
         image => {
             fs::File::create(image).and_then(|file| file.set_len(bytes)).expect("an image");
-            uhs(Arc::new(File::open(Path::new(image), Access::ReadWrite).expect("an image")))
+            uhs(Arc::new(
+                FileDevice::open(Path::new(image), DeviceAccess::ReadWrite).expect("an image"),
+            ))
         }
     };
     fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
@@ -63,7 +65,7 @@ fn main() {
     }
 }
 
-fn uhs(device: Arc<dyn Device>) -> Box<dyn FileSystem> {
+fn uhs(device: Arc<dyn BlockDevice>) -> Box<dyn FileSystem> {
     let mut random = fastrand::Rng::new();
     Uhs::make(Arc::clone(&device), (0o755, 0, 0), &mut random).expect("a file system");
     let (fs, problems) = Uhs::open(device, Default::default(), random).expect("a file system");

@@ -1,29 +1,32 @@
 //! One operation at a time, for whoever has nothing else to do: making, checking and dumping images.
 
-use crate::{Device, Done, Errno, Facts, Op, OpKind, Queue, RawBuf, Result, Segments};
+use crate::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceProperties, DeviceQueue, Errno,
+    MemorySegments, RawBuf, Result,
+};
 
 /// A queue whose operations are waited for.
-pub struct Blocking {
-    queue: Box<dyn Queue>,
+pub struct BlockingQueue {
+    queue: Box<dyn DeviceQueue>,
     block_size: usize,
     largest: usize,
 }
 
-impl Blocking {
+impl BlockingQueue {
     /// A line to `device`.
     ///
     /// # Errors
     ///
-    /// Those of [`Device::queue`].
-    pub fn new(device: &dyn Device) -> Result<Self> {
-        Ok(Blocking::of(device.queue(1)?, device.facts()))
+    /// Those of [`BlockDevice::queue`].
+    pub fn new(device: &dyn BlockDevice) -> Result<Self> {
+        Ok(BlockingQueue::of(device.queue(1)?, device.facts()))
     }
 
     /// A line by way of `queue`, which belongs to a device of these facts.
-    pub fn of(queue: Box<dyn Queue>, facts: &Facts) -> Self {
+    pub fn of(queue: Box<dyn DeviceQueue>, facts: &DeviceProperties) -> Self {
         let block_size = facts.block_size as usize;
         let largest = (facts.max_transfer as usize / block_size).max(1) * block_size;
-        Blocking { queue, block_size, largest }
+        BlockingQueue { queue, block_size, largest }
     }
 
     /// Reads whole blocks from `block` on.
@@ -36,7 +39,7 @@ impl Blocking {
         for part in out.chunks_mut(self.largest) {
             // SAFETY: `run` returns when the operation is reaped, and until then `part` is borrowed here.
             let memory = unsafe { RawBuf::new(part.as_mut_ptr(), part.len()) }.into();
-            self.run(OpKind::Read { block: at, memory })?;
+            self.run(BlockOpKind::Read { block: at, memory })?;
             at += (part.len() / self.block_size) as u64;
         }
         Ok(())
@@ -46,13 +49,13 @@ impl Blocking {
     ///
     /// # Errors
     ///
-    /// As for [`read`](Blocking::read). An error leaves any part written.
+    /// As for [`read`](BlockingQueue::read). An error leaves any part written.
     pub fn write(&mut self, block: u64, data: &[u8]) -> Result<()> {
         let mut at = block;
         for part in data.chunks(self.largest) {
             // SAFETY: as in `read`; a write only reads the memory.
             let memory = unsafe { RawBuf::new(part.as_ptr().cast_mut(), part.len()) }.into();
-            self.run(OpKind::Write { block: at, memory, fua: false })?;
+            self.run(BlockOpKind::Write { block: at, memory, fua: false })?;
             at += (part.len() / self.block_size) as u64;
         }
         Ok(())
@@ -64,7 +67,7 @@ impl Blocking {
     ///
     /// Those of the device. Nothing is known then about any write since the flush before.
     pub fn flush(&mut self) -> Result<()> {
-        self.run(OpKind::Flush)
+        self.run(BlockOpKind::Flush)
     }
 
     /// Carries out an operation.
@@ -72,7 +75,7 @@ impl Blocking {
     /// # Errors
     ///
     /// Those of the operation.
-    pub fn run(&mut self, kind: OpKind) -> Result<()> {
+    pub fn run(&mut self, kind: BlockOpKind) -> Result<()> {
         self.transfer(kind).map(drop)
     }
 
@@ -81,14 +84,14 @@ impl Blocking {
     /// # Errors
     ///
     /// Those of the operation.
-    pub fn transfer(&mut self, kind: OpKind) -> Result<Segments> {
-        self.queue.push(Op { tag: 0, kind }).map_err(|_| Errno::BUSY)?;
-        let mut done: Vec<Done> = Vec::new();
+    pub fn transfer(&mut self, kind: BlockOpKind) -> Result<MemorySegments> {
+        self.queue.push(BlockOp { tag: 0, kind }).map_err(|_| Errno::BUSY)?;
+        let mut done: Vec<BlockCompletion> = Vec::new();
         while done.is_empty() {
             self.queue.wait(None);
             self.queue.reap(&mut done);
         }
-        let Done { result, memory, .. } = done.remove(0);
+        let BlockCompletion { result, memory, .. } = done.remove(0);
         result.map(|()| memory)
     }
 }

@@ -4,22 +4,22 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// A clock that never goes back. A model of a device has one of its own.
-pub trait Clock: Send + Sync + fmt::Debug {
+pub trait DeviceClock: Send + Sync + fmt::Debug {
     /// The time since some moment.
     fn now(&self) -> Duration;
 }
 
 /// The clock of the machine (`CLOCK_MONOTONIC`, clock_gettime(2)).
 #[derive(Debug)]
-pub struct Monotonic(Instant);
+pub struct MonotonicClock(Instant);
 
-impl Default for Monotonic {
+impl Default for MonotonicClock {
     fn default() -> Self {
-        Monotonic(Instant::now())
+        MonotonicClock(Instant::now())
     }
 }
 
-impl Clock for Monotonic {
+impl DeviceClock for MonotonicClock {
     fn now(&self) -> Duration {
         self.0.elapsed()
     }

@@ -6,19 +6,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::{
-    Clock, Device, Done, Facts, Op, OpKind, Priority, Purpose, Queue, Region, Result, Waker,
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceClock, DeviceProperties, DeviceQueue,
+    MemoryRegion, QueuePriority, QueuePurpose, QueueWaker, Result,
 };
 
 /// A device that counts the operations of all its queues.
-pub struct Counted {
-    inner: Arc<dyn Device>,
-    counts: Arc<Counts>,
+pub struct CountedDevice {
+    inner: Arc<dyn BlockDevice>,
+    counts: Arc<OperationCounts>,
 }
 
 /// Operations that were pushed since the device was opened. Bytes are those of reads and writes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Counts {
+struct OperationCounts {
     reads: AtomicU64,
     read_bytes: AtomicU64,
     writes: AtomicU64,
@@ -33,7 +34,7 @@ struct Counts {
 
 /// Counts at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct DeviceCounters {
     /// Reads.
     pub reads: u64,
     /// Bytes of them.
@@ -56,27 +57,28 @@ pub struct Counters {
     pub in_flight: u64,
 }
 
-impl Counted {
+impl CountedDevice {
     /// Counts what is done to `inner` from now on.
-    pub fn new(inner: Arc<dyn Device>) -> Self {
-        Counted { inner, counts: Arc::default() }
+    pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
+        CountedDevice { inner, counts: Arc::default() }
     }
 
-    fn counted(&self, inner: Box<dyn Queue>) -> Box<dyn Queue> {
+    fn counted(&self, inner: Box<dyn DeviceQueue>) -> Box<dyn DeviceQueue> {
         let block_size = u64::from(self.facts().block_size);
         Box::new(CountedQueue { inner, counts: Arc::clone(&self.counts), block_size })
     }
 
     /// The counts so far.
-    pub fn counters(&self) -> Counters {
-        let Counts { reads, read_bytes, writes, written_bytes, fua_writes, flushes, .. } =
-            &*self.counts;
-        let Counts { discards, discarded_blocks, errors, completed, .. } = &*self.counts;
+    pub fn counters(&self) -> DeviceCounters {
+        let OperationCounts {
+            reads, read_bytes, writes, written_bytes, fua_writes, flushes, ..
+        } = &*self.counts;
+        let OperationCounts { discards, discarded_blocks, errors, completed, .. } = &*self.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         // First, so that the difference is never negative.
         let completed = of(completed);
         let pushed = of(reads) + of(writes) + of(flushes) + of(discards);
-        Counters {
+        DeviceCounters {
             reads: of(reads),
             read_bytes: of(read_bytes),
             writes: of(writes),
@@ -91,24 +93,24 @@ impl Counted {
     }
 }
 
-impl Device for Counted {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for CountedDevice {
+    fn facts(&self) -> &DeviceProperties {
         self.inner.facts()
     }
 
-    fn register(&self, region: &Arc<Region>) -> Result<()> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         self.inner.register(region)
     }
 
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
-        self.queue_for(Purpose::Caller, depth)
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
+        self.queue_for(QueuePurpose::Caller, depth)
     }
 
-    fn queue_for(&self, purpose: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue_for(&self, purpose: QueuePurpose, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         Ok(self.counted(self.inner.queue_for(purpose, depth)?))
     }
 
-    fn queue_with(&self, priority: Priority, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue_with(&self, priority: QueuePriority, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         Ok(self.counted(self.inner.queue_with(priority, depth)?))
     }
 
@@ -120,20 +122,20 @@ impl Device for Counted {
         self.inner.note()
     }
 
-    fn clock(&self) -> Arc<dyn Clock> {
+    fn clock(&self) -> Arc<dyn DeviceClock> {
         self.inner.clock()
     }
 }
 
 struct CountedQueue {
-    inner: Box<dyn Queue>,
-    counts: Arc<Counts>,
+    inner: Box<dyn DeviceQueue>,
+    counts: Arc<OperationCounts>,
     block_size: u64,
 }
 
 /// The part of an operation that counts.
 #[derive(Clone, Copy)]
-enum Part {
+enum CountedOperation {
     Read(u64),
     Write { bytes: u64, fua: bool },
     Flush,
@@ -141,40 +143,41 @@ enum Part {
 }
 
 impl CountedQueue {
-    fn part(&self, kind: &OpKind) -> Part {
+    fn part(&self, kind: &BlockOpKind) -> CountedOperation {
         match kind {
-            OpKind::Read { memory, .. } => Part::Read(memory.bytes() as u64),
-            OpKind::Write { memory, fua, .. } => {
-                Part::Write { bytes: memory.bytes() as u64, fua: *fua }
+            BlockOpKind::Read { memory, .. } => CountedOperation::Read(memory.bytes() as u64),
+            BlockOpKind::Write { memory, fua, .. } => {
+                CountedOperation::Write { bytes: memory.bytes() as u64, fua: *fua }
             }
             // A forged number of blocks fails below.
-            OpKind::Zero { blocks, .. } => {
-                Part::Write { bytes: blocks.saturating_mul(self.block_size), fua: false }
-            }
-            OpKind::Flush => Part::Flush,
-            OpKind::Discard { blocks, .. } => Part::Discard(*blocks),
+            BlockOpKind::Zero { blocks, .. } => CountedOperation::Write {
+                bytes: blocks.saturating_mul(self.block_size),
+                fua: false,
+            },
+            BlockOpKind::Flush => CountedOperation::Flush,
+            BlockOpKind::Discard { blocks, .. } => CountedOperation::Discard(*blocks),
         }
     }
 
-    fn count(&self, part: Part) {
+    fn count(&self, part: CountedOperation) {
         let counts = &*self.counts;
         let add = |count: &AtomicU64, value: u64| {
             count.fetch_add(value, Ordering::Relaxed);
         };
         match part {
-            Part::Read(bytes) => {
+            CountedOperation::Read(bytes) => {
                 add(&counts.reads, 1);
                 add(&counts.read_bytes, bytes);
             }
-            Part::Write { bytes, fua } => {
+            CountedOperation::Write { bytes, fua } => {
                 add(&counts.writes, 1);
                 add(&counts.written_bytes, bytes);
                 if fua {
                     add(&counts.fua_writes, 1);
                 }
             }
-            Part::Flush => add(&counts.flushes, 1),
-            Part::Discard(blocks) => {
+            CountedOperation::Flush => add(&counts.flushes, 1),
+            CountedOperation::Discard(blocks) => {
                 add(&counts.discards, 1);
                 add(&counts.discarded_blocks, blocks);
             }
@@ -182,8 +185,8 @@ impl CountedQueue {
     }
 }
 
-impl Queue for CountedQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for CountedQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         let part = self.part(&op.kind);
         self.inner.push(op)?;
         self.count(part);
@@ -194,7 +197,7 @@ impl Queue for CountedQueue {
         self.inner.kick();
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         let before = done.len();
         self.inner.reap(done);
         let new = &done[before..];
@@ -209,7 +212,7 @@ impl Queue for CountedQueue {
         self.inner.wait(timeout);
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         self.inner.waker()
     }
 
@@ -236,18 +239,18 @@ impl Drop for CountedQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Blocking, Errno, Ram};
+    use crate::{BlockingQueue, Errno, RamDevice};
 
     #[test]
     fn every_operation_is_counted_once_with_its_bytes_and_outcome() {
-        let device = Counted::new(Arc::new(Ram::new(4096, 64)));
-        let mut line = Blocking::new(&device).unwrap();
+        let device = CountedDevice::new(Arc::new(RamDevice::new(4096, 64)));
+        let mut line = BlockingQueue::new(&device).unwrap();
         line.write(3, &[1; 8192]).unwrap();
         line.read(3, &mut [0; 4096]).unwrap();
         assert_eq!(line.read(64, &mut [0; 4096]), Err(Errno::INVAL));
         line.flush().unwrap();
         let mut queue = device.queue(4).unwrap();
-        queue.push(Op { tag: 1, kind: OpKind::Discard { block: 8, blocks: 2 } }).unwrap();
+        queue.push(BlockOp { tag: 1, kind: BlockOpKind::Discard { block: 8, blocks: 2 } }).unwrap();
         assert_eq!(device.counters().in_flight, 1);
         while queue.in_flight() > 0 {
             queue.wait(None);
@@ -255,7 +258,7 @@ mod tests {
         }
         let found = device.counters();
         let discards = if device.facts().discard { 0 } else { 1 };
-        let expected = Counters {
+        let expected = DeviceCounters {
             reads: 2,
             read_bytes: 8192,
             writes: 1,
@@ -264,16 +267,16 @@ mod tests {
             discards: 1,
             discarded_bytes: 8192,
             errors: 1 + discards,
-            ..Counters::default()
+            ..DeviceCounters::default()
         };
         assert_eq!(found, expected);
     }
 
     #[test]
     fn what_a_dropped_queue_had_in_flight_is_over() {
-        let device = Counted::new(Arc::new(Ram::new(4096, 64)));
+        let device = CountedDevice::new(Arc::new(RamDevice::new(4096, 64)));
         let mut queue = device.queue(4).unwrap();
-        queue.push(Op { tag: 1, kind: OpKind::Flush }).unwrap();
+        queue.push(BlockOp { tag: 1, kind: BlockOpKind::Flush }).unwrap();
         assert_eq!(device.counters().in_flight, 1);
         drop(queue);
         assert_eq!(device.counters().in_flight, 0);

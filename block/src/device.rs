@@ -4,11 +4,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Clock, Done, Monotonic, Op, Region, Result, Waker};
+use crate::{
+    BlockCompletion, BlockOp, DeviceClock, MemoryRegion, MonotonicClock, QueueWaker, Result,
+};
 
 /// Facts about a device. They do not change while it is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct DeviceProperties {
     /// The name for people: a path, or what kind of device it is.
     pub name: String,
     /// Bytes of a block. Every offset and length of an operation is a whole number of blocks.
@@ -22,7 +24,7 @@ pub struct Facts {
     pub volatile_cache: bool,
     /// A write with `fua` costs less than a write and a flush.
     pub fua: bool,
-    /// The device can be told that blocks are not needed ([`OpKind::Discard`](crate::OpKind::Discard)).
+    /// The device can be told that blocks are not needed ([`BlockOpKind::Discard`](crate::BlockOpKind::Discard)).
     pub discard: bool,
     /// Bytes of the largest operation.
     pub max_transfer: u32,
@@ -38,7 +40,7 @@ pub struct Facts {
     pub numa_node: Option<u32>,
 }
 
-impl Facts {
+impl DeviceProperties {
     /// Bytes of the whole device.
     pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
@@ -56,9 +58,9 @@ impl Facts {
 }
 
 /// The purpose of the operations of a queue, for a device that treats them differently
-/// ([`Separated`](crate::Separated)).
+/// ([`SeparatedDevice`](crate::SeparatedDevice)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Purpose {
+pub enum QueuePurpose {
     /// Somebody waits for them.
     #[default]
     Caller,
@@ -70,7 +72,7 @@ pub enum Purpose {
 
 /// The claim of a queue to a device that is busy. Devices that do not tell queues apart ignore it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Priority {
+pub enum QueuePriority {
     /// Before others.
     High,
     /// In turn.
@@ -91,12 +93,12 @@ pub enum Priority {
 ///   Once the flush is reaped without an error they survive a power failure. A write with `fua`
 ///   survives once it is reaped.
 /// - All other writes survive in part, whole or not at all, each unit of
-///   [`atomic_write`](Facts::atomic_write) bytes by itself.
+///   [`atomic_write`](DeviceProperties::atomic_write) bytes by itself.
 /// - A write that failed leaves each of these units old or new.
 /// - Discarded blocks hold anything.
-pub trait Device: Send + Sync {
+pub trait BlockDevice: Send + Sync {
     /// The facts about it.
-    fn facts(&self) -> &Facts;
+    fn facts(&self) -> &DeviceProperties;
 
     /// Makes the frames of `region` cheap to use for queues that are made from now on (registered
     /// buffers, mappings for DMA). Operations may use frames of other regions, too.
@@ -104,21 +106,21 @@ pub trait Device: Send + Sync {
     /// # Errors
     ///
     /// `ENOMEM` at a limit.
-    fn register(&self, region: &Arc<Region>) -> Result<()>;
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<()>;
 
     /// A new queue for up to `depth` operations in flight; fewer where the device has less room.
     ///
     /// # Errors
     ///
     /// `EBUSY` where the device has no further queue, `ENOMEM` at a limit of the process.
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>>;
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>>;
 
     /// A queue for operations of one purpose. Most devices treat all alike.
     ///
     /// # Errors
     ///
-    /// Those of [`queue`](Device::queue).
-    fn queue_for(&self, _: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+    /// Those of [`queue`](BlockDevice::queue).
+    fn queue_for(&self, _: QueuePurpose, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         self.queue(depth)
     }
 
@@ -126,8 +128,8 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of [`queue`](Device::queue).
-    fn queue_with(&self, _: Priority, depth: u32) -> Result<Box<dyn Queue>> {
+    /// Those of [`queue`](BlockDevice::queue).
+    fn queue_with(&self, _: QueuePriority, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         self.queue(depth)
     }
 
@@ -145,34 +147,34 @@ pub trait Device: Send + Sync {
 
     /// The clock by which operations of this device are measured. A device in virtual time has its own, so that a
     /// run is the same every time.
-    fn clock(&self) -> Arc<dyn Clock> {
-        Arc::new(Monotonic::default())
+    fn clock(&self) -> Arc<dyn DeviceClock> {
+        Arc::new(MonotonicClock::default())
     }
 }
 
 /// A pair of queues, for submissions and completions. One thread at a time uses it, and nothing
-/// blocks except [`wait`](Queue::wait) and dropping it, which waits for what is in flight.
-pub trait Queue: Send {
-    /// Adds an operation, which begins at the next [`kick`](Queue::kick) at the latest. One that makes
+/// blocks except [`wait`](DeviceQueue::wait) and dropping it, which waits for what is in flight.
+pub trait DeviceQueue: Send {
+    /// Adds an operation, which begins at the next [`kick`](DeviceQueue::kick) at the latest. One that makes
     /// no sense (outside of the device, with memory of another length) completes with `EINVAL`.
     ///
     /// # Errors
     ///
     /// The operation itself, where the queue is full: reap first.
-    fn push(&mut self, op: Op) -> Result<(), Op>;
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp>;
 
     /// Begins all operations that were pushed: one system call, one doorbell.
     fn kick(&mut self);
 
     /// Appends the operations that are complete to `done`, each exactly once, in any order.
-    fn reap(&mut self, done: &mut Vec<Done>);
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>);
 
-    /// Kicks, and sleeps until an operation is complete, a [`Waker`] is used, or `timeout` is over; at
+    /// Kicks, and sleeps until an operation is complete, a [`QueueWaker`] is used, or `timeout` is over; at
     /// once where something can be reaped. Returns early for no reason now and then.
     fn wait(&mut self, timeout: Option<Duration>);
 
-    /// Ends a [`wait`](Queue::wait) from another thread, also one that begins later.
-    fn waker(&self) -> Waker;
+    /// Ends a [`wait`](DeviceQueue::wait) from another thread, also one that begins later.
+    fn waker(&self) -> QueueWaker;
 
     /// A descriptor that poll(2) calls readable while something can be reaped that was kicked, for whoever
     /// waits for several queues at a time. `None` where the queue has none.

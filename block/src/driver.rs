@@ -3,26 +3,26 @@
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Access, Device};
+use crate::{BlockDevice, DeviceAccess};
 
 /// A device, or the reason why there is none.
-pub type Opened = Result<Arc<dyn Device>, String>;
+pub type DriverResult = Result<Arc<dyn BlockDevice>, String>;
 
 /// A driver for devices that have no file.
 #[derive(Debug)]
-pub struct Driver {
+pub struct DeviceDriver {
     /// The word before the colon, such as `nvme`.
     pub scheme: &'static str,
     /// Opens the device with this name. An error is a text for people, with the next step.
-    pub open: fn(name: &str, access: Access) -> Opened,
+    pub open: fn(name: &str, access: DeviceAccess) -> DriverResult,
 }
 
 /// The drivers of this program.
-static DRIVERS: Mutex<Vec<&'static Driver>> = Mutex::new(Vec::new());
+static DRIVERS: Mutex<Vec<&'static DeviceDriver>> = Mutex::new(Vec::new());
 
 /// Adds a driver to this program: from now on names that begin with its scheme are names of its devices. A file with
 /// such a name can still be named by a path (`./nvme:x`).
-pub fn add_driver(driver: &'static Driver) {
+pub fn add_driver(driver: &'static DeviceDriver) {
     let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
     if drivers.iter().all(|known| known.scheme != driver.scheme) {
         drivers.push(driver);
@@ -30,7 +30,7 @@ pub fn add_driver(driver: &'static Driver) {
 }
 
 /// The driver that `text` names, and the name of the device; `None` for a path.
-pub fn driver_of(text: &OsStr) -> Option<(&'static Driver, &str)> {
+pub fn driver_of(text: &OsStr) -> Option<(&'static DeviceDriver, &str)> {
     let (scheme, name) = text.to_str()?.split_once(':')?;
     let drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
     let driver = drivers.iter().find(|driver| driver.scheme == scheme)?;
@@ -40,13 +40,13 @@ pub fn driver_of(text: &OsStr) -> Option<(&'static Driver, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Ram;
+    use crate::RamDevice;
 
-    static MEMORY: Driver = Driver {
+    static MEMORY: DeviceDriver = DeviceDriver {
         scheme: "memory-for-test",
         open: |name, _| {
             let blocks = name.parse().map_err(|_| format!("{name} is no number of blocks"))?;
-            Ok(Arc::new(Ram::new(4096, blocks)))
+            Ok(Arc::new(RamDevice::new(4096, blocks)))
         },
     };
 
@@ -56,8 +56,10 @@ mod tests {
         assert!(find("memory-for-test:16").is_none());
         add_driver(&MEMORY);
         let (driver, name) = find("memory-for-test:16").unwrap();
-        assert_eq!((driver.open)(name, Access::Read).unwrap().facts().blocks, 16);
-        assert!((driver.open)("x", Access::Read).is_err_and(|text| text.contains("no number")));
+        assert_eq!((driver.open)(name, DeviceAccess::Read).unwrap().facts().blocks, 16);
+        assert!(
+            (driver.open)("x", DeviceAccess::Read).is_err_and(|text| text.contains("no number"))
+        );
         for path in ["./memory-for-test:16", "/memory-for-test:16", "other:16", "memory-for-test"] {
             assert!(find(path).is_none(), "{path}");
         }

@@ -13,44 +13,44 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Device, Errno, Facts, OpKind, Queue, Region, Result};
+use crate::{BlockDevice, BlockOpKind, DeviceProperties, DeviceQueue, Errno, MemoryRegion, Result};
 pub use facts::ENDING;
-use open::Locked;
-pub use open::OpenFile;
-use pool::Pool;
-use queue::FileQueue;
+use open::LockedFile;
+pub use open::OpenDeviceFile;
+use pool::IoThreadPool;
+use queue::RingQueue;
 use threads::ThreadQueue;
 
-/// Operations that a [`File`] is opened for.
+/// Operations that a [`FileDevice`] is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum DeviceAccess {
     /// Reads only; others may read, too.
     Read,
     /// Everything. Nobody else has the device open through this library.
     ReadWrite,
 }
 
-/// An open file or block device, with its facts. [`OpenFile`] has the lock.
+/// An open file or block device, with its facts. [`OpenDeviceFile`] has the lock.
 #[derive(Clone)]
-pub struct File {
-    open: Arc<Open>,
+pub struct FileDevice {
+    open: Arc<FileDeviceState>,
 }
 
 /// The state that queues share with their device.
-struct Open {
-    locked: Arc<Locked>,
-    facts: Facts,
+struct FileDeviceState {
+    locked: Arc<LockedFile>,
+    facts: DeviceProperties,
     /// Addresses of memory for direct I/O are multiples of this.
     alignment: usize,
-    regions: Mutex<Vec<Arc<Region>>>,
+    regions: Mutex<Vec<Arc<MemoryRegion>>>,
     /// The error of io_uring_setup(2): all queues are those of threads.
     ringless: Option<Errno>,
-    pool: Pool,
+    pool: IoThreadPool,
 }
 
 /// A failure to open a device.
 #[derive(Debug)]
-pub enum OpenError {
+pub enum DeviceOpenError {
     /// A system call failed.
     System {
         /// The file or device.
@@ -93,35 +93,41 @@ pub enum OpenError {
     },
 }
 
-impl File {
-    /// Opens and locks `path`, see [`OpenFile::open`] and [`OpenFile::device`].
+impl FileDevice {
+    /// Opens and locks `path`, see [`OpenDeviceFile::open`] and [`OpenDeviceFile::device`].
     ///
     /// # Errors
     ///
-    /// See [`OpenError`].
-    pub fn open(path: &Path, access: Access) -> Result<File, OpenError> {
-        OpenFile::open(path, access)?.device()
+    /// See [`DeviceOpenError`].
+    pub fn open(path: &Path, access: DeviceAccess) -> Result<FileDevice, DeviceOpenError> {
+        OpenDeviceFile::open(path, access)?.device()
     }
 
-    fn new(locked: &Arc<Locked>) -> Result<File, OpenError> {
+    fn new(locked: &Arc<LockedFile>) -> Result<FileDevice, DeviceOpenError> {
         match queue::probe(&locked.fd) {
-            Ok(()) => File::of(locked, None),
+            Ok(()) => FileDevice::of(locked, None),
             // A descriptor more is all that is missing.
-            Err(errno @ (Errno::MFILE | Errno::NFILE)) => Err(OpenError::NoRing { errno }),
-            Err(errno) => File::of(locked, Some(errno)),
+            Err(errno @ (Errno::MFILE | Errno::NFILE)) => Err(DeviceOpenError::NoRing { errno }),
+            Err(errno) => FileDevice::of(locked, Some(errno)),
         }
     }
 
     /// The device, whose queues are those of threads if there are no rings.
-    fn of(locked: &Arc<Locked>, ringless: Option<Errno>) -> Result<File, OpenError> {
+    fn of(
+        locked: &Arc<LockedFile>,
+        ringless: Option<Errno>,
+    ) -> Result<FileDevice, DeviceOpenError> {
         let examined = facts::of(&locked.fd, &locked.path, &locked.stat);
         let (facts, alignment) = examined.map_err(locked.failed("examine"))?;
         if facts.blocks == 0 {
             let bytes = rustix::fs::seek(&locked.fd, rustix::fs::SeekFrom::End(0)).unwrap_or(0);
-            return Err(OpenError::TooSmall { path: locked.path.clone(), bytes });
+            return Err(DeviceOpenError::TooSmall { path: locked.path.clone(), bytes });
         }
-        let (locked, regions, pool) = (Arc::clone(locked), Mutex::default(), Pool::default());
-        Ok(File { open: Arc::new(Open { locked, facts, alignment, regions, ringless, pool }) })
+        let (locked, regions, pool) =
+            (Arc::clone(locked), Mutex::default(), IoThreadPool::default());
+        Ok(FileDevice {
+            open: Arc::new(FileDeviceState { locked, facts, alignment, regions, ringless, pool }),
+        })
     }
 
     /// True where operations pass by the page cache.
@@ -140,25 +146,25 @@ impl File {
     }
 }
 
-impl Open {
+impl FileDeviceState {
     /// Fails with `EBADF` for a change of a device that is open for reads.
-    fn refuse(&self, kind: &OpKind) -> Result<()> {
-        let reads = matches!(kind, OpKind::Read { .. } | OpKind::Flush);
-        if self.locked.access == Access::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
+    fn refuse(&self, kind: &BlockOpKind) -> Result<()> {
+        let reads = matches!(kind, BlockOpKind::Read { .. } | BlockOpKind::Flush);
+        if self.locked.access == DeviceAccess::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
     }
 
     /// True where a write with `fua` must be followed by a sync: the flag of the write would do nothing.
-    fn syncs_after(&self, kind: &OpKind) -> bool {
-        matches!(kind, OpKind::Write { fua: true, .. }) && !self.facts.fua
+    fn syncs_after(&self, kind: &BlockOpKind) -> bool {
+        matches!(kind, BlockOpKind::Write { fua: true, .. }) && !self.facts.fua
     }
 }
 
-impl Device for File {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for FileDevice {
+    fn facts(&self) -> &DeviceProperties {
         &self.open.facts
     }
 
-    fn register(&self, region: &Arc<Region>) -> Result<()> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         let mut regions = self.open.regions.lock().unwrap_or_else(PoisonError::into_inner);
         if regions.iter().all(|known| known.id() != region.id()) {
             regions.push(Arc::clone(region));
@@ -166,10 +172,10 @@ impl Device for File {
         Ok(())
     }
 
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         let depth = depth.clamp(1, self.open.facts.max_depth);
         if self.has_rings() {
-            match FileQueue::new(&self.open, depth) {
+            match RingQueue::new(&self.open, depth) {
                 Ok(queue) => return Ok(Box::new(queue)),
                 // One more ring is more memory than this process may lock.
                 Err(Errno::NOMEM) => {}
@@ -189,7 +195,7 @@ impl Device for File {
     }
 }
 
-impl fmt::Debug for File {
+impl fmt::Debug for FileDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("File")
             .field("facts", &self.open.facts)
@@ -198,32 +204,32 @@ impl fmt::Debug for File {
     }
 }
 
-impl fmt::Display for OpenError {
+impl fmt::Display for DeviceOpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::System { path, action, errno } => {
+            DeviceOpenError::System { path, action, errno } => {
                 write!(f, "cannot {action} {}: {errno}", path.display())
             }
-            OpenError::Busy { path, holder: Some(pid) } => {
+            DeviceOpenError::Busy { path, holder: Some(pid) } => {
                 write!(f, "{} is in use by process {pid}", path.display())
             }
-            OpenError::Busy { path, holder: None } => {
+            DeviceOpenError::Busy { path, holder: None } => {
                 write!(f, "{} is in use (mounted, or open elsewhere)", path.display())
             }
-            OpenError::OfLoopDevice { path, device } => {
+            DeviceOpenError::OfLoopDevice { path, device } => {
                 write!(f, "{} is the backing file of {}", path.display(), device.display())
             }
-            OpenError::WrongKind { path } => {
+            DeviceOpenError::WrongKind { path } => {
                 write!(f, "{} is neither a regular file nor a block device", path.display())
             }
-            OpenError::TooSmall { path, bytes } => {
+            DeviceOpenError::TooSmall { path, bytes } => {
                 write!(f, "{} has {bytes} bytes, less than one block", path.display())
             }
-            OpenError::NoRing { errno } => {
+            DeviceOpenError::NoRing { errno } => {
                 write!(f, "no ring for io_uring: {errno}; see RLIMIT_NOFILE (`ulimit -n`)")
             }
         }
     }
 }
 
-impl std::error::Error for OpenError {}
+impl std::error::Error for DeviceOpenError {}

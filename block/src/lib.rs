@@ -1,19 +1,19 @@
 //! Block devices from user space: operations that are pushed to a queue and reaped later.
 //!
-//! The crate has the traits [`Device`] and [`Queue`], the memory that operations use ([`Region`],
-//! [`Memory`]), and four devices: [`File`] (a file or block device, by io_uring or by threads), [`Ram`] (memory),
-//! [`Sim`] (memory that remembers every event, so that a test can compute what a power cut could
-//! leave behind) and [`Model`] (an SSD in virtual time). [`Separated`] shares a few queues of a
-//! device among many users by the classes of their operations, [`Counted`] counts what goes to a device,
-//! and [`Worker`] has one thread do all I/O, near the device.
+//! The crate has the traits [`BlockDevice`] and [`DeviceQueue`], the memory that operations use ([`MemoryRegion`],
+//! [`OperationMemory`]), and four devices: [`FileDevice`] (a file or block device, by io_uring or by threads), [`RamDevice`] (memory),
+//! [`SimDevice`] (memory that remembers every event, so that a test can compute what a power cut could
+//! leave behind) and [`SsdModel`] (an SSD in virtual time). [`SeparatedDevice`] shares a few queues of a
+//! device among many users by the classes of their operations, [`CountedDevice`] counts what goes to a device,
+//! and [`WorkerDevice`] has one thread do all I/O, near the device.
 //!
 //! It knows no file system, keeps no cache, and promises no order that the device does not promise. No word of io_uring appears in the traits, so that a pair of NVMe queues fits them.
 //!
 //! ```
-//! use defuse_block::{Blocking, Device, Ram};
+//! use defuse_block::{BlockingQueue, BlockDevice, RamDevice};
 //!
-//! let disk = Ram::new(4096, 256);
-//! let mut line = Blocking::new(&disk)?;
+//! let disk = RamDevice::new(4096, 256);
+//! let mut line = BlockingQueue::new(&disk)?;
 //! line.write(7, &[1; 4096])?;
 //! line.flush()?;
 //! let mut block = vec![0; 4096];
@@ -40,22 +40,22 @@ pub mod sim;
 mod waker;
 pub mod worker;
 
-pub use blocking::Blocking;
-pub use clock::{Clock, Monotonic};
-pub use counted::{Counted, Counters};
-pub use device::{Device, Facts, Priority, Purpose, Queue};
-pub use driver::{Driver, Opened, add_driver, driver_of};
-pub use file::{Access, ENDING, File, OpenError, OpenFile};
-pub use memory::{Memory, OwnedBuf, RawBuf, Segments};
-pub use model::Model;
-pub use op::{Done, Op, OpKind};
-pub use ram::Ram;
-pub use region::{FRAME, Frames, Region};
+pub use blocking::BlockingQueue;
+pub use clock::{DeviceClock, MonotonicClock};
+pub use counted::{CountedDevice, DeviceCounters};
+pub use device::{BlockDevice, DeviceProperties, DeviceQueue, QueuePriority, QueuePurpose};
+pub use driver::{DeviceDriver, DriverResult, add_driver, driver_of};
+pub use file::{DeviceAccess, DeviceOpenError, ENDING, FileDevice, OpenDeviceFile};
+pub use memory::{MemorySegments, OperationMemory, OwnedBuf, RawBuf};
+pub use model::SsdModel;
+pub use op::{BlockCompletion, BlockOp, BlockOpKind};
+pub use ram::RamDevice;
+pub use region::{FRAME, FrameRun, MemoryRegion};
 pub use rustix::io::Errno;
-pub use separation::{Separated, Separation};
-pub use sim::Sim;
-pub use waker::{Parker, Waker};
-pub use worker::Worker;
+pub use separation::{SeparatedDevice, SeparationOptions};
+pub use sim::SimDevice;
+pub use waker::{QueueParker, QueueWaker};
+pub use worker::WorkerDevice;
 
 /// The result of an operation; errors are those of errno(3).
 pub type Result<T, E = Errno> = std::result::Result<T, E>;

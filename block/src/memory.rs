@@ -4,14 +4,14 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::{FRAME, Frames, Region};
+use crate::{FRAME, FrameRun, MemoryRegion};
 
 /// A piece of memory of an operation.
-pub enum Memory {
+pub enum OperationMemory {
     /// Frames that belong to the operation until it is reaped.
-    Frames(Frames),
+    Frames(FrameRun),
     /// Bytes of frames that others may read meanwhile: for writes only.
-    Shared(Arc<Frames>, Range<usize>),
+    Shared(Arc<FrameRun>, Range<usize>),
     /// Memory of a caller.
     Raw(RawBuf),
     /// Memory that was given away for the operation.
@@ -71,15 +71,15 @@ impl RawBuf {
     }
 }
 
-impl Memory {
+impl OperationMemory {
     /// Its length in bytes.
     pub fn len(&self) -> usize {
         match self {
-            Memory::Frames(frames) => frames.len(),
-            Memory::Shared(_, range) => range.len(),
-            Memory::Raw(raw) => raw.len,
-            Memory::Owned(owned) => owned.range.len(),
-            Memory::Bytes(_, range) => range.len(),
+            OperationMemory::Frames(frames) => frames.len(),
+            OperationMemory::Shared(_, range) => range.len(),
+            OperationMemory::Raw(raw) => raw.len,
+            OperationMemory::Owned(owned) => owned.range.len(),
+            OperationMemory::Bytes(_, range) => range.len(),
         }
     }
 
@@ -91,66 +91,74 @@ impl Memory {
     /// The bytes, for a device that copies them.
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Memory::Frames(frames) => frames,
-            Memory::Shared(frames, range) => &frames[range.clone()],
+            OperationMemory::Frames(frames) => frames,
+            OperationMemory::Shared(frames, range) => &frames[range.clone()],
             // SAFETY: the bytes are mapped and nobody changes them (`RawBuf::new`).
-            Memory::Raw(raw) => unsafe { std::slice::from_raw_parts(raw.start, raw.len) },
-            Memory::Owned(owned) => &owned.vec[owned.range.clone()],
-            Memory::Bytes(bytes, range) => &bytes[range.clone()],
+            OperationMemory::Raw(raw) => unsafe { std::slice::from_raw_parts(raw.start, raw.len) },
+            OperationMemory::Owned(owned) => &owned.vec[owned.range.clone()],
+            OperationMemory::Bytes(bytes, range) => &bytes[range.clone()],
         }
     }
 
     /// The bytes, to be filled by a device that copies; `None` where others read them.
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match self {
-            Memory::Frames(frames) => Some(frames),
-            Memory::Shared(..) | Memory::Bytes(..) => None,
-            Memory::Owned(owned) => Some(&mut owned.vec[owned.range.clone()]),
-            // SAFETY: the bytes are mapped and nobody else uses them during a read (`RawBuf::new`).
-            Memory::Raw(raw) => Some(unsafe { std::slice::from_raw_parts_mut(raw.start, raw.len) }),
+            OperationMemory::Frames(frames) => Some(frames),
+            OperationMemory::Shared(..) | OperationMemory::Bytes(..) => None,
+            OperationMemory::Owned(owned) => Some(&mut owned.vec[owned.range.clone()]),
+            OperationMemory::Raw(raw) => {
+                // SAFETY: the bytes are mapped, and nothing else uses them during a read (`RawBuf::new`).
+                Some(unsafe { std::slice::from_raw_parts_mut(raw.start, raw.len) })
+            }
         }
     }
 
     pub(crate) fn start(&self) -> *mut u8 {
         match self {
-            Memory::Frames(frames) => frames.start(),
-            Memory::Shared(frames, range) => frames.start().wrapping_add(range.start),
-            Memory::Raw(raw) => raw.start,
-            Memory::Owned(owned) => owned.start,
-            // Only read: `OpKind::check` refuses it for reads.
-            Memory::Bytes(bytes, range) => bytes[range.clone()].as_ptr().cast_mut(),
+            OperationMemory::Frames(frames) => frames.start(),
+            OperationMemory::Shared(frames, range) => frames.start().wrapping_add(range.start),
+            OperationMemory::Raw(raw) => raw.start,
+            OperationMemory::Owned(owned) => owned.start,
+            // Only read: `BlockOpKind::check` refuses it for reads.
+            OperationMemory::Bytes(bytes, range) => bytes[range.clone()].as_ptr().cast_mut(),
         }
     }
 
     /// The region that holds it, if any, and the byte of the region at which it begins.
-    pub fn place(&self) -> Option<(&Arc<Region>, usize)> {
+    pub fn place(&self) -> Option<(&Arc<MemoryRegion>, usize)> {
         match self {
-            Memory::Frames(frames) => Some((frames.region(), frames.index() as usize * FRAME)),
-            Memory::Shared(frames, range) => {
+            OperationMemory::Frames(frames) => {
+                Some((frames.region(), frames.index() as usize * FRAME))
+            }
+            OperationMemory::Shared(frames, range) => {
                 Some((frames.region(), frames.index() as usize * FRAME + range.start))
             }
-            Memory::Raw(_) | Memory::Owned(_) | Memory::Bytes(..) => None,
+            OperationMemory::Raw(_) | OperationMemory::Owned(_) | OperationMemory::Bytes(..) => {
+                None
+            }
         }
     }
 
     /// The region that holds it, if any.
     pub(crate) fn region(&self) -> Option<u64> {
         match self {
-            Memory::Frames(frames) => Some(frames.region().id()),
-            Memory::Shared(frames, _) => Some(frames.region().id()),
-            Memory::Raw(_) | Memory::Owned(_) | Memory::Bytes(..) => None,
+            OperationMemory::Frames(frames) => Some(frames.region().id()),
+            OperationMemory::Shared(frames, _) => Some(frames.region().id()),
+            OperationMemory::Raw(_) | OperationMemory::Owned(_) | OperationMemory::Bytes(..) => {
+                None
+            }
         }
     }
 }
 
-impl fmt::Debug for Memory {
+impl fmt::Debug for OperationMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self {
-            Memory::Frames(_) => "Frames",
-            Memory::Shared(..) => "Shared",
-            Memory::Raw(_) => "Raw",
-            Memory::Owned(_) => "Owned",
-            Memory::Bytes(..) => "Bytes",
+            OperationMemory::Frames(_) => "Frames",
+            OperationMemory::Shared(..) => "Shared",
+            OperationMemory::Raw(_) => "Raw",
+            OperationMemory::Owned(_) => "Owned",
+            OperationMemory::Bytes(..) => "Bytes",
         };
         write!(f, "{kind}({} bytes)", self.len())
     }
@@ -158,32 +166,32 @@ impl fmt::Debug for Memory {
 
 /// The memory of one operation, in order. A single piece takes no allocation.
 #[derive(Debug, Default)]
-pub enum Segments {
+pub enum MemorySegments {
     /// No memory.
     #[default]
     None,
     /// One piece.
-    One(Memory),
+    One(OperationMemory),
     /// Several pieces.
-    Many(Vec<Memory>),
+    Many(Vec<OperationMemory>),
 }
 
-impl Segments {
+impl MemorySegments {
     /// The pieces.
-    pub fn pieces(&self) -> &[Memory] {
+    pub fn pieces(&self) -> &[OperationMemory] {
         match self {
-            Segments::None => &[],
-            Segments::One(memory) => std::slice::from_ref(memory),
-            Segments::Many(memory) => memory,
+            MemorySegments::None => &[],
+            MemorySegments::One(memory) => std::slice::from_ref(memory),
+            MemorySegments::Many(memory) => memory,
         }
     }
 
     /// The pieces, to be filled.
-    pub fn pieces_mut(&mut self) -> &mut [Memory] {
+    pub fn pieces_mut(&mut self) -> &mut [OperationMemory] {
         match self {
-            Segments::None => &mut [],
-            Segments::One(memory) => std::slice::from_mut(memory),
-            Segments::Many(memory) => memory,
+            MemorySegments::None => &mut [],
+            MemorySegments::One(memory) => std::slice::from_mut(memory),
+            MemorySegments::Many(memory) => memory,
         }
     }
 
@@ -194,46 +202,46 @@ impl Segments {
 
     /// The length of all pieces, in bytes.
     pub fn bytes(&self) -> usize {
-        self.pieces().iter().map(Memory::len).sum()
+        self.pieces().iter().map(OperationMemory::len).sum()
     }
 
     /// The vector, where the only piece is a part of one that was given away.
     pub fn into_vec(self) -> Option<Vec<u8>> {
         match self {
-            Segments::One(Memory::Owned(owned)) => Some(owned.into_vec()),
+            MemorySegments::One(OperationMemory::Owned(owned)) => Some(owned.into_vec()),
             _ => None,
         }
     }
 
     /// The frames, where the only piece is owned frames.
-    pub fn into_frames(self) -> Option<Frames> {
+    pub fn into_frames(self) -> Option<FrameRun> {
         match self {
-            Segments::One(Memory::Frames(frames)) => Some(frames),
+            MemorySegments::One(OperationMemory::Frames(frames)) => Some(frames),
             _ => None,
         }
     }
 }
 
-impl From<OwnedBuf> for Segments {
+impl From<OwnedBuf> for MemorySegments {
     fn from(owned: OwnedBuf) -> Self {
-        Segments::One(Memory::Owned(owned))
+        MemorySegments::One(OperationMemory::Owned(owned))
     }
 }
 
-impl From<Frames> for Segments {
-    fn from(frames: Frames) -> Self {
-        Segments::One(Memory::Frames(frames))
+impl From<FrameRun> for MemorySegments {
+    fn from(frames: FrameRun) -> Self {
+        MemorySegments::One(OperationMemory::Frames(frames))
     }
 }
 
-impl From<RawBuf> for Segments {
+impl From<RawBuf> for MemorySegments {
     fn from(raw: RawBuf) -> Self {
-        Segments::One(Memory::Raw(raw))
+        MemorySegments::One(OperationMemory::Raw(raw))
     }
 }
 
-impl From<Vec<Memory>> for Segments {
-    fn from(memory: Vec<Memory>) -> Self {
-        Segments::Many(memory)
+impl From<Vec<OperationMemory>> for MemorySegments {
+    fn from(memory: Vec<OperationMemory>) -> Self {
+        MemorySegments::Many(memory)
     }
 }

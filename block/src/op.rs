@@ -1,32 +1,32 @@
 //! Operations and their completions.
 
-use crate::{Errno, Facts, Memory, Result, Segments};
+use crate::{DeviceProperties, Errno, MemorySegments, OperationMemory, Result};
 
-/// An operation for a [`Queue`](crate::Queue).
+/// An operation for a [`DeviceQueue`](crate::DeviceQueue).
 #[derive(Debug)]
-pub struct Op {
+pub struct BlockOp {
     /// A number of the caller's, which comes back with the completion.
     pub tag: u64,
     /// The operation itself.
-    pub kind: OpKind,
+    pub kind: BlockOpKind,
 }
 
-/// The kinds of operations. Blocks are counted in [`Facts::block_size`].
+/// The kinds of operations. Blocks are counted in [`DeviceProperties::block_size`].
 #[derive(Debug)]
-pub enum OpKind {
+pub enum BlockOpKind {
     /// Reads from `block` on into `memory`.
     Read {
         /// The first block.
         block: u64,
         /// Memory of whole blocks.
-        memory: Segments,
+        memory: MemorySegments,
     },
     /// Writes `memory` from `block` on.
     Write {
         /// The first block.
         block: u64,
         /// Memory of whole blocks.
-        memory: Segments,
+        memory: MemorySegments,
         /// The data is durable when the write completes ("force unit access").
         fua: bool,
     },
@@ -50,27 +50,27 @@ pub enum OpKind {
 
 /// A completed operation.
 #[derive(Debug)]
-pub struct Done {
+pub struct BlockCompletion {
     /// The number that the caller gave it.
     pub tag: u64,
     /// Whole success or an error. After a failed read the memory holds anything.
     pub result: Result<()>,
     /// The memory of a read or write; of others, nothing. A device that failed in the middle of an operation keeps the
     /// memory that it may still use: there is none with such an error.
-    pub memory: Segments,
+    pub memory: MemorySegments,
 }
 
-impl OpKind {
+impl BlockOpKind {
     /// First block and number of blocks; `None` for a flush.
     pub fn range(&self, block_size: u32) -> Option<(u64, u64)> {
         match self {
-            OpKind::Read { block, memory } | OpKind::Write { block, memory, .. } => {
+            BlockOpKind::Read { block, memory } | BlockOpKind::Write { block, memory, .. } => {
                 Some((*block, memory.bytes() as u64 / u64::from(block_size)))
             }
-            OpKind::Discard { block, blocks } | OpKind::Zero { block, blocks } => {
+            BlockOpKind::Discard { block, blocks } | BlockOpKind::Zero { block, blocks } => {
                 Some((*block, *blocks))
             }
-            OpKind::Flush => None,
+            BlockOpKind::Flush => None,
         }
     }
 
@@ -80,18 +80,19 @@ impl OpKind {
     /// # Errors
     ///
     /// As above.
-    pub fn check(&self, facts: &Facts) -> Result<()> {
+    pub fn check(&self, facts: &DeviceProperties) -> Result<()> {
         let Some((block, blocks)) = self.range(facts.block_size) else { return Ok(()) };
         if blocks == 0 || !facts.holds(block, blocks) {
             return Err(Errno::INVAL);
         }
         match self {
-            OpKind::Read { memory, .. } | OpKind::Write { memory, .. } => {
+            BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. } => {
                 let bytes = memory.bytes();
                 let whole = bytes.is_multiple_of(facts.block_size as usize);
-                let shared =
-                    |piece: &Memory| matches!(piece, Memory::Shared(..) | Memory::Bytes(..));
-                if matches!(self, OpKind::Read { .. }) && memory.pieces().iter().any(shared) {
+                let shared = |piece: &OperationMemory| {
+                    matches!(piece, OperationMemory::Shared(..) | OperationMemory::Bytes(..))
+                };
+                if matches!(self, BlockOpKind::Read { .. }) && memory.pieces().iter().any(shared) {
                     return Err(Errno::INVAL);
                 }
                 let fits = bytes <= facts.max_transfer as usize;
@@ -101,16 +102,16 @@ impl OpKind {
                     Err(Errno::INVAL)
                 }
             }
-            OpKind::Discard { .. } if !facts.discard => Err(Errno::OPNOTSUPP),
+            BlockOpKind::Discard { .. } if !facts.discard => Err(Errno::OPNOTSUPP),
             _ => Ok(()),
         }
     }
 
     /// The memory, for the completion.
-    pub fn into_memory(self) -> Segments {
+    pub fn into_memory(self) -> MemorySegments {
         match self {
-            OpKind::Read { memory, .. } | OpKind::Write { memory, .. } => memory,
-            _ => Segments::default(),
+            BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. } => memory,
+            _ => MemorySegments::default(),
         }
     }
 }

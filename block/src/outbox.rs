@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::{Done, Errno, Op, Parker};
+use crate::{BlockCompletion, BlockOp, Errno, QueueParker};
 
 /// The completions of one queue.
 #[derive(Debug, Default)]
-pub(crate) struct Outbox {
-    done: Mutex<Vec<Done>>,
-    parker: Parker,
+pub(crate) struct CompletionOutbox {
+    done: Mutex<Vec<BlockCompletion>>,
+    parker: QueueParker,
     /// Readable while there are completions. It is made when somebody wants it.
     bell: OnceLock<Option<OwnedFd>>,
 }
 
-impl Outbox {
+impl CompletionOutbox {
     /// Adds a completion, and wakes the user of the queue.
-    pub(crate) fn answer(&self, done: Done) {
+    pub(crate) fn answer(&self, done: BlockCompletion) {
         let mut all = self.lock();
         all.push(done);
         if let Some(bell) = self.bell() {
@@ -31,12 +31,12 @@ impl Outbox {
     }
 
     /// Answers an operation that no device has seen.
-    pub(crate) fn refuse(&self, Op { tag, kind }: Op) {
-        self.answer(Done { tag, result: Err(Errno::IO), memory: kind.into_memory() });
+    pub(crate) fn refuse(&self, BlockOp { tag, kind }: BlockOp) {
+        self.answer(BlockCompletion { tag, result: Err(Errno::IO), memory: kind.into_memory() });
     }
 
     /// Moves all completions to `done`, and returns their number.
-    pub(crate) fn take(&self, done: &mut Vec<Done>) -> usize {
+    pub(crate) fn take(&self, done: &mut Vec<BlockCompletion>) -> usize {
         let mut all = self.lock();
         let count = all.len();
         if let (1.., Some(bell)) = (count, self.bell()) {
@@ -46,7 +46,7 @@ impl Outbox {
         count
     }
 
-    /// Sleeps until there is a completion, [`wake`](Outbox::wake) is called, or `timeout` is over. Returns early now and
+    /// Sleeps until there is a completion, [`wake`](CompletionOutbox::wake) is called, or `timeout` is over. Returns early now and
     /// then.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         if self.lock().is_empty() {
@@ -74,7 +74,7 @@ impl Outbox {
         self.bell.get()?.as_ref()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Done>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<BlockCompletion>> {
         self.done.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

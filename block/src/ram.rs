@@ -3,20 +3,23 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::waker::Parker;
-use crate::{Device, Done, Errno, Facts, Op, OpKind, Queue, Region, Result, Waker};
+use crate::waker::QueueParker;
+use crate::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceProperties, DeviceQueue, Errno,
+    MemoryRegion, QueueWaker, Result,
+};
 
 /// The content of a device: blocks that are shared until they are written, so that a copy is cheap.
 #[derive(Clone, Debug)]
-pub(crate) struct Store {
+pub(crate) struct BlockStore {
     block_size: usize,
     /// `None` is a block of zeros.
     blocks: Vec<Option<Arc<[u8]>>>,
 }
 
-impl Store {
+impl BlockStore {
     pub(crate) fn new(block_size: u32, blocks: u64) -> Self {
-        Store { block_size: block_size as usize, blocks: vec![None; blocks as usize] }
+        BlockStore { block_size: block_size as usize, blocks: vec![None; blocks as usize] }
     }
 
     pub(crate) fn blocks(&self) -> u64 {
@@ -52,10 +55,10 @@ impl Store {
     }
 
     /// Carries out an operation that was checked. Discarded blocks become zeros.
-    pub(crate) fn apply(&mut self, kind: &mut OpKind) -> Result<()> {
+    pub(crate) fn apply(&mut self, kind: &mut BlockOpKind) -> Result<()> {
         let size = self.block_size;
         match kind {
-            OpKind::Read { block, memory } => {
+            BlockOpKind::Read { block, memory } => {
                 let mut at = *block;
                 for piece in memory.pieces_mut() {
                     let bytes = piece.bytes_mut().ok_or(Errno::INVAL)?;
@@ -63,63 +66,63 @@ impl Store {
                     at += (bytes.len() / size) as u64;
                 }
             }
-            OpKind::Write { block, memory, .. } => {
+            BlockOpKind::Write { block, memory, .. } => {
                 let mut at = *block;
                 for piece in memory.pieces() {
                     self.write(at, piece.bytes());
                     at += (piece.len() / size) as u64;
                 }
             }
-            OpKind::Discard { block, blocks } | OpKind::Zero { block, blocks } => {
+            BlockOpKind::Discard { block, blocks } | BlockOpKind::Zero { block, blocks } => {
                 (*block..*block + *blocks).for_each(|at| self.set(at, None));
             }
-            OpKind::Flush => {}
+            BlockOpKind::Flush => {}
         }
         Ok(())
     }
 }
 
 /// A device in memory. What was never written reads as zeros and takes no memory. A clone shares the
-/// content; [`fork`](Ram::fork) copies it, at little cost.
+/// content; [`fork`](RamDevice::fork) copies it, at little cost.
 #[derive(Clone)]
-pub struct Ram {
-    facts: Arc<Facts>,
-    store: Arc<Mutex<Store>>,
+pub struct RamDevice {
+    facts: Arc<DeviceProperties>,
+    store: Arc<Mutex<BlockStore>>,
 }
 
-impl Ram {
+impl RamDevice {
     /// A device of `blocks` blocks of `block_size` bytes, a power of two from 512 on.
     ///
     /// # Panics
     ///
     /// With a block size that is not one.
     pub fn new(block_size: u32, blocks: u64) -> Self {
-        Ram::of(Store::new(block_size, blocks))
+        RamDevice::of(BlockStore::new(block_size, blocks))
     }
 
-    pub(crate) fn of(store: Store) -> Self {
+    pub(crate) fn of(store: BlockStore) -> Self {
         let facts = Arc::new(facts("memory", store.block_size(), store.blocks()));
-        Ram { facts, store: Arc::new(Mutex::new(store)) }
+        RamDevice { facts, store: Arc::new(Mutex::new(store)) }
     }
 
     /// A device with the same content, which changes independently of this one.
-    pub fn fork(&self) -> Ram {
-        Ram::of(self.content())
+    pub fn fork(&self) -> RamDevice {
+        RamDevice::of(self.content())
     }
 
-    pub(crate) fn content(&self) -> Store {
+    pub(crate) fn content(&self) -> BlockStore {
         self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Store> {
+    fn lock(&self) -> MutexGuard<'_, BlockStore> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The facts about a device that is memory.
-pub(crate) fn facts(name: &str, block_size: u32, blocks: u64) -> Facts {
+pub(crate) fn facts(name: &str, block_size: u32, blocks: u64) -> DeviceProperties {
     assert!(block_size >= 512 && block_size.is_power_of_two(), "{block_size} is no block size");
-    Facts {
+    DeviceProperties {
         name: name.to_owned(),
         block_size,
         blocks,
@@ -136,16 +139,16 @@ pub(crate) fn facts(name: &str, block_size: u32, blocks: u64) -> Facts {
     }
 }
 
-impl Device for Ram {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for RamDevice {
+    fn facts(&self) -> &DeviceProperties {
         &self.facts
     }
 
-    fn register(&self, _: &Arc<Region>) -> Result<()> {
+    fn register(&self, _: &Arc<MemoryRegion>) -> Result<()> {
         Ok(())
     }
 
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         let depth = depth.clamp(1, self.facts.max_depth) as usize;
         Ok(Box::new(RamQueue {
             disk: self.clone(),
@@ -158,27 +161,27 @@ impl Device for Ram {
 
 /// Operations take effect when they are pushed.
 struct RamQueue {
-    disk: Ram,
+    disk: RamDevice,
     depth: usize,
-    done: Vec<Done>,
-    parker: Arc<Parker>,
+    done: Vec<BlockCompletion>,
+    parker: Arc<QueueParker>,
 }
 
-impl Queue for RamQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for RamQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         if self.done.len() == self.depth {
             return Err(op);
         }
-        let Op { tag, mut kind } = op;
+        let BlockOp { tag, mut kind } = op;
         let checked = kind.check(&self.disk.facts);
         let result = checked.and_then(|()| self.disk.lock().apply(&mut kind));
-        self.done.push(Done { tag, result, memory: kind.into_memory() });
+        self.done.push(BlockCompletion { tag, result, memory: kind.into_memory() });
         Ok(())
     }
 
     fn kick(&mut self) {}
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         done.append(&mut self.done);
     }
 
@@ -188,9 +191,9 @@ impl Queue for RamQueue {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         let parker = Arc::clone(&self.parker);
-        Waker::new(move || parker.unpark())
+        QueueWaker::new(move || parker.unpark())
     }
 
     fn in_flight(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Memory for devices: 4 KiB frames in one memfd, named by their index and never by a pointer.
 //!
 //! Being one memfd, a region can be registered with a device as a whole, and later be mapped by other
-//! processes. [`Frames`] are owned by one holder at a time, so that nobody reads memory into which a
+//! processes. [`FrameRun`] are owned by one holder at a time, so that nobody reads memory into which a
 //! device writes.
 //!
 //! Frames get memory in pages of 2 MiB when the first of 512 is taken, where the kernel has such pages
@@ -33,37 +33,37 @@ const SLOW: Duration = Duration::from_millis(2);
 const PAUSE: u32 = 15;
 
 /// A region of frames.
-pub struct Region {
+pub struct MemoryRegion {
     id: u64,
     start: *mut u8,
     frames: u32,
     memory: OwnedFd,
-    free: Mutex<Free>,
+    free: Mutex<FreeFrames>,
     /// Number of the next blocks that get small pages.
     small_pages: AtomicU32,
 }
 
 // SAFETY: `start` leads to a mapping that lives as long as the region. Its bytes are only reached through
-// `Frames`, each of which alone owns its part.
-unsafe impl Send for Region {}
+// `FrameRun`, each of which alone owns its part.
+unsafe impl Send for MemoryRegion {}
 // SAFETY: as above; what is not behind the mutex does not change.
-unsafe impl Sync for Region {}
+unsafe impl Sync for MemoryRegion {}
 
 /// A run of frames that one holder owns. Dropped, it goes back to its region. What it holds at first is
 /// anything that lay there before.
-pub struct Frames {
-    region: Arc<Region>,
+pub struct FrameRun {
+    region: Arc<MemoryRegion>,
     first: u32,
     count: u32,
 }
 
-impl Region {
+impl MemoryRegion {
     /// A region of `frames` frames. Pages get memory when they are first used.
     ///
     /// # Errors
     ///
     /// `EINVAL` for no frames, and those of memfd_create(2) and mmap(2).
-    pub fn new(frames: u32) -> Result<Arc<Region>> {
+    pub fn new(frames: u32) -> Result<Arc<MemoryRegion>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let bytes = frames as usize * FRAME;
         if bytes == 0 {
@@ -75,24 +75,24 @@ impl Region {
         // Whoever maps it may rely on its length.
         rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW)?;
         let start = map(&memory, bytes)?;
-        Ok(Arc::new(Region {
+        Ok(Arc::new(MemoryRegion {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             start,
             frames,
             memory,
-            free: Mutex::new(Free::new(frames)),
+            free: Mutex::new(FreeFrames::new(frames)),
             small_pages: AtomicU32::new(0),
         }))
     }
 
     /// Takes a run of `count` neighbouring frames (at most 512). `None` where no aligned block of that many
     /// frames, rounded up to a power of two, is free.
-    pub fn take(self: &Arc<Self>, count: u32) -> Option<Frames> {
+    pub fn take(self: &Arc<Self>, count: u32) -> Option<FrameRun> {
         let mut free = self.lock();
         let first = free.take(count)?;
         let is_new = free.begin(first);
         drop(free);
-        let frames = Frames { region: Arc::clone(self), first, count };
+        let frames = FrameRun { region: Arc::clone(self), first, count };
         if is_new {
             self.give_memory(first);
         }
@@ -171,7 +171,7 @@ impl Region {
         self.frames as usize * FRAME
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Free> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, FreeFrames> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -205,27 +205,27 @@ fn map(memory: &OwnedFd, bytes: usize) -> Result<*mut u8> {
     Ok(at)
 }
 
-impl AsFd for Region {
+impl AsFd for MemoryRegion {
     /// The memfd, for other processes.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 }
 
-impl Drop for Region {
+impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // SAFETY: the mapping is that of `new`. All frames hold the region, so none is left.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes()) };
     }
 }
 
-impl fmt::Debug for Region {
+impl fmt::Debug for MemoryRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Region({} of {} frames free)", self.free_frames(), self.frames)
     }
 }
 
-impl Frames {
+impl FrameRun {
     /// The index of the first frame in its region.
     pub fn index(&self) -> u32 {
         self.first
@@ -237,7 +237,7 @@ impl Frames {
     }
 
     /// The region that they are part of.
-    pub fn region(&self) -> &Arc<Region> {
+    pub fn region(&self) -> &Arc<MemoryRegion> {
         &self.region
     }
 
@@ -247,9 +247,9 @@ impl Frames {
     ///
     /// Unless both parts have frames.
     #[must_use]
-    pub fn split_off(&mut self, at: u32) -> Frames {
+    pub fn split_off(&mut self, at: u32) -> FrameRun {
         assert!(0 < at && at < self.count, "no frames on one side of {at} in {self:?}");
-        let rest = Frames {
+        let rest = FrameRun {
             region: Arc::clone(&self.region),
             first: self.first + at,
             count: self.count - at,
@@ -263,36 +263,36 @@ impl Frames {
     }
 }
 
-impl Deref for Frames {
+impl Deref for FrameRun {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the frames lie within the mapping (`Free::take`), which is zero or written at all
+        // SAFETY: the frames lie within the mapping (`FreeFrames::take`), which is zero or written at all
         // times, and nobody else has them.
         unsafe { std::slice::from_raw_parts(self.start(), self.count as usize * FRAME) }
     }
 }
 
-impl DerefMut for Frames {
+impl DerefMut for FrameRun {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `deref`; the one owner is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.count as usize * FRAME) }
     }
 }
 
-impl Drop for Frames {
+impl Drop for FrameRun {
     fn drop(&mut self) {
         self.region.lock().give(self.first, self.count);
     }
 }
 
-impl fmt::Debug for Frames {
+impl fmt::Debug for FrameRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Frames({}+{})", self.first, self.count)
     }
 }
 
 /// The free frames: a buddy allocator whose blocks have 1, 2, 4, ... 512 frames.
-struct Free {
+struct FreeFrames {
     frames: u32,
     /// For each size the first frames of free blocks.
     lists: [Vec<u32>; LARGEST + 1],
@@ -302,11 +302,12 @@ struct Free {
     new: Vec<bool>,
 }
 
-impl Free {
+impl FreeFrames {
     fn new(frames: u32) -> Self {
         let begins = vec![None; frames as usize];
         let new = vec![true; (frames as usize).div_ceil(1 << LARGEST)];
-        let mut free = Free { frames: 0, lists: std::array::from_fn(|_| Vec::new()), begins, new };
+        let mut free =
+            FreeFrames { frames: 0, lists: std::array::from_fn(|_| Vec::new()), begins, new };
         free.give(0, frames);
         free
     }
@@ -377,9 +378,9 @@ mod tests {
 
     #[test]
     fn runs_never_overlap_and_everything_comes_back() {
-        let region = Region::new(1500).unwrap();
+        let region = MemoryRegion::new(1500).unwrap();
         let mut random = fastrand::Rng::with_seed(7);
-        let mut held: Vec<Frames> = Vec::new();
+        let mut held: Vec<FrameRun> = Vec::new();
         for round in 0..1000 {
             if random.bool() || held.is_empty() {
                 let count = 1 + random.u32(..64);
@@ -391,23 +392,23 @@ mod tests {
                 let run = held.swap_remove(random.usize(..held.len()));
                 assert!(run.iter().all(|byte| *byte == run[0]), "somebody wrote into {run:?}");
             }
-            let owned: u32 = held.iter().map(Frames::count).sum();
+            let owned: u32 = held.iter().map(FrameRun::count).sum();
             assert_eq!(region.free_frames(), 1500 - owned);
         }
         drop(held);
-        let runs: Vec<Frames> = std::iter::from_fn(|| region.take(512)).collect();
+        let runs: Vec<FrameRun> = std::iter::from_fn(|| region.take(512)).collect();
         assert_eq!((region.free_frames(), runs.len()), (1500 - 1024, 2), "the pieces merged again");
     }
 
     /// The kernel may have no such pages, and then nothing else changes.
     #[test]
     fn memory_comes_in_large_pages_and_keeps_what_is_in_it() {
-        let region = Region::new(4 << LARGEST).unwrap();
+        let region = MemoryRegion::new(4 << LARGEST).unwrap();
         assert!(region.start().addr().is_multiple_of(FRAME << LARGEST));
         let mut one = region.take(3).unwrap();
         one.fill(7);
         region.give_memory_to(0, region.bytes());
-        let mut others: Vec<Frames> = std::iter::from_fn(|| region.take(1)).collect();
+        let mut others: Vec<FrameRun> = std::iter::from_fn(|| region.take(1)).collect();
         others.iter_mut().for_each(|frames| frames.fill(9));
         assert!(one.iter().all(|byte| *byte == 7));
         assert_eq!(others.len(), (4 << LARGEST) - 3);
@@ -425,7 +426,7 @@ mod tests {
 
     #[test]
     fn both_parts_of_a_run_come_back_by_themselves() {
-        let region = Region::new(32).unwrap();
+        let region = MemoryRegion::new(32).unwrap();
         let mut run = region.take(20).unwrap();
         (0..20).for_each(|at| run[at * FRAME] = at as u8);
         let mut rest = run.split_off(5);
@@ -440,12 +441,12 @@ mod tests {
 
     #[test]
     fn more_than_a_run_or_than_there_is_cannot_be_taken() {
-        let region = Region::new(8).unwrap();
+        let region = MemoryRegion::new(8).unwrap();
         assert!(region.take(0).is_none() && region.take(9).is_none() && region.take(513).is_none());
         let all = region.take(8).unwrap();
         assert!(region.take(1).is_none());
         drop(all);
         assert!(region.take(1).is_some());
-        assert!(Region::new(0).is_err());
+        assert!(MemoryRegion::new(0).is_err());
     }
 }

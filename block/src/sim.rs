@@ -12,15 +12,18 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::ram::{self, Store};
-use crate::{Clock, Device, Errno, Facts, OpKind, Queue, Ram, Region, Result};
+use crate::ram::{self, BlockStore};
+use crate::{
+    BlockDevice, BlockOpKind, DeviceClock, DeviceProperties, DeviceQueue, Errno, MemoryRegion,
+    RamDevice, Result,
+};
 use queue::SimQueue;
 
-pub use crash::{Cut, Cuts};
+pub use crash::{PowerCut, PowerCuts};
 
-/// The kinds of operations, for [faults](Sim::fail).
+/// The kinds of operations, for [faults](SimDevice::fail).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Call {
+pub enum SimOpKind {
     /// A read.
     Read,
     /// A write.
@@ -33,47 +36,47 @@ pub enum Call {
     Zero,
 }
 
-/// An operation that a [fault](Sim::fail) may strike.
+/// An operation that a [fault](SimDevice::fail) may strike.
 #[derive(Clone, Copy, Debug)]
-pub struct Victim {
+pub struct CandidateOperation {
     /// How many operations began before it.
     pub number: u64,
     /// Its kind.
-    pub call: Call,
+    pub call: SimOpKind,
     /// The first block, where it has one.
     pub block: u64,
     /// How many blocks.
     pub blocks: u64,
 }
 
-type Fault = Box<dyn FnMut(&Victim) -> Option<Errno> + Send>;
+type SimFaultHook = Box<dyn FnMut(&CandidateOperation) -> Option<Errno> + Send>;
 
 /// A simulated device. Clones are the same device.
 #[derive(Clone)]
-pub struct Sim {
-    facts: Arc<Facts>,
-    state: Arc<Mutex<State>>,
+pub struct SimDevice {
+    facts: Arc<DeviceProperties>,
+    state: Arc<Mutex<SimDeviceState>>,
 }
 
-struct State {
+struct SimDeviceState {
     /// The content that a read finds.
-    now: Store,
+    now: BlockStore,
     /// The content before the first event.
-    begin: Store,
-    events: Vec<Event>,
+    begin: BlockStore,
+    events: Vec<SimEvent>,
     /// Operations that began.
     began: u64,
     /// Operations that began, and those that completed.
     steps: u64,
     random: fastrand::Rng,
-    fault: Option<Fault>,
+    fault: Option<SimFaultHook>,
     /// Flushes complete, and make nothing durable.
     lies: bool,
 }
 
 /// Something that happened to the device. Operations are counted by the event of their submission.
 #[derive(Clone, Debug)]
-enum Event {
+enum SimEvent {
     /// New content for the blocks from `block` on; `None` is a discard.
     Write { block: u64, blocks: u64, content: Option<Vec<Option<Arc<[u8]>>>>, fua: bool },
     /// A flush was submitted.
@@ -82,20 +85,20 @@ enum Event {
     Done { submitted: usize, durable: bool },
 }
 
-impl Sim {
+impl SimDevice {
     /// A device of `blocks` blocks of 4 KiB, all zeros, whose order of completions `seed` decides.
     pub fn new(blocks: u64, seed: u64) -> Self {
-        Sim::of(Store::new(4096, blocks), seed)
+        SimDevice::of(BlockStore::new(4096, blocks), seed)
     }
 
     /// A device that begins as a copy of `ram`.
-    pub fn from_ram(ram: &Ram, seed: u64) -> Self {
-        Sim::of(ram.content(), seed)
+    pub fn from_ram(ram: &RamDevice, seed: u64) -> Self {
+        SimDevice::of(ram.content(), seed)
     }
 
-    fn of(store: Store, seed: u64) -> Self {
+    fn of(store: BlockStore, seed: u64) -> Self {
         let facts = Arc::new(ram::facts("simulation", store.block_size(), store.blocks()));
-        let state = State {
+        let state = SimDeviceState {
             begin: store.clone(),
             now: store,
             events: Vec::new(),
@@ -105,7 +108,7 @@ impl Sim {
             fault: None,
             lies: false,
         };
-        Sim { facts, state: Arc::new(Mutex::new(state)) }
+        SimDevice { facts, state: Arc::new(Mutex::new(state)) }
     }
 
     /// Takes operations of up to `blocks` blocks only, from the next handle on that is given away.
@@ -117,7 +120,7 @@ impl Sim {
 
     /// Asks `fault` about every operation from now on, when it begins: an error makes it fail. A write
     /// that fails leaves each sector old or new.
-    pub fn fail(&self, fault: impl FnMut(&Victim) -> Option<Errno> + Send + 'static) {
+    pub fn fail(&self, fault: impl FnMut(&CandidateOperation) -> Option<Errno> + Send + 'static) {
         self.lock().fault = Some(Box::new(fault));
     }
 
@@ -136,20 +139,20 @@ impl Sim {
         self.lock().began
     }
 
-    /// How many events there were: a moment for [`Cut::at`].
+    /// How many events there were: a moment for [`PowerCut::at`].
     pub fn events(&self) -> usize {
         self.lock().events.len()
     }
 
     /// A device with what a read would find now.
-    pub fn now(&self) -> Ram {
-        Ram::of(self.lock().now.clone())
+    pub fn now(&self) -> RamDevice {
+        RamDevice::of(self.lock().now.clone())
     }
 
     /// All moments at which the power could have failed, from before the first event to after the last.
-    pub fn cuts(&self) -> Cuts {
+    pub fn cuts(&self) -> PowerCuts {
         let state = self.lock();
-        Cuts::new(state.begin.clone(), state.events.clone())
+        PowerCuts::new(state.begin.clone(), state.events.clone())
     }
 
     /// Forgets the events: the present content is what a power failure finds at the least.
@@ -159,51 +162,51 @@ impl Sim {
         state.events.clear();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SimDeviceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Sim {
+impl fmt::Debug for SimDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Sim({} events)", self.events())
     }
 }
 
-impl Device for Sim {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for SimDevice {
+    fn facts(&self) -> &DeviceProperties {
         &self.facts
     }
 
-    fn register(&self, _: &Arc<Region>) -> Result<()> {
+    fn register(&self, _: &Arc<MemoryRegion>) -> Result<()> {
         Ok(())
     }
 
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         let depth = depth.clamp(1, self.facts.max_depth) as usize;
         Ok(Box::new(SimQueue::new(self.clone(), depth)))
     }
 
-    fn clock(&self) -> Arc<dyn Clock> {
+    fn clock(&self) -> Arc<dyn DeviceClock> {
         Arc::new(self.clone())
     }
 }
 
-impl Clock for Sim {
+impl DeviceClock for SimDevice {
     /// A microsecond for each beginning and each end of an operation.
     fn now(&self) -> Duration {
         Duration::from_micros(self.lock().steps)
     }
 }
 
-impl OpKind {
-    fn call(&self) -> Call {
+impl BlockOpKind {
+    fn call(&self) -> SimOpKind {
         match self {
-            OpKind::Read { .. } => Call::Read,
-            OpKind::Write { .. } => Call::Write,
-            OpKind::Flush => Call::Flush,
-            OpKind::Discard { .. } => Call::Discard,
-            OpKind::Zero { .. } => Call::Zero,
+            BlockOpKind::Read { .. } => SimOpKind::Read,
+            BlockOpKind::Write { .. } => SimOpKind::Write,
+            BlockOpKind::Flush => SimOpKind::Flush,
+            BlockOpKind::Discard { .. } => SimOpKind::Discard,
+            BlockOpKind::Zero { .. } => SimOpKind::Zero,
         }
     }
 }

@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Ends the present or the next [`Queue::wait`](crate::Queue::wait) of one queue.
+/// Ends the present or the next [`DeviceQueue::wait`](crate::DeviceQueue::wait) of one queue.
 #[derive(Clone)]
-pub struct Waker(Arc<dyn Fn() + Send + Sync>);
+pub struct QueueWaker(Arc<dyn Fn() + Send + Sync>);
 
-impl Waker {
+impl QueueWaker {
     /// A waker that calls `wake`.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
-        Waker(Arc::new(wake))
+        QueueWaker(Arc::new(wake))
     }
 
     /// Ends the wait.
@@ -20,7 +20,7 @@ impl Waker {
     }
 }
 
-impl fmt::Debug for Waker {
+impl fmt::Debug for QueueWaker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Waker")
     }
@@ -28,13 +28,13 @@ impl fmt::Debug for Waker {
 
 /// A bed for queues without a kernel object to sleep on.
 #[derive(Debug, Default)]
-pub struct Parker {
+pub struct QueueParker {
     woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Parker {
-    /// Sleeps until [`unpark`](Parker::unpark) was called since the last time, or `timeout` is over. True if it was
+impl QueueParker {
+    /// Sleeps until [`unpark`](QueueParker::unpark) was called since the last time, or `timeout` is over. True if it was
     /// called.
     pub fn park(&self, timeout: Option<Duration>) -> bool {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);

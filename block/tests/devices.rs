@@ -7,8 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use defuse_block::{
-    Access, Blocking, Device, Errno, File, Op, OpKind, OpenError, OpenFile, Ram, Separated,
-    Separation, Sim, Worker,
+    BlockDevice, BlockOp, BlockOpKind, BlockingQueue, DeviceAccess, DeviceOpenError, Errno,
+    FileDevice, OpenDeviceFile, RamDevice, SeparatedDevice, SeparationOptions, SimDevice,
+    WorkerDevice,
 };
 
 #[path = "cases/mod.rs"]
@@ -19,29 +20,29 @@ use cases::BLOCKS;
 device_cases!(each);
 
 /// Runs `case` on each device that this machine can have.
-fn each(case: impl Fn(&str, &dyn Device)) {
-    case("memory", &Ram::new(4096, BLOCKS));
-    case("simulation", &Sim::new(BLOCKS, 1));
-    separated(&case, "separated memory", Arc::new(Ram::new(4096, BLOCKS)));
-    separated(&case, "separated simulation", Arc::new(Sim::new(BLOCKS, 1)));
+fn each(case: impl Fn(&str, &dyn BlockDevice)) {
+    case("memory", &RamDevice::new(4096, BLOCKS));
+    case("simulation", &SimDevice::new(BLOCKS, 1));
+    separated(&case, "separated memory", Arc::new(RamDevice::new(4096, BLOCKS)));
+    separated(&case, "separated simulation", Arc::new(SimDevice::new(BLOCKS, 1)));
     let dir = tempfile::tempdir().unwrap();
     let threads = || {
-        let open = OpenFile::open(&image(dir.path()), Access::ReadWrite).unwrap();
+        let open = OpenDeviceFile::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap();
         open.device_of_threads().unwrap()
     };
     case("file by threads", &threads());
-    case("worker of a file by threads", &Worker::over(Arc::new(threads())).unwrap());
+    case("worker of a file by threads", &WorkerDevice::over(Arc::new(threads())).unwrap());
     separated(&case, "separated file by threads", Arc::new(threads()));
-    case("worker", &Worker::over(Arc::new(Ram::new(4096, BLOCKS))).unwrap());
-    case("file", &File::open(&image(dir.path()), Access::ReadWrite).unwrap());
-    let file = File::open(&image(dir.path()), Access::ReadWrite).unwrap();
-    case("worker of a file", &Worker::over(Arc::new(file)).unwrap());
-    let file = File::open(&image(dir.path()), Access::ReadWrite).unwrap();
+    case("worker", &WorkerDevice::over(Arc::new(RamDevice::new(4096, BLOCKS))).unwrap());
+    case("file", &FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap());
+    let file = FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap();
+    case("worker of a file", &WorkerDevice::over(Arc::new(file)).unwrap());
+    let file = FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap();
     separated(&case, "separated file", Arc::new(file));
-    match Loop::new(&image(dir.path())) {
+    match LoopFixture::new(&image(dir.path())) {
         Ok(disk) => {
-            case("loop device", &File::open(&disk.path, Access::ReadWrite).unwrap());
-            let open = OpenFile::open(&disk.path, Access::ReadWrite).unwrap();
+            case("loop device", &FileDevice::open(&disk.path, DeviceAccess::ReadWrite).unwrap());
+            let open = OpenDeviceFile::open(&disk.path, DeviceAccess::ReadWrite).unwrap();
             case("loop device by threads", &open.device_of_threads().unwrap());
         }
         Err(_) if !Path::new("/dev/loop-control").exists() => {
@@ -52,8 +53,8 @@ fn each(case: impl Fn(&str, &dyn Device)) {
 }
 
 /// Runs `case` on the device with few queues that its users share.
-fn separated(case: &impl Fn(&str, &dyn Device), name: &str, device: Arc<dyn Device>) {
-    case(name, &Separated::new(device, &Separation::divided(3, 8)).unwrap());
+fn separated(case: &impl Fn(&str, &dyn BlockDevice), name: &str, device: Arc<dyn BlockDevice>) {
+    case(name, &SeparatedDevice::new(device, &SeparationOptions::divided(3, 8)).unwrap());
 }
 
 fn image(dir: &Path) -> PathBuf {
@@ -63,23 +64,23 @@ fn image(dir: &Path) -> PathBuf {
 }
 
 /// A loop device, which goes with the value.
-struct Loop {
+struct LoopFixture {
     path: PathBuf,
 }
 
-impl Loop {
-    fn new(image: &Path) -> Result<Loop, String> {
+impl LoopFixture {
+    fn new(image: &Path) -> Result<LoopFixture, String> {
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show", "--sector-size", "4096"]).arg(image);
         let output = losetup.output().map_err(|error| error.to_string())?;
         match output.status.success() {
-            true => Ok(Loop { path: String::from_utf8_lossy(&output.stdout).trim().into() }),
+            true => Ok(LoopFixture { path: String::from_utf8_lossy(&output.stdout).trim().into() }),
             false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
         }
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopFixture {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
     }
@@ -89,12 +90,12 @@ impl Drop for Loop {
 fn discarded_space_goes_back_to_the_file_system_below() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path());
-    let file = File::open(&path, Access::ReadWrite).unwrap();
-    let mut line = Blocking::new(&file).unwrap();
+    let file = FileDevice::open(&path, DeviceAccess::ReadWrite).unwrap();
+    let mut line = BlockingQueue::new(&file).unwrap();
     line.write(0, &vec![7; 4 << 20]).unwrap();
     line.flush().unwrap();
     let used = path.metadata().unwrap().blocks();
-    line.run(OpKind::Discard { block: 0, blocks: 512 }).unwrap();
+    line.run(BlockOpKind::Discard { block: 0, blocks: 512 }).unwrap();
     let left = path.metadata().unwrap().blocks();
     assert!(left < used, "{left} of {used} sectors");
     assert_eq!(path.metadata().unwrap().len(), BLOCKS * 4096, "the length stays");
@@ -104,17 +105,17 @@ fn discarded_space_goes_back_to_the_file_system_below() {
 fn a_device_has_one_user_and_its_name_is_in_the_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path());
-    let first = File::open(&path, Access::ReadWrite).unwrap();
-    for access in [Access::ReadWrite, Access::Read] {
-        let error = File::open(&path, access).unwrap_err();
-        assert!(matches!(error, OpenError::Busy { .. }), "{error:?}");
+    let first = FileDevice::open(&path, DeviceAccess::ReadWrite).unwrap();
+    for access in [DeviceAccess::ReadWrite, DeviceAccess::Read] {
+        let error = FileDevice::open(&path, access).unwrap_err();
+        assert!(matches!(error, DeviceOpenError::Busy { .. }), "{error:?}");
         let text = error.to_string();
         let pid = format!("process {}", std::process::id());
         assert!(text.contains(&pid) && text.contains("image"), "{text}");
     }
     drop(first);
-    let readers = [Access::Read; 2].map(|access| File::open(&path, access).unwrap());
-    let mut line = Blocking::new(&readers[0]).unwrap();
+    let readers = [DeviceAccess::Read; 2].map(|access| FileDevice::open(&path, access).unwrap());
+    let mut line = BlockingQueue::new(&readers[0]).unwrap();
     assert_eq!(line.write(0, &[1; 4096]), Err(Errno::BADF));
     assert_eq!(line.read(0, &mut [0; 4096]), Ok(()));
 }
@@ -127,7 +128,7 @@ fn a_file_and_the_loop_device_that_has_it_are_not_both_opened() {
     let (linked, symbolic) = (dir.path().join("linked"), dir.path().join("symbolic"));
     std::fs::hard_link(&path, &linked).unwrap();
     std::os::unix::fs::symlink("image", &symbolic).unwrap();
-    let disk = match Loop::new(&path) {
+    let disk = match LoopFixture::new(&path) {
         Ok(disk) => disk,
         Err(_) if !Path::new("/dev/loop-control").exists() => {
             return println!("not here: loop devices");
@@ -136,32 +137,35 @@ fn a_file_and_the_loop_device_that_has_it_are_not_both_opened() {
     };
     for (name, access) in [&path, &linked, &symbolic]
         .into_iter()
-        .flat_map(|name| [Access::ReadWrite, Access::Read].map(|access| (name, access)))
+        .flat_map(|name| [DeviceAccess::ReadWrite, DeviceAccess::Read].map(|access| (name, access)))
     {
-        let error = OpenFile::open(name, access).unwrap_err();
+        let error = OpenDeviceFile::open(name, access).unwrap_err();
         let says = format!("is the backing file of {}", disk.path.display());
         assert!(error.to_string().ends_with(&says), "{name:?} {access:?}: {error}");
     }
     // The file may have got another name, and a new one its old name.
     std::fs::remove_file(&linked).unwrap();
     std::fs::rename(&path, &linked).unwrap();
-    assert!(OpenFile::open(&image(dir.path()), Access::ReadWrite).is_ok());
-    assert!(matches!(OpenFile::open(&linked, Access::Read), Err(OpenError::OfLoopDevice { .. })));
+    assert!(OpenDeviceFile::open(&image(dir.path()), DeviceAccess::ReadWrite).is_ok());
+    assert!(matches!(
+        OpenDeviceFile::open(&linked, DeviceAccess::Read),
+        Err(DeviceOpenError::OfLoopDevice { .. })
+    ));
 
     // The other way round: whoever has the file has the device.
     drop(disk);
     let detached = (0..1000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
-        OpenFile::open(&linked, Access::Read).is_ok()
+        OpenDeviceFile::open(&linked, DeviceAccess::Read).is_ok()
     });
     assert!(detached, "the loop device keeps the file");
-    let open = OpenFile::open(&linked, Access::ReadWrite).unwrap();
-    let disk = Loop::new(&linked).unwrap();
-    let error = OpenFile::open(&disk.path, Access::ReadWrite).unwrap_err();
+    let open = OpenDeviceFile::open(&linked, DeviceAccess::ReadWrite).unwrap();
+    let disk = LoopFixture::new(&linked).unwrap();
+    let error = OpenDeviceFile::open(&disk.path, DeviceAccess::ReadWrite).unwrap_err();
     let pid = format!("is in use by process {}", std::process::id());
     assert!(error.to_string().ends_with(&pid), "{error}");
     drop(open);
-    assert!(OpenFile::open(&disk.path, Access::ReadWrite).is_ok());
+    assert!(OpenDeviceFile::open(&disk.path, DeviceAccess::ReadWrite).is_ok());
 }
 
 /// A second look at the path would find whatever somebody has put there meanwhile.
@@ -169,7 +173,7 @@ fn a_file_and_the_loop_device_that_has_it_are_not_both_opened() {
 fn an_open_file_stays_the_same_when_another_one_takes_its_name() {
     let dir = tempfile::tempdir().unwrap();
     let (path, away) = (image(dir.path()), dir.path().join("away"));
-    let open = OpenFile::open(&path, Access::ReadWrite).unwrap();
+    let open = OpenDeviceFile::open(&path, DeviceAccess::ReadWrite).unwrap();
     assert!(open.is_in_place() && open.is_regular());
     std::fs::rename(&path, &away).unwrap();
     std::fs::write(&path, "mine").unwrap();
@@ -178,30 +182,36 @@ fn an_open_file_stays_the_same_when_another_one_takes_its_name() {
     open.allocate(0..BLOCKS * 4096).unwrap();
     let device = open.device().unwrap();
     assert_eq!((device.facts().blocks, open.bytes()), (BLOCKS, Ok(BLOCKS * 4096)));
-    Blocking::new(&device).unwrap().write(1, &[5; 4096]).unwrap();
+    BlockingQueue::new(&device).unwrap().write(1, &[5; 4096]).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
     assert_eq!(std::fs::read(&away).unwrap()[4096], 5);
     // A device keeps the lock.
     drop(open);
-    assert!(matches!(OpenFile::open(&away, Access::Read), Err(OpenError::Busy { .. })));
+    assert!(matches!(
+        OpenDeviceFile::open(&away, DeviceAccess::Read),
+        Err(DeviceOpenError::Busy { .. })
+    ));
     drop(device);
-    assert!(OpenFile::open(&away, Access::Read).is_ok());
-    let exists = OpenFile::create(&away).unwrap_err();
-    assert!(matches!(exists, OpenError::System { errno: Errno::EXIST, .. }), "{exists:?}");
+    assert!(OpenDeviceFile::open(&away, DeviceAccess::Read).is_ok());
+    let exists = OpenDeviceFile::create(&away).unwrap_err();
+    assert!(matches!(exists, DeviceOpenError::System { errno: Errno::EXIST, .. }), "{exists:?}");
 }
 
 #[test]
 fn what_is_no_device_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let open = |path: &Path| File::open(path, Access::ReadWrite).unwrap_err();
-    assert!(matches!(open(&dir.path().join("none")), OpenError::System { .. }));
-    assert!(matches!(open(Path::new("/dev/null")), OpenError::WrongKind { .. }));
+    let open = |path: &Path| FileDevice::open(path, DeviceAccess::ReadWrite).unwrap_err();
+    assert!(matches!(open(&dir.path().join("none")), DeviceOpenError::System { .. }));
+    assert!(matches!(open(Path::new("/dev/null")), DeviceOpenError::WrongKind { .. }));
     let small = dir.path().join("small");
     std::fs::write(&small, [0; 100]).unwrap();
-    assert!(matches!(open(&small), OpenError::TooSmall { bytes: 100, .. }));
+    assert!(matches!(open(&small), DeviceOpenError::TooSmall { bytes: 100, .. }));
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    assert!(matches!(open(&fifo), OpenError::WrongKind { .. } | OpenError::System { .. }));
+    assert!(matches!(
+        open(&fifo),
+        DeviceOpenError::WrongKind { .. } | DeviceOpenError::System { .. }
+    ));
 }
 
 /// A thread that performed the last operation still had the device open when the user had its answer and dropped the rest.
@@ -210,11 +220,14 @@ fn a_device_of_threads_is_free_as_soon_as_its_last_user_has_gone() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path());
     for round in 0..200 {
-        let device = OpenFile::open(&path, Access::ReadWrite).unwrap().device_of_threads().unwrap();
+        let device = OpenDeviceFile::open(&path, DeviceAccess::ReadWrite)
+            .unwrap()
+            .device_of_threads()
+            .unwrap();
         let mut queue = device.queue(8).unwrap();
         drop(device);
         for tag in 0..8 {
-            queue.push(Op { tag, kind: OpKind::Zero { block: tag, blocks: 1 } }).unwrap();
+            queue.push(BlockOp { tag, kind: BlockOpKind::Zero { block: tag, blocks: 1 } }).unwrap();
         }
         queue.kick();
         let mut done = Vec::new();
@@ -225,23 +238,25 @@ fn a_device_of_threads_is_free_as_soon_as_its_last_user_has_gone() {
         assert!(done.iter().all(|done| done.result == Ok(())), "{done:?}");
         drop(queue);
         // The process has it itself, so that nothing is waited for.
-        OpenFile::open(&path, Access::ReadWrite).unwrap_or_else(|error| panic!("{round}: {error}"));
+        OpenDeviceFile::open(&path, DeviceAccess::ReadWrite)
+            .unwrap_or_else(|error| panic!("{round}: {error}"));
     }
 }
 
 #[test]
 fn a_device_without_rings_says_so_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
-    let open = OpenFile::open(&image(dir.path()), Access::Read).unwrap();
-    let device: Arc<dyn Device> = Arc::new(open.device_of_threads().unwrap());
+    let open = OpenDeviceFile::open(&image(dir.path()), DeviceAccess::Read).unwrap();
+    let device: Arc<dyn BlockDevice> = Arc::new(open.device_of_threads().unwrap());
     let note = device.note().unwrap();
     assert!(
         note.contains("image: io_uring is refused here") && note.lines().count() == 1,
         "{note}"
     );
-    assert_eq!(Worker::over(Arc::clone(&device)).unwrap().note(), Some(note.clone()));
-    let shared = Separated::new(Arc::clone(&device), &Separation::divided(2, 8)).unwrap();
-    assert_eq!((shared.note(), Ram::new(4096, 8).note()), (Some(note), None));
-    let line = &mut Blocking::new(&*device).unwrap();
+    assert_eq!(WorkerDevice::over(Arc::clone(&device)).unwrap().note(), Some(note.clone()));
+    let shared =
+        SeparatedDevice::new(Arc::clone(&device), &SeparationOptions::divided(2, 8)).unwrap();
+    assert_eq!((shared.note(), RamDevice::new(4096, 8).note()), (Some(note), None));
+    let line = &mut BlockingQueue::new(&*device).unwrap();
     assert_eq!(line.write(0, &[1; 4096]), Err(Errno::BADF), "it was opened for reads");
 }

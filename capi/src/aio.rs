@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use defuse_direct::{Outcome, Queue, QueueOptions};
+use defuse_direct::{JobOutcome, JobQueue, QueueOptions};
 use defuse_fs::{Errno, Result};
 
 /// A context. Its jobs return a number of bytes, or a negative error number.
-pub type AioContext = Queue<i64>;
+pub type AioContext = JobQueue<i64>;
 
 /// All contexts of the process.
 #[derive(Default)]
@@ -47,11 +47,11 @@ impl AioContexts {
 }
 
 /// The result of an event.
-pub fn result(outcome: Outcome<i64>) -> i64 {
+pub fn result(outcome: JobOutcome<i64>) -> i64 {
     match outcome {
-        Outcome::Done(result) => result,
-        Outcome::Canceled => failed(Errno::ECANCELED),
-        Outcome::Panicked => failed(Errno::EIO),
+        JobOutcome::Done(result) => result,
+        JobOutcome::Canceled => failed(Errno::ECANCELED),
+        JobOutcome::Panicked => failed(Errno::EIO),
     }
 }
 

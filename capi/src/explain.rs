@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 
-use defuse_direct::{Result, Stop};
+use defuse_direct::{CallError, Result};
 use defuse_fs::Errno;
 
 thread_local! {
@@ -31,7 +31,7 @@ pub fn explained<T>(call: &str, path: &[u8], result: Result<T>) -> Result<T> {
     result
 }
 
-fn next_step(stop: &Stop) -> &'static str {
+fn next_step(stop: &CallError) -> &'static str {
     match stop.errno() {
         Errno::EXDEV => {
             "no mount of this process is there: mount one with defuse_mount, or use the call without \

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use defuse_direct::{Description, Result};
+use defuse_direct::{FileDescription, Result};
 use defuse_fs::{Errno, FileKind};
 use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, MsyncFlags, ProtFlags};
 
@@ -20,7 +20,7 @@ use crate::state::LibraryState;
 struct SharedCopy {
     len: usize,
     offset: u64,
-    file: Arc<Description>,
+    file: Arc<FileDescription>,
     /// Device and inode number of the file.
     id: (u64, u64),
     /// The mapping is written back.
@@ -75,7 +75,7 @@ fn errno(errno: rustix::io::Errno) -> Errno {
 }
 
 /// Checks whether `file` may be mapped like this. Fails with `EBADF`, `ENODEV` or `EACCES`.
-fn allowed(file: &Description, wanted: &MmapArguments) -> Result<()> {
+fn allowed(file: &FileDescription, wanted: &MmapArguments) -> Result<()> {
     if file.is_path() {
         return Err(Errno::EBADF.into());
     }
@@ -98,7 +98,7 @@ impl SharedCopies {
     pub fn map(
         &self,
         state: &LibraryState,
-        file: Arc<Description>,
+        file: Arc<FileDescription>,
         wanted: &MmapArguments,
     ) -> Result<usize> {
         wanted.check()?;
@@ -224,7 +224,7 @@ fn at_exit() {
     });
 }
 
-fn fill(state: &LibraryState, file: &Description, room: &mut [u8], offset: u64) -> Result<()> {
+fn fill(state: &LibraryState, file: &FileDescription, room: &mut [u8], offset: u64) -> Result<()> {
     let mut done = 0;
     while done < room.len() {
         let from = offset + done as u64;

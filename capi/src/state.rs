@@ -3,7 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use defuse_direct::{
-    At, Client, Description, Descriptors, FdFlags, Opened, Options, Result, Stop, Task,
+    CallError, ClientOptions, ClientTask, DescriptorFile, DescriptorTable, DirectClient, FdFlags,
+    FileDescription, Result, WalkStart,
 };
 use defuse_fs::Errno;
 
@@ -13,9 +14,9 @@ use crate::memory;
 
 /// The state, one per process.
 pub struct LibraryState {
-    pub client: Client,
-    pub descriptors: Descriptors,
-    pub task: Task,
+    pub client: DirectClient,
+    pub descriptors: DescriptorTable,
+    pub task: ClientTask,
     pub contexts: AioContexts,
     pub mappings: SharedCopies,
 }
@@ -27,14 +28,14 @@ static STATE: OnceLock<Option<LibraryState>> = OnceLock::new();
 fn state() -> Result<&'static LibraryState> {
     let make = || {
         Some(LibraryState {
-            task: Task::of_this_process().ok()?,
-            client: Client::new(Options::default()),
-            descriptors: Descriptors::new(1 << 20),
+            task: ClientTask::of_this_process().ok()?,
+            client: DirectClient::new(ClientOptions::default()),
+            descriptors: DescriptorTable::new(1 << 20),
             contexts: AioContexts::default(),
             mappings: SharedCopies::default(),
         })
     };
-    STATE.get_or_init(make).as_ref().ok_or(Stop::Errno(Errno::EIO))
+    STATE.get_or_init(make).as_ref().ok_or(CallError::Errno(Errno::EIO))
 }
 
 /// Called at the exit of the program.
@@ -74,7 +75,7 @@ impl<T> ReturnValue for *mut T {
 fn guarded<T>(run: impl FnOnce(&'static LibraryState) -> Result<T>) -> Result<T, Errno> {
     let before = memory::errno();
     let run = std::panic::AssertUnwindSafe(|| run(state()?));
-    let result = std::panic::catch_unwind(run).unwrap_or(Err(Stop::Errno(Errno::EIO)));
+    let result = std::panic::catch_unwind(run).unwrap_or(Err(CallError::Errno(Errno::EIO)));
     memory::set_errno(before);
     result.map_err(|stop| stop.errno())
 }
@@ -105,30 +106,30 @@ pub fn number(run: impl FnOnce(&'static LibraryState) -> Result<()>) -> i32 {
 /// The start of a relative path.
 pub enum PathStart {
     Cwd,
-    Dir(Opened),
+    Dir(DescriptorFile),
     /// `AT_EMPTY_PATH`.
-    Itself(Opened),
+    Itself(DescriptorFile),
 }
 
 impl PathStart {
     /// The start as the client takes it.
-    pub fn at(&self) -> At<'_> {
+    pub fn at(&self) -> WalkStart<'_> {
         match self {
-            PathStart::Cwd => At::Cwd,
-            PathStart::Dir(dir) => At::Dir(dir),
-            PathStart::Itself(file) => At::Itself(file),
+            PathStart::Cwd => WalkStart::Cwd,
+            PathStart::Dir(dir) => WalkStart::Dir(dir),
+            PathStart::Itself(file) => WalkStart::Itself(file),
         }
     }
 }
 
 impl LibraryState {
     /// The open file of a descriptor.
-    pub fn file(&self, fd: i32) -> Result<Opened> {
+    pub fn file(&self, fd: i32) -> Result<DescriptorFile> {
         Ok(self.descriptors.get(fd)?)
     }
 
     /// Assigns a new descriptor.
-    pub fn give(&self, file: Arc<Description>, cloexec: bool) -> Result<i32> {
+    pub fn give(&self, file: Arc<FileDescription>, cloexec: bool) -> Result<i32> {
         Ok(self.descriptors.insert(file, 0, FdFlags { cloexec })?)
     }
 

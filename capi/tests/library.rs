@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use defuse_measure::gluster::{self, GlusterServers};
-use defuse_memory::Memory;
-use defuse_socket::{Server, ServerOptions};
+use defuse_memory::MemoryFileSystem;
+use defuse_socket::{ServerOptions, SocketServer};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
@@ -198,9 +198,9 @@ fn many_threads_share_the_library() {
 }
 
 /// A server of `fs` at `socket`, and the thread that runs it.
-fn served(socket: &Path, fs: &Arc<Memory>) -> (Arc<Server>, JoinHandle<bool>) {
+fn served(socket: &Path, fs: &Arc<MemoryFileSystem>) -> (Arc<SocketServer>, JoinHandle<bool>) {
     let fs = Arc::clone(fs);
-    let server = Arc::new(Server::bind(socket, fs, ServerOptions::default()).unwrap());
+    let server = Arc::new(SocketServer::bind(socket, fs, ServerOptions::default()).unwrap());
     let running = Arc::clone(&server);
     (server, std::thread::spawn(move || running.run()))
 }
@@ -212,7 +212,7 @@ fn programs_in_c_continue_with_the_next_server() {
         return;
     };
     let socket = dir.path().join("socket");
-    let fs = Arc::new(Memory::new(defuse_memory::Options::default()));
+    let fs = Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default()));
     let mut server = Some(served(&socket, &fs));
     let program = program.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut program = program.stderr(Stdio::piped()).spawn().unwrap();
@@ -307,7 +307,7 @@ fn a_child_of_a_program_in_c_or_python_is_served_or_refused_by_each_file_system(
         format!("uhs:{}", path(name).display())
     };
     let socket = path("socket");
-    let fs = Arc::new(Memory::new(defuse_memory::Options::default()));
+    let fs = Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default()));
     let (server, thread) = served(&socket, &fs);
     let manager = managed(&defuse, dir.path());
     let mut shared = Command::new(&defuse);

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use defuse_probe::{Op, Snapshot, Stage};
+use defuse_probe::{Op, RequestStage, StatsSnapshot};
 use defuse_trace::{CollectorKind, CollectorOptions};
 use serde::Serialize;
 
-use crate::error::{Failure, Result, print, warn};
+use crate::error::{CommandFailure, Result, print, warn};
 use crate::kernel::KernelArgs;
 use crate::stat::period;
-use crate::target::Target;
-use crate::until::Until;
+use crate::target::CommandTarget;
+use crate::until::StopCondition;
 
 /// Show the share of each stage in the time of one operation
 ///
@@ -59,7 +59,7 @@ pub fn operation(text: &str) -> std::result::Result<Op, String> {
 
 /// The mean of one stage.
 #[derive(Debug, PartialEq, Serialize)]
-struct Share {
+struct StageShare {
     stage: &'static str,
     /// Number of requests in this stage.
     count: u64,
@@ -71,91 +71,97 @@ struct Share {
 
 /// The time of an operation by stages.
 #[derive(Debug, PartialEq, Serialize)]
-struct Breakdown {
+struct TimeBreakdown {
     op: Op,
     count: u64,
     errors: u64,
     mean_ns: f64,
-    shares: Vec<Share>,
+    shares: Vec<StageShare>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
 }
 
 /// Prints the time of an operation by stages.
 pub fn run(args: &BreakdownArgs) -> Result {
-    let target = Target::find(&args.target)?;
+    let target = CommandTarget::find(&args.target)?;
     let id = target.connection.id;
     let wanted = CollectorOptions { connection: Some(id), ..CollectorOptions::default() };
-    let until = Until::new(args.duration)?;
+    let until = StopCondition::new(args.duration)?;
     let mut collector = args.kernel.start(wanted)?;
-    let status = match args.command.split_first() {
-        Some((program, rest)) => {
-            let status = Command::new(program).args(rest).status();
-            let shown = program.display();
-            Some(status.map_err(|error| Failure::Failed(format!("cannot run {shown}: {error}")))?)
-        }
-        None => {
-            if args.duration.is_none() {
-                warn(&"tracing: Ctrl-C ends it and shows the result");
+    let status =
+        match args.command.split_first() {
+            Some((program, rest)) => {
+                let status = Command::new(program).args(rest).status();
+                let shown = program.display();
+                Some(status.map_err(|error| {
+                    CommandFailure::Failed(format!("cannot run {shown}: {error}"))
+                })?)
             }
-            until.wait();
-            None
-        }
-    };
-    let snapshot = collector.snapshot(id).map_err(Failure::failed)?;
-    let losses = collector.losses().map_err(Failure::failed)?;
+            None => {
+                if args.duration.is_none() {
+                    warn(&"tracing: Ctrl-C ends it and shows the result");
+                }
+                until.wait();
+                None
+            }
+        };
+    let snapshot = collector.snapshot(id).map_err(CommandFailure::failed)?;
+    let losses = collector.losses().map_err(CommandFailure::failed)?;
     let mut notes = collector.notes().to_vec();
     notes.extend(losses.describe());
     let breakdown =
-        Breakdown::of(&snapshot, args.op, notes, collector.kind()).map_err(|failure| {
+        TimeBreakdown::of(&snapshot, args.op, notes, collector.kind()).map_err(|failure| {
             // A command that failed explains an empty result.
             match status.filter(|status| !status.success()) {
                 Some(status) => {
-                    Failure::Failed(format!("the command ended with {status}; {failure}"))
+                    CommandFailure::Failed(format!("the command ended with {status}; {failure}"))
                 }
                 None => failure,
             }
         })?;
     print(&if args.json {
-        serde_json::to_string(&breakdown).map_err(Failure::failed)? + "\n"
+        serde_json::to_string(&breakdown).map_err(CommandFailure::failed)? + "\n"
     } else {
         breakdown.to_string()
     })?;
     match status {
         Some(status) if !status.success() => {
-            Err(Failure::Failed(format!("the command ended with {status}")))
+            Err(CommandFailure::Failed(format!("the command ended with {status}")))
         }
         _ => Ok(()),
     }
 }
 
-impl Breakdown {
+impl TimeBreakdown {
     fn of(
-        snapshot: &Snapshot,
+        snapshot: &StatsSnapshot,
         op: Op,
         notes: Vec<String>,
         kind: CollectorKind,
-    ) -> Result<Breakdown> {
-        let total = snapshot.get_stage(Stage::Total, op).ok_or_else(|| {
-            Failure::Failed(format!(
+    ) -> Result<TimeBreakdown> {
+        let total = snapshot.get_stage(RequestStage::Total, op).ok_or_else(|| {
+            CommandFailure::Failed(format!(
                 "no {op} ended meanwhile: run a command that makes some at the same time"
             ))
         })?;
         let count = total.latency.count;
-        let share = |name: &'static str, count_in: u64, ns: f64| Share {
+        let share = |name: &'static str, count_in: u64, ns: f64| StageShare {
             stage: name,
             count: count_in,
             mean_ns: ns / count as f64,
             percent: 100.0 * ns / (total.latency.sum_ns.max(1)) as f64,
         };
         let stages = match kind {
-            CollectorKind::Bpf => {
-                &[Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit][..]
-            }
+            CollectorKind::Bpf => &[
+                RequestStage::Background,
+                RequestStage::Pending,
+                RequestStage::Processing,
+                RequestStage::Unsplit,
+            ][..],
             CollectorKind::Tracefs => &[],
         };
         let found = stages.iter().filter_map(|stage| snapshot.get_stage(*stage, op));
-        let mut shares: Vec<Share> = found
+        let mut shares: Vec<StageShare> = found
             .map(|stats| {
                 let latency = &stats.latency;
                 share(stats.stage.name(), latency.count, latency.sum_ns as f64)
@@ -166,17 +172,17 @@ impl Breakdown {
         // A request may end between the reads of two counts, so the rest may be negative.
         shares.push(share("not seen", 0, rest));
         let (errors, mean_ns) = (total.latency.errors, total.latency.sum_ns as f64 / count as f64);
-        Ok(Breakdown { op, count, errors, mean_ns, shares, notes })
+        Ok(TimeBreakdown { op, count, errors, mean_ns, shares, notes })
     }
 }
 
-impl std::fmt::Display for Breakdown {
+impl std::fmt::Display for TimeBreakdown {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Breakdown { op, count, errors, mean_ns, shares, notes } = self;
+        let TimeBreakdown { op, count, errors, mean_ns, shares, notes } = self;
         let mut text = String::new();
         let _ = writeln!(text, "{op}: {count} requests, {errors} errors\n");
         let _ = writeln!(text, "{:<18} {:>10} {:>12} {:>8}", "stage", "count", "mean us", "share");
-        for Share { stage, count, mean_ns, percent } in shares {
+        for StageShare { stage, count, mean_ns, percent } in shares {
             let mean_us = mean_ns / 1e3;
             // Avoids -0.
             let (mean_us, percent) = (mean_us + 0.0, percent + 0.0);
@@ -200,17 +206,21 @@ mod tests {
     fn shares_add_up_to_the_total() {
         let recorder = Recorder::new();
         let cells = recorder.cells();
-        for (stage, ns) in [(Stage::Pending, 200), (Stage::Processing, 700), (Stage::Total, 1_000)]
-        {
+        for (stage, ns) in [
+            (RequestStage::Pending, 200),
+            (RequestStage::Processing, 700),
+            (RequestStage::Total, 1_000),
+        ] {
             cells.record_stage(stage, Op::CREATE, ns, true);
         }
         let snapshot = recorder.snapshot();
-        let found = Breakdown::of(&snapshot, Op::CREATE, Vec::new(), CollectorKind::Bpf).unwrap();
+        let found =
+            TimeBreakdown::of(&snapshot, Op::CREATE, Vec::new(), CollectorKind::Bpf).unwrap();
         let shares: Vec<_> = found.shares.iter().map(|s| (s.stage, s.percent.round())).collect();
         assert_eq!(shares, [("pending", 20.0), ("processing", 70.0), ("not seen", 10.0)]);
         let sum: f64 = found.shares.iter().map(|share| share.mean_ns).sum();
         assert!((sum - found.mean_ns).abs() < 1e-6);
-        assert!(Breakdown::of(&snapshot, Op::READ, Vec::new(), CollectorKind::Bpf).is_err());
+        assert!(TimeBreakdown::of(&snapshot, Op::READ, Vec::new(), CollectorKind::Bpf).is_err());
     }
 
     #[test]

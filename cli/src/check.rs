@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use defuse_preload_plan::analysis::{self, Binary};
+use defuse_preload_plan::analysis::{self, ObjectFile};
 use defuse_preload_plan::calls;
 
-use crate::error::{Failure, Result, print};
+use crate::error::{CommandFailure, Result, print};
 use crate::run::{find_program, is_loader_of_linux};
 
 /// Show the system calls of a program that `defuse run` will intercept
@@ -27,18 +27,18 @@ pub struct CheckArgs {
 
 /// The result of the analysis.
 #[derive(serde::Serialize)]
-struct Findings {
+struct CheckFindings {
     program: PathBuf,
     /// A library can be loaded into the program.
     preloadable: bool,
     /// `--dispatch` serves the program, and then all its calls that concern files.
     dispatchable: bool,
     reasons: Vec<String>,
-    objects: Vec<Object>,
+    objects: Vec<CheckedObject>,
 }
 
 #[derive(serde::Serialize)]
-struct Object {
+struct CheckedObject {
     path: PathBuf,
     /// Number of `syscall` instructions.
     calls: usize,
@@ -54,24 +54,24 @@ struct Object {
 pub fn run(args: &CheckArgs) -> Result {
     let shown = args.program.display();
     let path = find_program(&args.program).ok_or_else(|| {
-        Failure::Failed(format!("{shown}: there is no such program: write its path"))
+        CommandFailure::Failed(format!("{shown}: there is no such program: write its path"))
     })?;
     let path = executed(&path)?;
     let findings = find(&path)?;
     let missed = findings.objects.iter().any(|object| !object.missed.is_empty());
     if args.json {
-        let text = serde_json::to_string_pretty(&findings).map_err(Failure::failed)?;
+        let text = serde_json::to_string_pretty(&findings).map_err(CommandFailure::failed)?;
         print(&format!("{text}\n"))?;
     } else {
         print(&text(&findings))?;
     }
     match findings.preloadable && !missed {
         true => Ok(()),
-        false if findings.dispatchable => Err(Failure::Failed(format!(
+        false if findings.dispatchable => Err(CommandFailure::Failed(format!(
             "{shown}: not all of its files can be reached: run it by `defuse run --dispatch`, or \
              mount them by `defuse mount`"
         ))),
-        false => Err(Failure::Failed(format!(
+        false => Err(CommandFailure::Failed(format!(
             "{shown}: not all of its calls can be served: use `defuse mount`"
         ))),
     }
@@ -79,7 +79,7 @@ pub fn run(args: &CheckArgs) -> Result {
 
 /// The file that is executed for a program: for a script, the interpreter.
 pub fn executed(path: &Path) -> Result<PathBuf> {
-    let failed = |error| Failure::Failed(format!("{}: {error}", path.display()));
+    let failed = |error| CommandFailure::Failed(format!("{}: {error}", path.display()));
     let mut head = Vec::new();
     let file = std::fs::File::open(path).map_err(failed)?;
     // The kernel reads as much.
@@ -98,18 +98,18 @@ pub fn executed(path: &Path) -> Result<PathBuf> {
 }
 
 /// The loader of a program, if it belongs to another C library than that of the preloaded library.
-fn foreign_loader(program: &Binary) -> Option<&Path> {
+fn foreign_loader(program: &ObjectFile) -> Option<&Path> {
     program.interpreter.as_deref().filter(|loader| !is_loader_of_linux(loader))
 }
 
 /// True if `defuse run --dispatch` serves a program with these [`obstacles`].
-pub fn is_dispatchable(program: &Binary, obstacles: &[String]) -> bool {
+pub fn is_dispatchable(program: &ObjectFile, obstacles: &[String]) -> bool {
     let needs_it = program.is_static || foreign_loader(program).is_some();
     obstacles.is_empty() || needs_it && obstacles.len() == 1
 }
 
 /// The reasons why no library can be loaded into the program `path`; empty if one can.
-pub fn obstacles(path: &Path, program: &Binary) -> Vec<String> {
+pub fn obstacles(path: &Path, program: &ObjectFile) -> Vec<String> {
     let mut reasons = Vec::new();
     if program.is_static {
         reasons.push(
@@ -136,8 +136,8 @@ pub fn obstacles(path: &Path, program: &Binary) -> Vec<String> {
     reasons
 }
 
-fn find(path: &Path) -> Result<Findings> {
-    let program = Binary::read_sites(path).map_err(Failure::failed)?;
+fn find(path: &Path) -> Result<CheckFindings> {
+    let program = ObjectFile::read_sites(path).map_err(CommandFailure::failed)?;
     let reasons = obstacles(path, &program);
     let dispatchable = is_dispatchable(&program, &reasons);
     let mut next = vec![path.to_owned()];
@@ -147,7 +147,7 @@ fn find(path: &Path) -> Result<Findings> {
         if seen.contains(&path) {
             continue;
         }
-        if let Ok(binary) = Binary::read_sites(&path) {
+        if let Ok(binary) = ObjectFile::read_sites(&path) {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
             let is_loader = crate::run::is_loader(&path);
@@ -158,14 +158,14 @@ fn find(path: &Path) -> Result<Findings> {
         seen.push(path);
     }
     let preloadable = reasons.is_empty();
-    Ok(Findings { program: path.to_owned(), preloadable, dispatchable, reasons, objects })
+    Ok(CheckFindings { program: path.to_owned(), preloadable, dispatchable, reasons, objects })
 }
 
-fn object(path: &Path, binary: &Binary) -> Object {
+fn object(path: &Path, binary: &ObjectFile) -> CheckedObject {
     let missed = binary.unreachable.iter().map(|&(address, number)| {
         format!("{} at {address:#x}", calls::name(number).unwrap_or("?"))
     });
-    Object {
+    CheckedObject {
         path: path.to_owned(),
         calls: binary.raw_calls.len(),
         replaced: binary.replaced(),
@@ -175,13 +175,13 @@ fn object(path: &Path, binary: &Binary) -> Object {
     }
 }
 
-fn text(findings: &Findings) -> String {
+fn text(findings: &CheckFindings) -> String {
     let mut text = format!("{}\n", findings.program.display());
     for reason in &findings.reasons {
         text += &format!("  {reason}\n");
     }
     for object in &findings.objects {
-        let Object { path, calls, replaced, missed, unknown } = object;
+        let CheckedObject { path, calls, replaced, missed, unknown } = object;
         let path = path.display();
         let how = if findings.preloadable { "are" } else { "could be" };
         if findings.dispatchable && !findings.preloadable {

@@ -10,18 +10,18 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use defuse_compose::Switch;
-use defuse_fuse::{Negotiated, Session};
-use defuse_probe::Snapshot;
-use defuse_socket::name::{self, Name};
+use defuse_compose::WriteSwitch;
+use defuse_fuse::{NegotiatedInit, Session};
+use defuse_probe::StatsSnapshot;
+use defuse_socket::name::{self, SocketName};
 use rustix::fs::Mode;
 use rustix::net;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Failure, Result};
-use crate::registry::Found;
-use crate::served::Served;
-use crate::servers::Server;
+use crate::error::{CommandFailure, Result};
+use crate::registry::RegisteredMount;
+use crate::served::ServerMeasurements;
+use crate::servers::ServerEntry;
 
 /// Time limit of the daemon for a whole question, and then for its whole answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -45,7 +45,7 @@ const ANSWER_MAX: u64 = 16 << 20;
 
 /// The result of INIT, as JSON shows it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Agreement {
+pub struct NegotiatedValues {
     /// Minor version of the protocol.
     pub minor: u32,
     /// Maximum bytes in one WRITE.
@@ -60,12 +60,12 @@ pub struct Agreement {
     #[serde(default)]
     pub policy: String,
     /// All capabilities.
-    pub decisions: Vec<Capability>,
+    pub decisions: Vec<InitCapability>,
 }
 
 /// One capability of INIT.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capability {
+pub struct InitCapability {
     /// The kernel's name, without `FUSE_`.
     pub name: String,
     /// The capability is in use.
@@ -74,14 +74,14 @@ pub struct Capability {
     pub reason: String,
 }
 
-impl From<&Negotiated> for Agreement {
-    fn from(negotiated: &Negotiated) -> Self {
-        let capability = |decision: &defuse_fuse::Decision| Capability {
+impl From<&NegotiatedInit> for NegotiatedValues {
+    fn from(negotiated: &NegotiatedInit) -> Self {
+        let capability = |decision: &defuse_fuse::InitDecision| InitCapability {
             name: decision.name.to_owned(),
             used: decision.used,
             reason: decision.reason.to_owned(),
         };
-        Agreement {
+        NegotiatedValues {
             minor: negotiated.minor,
             max_write: negotiated.max_write,
             max_read: negotiated.max_read,
@@ -101,17 +101,17 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     name::remove_in(&directory, name, None);
     let (family, flags) = (net::AddressFamily::UNIX, net::SocketFlags::CLOEXEC);
     let socket = net::socket_with(family, net::SocketType::STREAM, flags, None)?;
-    Name::bind_in(&socket, directory, name, Mode::RUSR | Mode::WUSR)?;
+    SocketName::bind_in(&socket, directory, name, Mode::RUSR | Mode::WUSR)?;
     Ok(socket.into())
 }
 
 /// The answers of a mount. Those to unknown questions are `None`.
 pub fn of_session(
     session: &Session,
-    (writable, can_only_be_read): (Switch, bool),
+    (writable, can_only_be_read): (WriteSwitch, bool),
 ) -> impl Fn(&str) -> Option<String> + Send + 'static {
     let (statistics, workers) = (session.statistics(), session.workers());
-    let agreement = Agreement::from(session.negotiated());
+    let agreement = NegotiatedValues::from(session.negotiated());
     move |question: &str| match question {
         STAT => serde_json::to_string(&statistics.snapshot()).ok(),
         "negotiated" => serde_json::to_string(&agreement).ok(),
@@ -132,7 +132,7 @@ pub fn of_session(
 
 /// The answers of a server, whose statistics `look` returns. `None` after its end.
 pub fn of_server(
-    look: impl Fn() -> Option<Served> + Send + 'static,
+    look: impl Fn() -> Option<ServerMeasurements> + Send + 'static,
 ) -> impl Fn(&str) -> Option<String> + Send + 'static {
     move |question: &str| match question {
         STAT => serde_json::to_string(&look()?).ok(),
@@ -168,33 +168,33 @@ fn converse(stream: UnixStream, answer: &dyn Fn(&str) -> Option<String>) -> io::
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut question = String::new();
-    let asked = Timed { stream: &stream, until: Instant::now() + PATIENCE };
+    let asked = TimedStream { stream: &stream, until: Instant::now() + PATIENCE };
     BufReader::new(asked.take(QUESTION_MAX)).read_line(&mut question)?;
     let text = answer(question.trim()).unwrap_or_default();
-    Timed { stream: &stream, until: Instant::now() + PATIENCE }.write_all(text.as_bytes())
+    TimedStream { stream: &stream, until: Instant::now() + PATIENCE }.write_all(text.as_bytes())
 }
 
 /// A stream until a moment, however slowly the other side goes on.
-struct Timed<'a> {
+struct TimedStream<'a> {
     stream: &'a UnixStream,
     until: Instant,
 }
 
-impl Timed<'_> {
+impl TimedStream<'_> {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 }
 
-impl Read for Timed<'_> {
+impl Read for TimedStream<'_> {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(self.left()?)?;
         self.stream.read(room)
     }
 }
 
-impl Write for Timed<'_> {
+impl Write for TimedStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(self.left()?)?;
         // One write(2) has its limit for each buffer of the kernel.
@@ -207,7 +207,7 @@ impl Write for Timed<'_> {
 }
 
 /// A daemon to ask.
-struct Daemon {
+struct ControlledDaemon {
     socket: PathBuf,
     /// For messages.
     name: String,
@@ -215,9 +215,9 @@ struct Daemon {
     version: String,
 }
 
-impl From<&Found> for Daemon {
-    fn from(found: &Found) -> Self {
-        Daemon {
+impl From<&RegisteredMount> for ControlledDaemon {
+    fn from(found: &RegisteredMount) -> Self {
+        ControlledDaemon {
             socket: found.socket(),
             name: format!("the daemon of {}", found.shown_mountpoint()),
             pid: found.entry.pid,
@@ -226,9 +226,9 @@ impl From<&Found> for Daemon {
     }
 }
 
-impl From<&Server> for Daemon {
-    fn from(server: &Server) -> Self {
-        Daemon {
+impl From<&ServerEntry> for ControlledDaemon {
+    fn from(server: &ServerEntry) -> Self {
+        ControlledDaemon {
             socket: server.control(),
             name: format!("the server of {}", server.socket),
             pid: server.pid,
@@ -238,27 +238,27 @@ impl From<&Server> for Daemon {
 }
 
 /// The statistics of a mount.
-pub fn stat(found: &Found) -> Result<Snapshot> {
+pub fn stat(found: &RegisteredMount) -> Result<StatsSnapshot> {
     parse(found, STAT).map(|(snapshot, _)| snapshot)
 }
 
 /// The statistics of a server.
-pub fn stat_server(server: &Server) -> Result<Served> {
+pub fn stat_server(server: &ServerEntry) -> Result<ServerMeasurements> {
     stat_server_within(server, PATIENCE_OF_CLIENT)
 }
 
 /// The statistics of a server that answers in this time.
-pub fn stat_server_within(server: &Server, patience: Duration) -> Result<Served> {
+pub fn stat_server_within(server: &ServerEntry, patience: Duration) -> Result<ServerMeasurements> {
     parse_within(server, STAT, patience).map(|(served, _)| served)
 }
 
 /// Allows or refuses changes of a daemon's file system from now on. A file system that was mounted
 /// read-only refuses changes independently of the kernel.
-pub fn set_writable(found: &Found, writable: bool) -> Result {
+pub fn set_writable(found: &RegisteredMount, writable: bool) -> Result {
     let question = if writable { READ_WRITE } else { READ_ONLY };
     match parse::<bool>(found, question)? {
         (true, _) => Ok(()),
-        (false, _) => Err(Failure::Failed(format!(
+        (false, _) => Err(CommandFailure::Failed(format!(
             "{}: its source was opened for reading: unmount it, and mount it without ro",
             found.shown_mountpoint()
         ))),
@@ -266,33 +266,33 @@ pub fn set_writable(found: &Found, writable: bool) -> Result {
 }
 
 /// Changes the maximum number of a daemon's worker threads.
-pub fn set_workers(found: &Found, count: u16) -> Result {
+pub fn set_workers(found: &RegisteredMount, count: u16) -> Result {
     match parse::<Option<String>>(found, &format!("{WORKERS}{count}"))? {
         (None, _) => Ok(()),
         (Some(reason), _) => {
-            Err(Failure::Failed(format!("{}: {reason}", found.shown_mountpoint())))
+            Err(CommandFailure::Failed(format!("{}: {reason}", found.shown_mountpoint())))
         }
     }
 }
 
 /// The result of INIT of a mount, parsed and as JSON.
-pub fn negotiated(found: &Found) -> Result<(Agreement, String)> {
+pub fn negotiated(found: &RegisteredMount) -> Result<(NegotiatedValues, String)> {
     parse(found, "negotiated")
 }
 
 fn parse<T: for<'a> Deserialize<'a>>(
-    daemon: impl Into<Daemon>,
+    daemon: impl Into<ControlledDaemon>,
     question: &str,
 ) -> Result<(T, String)> {
     parse_within(daemon, question, PATIENCE_OF_CLIENT)
 }
 
 fn parse_within<T: for<'a> Deserialize<'a>>(
-    daemon: impl Into<Daemon>,
+    daemon: impl Into<ControlledDaemon>,
     question: &str,
     patience: Duration,
 ) -> Result<(T, String)> {
-    let Daemon { socket, name, pid, version } = daemon.into();
+    let ControlledDaemon { socket, name, pid, version } = daemon.into();
     let text = ask(&socket, question, patience).map_err(|error| {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, NotFound, PermissionDenied};
         // The daemon ends connections of other users without an answer.
@@ -301,11 +301,11 @@ fn parse_within<T: for<'a> Deserialize<'a>>(
             NotFound => "it has no control socket: its log says why, or it is of an older version",
             _ => "`defuse list` shows if it runs",
         };
-        Failure::Failed(format!("{name} (pid {pid}) does not answer: {error}; {next}"))
+        CommandFailure::Failed(format!("{name} (pid {pid}) does not answer: {error}; {next}"))
     })?;
     let value = serde_json::from_str(&text).map_err(|error| {
         let ours = env!("CARGO_PKG_VERSION");
-        Failure::Failed(format!(
+        CommandFailure::Failed(format!(
             "invalid answer of the daemon ({error}): it has version {version}, this program {ours}"
         ))
     })?;
@@ -315,7 +315,7 @@ fn parse_within<T: for<'a> Deserialize<'a>>(
 fn ask(socket: &Path, question: &str, patience: Duration) -> io::Result<String> {
     let until = Instant::now() + patience;
     let stream = connect(socket, patience)?;
-    let mut stream = Timed { stream: &stream, until };
+    let mut stream = TimedStream { stream: &stream, until };
     stream.write_all(format!("{question}\n").as_bytes())?;
     let mut text = String::new();
     stream.take(ANSWER_MAX).read_to_string(&mut text)?;

@@ -13,11 +13,11 @@ use std::{fs, io};
 
 use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
 
-use crate::error::{self, Failure, Result};
+use crate::error::{self, CommandFailure, Result};
 use crate::inherited;
 
 /// The receiver of the message that the mount is ready or has failed.
-pub enum Ready {
+pub enum ReadyReceiver {
     /// None: the process stays in the foreground.
     Foreground,
     /// The waiting process, and notes for the user so far.
@@ -26,7 +26,8 @@ pub enum Ready {
 
 /// Starts the program in the background, and returns when its mount is ready.
 pub fn start(command_line: &[OsString]) -> Result {
-    let failed = |error: io::Error| Failure::Failed(format!("cannot start the daemon: {error}"));
+    let failed =
+        |error: io::Error| CommandFailure::Failed(format!("cannot start the daemon: {error}"));
     inherited::keep_descriptors(command_line);
     let mut child = Command::new("/proc/self/exe")
         .arg0("defuse")
@@ -47,13 +48,13 @@ pub fn start(command_line: &[OsString]) -> Result {
         }
         Some((code, text)) => {
             let text = String::from_utf8_lossy(text).into_owned();
-            Err(Failure::from_code(code.wrapping_sub(b'0'), text))
+            Err(CommandFailure::from_code(code.wrapping_sub(b'0'), text))
         }
         None => Err(ended_early(&mut child)),
     }
 }
 
-fn ended_early(child: &mut Child) -> Failure {
+fn ended_early(child: &mut Child) -> CommandFailure {
     let how = match child.wait() {
         Ok(status) => match (status.code(), status.signal()) {
             (Some(code), _) => format!("with exit code {code}"),
@@ -62,13 +63,13 @@ fn ended_early(child: &mut Child) -> Failure {
         },
         Err(error) => error.to_string(),
     };
-    Failure::Failed(format!(
+    CommandFailure::Failed(format!(
         "the daemon ended before it was ready, {how}: start it with --foreground to see why"
     ))
 }
 
 /// Leaves the session, the directory and the terminal of the process that started this one. `notes` are for the user.
-pub fn detach(notes: Vec<String>) -> Result<Ready> {
+pub fn detach(notes: Vec<String>) -> Result<ReadyReceiver> {
     // A process that gives up waiting, as by Ctrl-C while an image is loaded, wants no mount any more. If it has ended
     // already, its end of the pipe tells that later.
     let _ = set_parent_process_death_signal(Some(Signal::TERM));
@@ -76,8 +77,8 @@ pub fn detach(notes: Vec<String>) -> Result<Ready> {
     let _ = rustix::process::setsid();
     // A process that was started as /proc/self/exe is shown as `exe` in ps(1) and top(1).
     let _ = rustix::thread::set_name(c"defuse");
-    std::env::set_current_dir("/").map_err(Failure::failed)?;
-    Ok(Ready::Parent(notes))
+    std::env::set_current_dir("/").map_err(CommandFailure::failed)?;
+    Ok(ReadyReceiver::Parent(notes))
 }
 
 /// Shows in the name of the process that it has nothing to serve any more: `block` waits for such a process that has an image.
@@ -88,11 +89,11 @@ pub fn show_the_end() {
     }
 }
 
-impl Ready {
+impl ReadyReceiver {
     /// Sends the result of mounting: notes for the user, or the failure. Afterwards the two processes are
     /// independent.
-    pub fn tell(self, outcome: std::result::Result<&[String], &Failure>) {
-        let Ready::Parent(first) = self else {
+    pub fn tell(self, outcome: std::result::Result<&[String], &CommandFailure>) {
+        let ReadyReceiver::Parent(first) = self else {
             for note in outcome.unwrap_or_default() {
                 log::warn!("{note}");
             }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use defuse_fs::source::{Cell, Table};
+use defuse_fs::source::{DumpCell, DumpTable};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Result, print};
@@ -35,14 +35,14 @@ pub fn run(args: &DumpArgs) -> Result {
     }
 }
 
-fn shown(cell: &Cell) -> String {
+fn shown(cell: &DumpCell) -> String {
     match cell {
-        Cell::Number(number) => number.to_string(),
-        Cell::Text(text) => text.clone(),
+        DumpCell::Number(number) => number.to_string(),
+        DumpCell::Text(text) => text.clone(),
     }
 }
 
-fn text(table: &Table) -> String {
+fn text(table: &DumpTable) -> String {
     let rows: Vec<Vec<String>> =
         table.rows.iter().map(|row| row.iter().map(shown).collect()).collect();
     let heads = table.columns.iter().map(|column| column.replace('_', " "));
@@ -64,12 +64,12 @@ fn text(table: &Table) -> String {
     out
 }
 
-fn as_json(tables: &[Table]) -> Value {
-    let value = |cell: &Cell| match cell {
-        Cell::Number(number) => json!(number),
-        Cell::Text(text) => json!(text),
+fn as_json(tables: &[DumpTable]) -> Value {
+    let value = |cell: &DumpCell| match cell {
+        DumpCell::Number(number) => json!(number),
+        DumpCell::Text(text) => json!(text),
     };
-    let row = |table: &Table, row: &[Cell]| -> Value {
+    let row = |table: &DumpTable, row: &[DumpCell]| -> Value {
         let pairs = table.columns.iter().zip(row);
         Value::Object(pairs.map(|(name, cell)| ((*name).to_owned(), value(cell))).collect())
     };
@@ -86,8 +86,8 @@ mod tests {
 
     #[test]
     fn a_table_has_aligned_columns_as_text_and_an_object_for_each_row_as_json() {
-        let table = |rows| Table { name: "a_b", columns: &["first_one", "two"], rows };
-        let full = table(vec![vec![Cell::from(7_u64), Cell::from("x")]]);
+        let table = |rows| DumpTable { name: "a_b", columns: &["first_one", "two"], rows };
+        let full = table(vec![vec![DumpCell::from(7_u64), DumpCell::from("x")]]);
         assert_eq!(text(&full), "a b\n  first one  two\n  7          x\n");
         assert_eq!(text(&table(Vec::new())), "a b\n  none\n");
         assert_eq!(as_json(&[full]), json!({"a_b": [{"first_one": 7, "two": "x"}]}));

@@ -14,24 +14,25 @@ use crate::registry::process_start;
 
 /// A process, which another one with its number later is not taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Daemon {
+pub struct DaemonIdentity {
     /// Its number.
     pub pid: u32,
     /// Its start, in clock ticks since boot.
     pub start: u64,
 }
 
-impl Daemon {
+impl DaemonIdentity {
     /// The processes of this program that have the device of a connection open, as far as this user may see them, by their
     /// start. The last one has the mount: an earlier one is about to end, and its connection had the same number. No other
     /// process can be among them than one that was given the device by the process that mounted.
-    pub fn all_of(connection: u32) -> Vec<Daemon> {
+    pub fn all_of(connection: u32) -> Vec<DaemonIdentity> {
         let holders = defuse_trace::processes_of(Some(connection)).remove(&connection);
         let is_ours =
             |pid: &u32| DaemonProcess::read(*pid).is_some_and(|it| it.comm.starts_with("defuse"));
         let holders = holders.unwrap_or_default().into_iter().filter(is_ours);
-        let mut all: Vec<Daemon> =
-            holders.filter_map(|pid| Some(Daemon { pid, start: process_start(pid)? })).collect();
+        let mut all: Vec<DaemonIdentity> = holders
+            .filter_map(|pid| Some(DaemonIdentity { pid, start: process_start(pid)? }))
+            .collect();
         all.sort_by_key(|daemon| daemon.start);
         all
     }
@@ -44,7 +45,7 @@ impl Daemon {
 
 /// A mount in some mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct MountLocation {
     namespace: u64,
     mount_id: u32,
     path: PathBuf,
@@ -52,7 +53,7 @@ pub struct Place {
     inside: Option<u32>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MountLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
         match self.inside {
@@ -62,7 +63,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
+impl MountLocation {
     /// The command that unmounts it.
     pub fn command(&self) -> String {
         let path = self.path.display();
@@ -72,13 +73,13 @@ impl Place {
         }
     }
 
-    fn is(&self, other: &Place) -> bool {
+    fn is(&self, other: &MountLocation) -> bool {
         (self.namespace, self.mount_id) == (other.namespace, other.mount_id)
     }
 }
 
 /// All mounts of a connection, in the namespaces that this user may see.
-pub fn places(connection: u32) -> Vec<Place> {
+pub fn places(connection: u32) -> Vec<MountLocation> {
     let is_it = |mount: &MountEntry| mount.connection() == connection && mount.is_fuse();
     let own = namespace(Path::new("/proc/thread-self"));
     let mut seen = BTreeSet::new();
@@ -94,7 +95,7 @@ pub fn places(connection: u32) -> Vec<Place> {
         };
         let inside = pid.filter(|_| Some(namespace) != own);
         let here = parse_mountinfo(&text).into_iter().filter(is_it);
-        found.extend(here.map(|mount| Place {
+        found.extend(here.map(|mount| MountLocation {
             namespace,
             mount_id: mount.mount_id,
             path: mount.mount_point,
@@ -111,7 +112,7 @@ pub fn places(connection: u32) -> Vec<Place> {
 }
 
 /// Those of `before` that are still there: a later mount can have the same number.
-pub fn remaining(connection: u32, before: &[Place]) -> Vec<Place> {
+pub fn remaining(connection: u32, before: &[MountLocation]) -> Vec<MountLocation> {
     let now = if before.is_empty() { Vec::new() } else { places(connection) };
     now.into_iter().filter(|place| before.iter().any(|earlier| earlier.is(place))).collect()
 }
@@ -127,17 +128,17 @@ mod tests {
 
     #[test]
     fn a_place_is_shown_with_the_command_that_unmounts_it() {
-        let here = Place { namespace: 1, mount_id: 2, path: "/m".into(), inside: None };
+        let here = MountLocation { namespace: 1, mount_id: 2, path: "/m".into(), inside: None };
         assert_eq!((here.to_string(), here.command()), ("/m".into(), "defuse umount /m".into()));
-        let there = Place { inside: Some(7), ..here.clone() };
+        let there = MountLocation { inside: Some(7), ..here.clone() };
         assert_eq!(there.to_string(), "/m (in the mount namespace of process 7)");
         assert_eq!(there.command(), "nsenter --target 7 --mount umount /m");
-        assert!(here.is(&there) && !here.is(&Place { mount_id: 3, ..here.clone() }));
+        assert!(here.is(&there) && !here.is(&MountLocation { mount_id: 3, ..here.clone() }));
     }
 
     #[test]
     fn a_number_without_a_connection_has_neither_a_daemon_nor_places() {
-        assert_eq!((Daemon::all_of(u32::MAX), places(u32::MAX)), (Vec::new(), Vec::new()));
+        assert_eq!((DaemonIdentity::all_of(u32::MAX), places(u32::MAX)), (Vec::new(), Vec::new()));
         assert_eq!(remaining(u32::MAX, &[]), []);
     }
 }

@@ -1,11 +1,11 @@
 //! Failures and output of commands, and the warnings of file systems that commands show.
 
-pub use defuse_command::{Failure, Result, print, report, warn};
+pub use defuse_command::{CommandFailure, Result, print, report, warn};
 
 /// Shows warnings of the log on the standard error, for a command that serves without a log of its own.
 pub fn show_warnings() {
-    struct Warnings;
-    impl log::Log for Warnings {
+    struct WarningLogger;
+    impl log::Log for WarningLogger {
         fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
             metadata.level() <= log::Level::Warn
         }
@@ -26,7 +26,7 @@ pub fn show_warnings() {
 
         fn flush(&self) {}
     }
-    if log::set_logger(&Warnings).is_ok() {
+    if log::set_logger(&WarningLogger).is_ok() {
         log::set_max_level(log::LevelFilter::Warn);
     }
 }

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use defuse_fs::source::{Checked, Newest};
+use defuse_fs::source::{CheckResult, NewestChanges};
 use serde_json::{Map, Value, json};
 
-use crate::error::{self, Failure, Result, print};
+use crate::error::{self, CommandFailure, Result, print};
 use crate::{images, paths};
 
 /// Exit codes of fsck(8).
@@ -34,26 +34,26 @@ pub struct FsckArgs {
     /// Keep or undo the newest changes if parts of them cannot be read, so that nobody knows if they were
     /// complete; without this, nothing is repaired then
     #[arg(long, requires = "repair", value_enum)]
-    newest: Option<Choice>,
+    newest: Option<RepairChoice>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// See [`Newest`].
+/// See [`NewestChanges`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Choice {
+enum RepairChoice {
     /// Keep what can be read of them
     Keep,
     /// Undo them
     Undo,
 }
 
-impl From<Choice> for Newest {
-    fn from(choice: Choice) -> Self {
+impl From<RepairChoice> for NewestChanges {
+    fn from(choice: RepairChoice) -> Self {
         match choice {
-            Choice::Keep => Newest::Keep,
-            Choice::Undo => Newest::Undo,
+            RepairChoice::Keep => NewestChanges::Keep,
+            RepairChoice::Undo => NewestChanges::Undo,
         }
     }
 }
@@ -63,7 +63,7 @@ pub fn run(args: &FsckArgs) -> Result<u8> {
     let image = paths::image(&args.image);
     let opened = images::open(&image, args.repair)?;
     let repairs = match args.repair {
-        true => opened.repair(args.newest.map(Newest::from))?,
+        true => opened.repair(args.newest.map(NewestChanges::from))?,
         false => Vec::new(),
     };
     let checked = opened.check()?;
@@ -83,12 +83,12 @@ pub fn report(outcome: Result<u8>) -> ExitCode {
     let code = match outcome {
         Ok(code) => code,
         // The reader of the output has what it wanted, and no more was said.
-        Err(Failure::OutputClosed) => CLEAN,
+        Err(CommandFailure::OutputClosed) => CLEAN,
         Err(failure) => {
             error::warn(&failure);
             match failure {
-                Failure::Usage(_) => USAGE,
-                Failure::Interrupted(_) => CANCELED,
+                CommandFailure::Usage(_) => USAGE,
+                CommandFailure::Interrupted(_) => CANCELED,
                 _ => FAILED,
             }
         }
@@ -96,7 +96,7 @@ pub fn report(outcome: Result<u8>) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn text(image: &Path, repairs: &[String], checked: &Checked) -> String {
+fn text(image: &Path, repairs: &[String], checked: &CheckResult) -> String {
     let figures =
         checked.figures.iter().map(|(name, value)| format!("{value} {}", name.replace('_', " ")));
     let figures = figures.collect::<Vec<_>>().join(", ");
@@ -109,7 +109,7 @@ fn text(image: &Path, repairs: &[String], checked: &Checked) -> String {
     format!("{shown}: {problems} problems: {figures}\n{repaired}{lines}")
 }
 
-fn as_json(image: &Path, repairs: &[String], checked: &Checked) -> Value {
+fn as_json(image: &Path, repairs: &[String], checked: &CheckResult) -> Value {
     let figures: Map<String, Value> =
         checked.figures.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
     json!({

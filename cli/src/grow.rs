@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use defuse_fs::source::Growth;
+use defuse_fs::source::ImageGrowth;
 
 use crate::error::{Result, print};
 use crate::{images, paths};
@@ -27,7 +27,7 @@ pub struct GrowArgs {
 /// Makes it larger.
 pub fn run(args: &GrowArgs) -> Result {
     let path = paths::image(&args.image);
-    let growth = Growth { size: args.size, sparse: args.sparse };
+    let growth = ImageGrowth { size: args.size, sparse: args.sparse };
     let grown = images::open(&path, true)?.grow(&growth)?;
     let shown = path.display();
     match grown.now == grown.before {

@@ -5,17 +5,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use defuse_fs::source::{Image, Watch, bytes};
+use defuse_fs::source::{SourceImage, WorkWatch, bytes};
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::sources::SOURCES;
 
 /// Opens the image of an unmounted file system of any kind.
-pub fn open(image: &Path, writes: bool) -> Result<Box<dyn Image>> {
-    let watch: Arc<dyn Watch> = Arc::new(Progress::new()?);
+pub fn open(image: &Path, writes: bool) -> Result<Box<dyn SourceImage>> {
+    let watch: Arc<dyn WorkWatch> = Arc::new(ImageProgress::new()?);
     let mut types = Vec::new();
     for kind in SOURCES.kinds() {
         let Some(images) = kind.images() else { continue };
@@ -25,7 +25,7 @@ pub fn open(image: &Path, writes: bool) -> Result<Box<dyn Image>> {
         types.push(kind.about().name);
     }
     let (shown, types) = (image.display(), types.join(" or "));
-    Err(Failure::Failed(format!(
+    Err(CommandFailure::Failed(format!(
         "{shown} has no file system of the type {types}: `file -s` may know it"
     )))
 }
@@ -37,21 +37,23 @@ pub fn size(text: &str) -> std::result::Result<u64, String> {
 
 /// Shows on a terminal how far work is, and ends it after Ctrl-C, SIGTERM or SIGHUP. A second signal kills the program, as
 /// work looks for the first only at its next step.
-pub struct Progress {
+pub struct ImageProgress {
     /// `None` without a terminal.
     bar: Option<ProgressBar>,
     interrupted: Arc<AtomicBool>,
 }
 
-impl Progress {
+impl ImageProgress {
     /// Catches these signals from now on.
-    pub fn new() -> Result<Progress> {
+    pub fn new() -> Result<ImageProgress> {
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             // In this order, so that the first signal does not find the flag set.
             flag::register_conditional_default(signal, Arc::clone(&interrupted))
                 .and_then(|_| flag::register(signal, Arc::clone(&interrupted)))
-                .map_err(|error| Failure::Failed(format!("cannot catch signals: {error}")))?;
+                .map_err(|error| {
+                    CommandFailure::Failed(format!("cannot catch signals: {error}"))
+                })?;
         }
         let bar = || {
             let bar = ProgressBar::new(0);
@@ -60,11 +62,11 @@ impl Progress {
             }
             bar
         };
-        Ok(Progress { bar: stderr().is_terminal().then(bar), interrupted })
+        Ok(ImageProgress { bar: stderr().is_terminal().then(bar), interrupted })
     }
 }
 
-impl Watch for Progress {
+impl WorkWatch for ImageProgress {
     fn ends(&self, step: &'static str, done: u64, all: u64) -> bool {
         if let Some(bar) = &self.bar {
             bar.set_message(step);
@@ -75,7 +77,7 @@ impl Watch for Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ImageProgress {
     fn drop(&mut self) {
         self.bar.iter().for_each(ProgressBar::finish_and_clear);
     }

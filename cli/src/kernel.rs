@@ -2,19 +2,19 @@
 
 use defuse_trace::{Collector, CollectorKind, CollectorOptions};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 /// The option of every command that traces the kernel.
 #[derive(clap::Args)]
 pub struct KernelArgs {
     /// The method of tracing the kernel [default: the best one that is permitted]
     #[arg(long, value_enum)]
-    via: Option<Via>,
+    via: Option<TraceMethod>,
 }
 
 /// A method of tracing the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Via {
+enum TraceMethod {
     /// A BPF program: all stages
     Bpf,
     /// Events of tracefs: only the time from sending to the end, in whole microseconds
@@ -25,9 +25,9 @@ impl KernelArgs {
     /// Starts a collector.
     pub fn start(&self, wanted: CollectorOptions) -> Result<Collector> {
         let kind = self.via.map(|via| match via {
-            Via::Bpf => CollectorKind::Bpf,
-            Via::Tracefs => CollectorKind::Tracefs,
+            TraceMethod::Bpf => CollectorKind::Bpf,
+            TraceMethod::Tracefs => CollectorKind::Tracefs,
         });
-        Collector::start(&CollectorOptions { kind, ..wanted }).map_err(Failure::failed)
+        Collector::start(&CollectorOptions { kind, ..wanted }).map_err(CommandFailure::failed)
     }
 }

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use defuse_fuse::mount::fuse_mounts;
 use serde::Serialize;
 
-use crate::error::{Failure, Result, print};
-use crate::registry::{self, State};
-use crate::servers::{self, Server};
+use crate::error::{CommandFailure, Result, print};
+use crate::registry::{self, RegistrationState};
+use crate::servers::{self, ServerEntry};
 use crate::terminal;
 use crate::umount::is_ours;
 
@@ -21,7 +21,7 @@ pub struct ListArgs {
 
 /// One mount.
 #[derive(Debug, Serialize)]
-struct Row {
+struct MountRow {
     mountpoint: String,
     source: String,
     /// The state; `unregistered` for a mount without an entry, such as one of another user.
@@ -36,19 +36,19 @@ struct Row {
 /// An entry of the list.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Line {
-    Mount(Row),
+enum ListEntry {
+    Mount(MountRow),
     /// A server has `socket` in place of `mountpoint`.
-    Server(Server),
+    Server(ServerEntry),
 }
 
 /// Prints all mounts and servers.
 pub fn run(args: &ListArgs) -> Result {
     let (rows, servers) = (rows(), servers::all());
     if args.json {
-        let servers = servers.into_iter().map(Line::Server);
-        let lines: Vec<Line> = rows.into_iter().map(Line::Mount).chain(servers).collect();
-        let text = serde_json::to_string_pretty(&lines).map_err(Failure::failed)?;
+        let servers = servers.into_iter().map(ListEntry::Server);
+        let lines: Vec<ListEntry> = rows.into_iter().map(ListEntry::Mount).chain(servers).collect();
+        let text = serde_json::to_string_pretty(&lines).map_err(CommandFailure::failed)?;
         return print(&format!("{text}\n"));
     }
     let now = registry::now_unix();
@@ -59,7 +59,7 @@ pub fn run(args: &ListArgs) -> Result {
     print(&text)
 }
 
-fn server_table(servers: &[Server], now_unix: u64) -> String {
+fn server_table(servers: &[ServerEntry], now_unix: u64) -> String {
     let shown = |at: &str, source: &str| {
         (terminal::foreign(at).into_owned(), terminal::foreign(source).into_owned())
     };
@@ -84,12 +84,12 @@ fn server_table(servers: &[Server], now_unix: u64) -> String {
     text
 }
 
-fn rows() -> Vec<Row> {
+fn rows() -> Vec<MountRow> {
     let found = registry::all();
     let known = |connection| found.iter().any(|found| found.entry.connection == connection);
     let mounts = fuse_mounts().unwrap_or_default();
     let strangers = mounts.iter().filter(|mount| is_ours(mount) && !known(mount.connection()));
-    let strangers = strangers.map(|mount| Row {
+    let strangers = strangers.map(|mount| MountRow {
         mountpoint: mount.mount_point.to_string_lossy().into_owned(),
         source: mount.source.to_string_lossy().into_owned(),
         state: "unregistered".to_owned(),
@@ -99,7 +99,7 @@ fn rows() -> Vec<Row> {
         version: None,
         options: Vec::new(),
     });
-    let registered = found.iter().map(|found| Row {
+    let registered = found.iter().map(|found| MountRow {
         mountpoint: found.shown_mountpoint(),
         source: found.entry.source.clone(),
         state: name(found.state).to_owned(),
@@ -112,17 +112,17 @@ fn rows() -> Vec<Row> {
     registered.chain(strangers).collect()
 }
 
-fn name(state: State) -> &'static str {
+fn name(state: RegistrationState) -> &'static str {
     match state {
-        State::Serving => "serving",
-        State::Detached => "detached",
-        State::Dead => "dead",
-        State::Gone => "gone",
+        RegistrationState::Serving => "serving",
+        RegistrationState::Detached => "detached",
+        RegistrationState::Dead => "dead",
+        RegistrationState::Gone => "gone",
     }
 }
 
-fn table(rows: &[Row], now_unix: u64) -> String {
-    let width = |field: fn(&Row) -> &str, least: usize| {
+fn table(rows: &[MountRow], now_unix: u64) -> String {
+    let width = |field: fn(&MountRow) -> &str, least: usize| {
         let widths = rows.iter().map(|row| terminal::foreign(field(row)).chars().count());
         widths.max().unwrap_or(0).max(least)
     };
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_content() {
-        let row = Row {
+        let row = MountRow {
             mountpoint: "/mnt/a-long-name".into(),
             source: "memory:".into(),
             state: "dead".into(),

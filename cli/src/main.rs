@@ -63,13 +63,13 @@ use error::{Result, print};
 #[derive(Parser)]
 #[command(name = "defuse", version, color = ColorChoice::Never, disable_help_subcommand = true)]
 #[command(after_help = man::main_help())]
-struct Cli {
+struct DefuseCli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum CliCommand {
     #[command(after_long_help = man::mount_help())]
     #[command(after_help = "`--help` and `defuse help options` explain the options")]
     Mount(mount::MountArgs),
@@ -84,7 +84,7 @@ enum Command {
     Dump(dump::DumpArgs),
     Nvme(nvme::NvmeArgs),
     #[command(hide = true)]
-    Inside(run::InsideArgs),
+    Inside(run::RunInsideArgs),
     #[command(hide = true)]
     Keep,
     List(list::ListArgs),
@@ -105,7 +105,7 @@ enum Command {
     Trace(trace::TraceArgs),
     Breakdown(breakdown::BreakdownArgs),
     Tune(tune::TuneArgs),
-    Man(man::ManArgs),
+    Man(man::ManPageArgs),
     Completions(man::CompletionsArgs),
     Help(man::HelpArgs),
 }
@@ -123,19 +123,19 @@ fn main() -> ExitCode {
     }
     let is_fsck = arguments.get(1).is_some_and(|word| word == "fsck");
     let parsed = match parse_one(&arguments) {
-        Some(command) => Ok(Cli { command }),
-        None => Cli::try_parse_from(arguments),
+        Some(command) => Ok(DefuseCli { command }),
+        None => DefuseCli::try_parse_from(arguments),
     };
     let code = match parsed {
-        Ok(Cli { command: Command::Run(args) }) => match run::run(&args) {
+        Ok(DefuseCli { command: CliCommand::Run(args) }) => match run::run(&args) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => error::report(Err(failure)),
         },
-        Ok(Cli { command: Command::Inside(args) }) => match run::inside(&args) {
+        Ok(DefuseCli { command: CliCommand::Inside(args) }) => match run::inside(&args) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => error::report(Err(failure)),
         },
-        Ok(Cli { command: Command::Fsck(args) }) => fsck::report(fsck::run(&args)),
+        Ok(DefuseCli { command: CliCommand::Fsck(args) }) => fsck::report(fsck::run(&args)),
         Ok(cli) => error::report(run(cli.command)),
         Err(error) if !error.use_stderr() => error::report(print(&error.to_string())),
         Err(error) => {
@@ -150,13 +150,13 @@ fn main() -> ExitCode {
 
 /// The command, if it is one that starts often: describing all others, with their help, takes longer than the rest of the
 /// start. `None` for wrong arguments, too, which are reported with everything that is known.
-fn parse_one(arguments: &[OsString]) -> Option<Command> {
+fn parse_one(arguments: &[OsString]) -> Option<CliCommand> {
     Some(match arguments.get(1)?.to_str()? {
-        "run" => Command::Run(parse_as("run", arguments)?),
-        "inside" => Command::Inside(parse_as("inside", arguments)?),
-        "mount" => Command::Mount(parse_as("mount", arguments)?),
-        "serve" => Command::Serve(parse_as("serve", arguments)?),
-        "umount" => Command::Umount(parse_as("umount", arguments)?),
+        "run" => CliCommand::Run(parse_as("run", arguments)?),
+        "inside" => CliCommand::Inside(parse_as("inside", arguments)?),
+        "mount" => CliCommand::Mount(parse_as("mount", arguments)?),
+        "serve" => CliCommand::Serve(parse_as("serve", arguments)?),
+        "umount" => CliCommand::Umount(parse_as("umount", arguments)?),
         _ => return None,
     })
 }
@@ -166,34 +166,34 @@ fn parse_as<T: Args>(name: &'static str, arguments: &[OsString]) -> Option<T> {
     T::from_arg_matches(&command.try_get_matches_from(&arguments[1..]).ok()?).ok()
 }
 
-fn run(command: Command) -> Result {
+fn run(command: CliCommand) -> Result {
     match command {
-        Command::Run(args) => run::run(&args).map(drop),
-        Command::Mount(args) => mount::run(args),
-        Command::Serve(args) => serve::run(args),
-        Command::Manager(args) => manager::run(args),
-        Command::Umount(args) => umount::run(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Mkfs(args) => mkfs::run(&args),
-        Command::Fsck(args) => fsck::run(&args).map(drop),
-        Command::Grow(args) => grow::run(&args),
-        Command::Dump(args) => dump::run(&args),
-        Command::Nvme(args) => nvme::run(&args),
-        Command::Inside(args) => run::inside(&args).map(drop),
-        Command::Keep => sandbox::keeper::run(),
-        Command::List(args) => list::run(&args),
-        Command::Stat(args) => stat::run(&args),
-        Command::Study(args) => study::run("study", &args),
-        Command::Advise(args) => study::run("advise", &args),
-        Command::Bench(args) => study::run("bench", &args),
-        Command::Workload(args) => study::run("workload", &args),
-        Command::Top(args) => top::run(&args),
-        Command::Trace(args) => trace::run(&args),
-        Command::Breakdown(args) => breakdown::run(&args),
-        Command::Tune(args) => tune::run(&args),
-        Command::Man(args) => man::run(&args),
-        Command::Completions(args) => man::completions(&args),
-        Command::Help(args) => man::help(&args),
+        CliCommand::Run(args) => run::run(&args).map(drop),
+        CliCommand::Mount(args) => mount::run(args),
+        CliCommand::Serve(args) => serve::run(args),
+        CliCommand::Manager(args) => manager::run(args),
+        CliCommand::Umount(args) => umount::run(&args),
+        CliCommand::Check(args) => check::run(&args),
+        CliCommand::Mkfs(args) => mkfs::run(&args),
+        CliCommand::Fsck(args) => fsck::run(&args).map(drop),
+        CliCommand::Grow(args) => grow::run(&args),
+        CliCommand::Dump(args) => dump::run(&args),
+        CliCommand::Nvme(args) => nvme::run(&args),
+        CliCommand::Inside(args) => run::inside(&args).map(drop),
+        CliCommand::Keep => sandbox::keeper::run(),
+        CliCommand::List(args) => list::run(&args),
+        CliCommand::Stat(args) => stat::run(&args),
+        CliCommand::Study(args) => study::run("study", &args),
+        CliCommand::Advise(args) => study::run("advise", &args),
+        CliCommand::Bench(args) => study::run("bench", &args),
+        CliCommand::Workload(args) => study::run("workload", &args),
+        CliCommand::Top(args) => top::run(&args),
+        CliCommand::Trace(args) => trace::run(&args),
+        CliCommand::Breakdown(args) => breakdown::run(&args),
+        CliCommand::Tune(args) => tune::run(&args),
+        CliCommand::Man(args) => man::run(&args),
+        CliCommand::Completions(args) => man::completions(&args),
+        CliCommand::Help(args) => man::help(&args),
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
         ] {
             let words = arguments(words);
             let one = parse_one(&words).map(|command| std::mem::discriminant(&command));
-            let among_all = Cli::try_parse_from(&words).map(|cli| cli.command);
+            let among_all = DefuseCli::try_parse_from(&words).map(|cli| cli.command);
             assert_eq!(one, among_all.ok().map(|it| std::mem::discriminant(&it)), "{words:?}");
             assert!(one.is_some());
         }

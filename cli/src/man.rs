@@ -9,13 +9,13 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use defuse_command::man::{make_directory, pages, write};
 
-use crate::error::{Failure, Result, print};
+use crate::error::{CommandFailure, Result, print};
 use crate::sources::SOURCES;
-use crate::{Cli, options, study};
+use crate::{DefuseCli, options, study};
 
 /// Write the manual pages
 #[derive(clap::Args)]
-pub struct ManArgs {
+pub struct ManPageArgs {
     /// Write all pages into this directory, instead of defuse(1) to the standard output
     dir: Option<PathBuf>,
 }
@@ -116,7 +116,7 @@ const EXAMPLES: &[(&str, &str)] = &[
 ];
 
 /// Writes the manual pages.
-pub fn run(args: &ManArgs) -> Result {
+pub fn run(args: &ManPageArgs) -> Result {
     let Some(dir) = &args.dir else {
         return print(&main_page(&mut built())?);
     };
@@ -147,7 +147,7 @@ pub fn run(args: &ManArgs) -> Result {
 /// Writes a completion script.
 pub fn completions(args: &CompletionsArgs) -> Result {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "defuse", &mut script);
+    clap_complete::generate(args.shell, &mut DefuseCli::command(), "defuse", &mut script);
     print(&String::from_utf8_lossy(&script))
 }
 
@@ -160,7 +160,7 @@ pub fn help(args: &HelpArgs) -> Result {
         Some(topic) if study::COMMANDS.contains(&topic) => study::help(topic),
         Some(topic) => match command.find_subcommand_mut(topic) {
             Some(subcommand) => print(&subcommand.render_long_help().to_string()),
-            None => Err(Failure::Usage(format!(
+            None => Err(CommandFailure::Usage(format!(
                 "there is no help about {topic}: ask for a command (defuse --help) or for options"
             ))),
         },
@@ -182,7 +182,7 @@ pub fn main_help() -> String {
 }
 
 fn built() -> Command {
-    let mut command = Cli::command();
+    let mut command = DefuseCli::command();
     command.build();
     command
 }
@@ -219,7 +219,7 @@ fn option_sections(page: &mut String) {
 
 fn rendered(page: &Man) -> Result<String> {
     let mut text = Vec::new();
-    page.render(&mut text).map_err(Failure::failed)?;
+    page.render(&mut text).map_err(CommandFailure::failed)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn the_command_line_definitions_are_consistent() {
-        Cli::command().debug_assert();
+        DefuseCli::command().debug_assert();
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use defuse_fs::source::{Images, NewImage};
+use defuse_fs::source::{ImageOperations, NewImage};
 use rustix::process::{getegid, geteuid};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::sources::SOURCES;
 use crate::{images, paths};
 
@@ -41,16 +41,19 @@ pub fn run(args: &MkfsArgs) -> Result {
         root_uid: geteuid().as_raw(),
         root_gid: getegid().as_raw(),
     };
-    let watch = images::Progress::new()?;
+    let watch = images::ImageProgress::new()?;
     Ok(kind(&args.kind)?.make(&paths::image(&args.image), &new, &watch)?)
 }
 
 /// The operations on images of the type `name`.
-fn kind(name: &str) -> Result<&'static dyn Images> {
+fn kind(name: &str) -> Result<&'static dyn ImageOperations> {
     let named = SOURCES.kinds().find(|kind| kind.about().name == name);
     named.and_then(|kind| kind.images()).ok_or_else(|| {
         let known = SOURCES.kinds().filter(|kind| kind.images().is_some());
         let known: Vec<_> = known.map(|kind| kind.about().name).collect();
-        Failure::Usage(format!("no images have the type {name:?}: known are {}", known.join(", ")))
+        CommandFailure::Usage(format!(
+            "no images have the type {name:?}: known are {}",
+            known.join(", ")
+        ))
     })
 }

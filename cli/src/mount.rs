@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::error::Result;
-use crate::options::{self, Profile, Settings};
+use crate::options::{self, OptionProfile, OptionSettings};
 use crate::serving::ProcessArgs;
 use crate::sources::SOURCES;
 use crate::{daemon, mounted, paths};
-use defuse_compose::Source;
+use defuse_compose::ParsedSource;
 
 /// Mount a file system
 ///
@@ -24,7 +24,7 @@ pub struct MountArgs {
     pub options: Vec<String>,
     /// The set of options to start from
     #[arg(long, value_enum, default_value_t)]
-    pub profile: Profile,
+    pub profile: OptionProfile,
     /// Maximum number of worker threads, or a policy for them: same as -o workers=
     #[arg(long, value_name = "N|paper[:MAX]|merged[:MAX]")]
     pub workers: Option<String>,
@@ -56,11 +56,11 @@ impl MountArgs {
 /// A mount whose command line was checked completely.
 pub struct CheckedMount {
     /// The source.
-    pub source: Source,
+    pub source: ParsedSource,
     /// The absolute path of the mount point.
     pub mountpoint: PathBuf,
     /// The settings.
-    pub settings: Settings,
+    pub settings: OptionSettings,
     /// The options as given, with those of other arguments.
     pub lists: Vec<String>,
     /// The arguments, with absolute paths.
@@ -112,7 +112,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct MountLine {
         #[command(flatten)]
         args: MountArgs,
     }
@@ -121,8 +121,8 @@ mod tests {
     fn the_background_process_gets_the_same_arguments() {
         let line = ["x", "memory:", "/m", "-oro,size=1M", "-o", "sync", "--profile=opt", "-vv"];
         let more = ["--workers", "3", "--log-file=/l", "--stats-file=/s"];
-        let args = Line::parse_from(line.into_iter().chain(more)).args;
-        let again = Line::parse_from(
+        let args = MountLine::parse_from(line.into_iter().chain(more)).args;
+        let again = MountLine::parse_from(
             args.to_command_line()[..1].iter().chain(&args.to_command_line()[1..]),
         );
         assert!(again.args.process.daemon);
@@ -133,6 +133,6 @@ mod tests {
             (args.process.log_file, args.stats_file)
         );
         assert_eq!((again.args.source, again.args.mountpoint), (args.source, args.mountpoint));
-        assert_eq!(again.args.profile, Profile::Opt);
+        assert_eq!(again.args.profile, OptionProfile::Opt);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::error::{self, Failure, Result};
+use crate::error::{self, CommandFailure, Result};
 use crate::mount::{self, MountArgs};
 use crate::{options, remount};
 
@@ -48,7 +48,7 @@ const NOT_OURS: &[&str] = &[
 
 /// The parsed arguments.
 #[derive(Debug, Default)]
-struct Request {
+struct HelperRequest {
     mount: MountArgs,
     /// Check everything, but mount nothing.
     fake: bool,
@@ -83,17 +83,21 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         false => mount::run(request.mount),
     });
     match outcome {
-        Err(failure @ (Failure::Usage(_) | Failure::Failed(_) | Failure::Interrupted(_))) => {
+        Err(
+            failure @ (CommandFailure::Usage(_)
+            | CommandFailure::Failed(_)
+            | CommandFailure::Interrupted(_)),
+        ) => {
             error::warn(&failure);
-            let wrong_use = matches!(failure, Failure::Usage(_));
+            let wrong_use = matches!(failure, CommandFailure::Usage(_));
             ExitCode::from(if wrong_use { WRONG_USE } else { MOUNT_FAILED })
         }
-        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Ok(()) | Err(CommandFailure::OutputClosed) => ExitCode::SUCCESS,
     }
 }
 
-fn parse(arguments: Vec<OsString>, is_root: bool) -> Result<Request> {
-    let mut request = Request::default();
+fn parse(arguments: Vec<OsString>, is_root: bool) -> Result<HelperRequest> {
+    let mut request = HelperRequest::default();
     let (mut words, mut lists, mut sloppy) = (Vec::new(), Vec::new(), false);
     let by_name = is_by_name(&arguments);
     let mut arguments = arguments.into_iter().skip(1);
@@ -117,7 +121,10 @@ fn parse(arguments: Vec<OsString>, is_root: bool) -> Result<Request> {
                 b'o' => lists.push(value()?),
                 b'N' => return Err(namespace()),
                 _ => {
-                    return Err(Failure::Usage(format!("there is no flag {}", argument.display())));
+                    return Err(CommandFailure::Usage(format!(
+                        "there is no flag {}",
+                        argument.display()
+                    )));
                 }
             }
             if matches!(flag, b't' | b'o') {
@@ -127,7 +134,7 @@ fn parse(arguments: Vec<OsString>, is_root: bool) -> Result<Request> {
     }
     let [source, mountpoint] = <[OsString; 2]>::try_from(words).map_err(|words| {
         let words = words.len();
-        Failure::Usage(format!(
+        CommandFailure::Usage(format!(
             "a source and a directory are needed, but there are {words} arguments"
         ))
     })?;
@@ -155,9 +162,9 @@ fn without_program(source: &OsStr) -> OsString {
 fn split(lists: &[OsString]) -> Result<Vec<String>> {
     let mut all = Vec::new();
     for list in lists {
-        let list = list
-            .to_str()
-            .ok_or_else(|| Failure::Usage(format!("options {} are not UTF-8", list.display())))?;
+        let list = list.to_str().ok_or_else(|| {
+            CommandFailure::Usage(format!("options {} are not UTF-8", list.display()))
+        })?;
         all.extend(options::split(list));
     }
     Ok(all)
@@ -205,19 +212,19 @@ fn remountable(all: Vec<String>, sloppy: bool) -> Vec<String> {
     all.into_iter().filter(is_meant).collect()
 }
 
-fn needs_value(flag: u8) -> Failure {
-    Failure::Usage(format!("-{} needs a value", char::from(flag)))
+fn needs_value(flag: u8) -> CommandFailure {
+    CommandFailure::Usage(format!("-{} needs a value", char::from(flag)))
 }
 
-fn namespace() -> Failure {
-    Failure::Usage("-N is not supported: enter the namespace first (nsenter --mount)".into())
+fn namespace() -> CommandFailure {
+    CommandFailure::Usage("-N is not supported: enter the namespace first (nsenter --mount)".into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn request(line: &str) -> Result<Request> {
+    fn request(line: &str) -> Result<HelperRequest> {
         parse(line.split(' ').map(OsString::from).collect(), false)
     }
 

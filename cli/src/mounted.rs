@@ -7,22 +7,24 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use defuse_compose::{Source, Switch};
+use defuse_compose::{ParsedSource, WriteSwitch};
 use defuse_fs::FileSystem;
-use defuse_fs::layer::Synchronous;
+use defuse_fs::layer::SynchronousLayer;
 use defuse_fuse::abi::{FUSE_OVER_IO_URING, FUSE_WRITEBACK_CACHE};
-use defuse_fuse::mount::{self, HelperWatch, How, MountOptions, Mounted, SyncFs, connection_id};
-use defuse_fuse::{Ended, Session, Statistics};
+use defuse_fuse::mount::{
+    self, HelperWatch, MountMethod, MountOptions, PreparedMount, SyncFs, connection_id,
+};
+use defuse_fuse::{Session, SessionEnd, SessionStatistics};
 use signal_hook::iterator::Signals;
 
 use crate::control;
-use crate::daemon::{self, Ready};
-use crate::error::{Failure, Result};
+use crate::daemon::{self, ReadyReceiver};
+use crate::error::{CommandFailure, Result};
 use crate::mount::CheckedMount;
-use crate::options::Settings;
-use crate::registry::{self, Entry, Found};
-use crate::sandbox::keeper::{Keeper, Order, Task};
-use crate::sandbox::{self, Extent, Namespaces, Needs};
+use crate::options::OptionSettings;
+use crate::registry::{self, RegisteredMount, RegistryEntry};
+use crate::sandbox::keeper::{KeeperHandle, KeeperOrder, KeeperTask};
+use crate::sandbox::{self, DaemonNamespaces, FilterNeeds, SandboxExtent};
 use crate::signals;
 use crate::{paths, umount};
 
@@ -33,7 +35,7 @@ const STATS_EVERY: Duration = Duration::from_secs(5);
 const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Mounts, reports to `ready`, and serves until the mount has ended.
-pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
+pub fn run(plan: &CheckedMount, ready: ReadyReceiver) -> Result {
     let mut notes = Vec::new();
     let (session, mut companions, fs) = match start(plan, &mut notes) {
         Ok(started) => started,
@@ -65,7 +67,7 @@ pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
 /// Fails if that is not possible, with the source.
 pub fn make_durable(fs: &dyn FileSystem, source: &str) -> Result<()> {
     fs.detached(defuse_fs::Origin::NONE).map_err(|errno| {
-        Failure::Failed(format!("{source}: not all changes could be made durable: {errno}"))
+        CommandFailure::Failed(format!("{source}: not all changes could be made durable: {errno}"))
     })
 }
 
@@ -84,9 +86,9 @@ pub fn release(fs: Arc<dyn FileSystem>) {
 }
 
 /// Fails where the file system could not make everything durable at its end.
-fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
+fn not_durable(mountpoint: &Path, ended: SessionEnd) -> Result {
     ended.durable.map_err(|errno| {
-        Failure::Failed(format!(
+        CommandFailure::Failed(format!(
             "{}: unmounted, but not everything could be made durable: {errno}; look at the source for \
              the cause, and compare what was written last",
             mountpoint.display()
@@ -95,7 +97,7 @@ fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
 }
 
 /// A mount that is served, and its file system.
-type Started = (Session, Companions, Arc<dyn FileSystem>);
+type Started = (Session, MountCompanions, Arc<dyn FileSystem>);
 
 /// Mounts and starts serving. Adds messages for the user to `notes`.
 fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
@@ -103,11 +105,11 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     let (fs, writable) = plan.source.open_with_switch(&plan.settings.source)?;
     let MountOptions { sync, dirsync, .. } = plan.settings.mount;
     let fs: Arc<dyn FileSystem> = match sync || dirsync {
-        true => Arc::new(Synchronous::new(fs, !sync)),
+        true => Arc::new(SynchronousLayer::new(fs, !sync)),
         false => fs,
     };
     // From here on a signal must not leave a mount behind.
-    let caught = signals::catch().map_err(Failure::failed)?;
+    let caught = signals::catch().map_err(CommandFailure::failed)?;
     let at = plan.mountpoint.clone();
     namespaces.at_home(move || umount::clear_dead(&at))??;
     let mut options = plan.settings.mount.clone();
@@ -130,11 +132,11 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     options.syncfs.get_or_insert(delays_changes);
     let at = plan.mountpoint.clone();
     let mounted = namespaces.at_home(move || mount::mount(&at, &options))?;
-    let mounted = mounted.map_err(Failure::failed)?;
+    let mounted = mounted.map_err(CommandFailure::failed)?;
     notes.extend(unsynced(&mounted.syncfs, delays_changes));
     // Others than root unmount with a set-user-id program.
-    let by_helper = matches!(mounted.how, How::Helper(_));
-    let sandboxed = plan.settings.sandbox != Extent::None && !by_helper;
+    let by_helper = matches!(mounted.how, MountMethod::Helper(_));
+    let sandboxed = plan.settings.sandbox != SandboxExtent::None && !by_helper;
     if sandboxed {
         sandbox::enter();
     }
@@ -153,8 +155,8 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     if let Err(failure) = namespaces.confine() {
         // Nobody would serve it.
         if let Some(keeper) = &companions.keeper {
-            keeper.order(&Order::Unmount(false));
-            keeper.order(&Order::Remove);
+            keeper.order(&KeeperOrder::Unmount(false));
+            keeper.order(&KeeperOrder::Remove);
         }
         let _ = mount::unmount(&mountpoint, true);
         return Err(failure);
@@ -163,7 +165,7 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
         let needs = needs(&plan.source);
         let rings = needs.rings || session.negotiated().uses(FUSE_OVER_IO_URING);
         let unmounts = companions.keeper.is_none();
-        sandbox::filter(Needs { unmounts, rings, ..needs });
+        sandbox::filter(FilterNeeds { unmounts, rings, ..needs });
     }
     Ok((session, companions, fs))
 }
@@ -183,43 +185,43 @@ fn unsynced(syncfs: &SyncFs, delays_changes: bool) -> Option<String> {
 }
 
 /// A namespace for the daemon, if its mount can be made and removed from there.
-fn namespaces(plan: &CheckedMount) -> Result<Namespaces> {
+fn namespaces(plan: &CheckedMount) -> Result<DaemonNamespaces> {
     // The parent process mounted, and unmounts.
-    let Settings { sandbox, mount, .. } = &plan.settings;
+    let OptionSettings { sandbox, mount, .. } = &plan.settings;
     if plan.mountpoint.starts_with("/dev/fd") {
         if mount.auto_unmount {
-            return Err(Failure::Failed(format!(
+            return Err(CommandFailure::Failed(format!(
                 "auto_unmount is not possible for {}: the process that opened it mounts and unmounts; give the option to that one",
                 plan.mountpoint.display()
             )));
         }
-        return Ok(Namespaces::stay());
+        return Ok(DaemonNamespaces::stay());
     }
-    let namespaces = Namespaces::leave(&[&plan.source], *sandbox, !mount.nodev)?;
+    let namespaces = DaemonNamespaces::leave(&[&plan.source], *sandbox, !mount.nodev)?;
     if mount.auto_unmount { namespaces.watched() } else { Ok(namespaces) }
 }
 
 /// The system calls that serving `source` needs.
-pub fn needs(source: &Source) -> Needs {
+pub fn needs(source: &ParsedSource) -> FilterNeeds {
     let about = source.kind.about();
     let handles = source.directory().is_some();
-    Needs { handles, rings: about.rings, network: about.network, unmounts: false }
+    FilterNeeds { handles, rings: about.rings, network: about.network, unmounts: false }
 }
 
 fn serve(
     plan: &CheckedMount,
-    (fs, writable): (Arc<dyn FileSystem>, Switch),
-    (mounted, namespaces): (Mounted, &Namespaces),
+    (fs, writable): (Arc<dyn FileSystem>, WriteSwitch),
+    (mounted, namespaces): (PreparedMount, &DaemonNamespaces),
     caught: Signals,
-) -> Result<(Session, Companions)> {
+) -> Result<(Session, MountCompanions)> {
     let fstype = mounted.fstype(&plan.settings.mount.subtype);
-    let Mounted { device, mountpoint, watch, .. } = mounted;
+    let PreparedMount { device, mountpoint, watch, .. } = mounted;
     let can_only_be_read = writable.is_none() && fs.caps().read_only;
     let mut options = plan.settings.session.clone();
     namespaces.adapt(&mut options);
-    let prepared = Registration::prepare(plan, (&mountpoint, fstype), namespaces);
+    let prepared = MountRegistration::prepare(plan, (&mountpoint, fstype), namespaces);
     let started = prepared.and_then(|registration| {
-        let session = Session::start(device, fs, &options).map_err(Failure::failed)?;
+        let session = Session::start(device, fs, &options).map_err(CommandFailure::failed)?;
         Ok((registration, session))
     });
     let (registration, session) = started.inspect_err(|_| {
@@ -231,75 +233,75 @@ fn serve(
     }
     let writable = (writable, can_only_be_read);
     let companions =
-        Companions::start(plan, &session, (registration, writable), caught, namespaces);
-    Ok((session, Companions { watch, ..companions }))
+        MountCompanions::start(plan, &session, (registration, writable), caught, namespaces);
+    Ok((session, MountCompanions { watch, ..companions }))
 }
 
 /// The entry of a mount, and the process that removes it, before requests are served.
-struct Registration {
+struct MountRegistration {
     mountpoint: PathBuf,
     connection: Option<u32>,
     /// The file, and its content.
-    entry: Option<(PathBuf, Entry)>,
+    entry: Option<(PathBuf, RegistryEntry)>,
     abort: Option<OwnedFd>,
-    keeper: Option<Arc<Keeper>>,
+    keeper: Option<Arc<KeeperHandle>>,
 }
 
-impl Registration {
+impl MountRegistration {
     fn prepare(
         plan: &CheckedMount,
         (mountpoint, fstype): (&Path, String),
-        namespaces: &Namespaces,
-    ) -> Result<Registration> {
+        namespaces: &DaemonNamespaces,
+    ) -> Result<MountRegistration> {
         let mountpoint = mountpoint.to_path_buf();
-        let entry = Entry { fstype, ..entry(plan, &mountpoint) };
+        let entry = RegistryEntry { fstype, ..entry(plan, &mountpoint) };
         let find = move || {
             let connection = connection_id(&mountpoint);
             let abort = connection.and_then(signals::open_abort);
             let entry = connection.and_then(|connection| {
                 let file = registry::place(connection);
                 let file = file.map_err(|failure| log::warn!("{failure}")).ok()?;
-                Some((file, Entry { connection, ..entry }))
+                Some((file, RegistryEntry { connection, ..entry }))
             });
-            Registration { mountpoint, connection, entry, abort, keeper: None }
+            MountRegistration { mountpoint, connection, entry, abort, keeper: None }
         };
         let found = namespaces.at_home(find)?;
         let auto_unmount = plan.settings.mount.auto_unmount;
-        let mut task = Task::default()
+        let mut task = KeeperTask::default()
             .unmount(&found.mountpoint, found.connection)
             .unmount_at_death(auto_unmount);
         if let Some((file, entry)) = &found.entry {
             task = task.unregister(file, entry.clone());
         }
         let keeper = namespaces.entrust(task.write(plan.args.stats_file.as_deref()))?;
-        Ok(Registration { keeper, ..found })
+        Ok(MountRegistration { keeper, ..found })
     }
 }
 
-fn entry(plan: &CheckedMount, mountpoint: &Path) -> Entry {
+fn entry(plan: &CheckedMount, mountpoint: &Path) -> RegistryEntry {
     let source = plan.source.text().to_string_lossy().into_owned();
-    let mut entry = Entry::of_this_process(0, source, mountpoint);
+    let mut entry = RegistryEntry::of_this_process(0, source, mountpoint);
     entry.options = plan.lists.clone();
     entry
 }
 
 /// Threads and files beside a session. The session works without them, so a failure is a warning.
-struct Companions {
-    registered: Option<Found>,
+struct MountCompanions {
+    registered: Option<RegisteredMount>,
     stats_file: Option<StatsFile>,
-    keeper: Option<Arc<Keeper>>,
+    keeper: Option<Arc<KeeperHandle>>,
     watch: Option<HelperWatch>,
 }
 
-impl Companions {
+impl MountCompanions {
     fn start(
         plan: &CheckedMount,
         session: &Session,
-        (registration, writable): (Registration, (Switch, bool)),
+        (registration, writable): (MountRegistration, (WriteSwitch, bool)),
         caught: Signals,
-        namespaces: &Namespaces,
-    ) -> Companions {
-        let Registration { mountpoint, connection, entry, abort, keeper } = registration;
+        namespaces: &DaemonNamespaces,
+    ) -> MountCompanions {
+        let MountRegistration { mountpoint, connection, entry, abort, keeper } = registration;
         let register = move || {
             let (file, entry) = entry?;
             // The socket first: a process that finds the entry may connect at once.
@@ -320,7 +322,7 @@ impl Companions {
         let stats_file = plan.args.stats_file.as_deref();
         let stats_file =
             stats_file.map(|path| StatsFile::start(path, session.statistics(), keeper.clone()));
-        let target = signals::Target {
+        let target = signals::SignalTarget {
             mountpoint,
             connection,
             abort,
@@ -331,11 +333,11 @@ impl Companions {
         if let Err(error) = signals::serve(caught, target) {
             log::warn!("signals are not heard: {error}");
         }
-        Companions { registered, stats_file, keeper, watch: None }
+        MountCompanions { registered, stats_file, keeper, watch: None }
     }
 
     /// Ends them. Leaves a failure in the registry, for the process that unmounts to report.
-    fn end(self, failure: Option<&Failure>) {
+    fn end(self, failure: Option<&CommandFailure>) {
         if let Some(file) = self.stats_file {
             file.end();
         }
@@ -344,10 +346,10 @@ impl Companions {
             (Some(keeper), registered, failure) => {
                 match failure {
                     Some(failure) if registered.is_some() => {
-                        keeper.order(&Order::Leave(failure.to_string()));
+                        keeper.order(&KeeperOrder::Leave(failure.to_string()));
                     }
                     _ => {
-                        keeper.order(&Order::Remove);
+                        keeper.order(&KeeperOrder::Remove);
                     }
                 }
                 keeper.end();
@@ -362,14 +364,18 @@ impl Companions {
 /// A file with the statistics, at most [`STATS_EVERY`] old.
 struct StatsFile {
     path: PathBuf,
-    keeper: Option<Arc<Keeper>>,
-    statistics: Statistics,
+    keeper: Option<Arc<KeeperHandle>>,
+    statistics: SessionStatistics,
     end: mpsc::Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl StatsFile {
-    fn start(path: &Path, statistics: Statistics, keeper: Option<Arc<Keeper>>) -> StatsFile {
+    fn start(
+        path: &Path,
+        statistics: SessionStatistics,
+        keeper: Option<Arc<KeeperHandle>>,
+    ) -> StatsFile {
         let (end, ended) = mpsc::channel();
         let (file, source) = (path.to_path_buf(), statistics.clone());
         let by = keeper.clone();
@@ -393,11 +399,11 @@ impl StatsFile {
     }
 }
 
-fn write_stats(path: &Path, statistics: &Statistics, keeper: Option<&Keeper>) {
+fn write_stats(path: &Path, statistics: &SessionStatistics, keeper: Option<&KeeperHandle>) {
     let text = serde_json::to_string(&statistics.snapshot()).map_err(std::io::Error::from);
     let written = text.and_then(|text| match keeper {
         Some(keeper) => {
-            keeper.order(&Order::Statistics(text));
+            keeper.order(&KeeperOrder::Statistics(text));
             Ok(())
         }
         None => paths::write_atomically(path, text.as_bytes()),
@@ -410,7 +416,7 @@ fn write_stats(path: &Path, statistics: &Statistics, keeper: Option<&Keeper>) {
 #[cfg(test)]
 mod tests {
     use defuse_fs::Errno;
-    use defuse_fs::layer::{Action, Fault, Method, Rule, When};
+    use defuse_fs::layer::{FaultAction, FaultLayer, FaultRule, FaultTrigger, Method};
     use defuse_fuse::SessionOptions;
     use defuse_fuse::mount::MountOptions;
 
@@ -433,16 +439,25 @@ mod tests {
             println!("skipped: needs root and /dev/fuse");
             return;
         }
-        for (action, code) in [(Action::Fail(Errno::ENOSPC), Some(1)), (Action::Short(0), None)] {
+        for (action, code) in
+            [(FaultAction::Fail(Errno::ENOSPC), Some(1)), (FaultAction::Short(0), None)]
+        {
             let dir = tempfile::tempdir().unwrap();
-            let fault = Arc::new(Fault::new(defuse_memory::Memory::new(Default::default()), 1));
-            fault.set_rules(&[Rule { method: Some(Method::Syncfs), when: When::Always, action }]);
+            let fault = Arc::new(FaultLayer::new(
+                defuse_memory::MemoryFileSystem::new(Default::default()),
+                1,
+            ));
+            fault.set_rules(&[FaultRule {
+                method: Some(Method::Syncfs),
+                when: FaultTrigger::Always,
+                action,
+            }]);
             let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
             let session =
                 Session::start(mounted.device, fault, &SessionOptions::default()).unwrap();
             mount::unmount(dir.path(), false).unwrap();
             let outcome = not_durable(dir.path(), session.wait());
-            assert_eq!(outcome.as_ref().err().map(Failure::code), code);
+            assert_eq!(outcome.as_ref().err().map(CommandFailure::code), code);
             let text = outcome.err().map_or(String::new(), |failure| failure.to_string());
             assert_eq!(text.contains(dir.path().to_str().unwrap()), code.is_some(), "{text}");
         }

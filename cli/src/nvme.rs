@@ -5,13 +5,13 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use defuse_block::{Access, Device, File, Ram};
+use defuse_block::{BlockDevice, DeviceAccess, FileDevice, RamDevice};
 use defuse_nvme::host::{HostController, PciAddress, SysfsHost};
 use defuse_nvme::measure::{InstantController, RandomReadTest, ReadCost};
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions, VfioController};
 use serde::Serialize;
 
-use crate::error::{Failure, Result, print};
+use crate::error::{CommandFailure, Result, print};
 
 /// NVMe controllers, and the driver for them in user space
 #[derive(clap::Args)]
@@ -20,11 +20,11 @@ pub struct NvmeArgs {
     #[arg(long, hide = true, default_value = "/")]
     root: PathBuf,
     #[command(subcommand)]
-    command: Command,
+    command: NvmeCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
+enum NvmeCommand {
     /// List the controllers of this machine, with the driver and the users of each
     List(JsonArgs),
     /// Give a controller to user space (vfio-pci)
@@ -34,15 +34,15 @@ enum Command {
     /// Give a controller back to the kernel
     Unbind(AddressArgs),
     /// Show what a controller says of itself; user space must have it
-    Identify(AskArgs),
+    Identify(ControllerArgs),
     /// Show the state of health of a controller; user space must have it
-    Smart(AskArgs),
+    Smart(ControllerArgs),
     /// Compare blocks with a file, in the controller; user space must have it
     ///
     /// The exit code is 0 where they are equal, and 1 where they differ.
     Compare(CompareArgs),
     /// Measure random reads of 4 KiB: CPU time and operations per second
-    Bench(BenchArgs),
+    Bench(NvmeBenchArgs),
 }
 
 #[derive(clap::Args)]
@@ -60,7 +60,7 @@ struct AddressArgs {
 }
 
 #[derive(clap::Args)]
-struct AskArgs {
+struct ControllerArgs {
     #[command(flatten)]
     which: AddressArgs,
     /// The namespace
@@ -85,7 +85,7 @@ struct CompareArgs {
 }
 
 #[derive(clap::Args)]
-struct BenchArgs {
+struct NvmeBenchArgs {
     /// The address of a controller that user space has
     #[arg(value_parser = address)]
     address: Option<PciAddress>,
@@ -110,7 +110,7 @@ const COMPARED: usize = 1 << 20;
 
 /// A row of `defuse nvme list`.
 #[derive(Serialize)]
-struct Row {
+struct ControllerRow {
     address: String,
     id: String,
     driver: Option<String>,
@@ -122,7 +122,7 @@ struct Row {
 
 /// A row of `defuse nvme bench`.
 #[derive(Serialize)]
-struct Measured {
+struct DeviceMeasurement {
     device: String,
     operations: u64,
     cpu_ns_per_operation: f64,
@@ -133,13 +133,13 @@ struct Measured {
 pub fn run(args: &NvmeArgs) -> Result {
     let host = SysfsHost::at(&args.root);
     match &args.command {
-        Command::List(json) => list(&host, json),
-        Command::Bind(args) => host.bind(&args.address).map_err(Failure::failed),
-        Command::Unbind(args) => host.unbind(&args.address).map_err(Failure::failed),
-        Command::Identify(args) => identify(&open(&host, &args.which, args.namespace)?, args),
-        Command::Smart(args) => smart(&open(&host, &args.which, args.namespace)?, args),
-        Command::Compare(args) => compare(&host, args),
-        Command::Bench(args) => bench(&host, args),
+        NvmeCommand::List(json) => list(&host, json),
+        NvmeCommand::Bind(args) => host.bind(&args.address).map_err(CommandFailure::failed),
+        NvmeCommand::Unbind(args) => host.unbind(&args.address).map_err(CommandFailure::failed),
+        NvmeCommand::Identify(args) => identify(&open(&host, &args.which, args.namespace)?, args),
+        NvmeCommand::Smart(args) => smart(&open(&host, &args.which, args.namespace)?, args),
+        NvmeCommand::Compare(args) => compare(&host, args),
+        NvmeCommand::Bench(args) => bench(&host, args),
     }
 }
 
@@ -149,10 +149,10 @@ fn address(text: &str) -> std::result::Result<PciAddress, String> {
 
 fn list(host: &SysfsHost, args: &JsonArgs) -> Result {
     let found = host.controllers().map_err(|error| {
-        Failure::Failed(format!("cannot read the devices of this machine: {error}"))
+        CommandFailure::Failed(format!("cannot read the devices of this machine: {error}"))
     })?;
     if args.json {
-        let row = |found: HostController| Row {
+        let row = |found: HostController| ControllerRow {
             address: found.address.to_string(),
             id: found.id,
             driver: found.driver,
@@ -181,13 +181,13 @@ fn list(host: &SysfsHost, args: &JsonArgs) -> Result {
 
 fn open(host: &SysfsHost, which: &AddressArgs, namespace: u32) -> Result<NvmeDevice> {
     let options = NvmeOptions { namespace, ..NvmeOptions::default() };
-    let vfio = VfioController::open(host, &which.address).map_err(Failure::failed)?;
-    NvmeDevice::open(vfio, &options).map_err(Failure::failed)
+    let vfio = VfioController::open(host, &which.address).map_err(CommandFailure::failed)?;
+    NvmeDevice::open(vfio, &options).map_err(CommandFailure::failed)
 }
 
 fn compare(host: &SysfsHost, args: &CompareArgs) -> Result {
     let path = args.file.display();
-    let failed = |error| Failure::Failed(format!("cannot read {path}: {error}"));
+    let failed = |error| CommandFailure::Failed(format!("cannot read {path}: {error}"));
     let mut file = std::fs::File::open(&args.file).map_err(failed)?;
     let disk = open(host, &args.which, args.namespace)?;
     let size = disk.facts().block_size as usize;
@@ -199,21 +199,21 @@ fn compare(host: &SysfsHost, args: &CompareArgs) -> Result {
         let len = file.by_ref().take(most as u64).read_to_end(&mut part).map_err(failed)?;
         if len % size != 0 {
             let why = format!("{path} has no whole number of blocks of {size} bytes: pad it");
-            return Err(Failure::Failed(why));
+            return Err(CommandFailure::Failed(why));
         }
         if len == 0 {
             return Ok(());
         }
-        if !disk.compare(block, &part).map_err(Failure::failed)? {
+        if !disk.compare(block, &part).map_err(CommandFailure::failed)? {
             let end = block + (len / size) as u64;
             let why = format!("the blocks from {block} to before {end} differ from {path}");
-            return Err(Failure::Failed(why));
+            return Err(CommandFailure::Failed(why));
         }
         block += (len / size) as u64;
     }
 }
 
-fn identify(disk: &NvmeDevice, args: &AskArgs) -> Result {
+fn identify(disk: &NvmeDevice, args: &ControllerArgs) -> Result {
     let (controller, facts) = (disk.controller_facts(), disk.facts());
     let rows = [
         ("model", controller.model.clone()),
@@ -234,9 +234,9 @@ fn identify(disk: &NvmeDevice, args: &AskArgs) -> Result {
     pairs(&rows, args.json.json)
 }
 
-fn smart(disk: &NvmeDevice, args: &AskArgs) -> Result {
-    let smart = disk.smart().map_err(Failure::failed)?;
-    let errors = disk.errors().map_err(Failure::failed)?;
+fn smart(disk: &NvmeDevice, args: &ControllerArgs) -> Result {
+    let smart = disk.smart().map_err(CommandFailure::failed)?;
+    let errors = disk.errors().map_err(CommandFailure::failed)?;
     let bytes = |units: u128| units.saturating_mul(512_000).to_string();
     let rows = [
         ("critical_warning", format!("{:#x}", smart.critical_warning)),
@@ -254,9 +254,9 @@ fn smart(disk: &NvmeDevice, args: &AskArgs) -> Result {
     pairs(&rows, args.json.json)
 }
 
-fn bench(host: &SysfsHost, args: &BenchArgs) -> Result {
+fn bench(host: &SysfsHost, args: &NvmeBenchArgs) -> Result {
     if !args.seconds.is_finite() || !(0.01..=3600.0).contains(&args.seconds) {
-        return Err(Failure::usage("--seconds takes a number from 0.01 to 3600"));
+        return Err(CommandFailure::usage("--seconds takes a number from 0.01 to 3600"));
     }
     let reads = RandomReadTest { depth: args.depth, time: Duration::from_secs_f64(args.seconds) };
     let mut rows = Vec::new();
@@ -264,15 +264,16 @@ fn bench(host: &SysfsHost, args: &BenchArgs) -> Result {
         rows.push(of_driver(&reads)?);
     }
     if let Some(address) = &args.address {
-        let vfio = VfioController::open(host, address).map_err(Failure::failed)?;
-        let disk = NvmeDevice::open(vfio, &NvmeOptions::default()).map_err(Failure::failed)?;
+        let vfio = VfioController::open(host, address).map_err(CommandFailure::failed)?;
+        let disk =
+            NvmeDevice::open(vfio, &NvmeOptions::default()).map_err(CommandFailure::failed)?;
         rows.push(measured(&reads, &disk)?);
     }
     for path in &args.file {
         rows.push(of_file(&reads, path)?);
     }
     if rows.is_empty() {
-        return Err(Failure::usage(
+        return Err(CommandFailure::usage(
             "nothing to measure: name a controller, --driver or --file PATH",
         ));
     }
@@ -288,29 +289,30 @@ fn bench(host: &SysfsHost, args: &BenchArgs) -> Result {
 }
 
 /// The cost of the driver alone: the controller answers at once and moves no data.
-fn of_driver(reads: &RandomReadTest) -> Result<Measured> {
-    let model = ControllerModel::new(&Ram::new(4096, 1 << 16), 1).map_err(Failure::failed)?;
+fn of_driver(reads: &RandomReadTest) -> Result<DeviceMeasurement> {
+    let model =
+        ControllerModel::new(&RamDevice::new(4096, 1 << 16), 1).map_err(CommandFailure::failed)?;
     let disk = NvmeDevice::open(InstantController::new(model), &NvmeOptions::default())
-        .map_err(Failure::failed)?;
-    let cost = reads.run(&disk).map_err(Failure::failed)?;
+        .map_err(CommandFailure::failed)?;
+    let cost = reads.run(&disk).map_err(CommandFailure::failed)?;
     Ok(row("the driver, on a controller that answers at once", cost))
 }
 
-fn of_file(reads: &RandomReadTest, path: &Path) -> Result<Measured> {
-    let file = File::open(path, Access::Read).map_err(Failure::failed)?;
+fn of_file(reads: &RandomReadTest, path: &Path) -> Result<DeviceMeasurement> {
+    let file = FileDevice::open(path, DeviceAccess::Read).map_err(CommandFailure::failed)?;
     measured(reads, &file)
 }
 
-fn measured(reads: &RandomReadTest, device: &dyn Device) -> Result<Measured> {
+fn measured(reads: &RandomReadTest, device: &dyn BlockDevice) -> Result<DeviceMeasurement> {
     let cost = reads.run(device).map_err(|errno| {
         let why = device.shortage().unwrap_or_else(|| errno.to_string());
-        Failure::Failed(format!("{} cannot be read: {why}", device.facts().name))
+        CommandFailure::Failed(format!("{} cannot be read: {why}", device.facts().name))
     })?;
     Ok(row(&device.facts().name, cost))
 }
 
-fn row(device: &str, cost: ReadCost) -> Measured {
-    Measured {
+fn row(device: &str, cost: ReadCost) -> DeviceMeasurement {
+    DeviceMeasurement {
         device: device.to_owned(),
         operations: cost.operations,
         cpu_ns_per_operation: cost.cpu_ns(),
@@ -330,6 +332,6 @@ fn pairs(rows: &[(&str, String)], as_json: bool) -> Result {
 }
 
 fn json(value: &impl Serialize) -> Result {
-    let text = serde_json::to_string_pretty(value).map_err(Failure::failed)?;
+    let text = serde_json::to_string_pretty(value).map_err(CommandFailure::failed)?;
     print(&format!("{text}\n"))
 }

@@ -3,38 +3,38 @@
 mod table;
 
 pub use defuse_compose::split;
-pub use table::{OPTIONS, Scope};
+pub use table::{OPTIONS, OptionScope};
 
 use std::fmt::Write as _;
 
-use defuse_compose::Source;
-use defuse_fs::source::{Frontend, Granted, Kind};
+use defuse_compose::ParsedSource;
+use defuse_fs::source::{FrontendProperties, GrantedEffects, SourceKind};
 use defuse_fuse::abi::InitIn;
 use defuse_fuse::mount::MountOptions;
 use defuse_fuse::{IoUring, SessionOptions, ThreadPolicy, negotiate};
 
-use crate::error::{Failure, Result};
-use crate::sandbox::Extent;
+use crate::error::{CommandFailure, Result};
+use crate::sandbox::SandboxExtent;
 use crate::sources::SOURCES;
 
 /// All settings that options change.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct OptionSettings {
     /// The settings of the mount.
     pub mount: MountOptions,
     /// The settings of the session.
     pub session: SessionOptions,
     /// The settings of the source.
-    pub source: defuse_compose::Settings,
+    pub source: defuse_compose::SourceSettings,
     /// The extent to which the daemon gives up what it does not need.
-    pub sandbox: Extent,
+    pub sandbox: SandboxExtent,
     /// The kernel checks permissions; `None` without such an option.
     pub default_permissions: Option<bool>,
 }
 
 /// A named set of options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Profile {
+pub enum OptionProfile {
     /// The fastest options that are correct for every file system.
     #[default]
     Default,
@@ -44,22 +44,36 @@ pub enum Profile {
     Opt,
 }
 
-impl Profile {
-    fn settings(self) -> Settings {
-        let stackfs = || Frontend { stackfs: true, backing_files: false, ..Frontend::default() };
-        let (session, frontend) = match self {
-            Profile::Default => (SessionOptions::default(), Frontend::default()),
-            Profile::Base => (SessionOptions::stackfs_base(), stackfs()),
-            Profile::Opt => (SessionOptions::stackfs_opt(), stackfs()),
+impl OptionProfile {
+    fn settings(self) -> OptionSettings {
+        let stackfs = || FrontendProperties {
+            stackfs: true,
+            backing_files: false,
+            ..FrontendProperties::default()
         };
-        let source = defuse_compose::Settings::of(frontend);
+        let (session, frontend) = match self {
+            OptionProfile::Default => (SessionOptions::default(), FrontendProperties::default()),
+            OptionProfile::Base => (SessionOptions::stackfs_base(), stackfs()),
+            OptionProfile::Opt => (SessionOptions::stackfs_opt(), stackfs()),
+        };
+        let source = defuse_compose::SourceSettings::of(frontend);
         let mount = MountOptions::default();
-        Settings { mount, session, source, default_permissions: None, sandbox: Extent::Usual }
+        OptionSettings {
+            mount,
+            session,
+            source,
+            default_permissions: None,
+            sandbox: SandboxExtent::Usual,
+        }
     }
 }
 
 /// Applies `lists` (each a value of `-o`) for `source`, over `profile`.
-pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Settings> {
+pub fn parse(
+    profile: OptionProfile,
+    source: &ParsedSource,
+    lists: &[String],
+) -> Result<OptionSettings> {
     let mut settings = profile.settings();
     settings.mount.fsname = fsname(source);
     for option in lists.iter().flat_map(|list| split(list)) {
@@ -68,7 +82,7 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
     let session = &settings.session;
     if session.policy != ThreadPolicy::Adaptive && session.io_uring == IoUring::Required {
         let policy = session.policy.name();
-        return Err(Failure::Usage(format!(
+        return Err(CommandFailure::Usage(format!(
             "options io_uring and workers={policy} exclude each other, because threads read /dev/fuse by \
              this policy: remove one of them"
         )));
@@ -83,7 +97,7 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
     frontend.single_user = single_user;
     frontend.writeback = settings.session.writeback;
     frontend.noatime = settings.mount.noatime;
-    frontend.granted = Granted { suid: !settings.mount.nosuid, dev: !settings.mount.nodev };
+    frontend.granted = GrantedEffects { suid: !settings.mount.nosuid, dev: !settings.mount.nodev };
     Ok(settings)
 }
 
@@ -91,15 +105,15 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
 /// a daemon of root opens files for them.
 fn consult_access_lists(
     session: &mut SessionOptions,
-    profile: Profile,
+    profile: OptionProfile,
     single_user: bool,
 ) -> Result {
     let refused = session.disabled & defuse_fuse::abi::FUSE_POSIX_ACL != 0;
     if single_user || !refused {
         return Ok(());
     }
-    if profile == Profile::Default {
-        return Err(Failure::Usage(
+    if profile == OptionProfile::Default {
+        return Err(CommandFailure::Usage(
             "options no_posix_acl and allow_other exclude each other, because users would be admitted whom \
              an access list denies: remove one of them"
                 .to_owned(),
@@ -117,12 +131,12 @@ fn must_check(mount: &MountOptions) -> bool {
 }
 
 /// The source for `/proc/mounts`. The kernel accepts up to 255 bytes.
-fn fsname(source: &Source) -> String {
+fn fsname(source: &ParsedSource) -> String {
     let text = source.text().to_string_lossy().into_owned();
     if text.len() < 256 { text } else { source.kind.about().name.to_owned() }
 }
 
-fn apply(settings: &mut Settings, kind: &dyn Kind, option: &str) -> Result {
+fn apply(settings: &mut OptionSettings, kind: &dyn SourceKind, option: &str) -> Result {
     let (name, value) = match option.split_once('=') {
         Some((name, value)) => (name, Some(value)),
         None => (option, None),
@@ -138,7 +152,7 @@ fn apply(settings: &mut Settings, kind: &dyn Kind, option: &str) -> Result {
     }
     if let Some(owner) = SOURCES.kinds().find(|kind| has_option(*kind, name)) {
         let (owner, kind) = (owner.about().name, kind.about().name);
-        return Err(Failure::Usage(format!(
+        return Err(CommandFailure::Usage(format!(
             "option {name} is for sources of type {owner}, not {kind}: remove it"
         )));
     }
@@ -146,13 +160,15 @@ fn apply(settings: &mut Settings, kind: &dyn Kind, option: &str) -> Result {
         return Err(unknown(name));
     };
     if value.is_some() {
-        return Err(Failure::Usage(format!("option {name} takes no value: write just {name}")));
+        return Err(CommandFailure::Usage(format!(
+            "option {name} takes no value: write just {name}"
+        )));
     }
     settings.session.disabled |= bit;
     Ok(())
 }
 
-fn has_option(kind: &dyn Kind, name: &str) -> bool {
+fn has_option(kind: &dyn SourceKind, name: &str) -> bool {
     kind.options().iter().any(|option| option.name == name)
 }
 
@@ -166,7 +182,7 @@ pub fn capability_options() -> Vec<(String, u64)> {
     decisions.iter().map(|decision| (option(decision.name), decision.bit)).collect()
 }
 
-fn unknown(name: &str) -> Failure {
+fn unknown(name: &str) -> CommandFailure {
     let capabilities = capability_options();
     let capabilities = capabilities.iter().map(|(name, _)| name.as_str());
     let of_kinds = SOURCES.kinds().flat_map(|kind| kind.options()).map(|option| option.name);
@@ -178,7 +194,7 @@ fn unknown(name: &str) -> Failure {
         Some((_, known)) => format!("did you mean {known}?"),
         None => "see `defuse help options`".to_owned(),
     };
-    Failure::Usage(format!("there is no option {name}: {hint}"))
+    CommandFailure::Usage(format!("there is no option {name}: {hint}"))
 }
 
 /// True for an option of any source.
@@ -194,17 +210,17 @@ pub fn escape(option: &str) -> String {
 }
 
 /// A part of the table: its title, and the form and help of each option.
-pub type Part = (String, Vec<(String, &'static str)>);
+pub type OptionPart = (String, Vec<(String, &'static str)>);
 
 /// The parts of the table, with their titles.
-pub fn parts() -> Vec<Part> {
-    let part = |title: String, scope: Scope| {
+pub fn parts() -> Vec<OptionPart> {
+    let part = |title: String, scope: OptionScope| {
         let options = OPTIONS.iter().filter(|option| option.scope == scope);
         (title, options.map(|option| (option.form(), option.help)).collect())
     };
     let mut parts = vec![
-        part("of every mount".into(), Scope::Mount),
-        part("of every session".into(), Scope::Session),
+        part("of every mount".into(), OptionScope::Mount),
+        part("of every session".into(), OptionScope::Session),
     ];
     for kind in SOURCES.kinds() {
         let lines = kind.options().into_iter().map(|option| (option.form, option.help)).collect();
@@ -233,22 +249,22 @@ pub fn help() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use defuse_fs::source::Locks;
+    use defuse_fs::source::LockPlace;
     use defuse_fuse::mount::mount_option_names;
     use std::time::Duration;
 
-    fn of(profile: Profile, kind: &str, list: &str) -> Result<Settings> {
+    fn of(profile: OptionProfile, kind: &str, list: &str) -> Result<OptionSettings> {
         let rest = if kind == "memory" { "" } else { "x" };
         let source = SOURCES.parse(format!("{kind}:{rest}").as_ref()).unwrap();
         parse(profile, &source, &[list.to_owned()])
     }
 
-    fn ok(backend: &str, list: &str) -> Settings {
-        of(Profile::Default, backend, list).unwrap()
+    fn ok(backend: &str, list: &str) -> OptionSettings {
+        of(OptionProfile::Default, backend, list).unwrap()
     }
 
     fn error(backend: &str, list: &str) -> String {
-        let failure = of(Profile::Default, backend, list).unwrap_err();
+        let failure = of(OptionProfile::Default, backend, list).unwrap_err();
         assert_eq!(failure.code(), 2);
         failure.to_string()
     }
@@ -307,7 +323,7 @@ mod tests {
     fn an_option_for_several_parts_reaches_all_of_them() {
         let set = ok("passthrough", "writeback,locks=filesystem");
         assert!(set.session.writeback && set.source.frontend.writeback);
-        assert!(set.session.forward_locks && set.source.frontend.locks == Locks::FileSystem);
+        assert!(set.session.forward_locks && set.source.frontend.locks == LockPlace::FileSystem);
         for (options, checked) in [
             ("allow_other", true),
             ("default_permissions", true),
@@ -323,15 +339,15 @@ mod tests {
     #[test]
     fn options_override_their_profile() {
         let with = |profile, list| of(profile, "passthrough", list).unwrap();
-        let opt = with(Profile::Opt, "");
+        let opt = with(OptionProfile::Opt, "");
         let frontend = &opt.source.frontend;
         assert!(opt.session.writeback && frontend.writeback && frontend.stackfs);
         assert!(!frontend.backing_files);
-        let opt = with(Profile::Opt, "no_writeback,xattr,max_write=1M,passthrough");
+        let opt = with(OptionProfile::Opt, "no_writeback,xattr,max_write=1M,passthrough");
         assert!(!opt.source.frontend.writeback && opt.source.frontend.backing_files);
         assert_eq!(opt.source.options, ["xattr"]);
         assert_eq!(opt.session.max_write, 1 << 20);
-        assert_eq!(with(Profile::Base, "").session.workers, Some(1));
+        assert_eq!(with(OptionProfile::Base, "").session.workers, Some(1));
     }
 
     #[test]

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use defuse_probe::{BUCKETS, FigureStats, FigureUnit, Histogram, OpStats, Snapshot};
+use defuse_probe::{BUCKETS, FigureStats, FigureUnit, LatencyHistogram, OpStats, StatsSnapshot};
 use defuse_trace::FuseConnection;
 
-use crate::served::{ClientRow, DeviceFigures, Served};
+use crate::served::{ClientRow, DeviceFigures, ServerMeasurements};
 
 const SECONDS: &str = "defuse_request_seconds";
 const ERRORS: &str = "defuse_request_errors_total";
 const BYTES: &str = "defuse_request_bytes_total";
 
 /// A whole snapshot. The bounds of buckets are in seconds.
-pub fn text(connection: &FuseConnection, snapshot: &Snapshot) -> String {
+pub fn text(connection: &FuseConnection, snapshot: &StatsSnapshot) -> String {
     let mount = connection.mounts.first().map(|mount| mount.mount_point.display().to_string());
     let common = format!(
         "connection=\"{}\",mount=\"{}\"",
@@ -27,7 +27,7 @@ pub fn text(connection: &FuseConnection, snapshot: &Snapshot) -> String {
 }
 
 /// The statistics of the server at `socket`.
-pub fn of_server(socket: &str, served: &Served) -> String {
+pub fn of_server(socket: &str, served: &ServerMeasurements) -> String {
     let common = format!("socket=\"{}\"", escaped(socket));
     let mut text = requests(&common, &served.snapshot);
     let mut all = vec![(common.clone(), &*served.snapshot.figures)];
@@ -56,10 +56,10 @@ pub fn of_server(socket: &str, served: &Served) -> String {
 }
 
 /// Name, kind, help and value.
-type OfClient = (&'static str, &'static str, &'static str, fn(&ClientRow) -> String);
+type ClientMetric = (&'static str, &'static str, &'static str, fn(&ClientRow) -> String);
 
 /// The metrics of a client.
-const OF_CLIENTS: &[OfClient] = &[
+const OF_CLIENTS: &[ClientMetric] = &[
     ("age_seconds", "gauge", "Time since it connected.", |client| {
         seconds(client.age_ms.saturating_mul(1_000_000))
     }),
@@ -105,7 +105,7 @@ const OF_CLIENTS: &[OfClient] = &[
 ];
 
 /// The requests and gauges of a snapshot.
-fn requests(common: &str, snapshot: &Snapshot) -> String {
+fn requests(common: &str, snapshot: &StatsSnapshot) -> String {
     let labels =
         |stats: &OpStats| format!("{common},op=\"{}\",stage=\"{}\"", stats.op, stats.stage);
     let mut text = String::new();
@@ -177,11 +177,11 @@ fn head(text: &mut String, name: &str, kind: &str, help: &str) {
 
 /// A bucket of Prometheus counts everything up to its bound, `le`. A bucket of a snapshot ends before its
 /// bound, in whole nanoseconds, so `le` is its last nanosecond.
-fn histogram(text: &mut String, labels: &str, latency: &Histogram) {
+fn histogram(text: &mut String, labels: &str, latency: &LatencyHistogram) {
     let mut below = 0;
     for (bucket, count) in latency.buckets.iter().enumerate().take(BUCKETS - 1) {
         below += count;
-        let bound = seconds(Histogram::upper_ns(bucket) - 1);
+        let bound = seconds(LatencyHistogram::upper_ns(bucket) - 1);
         let _ = writeln!(text, "{SECONDS}_bucket{{{labels},le=\"{bound}\"}} {below}");
     }
     let _ = writeln!(text, "{SECONDS}_bucket{{{labels},le=\"+Inf\"}} {}", latency.count);
@@ -207,7 +207,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use defuse_fs::Figure;
-    use defuse_probe::{Op, Recorder, Stage};
+    use defuse_probe::{Op, Recorder, RequestStage};
     use defuse_trace::FuseMount;
 
     use crate::served;
@@ -216,7 +216,7 @@ mod tests {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         for ns in [3, 1_023, 1_024, 5_000_000_000, 20_000_000_000] {
-            cells.record_stage(Stage::Total, Op::READ, ns, ns > 5);
+            cells.record_stage(RequestStage::Total, Op::READ, ns, ns > 5);
         }
         cells.record(Op::WRITE, 700, true);
         cells.add_bytes(Op::WRITE, 4096);

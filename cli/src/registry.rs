@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use defuse_fuse::mount::{MountEntry, fuse_mounts};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::paths;
 
 /// Overrides the directory, for tests and to separate daemons.
@@ -22,7 +22,7 @@ const SYSTEM_DIR: &str = "/run/defuse";
 /// A mount and its daemon. Paths are for display only, because they may not be UTF-8; the number of the
 /// connection identifies a mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct RegistryEntry {
     /// The number of the FUSE connection, as in `/sys/fs/fuse/connections`.
     pub connection: u32,
     /// The process of the daemon.
@@ -50,7 +50,7 @@ pub struct Entry {
 /// The state of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum RegistrationState {
     /// Mounted, and its daemon runs.
     Serving,
     /// The daemon runs, but the mount is detached, or in another namespace. Files are still open.
@@ -63,22 +63,22 @@ pub enum State {
 
 /// An entry with its state.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct RegisteredMount {
     /// The entry.
-    pub entry: Entry,
+    pub entry: RegistryEntry,
     /// The state.
-    pub state: State,
+    pub state: RegistrationState,
     /// The path of the entry.
     pub file: PathBuf,
     /// The present mount point.
     pub mounted: Option<PathBuf>,
 }
 
-impl Entry {
+impl RegistryEntry {
     /// The entry of this process.
-    pub fn of_this_process(connection: u32, source: String, mountpoint: &Path) -> Entry {
+    pub fn of_this_process(connection: u32, source: String, mountpoint: &Path) -> RegistryEntry {
         let pid = std::process::id();
-        Entry {
+        RegistryEntry {
             connection,
             pid,
             pid_start: process_start(pid).unwrap_or_default(),
@@ -97,7 +97,7 @@ impl Entry {
         process_start(self.pid) == Some(self.pid_start)
     }
 
-    fn is_of(&self, other: &Entry) -> bool {
+    fn is_of(&self, other: &RegistryEntry) -> bool {
         (self.pid, self.pid_start) == (other.pid, other.pid_start)
     }
 
@@ -106,7 +106,7 @@ impl Entry {
     }
 }
 
-impl Found {
+impl RegisteredMount {
     /// The control socket beside the entry.
     pub fn socket(&self) -> PathBuf {
         socket_beside(&self.file)
@@ -124,7 +124,7 @@ impl Found {
     /// Records the failure at the end of the mount, and removes the socket. Removes the entry if it cannot
     /// be written.
     pub fn leave_failure(&self, failure: &str) {
-        let entry = Entry { failure: Some(failure.to_owned()), ..self.entry.clone() };
+        let entry = RegistryEntry { failure: Some(failure.to_owned()), ..self.entry.clone() };
         let written = serde_json::to_vec_pretty(&entry)
             .map_err(std::io::Error::from)
             .and_then(|text| paths::write_atomically(&self.file, &text));
@@ -139,7 +139,8 @@ impl Found {
     pub fn take_failure(&self) -> Option<String> {
         let left = read(&self.file).filter(|left| left.is_of(&self.entry));
         let failure = left.as_ref().and_then(|left| left.failure.clone());
-        Found { entry: left.unwrap_or_else(|| self.entry.clone()), ..self.clone() }.remove();
+        RegisteredMount { entry: left.unwrap_or_else(|| self.entry.clone()), ..self.clone() }
+            .remove();
         failure
     }
 
@@ -200,15 +201,15 @@ pub fn socket_beside(file: &Path) -> PathBuf {
 }
 
 /// Writes the entry of this process.
-pub fn write(entry: &Entry) -> Result<Found> {
+pub fn write(entry: &RegistryEntry) -> Result<RegisteredMount> {
     let file = place(entry.connection)?;
     let failed = |error: &dyn std::fmt::Display| {
-        Failure::Failed(format!("cannot register the mount in {}: {error}", file.display()))
+        CommandFailure::Failed(format!("cannot register the mount in {}: {error}", file.display()))
     };
     let text = serde_json::to_vec_pretty(entry).map_err(|error| failed(&error))?;
     paths::write_atomically(&file, &text).map_err(|error| failed(&error))?;
     let mounted = Some(PathBuf::from(&entry.mountpoint));
-    Ok(Found { entry: entry.clone(), state: State::Serving, file, mounted })
+    Ok(RegisteredMount { entry: entry.clone(), state: RegistrationState::Serving, file, mounted })
 }
 
 /// All files in the directories that this user may see.
@@ -224,15 +225,15 @@ pub fn files() -> Vec<PathBuf> {
 }
 
 /// All entries visible to this user, by mount point. Removes stale ones.
-pub fn all() -> Vec<Found> {
+pub fn all() -> Vec<RegisteredMount> {
     let files = files().into_iter().filter(|path| is_entry(path));
-    let entries: Vec<(Entry, PathBuf)> =
+    let entries: Vec<(RegistryEntry, PathBuf)> =
         files.filter_map(|file| Some((read(&file)?, file))).collect();
     // Read last, because an entry is written after its mount.
     let mounts = fuse_mounts().unwrap_or_default();
-    let mut found: Vec<Found> =
+    let mut found: Vec<RegisteredMount> =
         entries.into_iter().map(|(entry, file)| judge(entry, file, &mounts)).collect();
-    for gone in found.extract_if(.., |found| found.state == State::Gone) {
+    for gone in found.extract_if(.., |found| found.state == RegistrationState::Gone) {
         if let Some(failure) = &gone.entry.failure {
             log::error!("{failure}");
         }
@@ -243,12 +244,12 @@ pub fn all() -> Vec<Found> {
 }
 
 /// The entry whose mount is, or was last, at `path`; the topmost of several.
-pub fn of_mountpoint(path: &Path) -> Option<Found> {
+pub fn of_mountpoint(path: &Path) -> Option<RegisteredMount> {
     let mut all = all();
     let mounts = fuse_mounts().unwrap_or_default();
     let top = mounts.iter().rfind(|mount| mount.mount_point == path);
     let text = path.to_string_lossy();
-    let is_meant = |found: &Found| match top {
+    let is_meant = |found: &RegisteredMount| match top {
         Some(mount) => found.entry.is_mount(mount),
         None => found.mounted.is_none() && found.entry.mountpoint == text,
     };
@@ -256,15 +257,15 @@ pub fn of_mountpoint(path: &Path) -> Option<Found> {
     Some(all.swap_remove(at))
 }
 
-fn judge(entry: Entry, file: PathBuf, mounts: &[MountEntry]) -> Found {
+fn judge(entry: RegistryEntry, file: PathBuf, mounts: &[MountEntry]) -> RegisteredMount {
     let mount = mounts.iter().find(|mount| entry.is_mount(mount));
     let state = match (entry.is_alive(), mount.is_some()) {
-        (true, true) => State::Serving,
-        (true, false) => State::Detached,
-        (false, true) => State::Dead,
-        (false, false) => State::Gone,
+        (true, true) => RegistrationState::Serving,
+        (true, false) => RegistrationState::Detached,
+        (false, true) => RegistrationState::Dead,
+        (false, false) => RegistrationState::Gone,
     };
-    Found { entry, state, file, mounted: mount.map(|mount| mount.mount_point.clone()) }
+    RegisteredMount { entry, state, file, mounted: mount.map(|mount| mount.mount_point.clone()) }
 }
 
 fn is_entry(path: &Path) -> bool {
@@ -273,7 +274,7 @@ fn is_entry(path: &Path) -> bool {
     number && path.extension().is_some_and(|extension| extension == "json")
 }
 
-fn read(file: &Path) -> Option<Entry> {
+fn read(file: &Path) -> Option<RegistryEntry> {
     serde_json::from_slice(&fs::read(file).ok()?).ok()
 }
 
@@ -288,7 +289,7 @@ fn own_dir() -> Result<PathBuf> {
     }
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     private_dir(uid.as_raw(), variable("XDG_RUNTIME_DIR"), variable("HOME")).ok_or_else(|| {
-        Failure::Failed(format!(
+        CommandFailure::Failed(format!(
             "no directory belongs to this user alone, to register mounts in: set XDG_RUNTIME_DIR or \
              {DIR_VARIABLE} to one"
         ))
@@ -299,7 +300,7 @@ fn own_dir() -> Result<PathBuf> {
 /// sockets would be created and removed in a directory that the other user can exchange for a link.
 fn named_dir(dir: &Path) -> Result<PathBuf> {
     let failed = |error: std::io::Error| {
-        Failure::Failed(format!(
+        CommandFailure::Failed(format!(
             "{DIR_VARIABLE} names {}, which is not safe: {error}; unset it, or name a directory of this user",
             dir.display()
         ))
@@ -335,7 +336,7 @@ fn private_dir(uid: u32, runtime: Option<PathBuf>, home: Option<PathBuf>) -> Opt
 fn make_dir(dir: &Path) -> Result {
     let mode = if dir == Path::new(SYSTEM_DIR) { 0o755 } else { 0o700 };
     DirBuilder::new().recursive(true).mode(mode).create(dir).map_err(|error| {
-        Failure::Failed(format!(
+        CommandFailure::Failed(format!(
             "cannot create {}: {error}: name another directory in {DIR_VARIABLE}",
             dir.display()
         ))
@@ -361,29 +362,30 @@ mod tests {
 
     #[test]
     fn an_entry_is_valid_while_its_process_and_its_mount_exist() {
-        let mut entry = Entry::of_this_process(7, "memory:".into(), Path::new("/m"));
+        let mut entry = RegistryEntry::of_this_process(7, "memory:".into(), Path::new("/m"));
         entry.fstype = "fuse.defuse".into();
         let line = b"1 2 0:7 / /elsewhere rw - fuse.defuse memory: rw\n";
         let mounts = defuse_fuse::mount::parse_mountinfo(line);
-        let judged = |entry: &Entry, mounts: &[MountEntry]| {
+        let judged = |entry: &RegistryEntry, mounts: &[MountEntry]| {
             judge(entry.clone(), PathBuf::from("/x/7.json"), mounts)
         };
-        assert_eq!(judged(&entry, &mounts).state, State::Serving);
+        assert_eq!(judged(&entry, &mounts).state, RegistrationState::Serving);
         assert_eq!(judged(&entry, &mounts).shown_mountpoint(), "/elsewhere");
-        assert_eq!(judged(&entry, &[]).state, State::Detached);
+        assert_eq!(judged(&entry, &[]).state, RegistrationState::Detached);
         entry.pid_start += 1;
-        assert_eq!(judged(&entry, &mounts).state, State::Dead);
-        assert_eq!(judged(&entry, &[]).state, State::Gone);
+        assert_eq!(judged(&entry, &mounts).state, RegistrationState::Dead);
+        assert_eq!(judged(&entry, &[]).state, RegistrationState::Gone);
         entry.fstype = "fuse.sshfs".into();
-        assert_eq!(judged(&entry, &mounts).state, State::Gone);
+        assert_eq!(judged(&entry, &mounts).state, RegistrationState::Gone);
     }
 
     #[test]
     fn the_command_that_unmounts_reports_the_failure_once() {
         let place = tempfile::tempdir().unwrap();
-        let entry = Entry::of_this_process(7, "memory:".into(), Path::new("/m"));
+        let entry = RegistryEntry::of_this_process(7, "memory:".into(), Path::new("/m"));
         let file = place.path().join("7.json");
-        let found = Found { entry, state: State::Serving, file, mounted: None };
+        let found =
+            RegisteredMount { entry, state: RegistrationState::Serving, file, mounted: None };
         let begin = || fs::write(&found.file, serde_json::to_vec(&found.entry).unwrap()).unwrap();
         begin();
         found.leave_failure("lost");

@@ -10,8 +10,8 @@ use rustix::fs::StatVfsMountFlags;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
 
-use crate::error::{self, Failure, Result};
-use crate::registry::{self, State};
+use crate::error::{self, CommandFailure, Result};
+use crate::registry::{self, RegistrationState};
 use crate::sources::SOURCES;
 use crate::{control, options, umount};
 
@@ -64,7 +64,7 @@ pub fn is_flag(name: &str) -> bool {
 ///
 /// # Errors
 ///
-/// [`Failure::Usage`] for options that cannot change while mounted; [`Failure::Failed`] if there is no
+/// [`CommandFailure::Usage`] for options that cannot change while mounted; [`CommandFailure::Failed`] if there is no
 /// mount of defuse, and if the kernel refuses.
 pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     let path = resolve(mountpoint);
@@ -73,7 +73,9 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     let Some(mount) =
         umount::mount_at(&path).filter(|mount| found.is_some() || umount::is_ours(mount))
     else {
-        return Err(Failure::Failed(format!("{shown} is no mount of defuse: mount it first")));
+        return Err(CommandFailure::Failed(format!(
+            "{shown} is no mount of defuse: mount it first"
+        )));
     };
     let known = found.as_ref().map(|found| found.entry.options.as_slice()).unwrap_or_default();
     let before = flags_of(&mount);
@@ -86,7 +88,7 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
     }
     // The daemon refuses changes, too. It must allow them before the kernel does, and refuse them after.
     let writable = !after.contains(MountFlags::RDONLY);
-    let daemon = found.filter(|found| found.state == State::Serving);
+    let daemon = found.filter(|found| found.state == RegistrationState::Serving);
     let tell = || daemon.as_ref().map_or(Ok(()), |found| control::set_writable(found, writable));
     if writable {
         tell()?;
@@ -97,7 +99,7 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
             Errno::PERM => "only root may remount",
             _ => "the kernel's log may say more (dmesg)",
         };
-        Failure::Failed(format!("cannot remount {shown}: {errno}; {next}"))
+        CommandFailure::Failed(format!("cannot remount {shown}: {errno}; {next}"))
     })?;
     if writable { Ok(()) } else { tell() }
 }
@@ -122,7 +124,7 @@ fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<Mo
         if let Some((_, clear, set)) = FLAGS.iter().find(|(flag, ..)| *flag == name) {
             flags = (flags - *clear) | *set;
         } else if !OF_THE_KERNEL.contains(&name) && !known.contains(option) {
-            return Err(Failure::Usage(format!(
+            return Err(CommandFailure::Usage(format!(
                 "option {option} cannot change while mounted: unmount, and mount it again"
             )));
         }
@@ -130,7 +132,7 @@ fn changed(before: MountFlags, wanted: &[String], known: &[String]) -> Result<Mo
     let granted = before - flags;
     for (name, flag) in [("suid", MountFlags::NOSUID), ("dev", MountFlags::NODEV)] {
         if granted.contains(flag) {
-            return Err(Failure::Usage(format!(
+            return Err(CommandFailure::Usage(format!(
                 "option {name} cannot be granted while mounted, because the source is checked for it \
                  at the start: unmount, and mount it with -o {name}"
             )));

@@ -11,19 +11,19 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use defuse_direct::Protected;
+use defuse_direct::LinkProtection;
 use defuse_fuse::process;
-use defuse_preload_plan::analysis::{self, Binary};
-use defuse_preload_plan::cache::Cache;
-use defuse_preload_plan::reach::Exports;
+use defuse_preload_plan::analysis::{self, ObjectFile};
+use defuse_preload_plan::cache::AnalysisCache;
+use defuse_preload_plan::reach::ExportedFunctions;
 use defuse_preload_plan::{
-    ForkPolicy, Inherited, MountPlan, ObjectSites, RunPlan, VARIABLE, layout,
+    ForkPolicy, InheritedDescriptors, MountPlan, ObjectSites, ProgramPlan, VARIABLE, layout,
 };
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::check;
-use crate::error::{Failure, Result, show_warnings, warn};
+use crate::error::{CommandFailure, Result, show_warnings, warn};
 use crate::inherited::OwnLimits;
 
 mod attend;
@@ -102,7 +102,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     }
     let (objects, images) = images(&binaries, all);
     let paths: Vec<PathBuf> = binaries.into_iter().map(|binary| binary.path).collect();
-    let plan = RunPlan {
+    let plan = ProgramPlan {
         library: library.into_os_string().into_vec(),
         mounts,
         objects,
@@ -117,7 +117,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     {
         // The kernel cannot find the program, or cannot load a library into it. So this program, with the
         // library, executes it.
-        let mut own = Command::new(std::env::current_exe().map_err(Failure::failed)?);
+        let mut own = Command::new(std::env::current_exe().map_err(CommandFailure::failed)?);
         own.args(["inside", "--"]).args(&args.command);
         own
     } else {
@@ -126,7 +126,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         command
     };
     let leash = (args.on_death == OnDeath::End).then(leash).transpose()?;
-    let inherited = Inherited {
+    let inherited = InheritedDescriptors {
         memory: memory.as_raw_fd(),
         plan: sealed.as_raw_fd(),
         sockets: servers.sockets.iter().map(AsRawFd::as_raw_fd).collect(),
@@ -146,7 +146,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     }
     ended?;
     if !is_served && status.code().is_some_and(|code| code != BEGIN_FAILED) {
-        return Err(Failure::Failed(format!(
+        return Err(CommandFailure::Failed(format!(
             "{}: the library was not loaded into it, so that it has used the files of the kernel in place of mounts: \
              use `defuse mount` for its files",
             program.display()
@@ -167,7 +167,7 @@ fn has_begun(memory: &OwnedFd) -> bool {
 
 /// Warns of system calls of the program and its libraries that cannot be replaced. Of files without a build id the library
 /// warns.
-fn warn_of_left_calls(binaries: &[Binary], mounts: &[MountPlan]) {
+fn warn_of_left_calls(binaries: &[ObjectFile], mounts: &[MountPlan]) {
     let targets = mounts.iter().map(|mount| String::from_utf8_lossy(&mount.target));
     let targets = targets.collect::<Vec<_>>().join(", ");
     for binary in binaries.iter().filter(|binary| binary.left > 0 && !binary.build_id.is_empty()) {
@@ -182,7 +182,7 @@ fn warn_of_left_calls(binaries: &[Binary], mounts: &[MountPlan]) {
 /// Reports that a program was not executed, and returns the exit code of a shell.
 fn not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
     let Some((code, next)) = attend::not_executed(error) else {
-        return Err(Failure::Failed(format!("{}: {error}", program.display())));
+        return Err(CommandFailure::Failed(format!("{}: {error}", program.display())));
     };
     warn(&format!("{}: {error}: {next}", program.display()));
     Ok(code)
@@ -190,7 +190,8 @@ fn not_executed(program: &OsStr, error: &std::io::Error) -> Result<u8> {
 
 /// A pipe that closes with this process: the end that programs inherit, and the end that stays here.
 fn leash() -> Result<(OwnedFd, OwnedFd)> {
-    let failed = |error| Failure::Failed(format!("no pipe for the programs of the run: {error}"));
+    let failed =
+        |error| CommandFailure::Failed(format!("no pipe for the programs of the run: {error}"));
     let (inherited, held) = rustix::pipe::pipe_with(PipeFlags::empty()).map_err(failed)?;
     rustix::io::fcntl_setfd(&held, rustix::io::FdFlags::CLOEXEC).map_err(failed)?;
     // Programs open it again, also as other users. No other process may write to it.
@@ -199,7 +200,7 @@ fn leash() -> Result<(OwnedFd, OwnedFd)> {
 }
 
 fn protected() -> [u8; 3] {
-    let now = Protected::of_this_kernel();
+    let now = LinkProtection::of_this_kernel();
     [now.symlinks.into(), now.hardlinks.into(), now.regular]
 }
 
@@ -207,14 +208,14 @@ fn protected() -> [u8; 3] {
 fn refuse(program: &OsStr, dispatch: bool) -> Result {
     let shown = program.display();
     if program.as_bytes().starts_with(b"-") {
-        return Err(Failure::Usage(format!(
+        return Err(CommandFailure::Usage(format!(
             "{shown} is no option of defuse run: see `defuse run --help`; for a program of this name, write \
              ./{shown}"
         )));
     }
     let Some(path) = find_program(program).filter(|path| path.is_file()) else { return Ok(()) };
     let path = check::executed(&path)?;
-    let Ok(binary) = Binary::read_outline(&path) else { return refuse_foreign(shown, &path) };
+    let Ok(binary) = ObjectFile::read_outline(&path) else { return refuse_foreign(shown, &path) };
     let obstacles = check::obstacles(&path, &binary);
     if dispatch && check::is_dispatchable(&binary, &obstacles) {
         return Ok(());
@@ -222,7 +223,7 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
     match obstacles.into_iter().next() {
         None => Ok(()),
         Some(why) => {
-            Err(Failure::Failed(format!("{shown}: {why}: use `defuse mount` for its files")))
+            Err(CommandFailure::Failed(format!("{shown}: {why}: use `defuse mount` for its files")))
         }
     }
 }
@@ -236,7 +237,7 @@ fn refuse_foreign(shown: std::ffi::os_str::Display<'_>, path: &Path) -> Result {
     if !is_read || !matches!(head, [0x7f, b'E', b'L', b'F', 1 | 2, 1 | 2, 1]) {
         return Ok(());
     }
-    Err(Failure::Failed(format!(
+    Err(CommandFailure::Failed(format!(
         "{shown}: a program of 32 bits or of another machine, into which the library cannot be loaded: use `defuse \
          mount` for its files"
     )))
@@ -244,8 +245,8 @@ fn refuse_foreign(shown: std::ffi::os_str::Display<'_>, path: &Path) -> Result {
 
 /// The C library of this machine, the program, and its other libraries: they can have `syscall`
 /// instructions, too.
-fn objects(program: &OsStr) -> Vec<Binary> {
-    let cache = Cache::of_user();
+fn objects(program: &OsStr) -> Vec<ObjectFile> {
+    let cache = AnalysisCache::of_user();
     let mut objects = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut next: Vec<PathBuf> = find_program(program).into_iter().collect();
@@ -255,7 +256,7 @@ fn objects(program: &OsStr) -> Vec<Binary> {
             continue;
         }
         // A file that is no ELF file, such as a script, has no sites.
-        if let Ok(binary) = Binary::read_for_run(&path, cache.as_ref()) {
+        if let Ok(binary) = ObjectFile::read_for_run(&path, cache.as_ref()) {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
             if !is_loader(&path) {
@@ -269,7 +270,7 @@ fn objects(program: &OsStr) -> Vec<Binary> {
 
 /// The sites of these files for the plan, and their images, which follow each other in memory. With
 /// `all`, system calls that do not concern files are patched, too.
-fn images(binaries: &[Binary], all: bool) -> (Vec<ObjectSites>, Vec<Vec<u8>>) {
+fn images(binaries: &[ObjectFile], all: bool) -> (Vec<ObjectSites>, Vec<Vec<u8>>) {
     let (mut images, mut place) = (Vec::new(), 0);
     let objects = binaries.iter().map(|binary| {
         let image = binary.image(all, place);
@@ -305,8 +306,8 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
 /// True if the loader will load the library into the program, and the program needs other libraries, too: one that needs none
 /// has no use for the C library, and sets FS for itself. For a script, this is assumed of the interpreter.
 fn is_dynamic(program: &OsStr) -> bool {
-    let binary = find_program(program).map(|path| Binary::read_outline(&path));
-    let takes_it = |binary: Binary| {
+    let binary = find_program(program).map(|path| ObjectFile::read_outline(&path));
+    let takes_it = |binary: ObjectFile| {
         let has_libraries = !binary.needed.is_empty();
         has_libraries && binary.interpreter.is_some_and(|loader| is_loader_of_linux(&loader))
     };
@@ -332,14 +333,14 @@ fn memory() -> Result<OwnedFd> {
 
 /// The plan and the images, sealed against changes, also by a program of the run that has become another
 /// user.
-fn sealed(plan: &RunPlan, images: &[Vec<u8>]) -> Result<OwnedFd> {
+fn sealed(plan: &ProgramPlan, images: &[Vec<u8>]) -> Result<OwnedFd> {
     let mut file = File::from(sealable("defuse-plan")?);
     let plan = plan.encode();
     let mut head = layout::with_head(&plan);
     head.resize(layout::images_at(plan.len()), 0);
     let mut all = [head.as_slice()].into_iter().chain(images.iter().map(Vec::as_slice));
     let written = all.try_for_each(|bytes| file.write_all(bytes));
-    written.map_err(|error| Failure::Failed(format!("no shared memory: {error}")))?;
+    written.map_err(|error| CommandFailure::Failed(format!("no shared memory: {error}")))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(no_memory)?;
     Ok(file.into())
@@ -350,15 +351,15 @@ fn sealable(name: &str) -> Result<OwnedFd> {
     rustix::fs::memfd_create(name, MemfdFlags::ALLOW_SEALING).map_err(no_memory)
 }
 
-fn no_memory(error: rustix::io::Errno) -> Failure {
-    Failure::Failed(format!("no shared memory: {error}"))
+fn no_memory(error: rustix::io::Errno) -> CommandFailure {
+    CommandFailure::Failed(format!("no shared memory: {error}"))
 }
 
 /// A random number that identifies the run, and cannot be guessed.
 fn token() -> Result<u128> {
     let mut bytes = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    read.map_err(|error| Failure::Failed(format!("/dev/urandom: {error}")))?;
+    read.map_err(|error| CommandFailure::Failed(format!("/dev/urandom: {error}")))?;
     Ok(u128::from_ne_bytes(bytes))
 }
 
@@ -381,8 +382,8 @@ fn remove_nodes(memory: &OwnedFd, token: u128) {
 
 fn prepare(
     command: &mut Command,
-    plan: &RunPlan,
-    inherited: &Inherited,
+    plan: &ProgramPlan,
+    inherited: &InheritedDescriptors,
     directory: Option<&OsStr>,
 ) {
     let mut preload = OsString::from_vec(plan.library.clone());
@@ -397,7 +398,7 @@ fn prepare(
 }
 
 /// True if the path of a program may lead into a mount.
-fn lies_in_a_mount(plan: &RunPlan, program: &OsStr, directory: Option<&OsStr>) -> bool {
+fn lies_in_a_mount(plan: &ProgramPlan, program: &OsStr, directory: Option<&OsStr>) -> bool {
     let is_below = |path: &Path, target: &[u8]| path.starts_with(OsStr::from_bytes(target));
     let within = |path: &OsStr| {
         let text = path.as_bytes();
@@ -412,14 +413,14 @@ fn lies_in_a_mount(plan: &RunPlan, program: &OsStr, directory: Option<&OsStr>) -
 
 /// Run a program within a run, as `defuse run` does for a program in a mount
 #[derive(clap::Args, Clone, Debug)]
-pub struct InsideArgs {
+pub struct RunInsideArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<OsString>,
 }
 
 /// Executes the program. Returns only on failure.
-pub fn inside(args: &InsideArgs) -> Result<u8> {
+pub fn inside(args: &RunInsideArgs) -> Result<u8> {
     let program = &args.command[0];
     process::keep_closed();
     let error = Command::new(program).args(&args.command[1..]).exec();
@@ -427,7 +428,7 @@ pub fn inside(args: &InsideArgs) -> Result<u8> {
 }
 
 /// Writes the counts by system call, and by calling function.
-fn report(memory: &OwnedFd, plan: &RunPlan, paths: &[PathBuf]) {
+fn report(memory: &OwnedFd, plan: &ProgramPlan, paths: &[PathBuf]) {
     let mut bytes = vec![0; layout::STATES];
     let Ok(file) = memory.try_clone().map(File::from) else { return };
     if file.read_exact_at(&mut bytes, 0).is_err() {
@@ -445,13 +446,13 @@ fn report(memory: &OwnedFd, plan: &RunPlan, paths: &[PathBuf]) {
 /// The counts of all sites by the exported function that contains them, or else by library.
 fn by_function(
     bytes: &[u8],
-    plan: &RunPlan,
+    plan: &ProgramPlan,
     paths: &[PathBuf],
-) -> BTreeMap<String, layout::Counts> {
-    let mut all = BTreeMap::<String, layout::Counts>::new();
+) -> BTreeMap<String, layout::CallCounts> {
+    let mut all = BTreeMap::<String, layout::CallCounts>::new();
     let mut site = 0;
     for (path, object) in paths.iter().zip(&plan.objects) {
-        let exports = Exports::of(path).unwrap_or_default();
+        let exports = ExportedFunctions::of(path).unwrap_or_default();
         let file = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
         for place in &object.sites {
             let name =
@@ -463,10 +464,10 @@ fn by_function(
     all
 }
 
-fn table(head: &str, rows: impl Iterator<Item = (String, layout::Counts)>) -> String {
+fn table(head: &str, rows: impl Iterator<Item = (String, layout::CallCounts)>) -> String {
     let mut text = format!("{head:<20} {:>12} {:>12} {:>8}\n", "served", "passed", "missed");
-    for (name, counts) in rows.filter(|(_, counts)| *counts != layout::Counts::default()) {
-        let layout::Counts { served, passed, missed } = counts;
+    for (name, counts) in rows.filter(|(_, counts)| *counts != layout::CallCounts::default()) {
+        let layout::CallCounts { served, passed, missed } = counts;
         text += &format!("{name:<20} {served:>12} {passed:>12} {missed:>8}\n");
     }
     text

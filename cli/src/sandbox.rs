@@ -12,23 +12,23 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use filter::Needs;
+pub use filter::FilterNeeds;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
     set_capabilities, set_no_new_privs,
 };
 
-use crate::error::{Failure, Result};
-use defuse_compose::Source;
-use defuse_fs::source::Files;
+use crate::error::{CommandFailure, Result};
+use defuse_compose::ParsedSource;
+use defuse_fs::source::FileAccess;
 use defuse_fuse::{GroupSource, SessionOptions};
-use home::Home;
-use keeper::{Keeper, Task};
-use root::Served;
+use home::HomeThread;
+use keeper::{KeeperHandle, KeeperTask};
+use root::SandboxDirectory;
 
 /// The extent of a sandbox (`-o sandbox=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Extent {
+pub enum SandboxExtent {
     /// No sandbox.
     None,
     /// Privileges and system calls are dropped. The daemon stays in the mount namespace of its user.
@@ -41,23 +41,23 @@ pub enum Extent {
 }
 
 /// The mount namespaces of a daemon that starts: its own, if it has one, and that of its user.
-pub struct Namespaces {
-    home: Home,
+pub struct DaemonNamespaces {
+    home: HomeThread,
     /// The process that unmounts: for a daemon with a namespace of its own, and for `auto_unmount`.
-    keeper: Option<Arc<Keeper>>,
+    keeper: Option<Arc<KeeperHandle>>,
     /// `None` if the daemon stays in the namespace of its user.
-    own: Option<Own>,
+    own: Option<OwnNamespace>,
 }
 
-struct Own {
-    served: Vec<Served>,
+struct OwnNamespace {
+    served: Vec<SandboxDirectory>,
     directories: Vec<PathBuf>,
 }
 
-impl Namespaces {
+impl DaemonNamespaces {
     /// The daemon stays in the namespace of its user.
-    pub fn stay() -> Namespaces {
-        Namespaces { home: Home::here(), keeper: None, own: None }
+    pub fn stay() -> DaemonNamespaces {
+        DaemonNamespaces { home: HomeThread::here(), keeper: None, own: None }
     }
 
     /// Gives this process, which has one thread, a namespace of its own for serving `sources`, unless they
@@ -65,14 +65,19 @@ impl Namespaces {
     ///
     /// # Errors
     ///
-    /// Fails if the kernel refuses, and if [`Extent::Namespace`] is impossible.
-    pub fn leave(sources: &[&Source], extent: Extent, devices: bool) -> Result<Namespaces> {
+    /// Fails if the kernel refuses, and if [`SandboxExtent::Namespace`] is impossible.
+    pub fn leave(
+        sources: &[&ParsedSource],
+        extent: SandboxExtent,
+        devices: bool,
+    ) -> Result<DaemonNamespaces> {
         let may = may_unmount();
-        let forced = extent == Extent::Namespace;
-        if matches!(extent, Extent::None | Extent::Privileges) || !(may || forced) {
-            return Ok(Namespaces::stay());
+        let forced = extent == SandboxExtent::Namespace;
+        if matches!(extent, SandboxExtent::None | SandboxExtent::Privileges) || !(may || forced) {
+            return Ok(DaemonNamespaces::stay());
         }
-        let directories = sources.iter().filter(|one| one.kind.about().files == Files::InDirectory);
+        let directories =
+            sources.iter().filter(|one| one.kind.about().files == FileAccess::InDirectory);
         let directories = directories.filter_map(|one| root::resolved(one.rest.as_ref()));
         let directories: Vec<_> = directories.collect();
         let unfit = match sources.iter().find(|one| opens_any(one)) {
@@ -84,31 +89,35 @@ impl Namespaces {
         };
         match unfit {
             Some(reason) if forced => {
-                return Err(Failure::Failed(format!(
+                return Err(CommandFailure::Failed(format!(
                     "there can be no mount namespace for the daemon: {reason}; leave sandbox=namespace out"
                 )));
             }
             Some(reason) => {
                 log::info!("the daemon stays in the mount namespace of its user: {reason}");
-                return Ok(Namespaces::stay());
+                return Ok(DaemonNamespaces::stay());
             }
             None => {}
         }
         let failed = |step: &'static str| {
             move |error: std::io::Error| {
-                Failure::Failed(format!(
+                CommandFailure::Failed(format!(
                     "no mount namespace for the daemon ({step}): {error}; mount with -o \
                      sandbox=privileges to do without"
                 ))
             }
         };
-        let keeper = Arc::new(Keeper::start().map_err(failed("keeper"))?);
-        let home = Home::stay().map_err(failed("thread"))?;
+        let keeper = Arc::new(KeeperHandle::start().map_err(failed("keeper"))?);
+        let home = HomeThread::stay().map_err(failed("thread"))?;
         root::leave().map_err(|errno| failed("unshare")(errno.into()))?;
         let cover = |path: &PathBuf| root::cover(path, devices);
         let served = directories.iter().map(cover).collect::<rustix::io::Result<Vec<_>>>();
         let served = served.map_err(|errno| failed("copy of the source")(errno.into()))?;
-        Ok(Namespaces { home, keeper: Some(keeper), own: Some(Own { served, directories }) })
+        Ok(DaemonNamespaces {
+            home,
+            keeper: Some(keeper),
+            own: Some(OwnNamespace { served, directories }),
+        })
     }
 
     /// Starts a process that unmounts when this one is killed, if this one may unmount and has none yet.
@@ -116,21 +125,23 @@ impl Namespaces {
     /// # Errors
     ///
     /// Fails if the process cannot be started.
-    pub fn watched(self) -> Result<Namespaces> {
+    pub fn watched(self) -> Result<DaemonNamespaces> {
         if self.keeper.is_some() || !may_unmount() {
             return Ok(self);
         }
-        let keeper = Keeper::start().map_err(|error| {
-            Failure::Failed(format!("no process for auto_unmount ({error}): leave the option out"))
+        let keeper = KeeperHandle::start().map_err(|error| {
+            CommandFailure::Failed(format!(
+                "no process for auto_unmount ({error}): leave the option out"
+            ))
         })?;
-        Ok(Namespaces { keeper: Some(Arc::new(keeper)), ..self })
+        Ok(DaemonNamespaces { keeper: Some(Arc::new(keeper)), ..self })
     }
 
     /// Runs `job` in the namespace of the user.
     ///
     /// # Errors
     ///
-    /// See [`Home::run`].
+    /// See [`HomeThread::run`].
     pub fn at_home<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -151,7 +162,7 @@ impl Namespaces {
 
     /// Tells the keeper all that it may act on. Comes before requests are served. Returns the keeper, if there
     /// is one.
-    pub fn entrust(&self, task: Task) -> Result<Option<Arc<Keeper>>> {
+    pub fn entrust(&self, task: KeeperTask) -> Result<Option<Arc<KeeperHandle>>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let directories = self.own.as_ref().map_or(&[][..], |own| &own.directories);
         keeper.begin(&task.hold(directories))?;
@@ -160,11 +171,11 @@ impl Namespaces {
 
     /// From now on nothing else than the source can be reached, neither by this thread nor by others.
     pub fn confine(self) -> Result {
-        let Namespaces { home, own, .. } = self;
+        let DaemonNamespaces { home, own, .. } = self;
         drop(home);
         let Some(own) = own else { return Ok(()) };
         root::confine(&own.served).map_err(|errno| {
-            Failure::Failed(format!(
+            CommandFailure::Failed(format!(
                 "no root directory for the daemon: {errno}; mount with -o sandbox=privileges to do without"
             ))
         })
@@ -178,9 +189,9 @@ fn may_unmount() -> bool {
 }
 
 /// True for a source that opens files outside of a directory after it is open.
-fn opens_any(source: &Source) -> bool {
+fn opens_any(source: &ParsedSource) -> bool {
     // A controller is driven through files in /sys and /dev.
-    source.kind.about().files == Files::Any || defuse_block::driver_of(&source.rest).is_some()
+    source.kind.about().files == FileAccess::Any || defuse_block::driver_of(&source.rest).is_some()
 }
 
 /// The capabilities that stay: to act on files as any user (a directory), to register backing files,
@@ -240,7 +251,7 @@ fn keep_only(kept: CapabilitySet) {
 
 /// Installs the filter of system calls for all threads. Comes last, because the filter also refuses calls
 /// that mounting and starting a session need.
-pub fn filter(needs: Needs) {
+pub fn filter(needs: FilterNeeds) {
     if let Err(error) = filter::install(needs) {
         log::warn!("no system calls are refused (seccomp): {error}");
     }

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_cache::PolicyKind;
-use defuse_compose::Source;
+use defuse_compose::ParsedSource;
 use defuse_fs::FileSystem;
-use defuse_fs::source::Locks;
+use defuse_fs::source::LockPlace;
 use defuse_shared::PagedOptions;
 use defuse_socket::ServerOptions;
 
 use crate::error::Result;
-use crate::options::{self, Profile, Settings};
-use crate::sandbox::Extent;
-use crate::serving::{self, Offer, ProcessArgs};
+use crate::options::{self, OptionProfile, OptionSettings};
+use crate::sandbox::SandboxExtent;
+use crate::serving::{self, ProcessArgs, ServePlan};
 use crate::sources::SOURCES;
 use crate::{daemon, images, mounted, paths};
 
@@ -98,7 +98,7 @@ pub fn size(text: &str) -> std::result::Result<u64, String> {
 /// Serves in this process or in the background.
 pub fn run(mut args: ServeArgs) -> Result {
     let source = SOURCES.parse(&args.source)?;
-    let mut settings = options::parse(Profile::Default, &source, &args.options)?;
+    let mut settings = options::parse(OptionProfile::Default, &source, &args.options)?;
     // Clients check permissions, and need access lists for that, whoever they are.
     settings.session.default_permissions = settings.default_permissions.unwrap_or(true);
     args.source = source.text();
@@ -118,7 +118,7 @@ pub fn run(mut args: ServeArgs) -> Result {
     match opened {
         Ok((namespaces, fs)) => {
             let text = source.text().to_string_lossy().into_owned();
-            let offer = Offer {
+            let offer = ServePlan {
                 text: text.clone(),
                 devices: Vec::new(),
                 tree: None,
@@ -131,7 +131,7 @@ pub fn run(mut args: ServeArgs) -> Result {
                 max_connections_of_user: args.max_connections_of_user,
                 dead_after: args.dead_after,
                 session: settings.session.clone(),
-                sandbox: (settings.sandbox != Extent::None).then(|| mounted::needs(&source)),
+                sandbox: (settings.sandbox != SandboxExtent::None).then(|| mounted::needs(&source)),
             };
             let outcome =
                 serving::run(offer, namespaces, ready, || mounted::make_durable(&*fs, &text));
@@ -145,9 +145,9 @@ pub fn run(mut args: ServeArgs) -> Result {
     }
 }
 
-fn open(source: &Source, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
+fn open(source: &ParsedSource, settings: &OptionSettings) -> Result<Arc<dyn FileSystem>> {
     let mut opened = settings.source.clone();
     // The server keeps no locks, so that those of a frontend would hold for one client only.
-    opened.frontend.locks = Locks::FileSystem;
+    opened.frontend.locks = LockPlace::FileSystem;
     Ok(source.open(&opened)?)
 }

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Weak;
 
 use defuse_fs::namespace::Namespace;
-use defuse_probe::{Bytes, FigureStats, Snapshot};
-use defuse_shared::Paged;
+use defuse_probe::{BytesText, FigureStats, StatsSnapshot};
+use defuse_shared::PagedFileSystem;
 use defuse_socket::{ClientStatistics, ServerStatistics};
 use serde::{Deserialize, Serialize};
 
-use crate::manager::bind::{Binder, Holder};
-use crate::servers::Device;
+use crate::manager::bind::{DeviceBinder, DeviceHolder};
+use crate::servers::TreeDevice;
 use crate::{list, registry, terminal};
 
 /// The most clients in an answer. The others are counted.
@@ -18,10 +18,10 @@ const MOST_CLIENTS: usize = 1000;
 
 /// The measurements of a server up to one moment, or between two.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Served {
+pub struct ServerMeasurements {
     /// All clients together, including ended ones.
     #[serde(flatten)]
-    pub snapshot: Snapshot,
+    pub snapshot: StatsSnapshot,
     /// The clients, by number.
     pub clients: Vec<ClientRow>,
     /// The number of further clients, with no more requests than those.
@@ -88,35 +88,40 @@ pub struct ClientRow {
 pub struct DeviceFigures {
     /// The path in the served tree, and the source.
     #[serde(flatten)]
-    pub device: Device,
+    pub device: TreeDevice,
     /// The one who has it, if applications may bind it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub holder: Option<Holder>,
+    pub holder: Option<DeviceHolder>,
     /// Those of its file system, and then those of its cached pages.
     pub figures: Vec<FigureStats>,
-    /// See [`Snapshot::notes`].
+    /// See [`StatsSnapshot::notes`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 /// The parts of a server that are looked at. It keeps none of them alive.
 #[derive(Clone)]
-pub struct Look {
-    pub server: Weak<defuse_socket::Server>,
-    pub devices: Vec<Device>,
+pub struct ServerParts {
+    pub server: Weak<defuse_socket::SocketServer>,
+    pub devices: Vec<TreeDevice>,
     /// The file systems of `devices`.
     pub tree: Weak<Namespace>,
-    pub binder: Weak<Binder>,
-    pub paged: Weak<Paged>,
+    pub binder: Weak<DeviceBinder>,
+    pub paged: Weak<PagedFileSystem>,
 }
 
-impl Look {
+impl ServerParts {
     /// The statistics; `None` after the end of the server.
-    pub fn now(&self) -> Option<Served> {
+    pub fn now(&self) -> Option<ServerMeasurements> {
         let ServerStatistics { all, clients } = self.server.upgrade()?.statistics();
         let (clients, clients_left_out) = most_active(clients);
         let clients = clients.iter().map(ClientRow::from).collect();
-        Some(Served { snapshot: all, clients, clients_left_out, devices: self.devices() })
+        Some(ServerMeasurements {
+            snapshot: all,
+            clients,
+            clients_left_out,
+            devices: self.devices(),
+        })
     }
 
     fn devices(&self) -> Vec<DeviceFigures> {
@@ -125,7 +130,7 @@ impl Look {
         let holder = |path: &str| Some(binder.as_ref()?.device(path)?.holder());
         let each = self.devices.iter().zip(tree.members()).enumerate();
         let figures = each.map(|(number, (device, member))| {
-            let own = Snapshot::default().with_figures(&*member.fs);
+            let own = StatsSnapshot::default().with_figures(&*member.fs);
             let (mut figures, notes) = (own.figures, own.notes);
             let pages = paged.as_ref().map(|paged| paged.figures_of(number));
             figures.extend(pages.into_iter().flatten().map(FigureStats::from));
@@ -176,9 +181,9 @@ impl From<&ClientStatistics> for ClientRow {
     }
 }
 
-impl Served {
+impl ServerMeasurements {
     /// The measurements since `earlier`, an answer of the same server. States are those of now.
-    pub fn since(&self, earlier: &Served) -> Served {
+    pub fn since(&self, earlier: &ServerMeasurements) -> ServerMeasurements {
         let clients = self.clients.iter().map(|now| {
             let before = earlier.clients.iter().find(|before| before.client == now.client);
             before.map_or_else(|| now.clone(), |before| now.since(before))
@@ -190,7 +195,7 @@ impl Served {
             let figures = FigureStats::since(&now.figures, before);
             DeviceFigures { figures, ..now.clone() }
         });
-        Served {
+        ServerMeasurements {
             snapshot: self.snapshot.since(&earlier.snapshot),
             clients: clients.collect(),
             clients_left_out: self.clients_left_out,
@@ -200,7 +205,7 @@ impl Served {
 
     /// Adds the names of the clients' programs, as far as this process sees them.
     #[must_use]
-    pub fn with_programs(mut self) -> Served {
+    pub fn with_programs(mut self) -> ServerMeasurements {
         for client in &mut self.clients {
             client.program = client.pid.and_then(|pid| program(pid, client.age_ms));
         }
@@ -240,11 +245,11 @@ impl ClientRow {
             self.lane_requests.to_string(),
             self.page_reads.to_string(),
             self.errors.to_string(),
-            Bytes(self.bytes).to_string(),
+            BytesText(self.bytes).to_string(),
             self.inodes.to_string(),
             self.open_files.to_string(),
             self.locks.to_string(),
-            Bytes(self.mapped_bytes).to_string(),
+            BytesText(self.mapped_bytes).to_string(),
             self.locks_lost.to_string(),
         ]
     }
@@ -256,7 +261,7 @@ pub const COLUMNS: [&str; 17] = [
     "by pages", "errors", "bytes", "inodes", "files", "locks", "mapped", "lost",
 ];
 
-impl fmt::Display for Served {
+impl fmt::Display for ServerMeasurements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.snapshot)?;
         if !self.clients.is_empty() {
@@ -313,7 +318,7 @@ pub mod tests {
     use super::*;
 
     /// A manager with a client and two devices.
-    pub fn example() -> Served {
+    pub fn example() -> ServerMeasurements {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         (0..5).for_each(|_| cells.record(Op::READ, 2_000, true));
@@ -321,7 +326,7 @@ pub mod tests {
         snapshot.span_ns = 9_000_000_000;
         snapshot.figures = vec![Figure::bytes("pages_limit", 1 << 20).into()];
         let device = |path: &str, groups| DeviceFigures {
-            device: Device { path: path.into(), source: format!("uhs:/srv{path}") },
+            device: TreeDevice { path: path.into(), source: format!("uhs:/srv{path}") },
             holder: None,
             figures: vec![
                 Figure::count("groups", groups).since_start().into(),
@@ -348,7 +353,7 @@ pub mod tests {
             ..ClientRow::default()
         };
         let plain = ClientRow { client: 8, uid: 0, requests: 2, ..ClientRow::default() };
-        Served {
+        ServerMeasurements {
             snapshot,
             clients: vec![client, plain],
             clients_left_out: 2,
@@ -360,7 +365,7 @@ pub mod tests {
     fn an_answer_survives_a_round_trip_through_json() {
         let served = example();
         let json = serde_json::to_string(&served).unwrap();
-        assert_eq!(serde_json::from_str::<Served>(&json).unwrap(), served);
+        assert_eq!(serde_json::from_str::<ServerMeasurements>(&json).unwrap(), served);
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(value["clients"][0]["open_files"], 3);
         assert_eq!(value["devices"][0]["path"], "/fast");
@@ -391,7 +396,7 @@ pages_used                         64.0 KiB
 note: nobody tells:\\n\"why\"
 ";
         assert_eq!(&text[end..], expected);
-        let alone = Served { clients: Vec::new(), clients_left_out: 0, ..example() };
+        let alone = ServerMeasurements { clients: Vec::new(), clients_left_out: 0, ..example() };
         assert!(!alone.to_string().contains("client"));
     }
 

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::registry::{self, now_unix, process_start};
 use crate::{control, paths};
 
 /// A server. Paths are shown, not used to find anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Server {
+pub struct ServerEntry {
     /// The path of the socket.
     pub socket: String,
     /// The source.
@@ -30,13 +30,13 @@ pub struct Server {
     pub version: String,
     /// The file systems of a manager.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub devices: Vec<Device>,
+    pub devices: Vec<TreeDevice>,
     /// The file of the entry.
     #[serde(skip)]
     pub file: PathBuf,
 }
 
-impl Server {
+impl ServerEntry {
     /// The control socket.
     pub fn control(&self) -> PathBuf {
         registry::socket_beside(&self.file)
@@ -50,7 +50,7 @@ impl Server {
 
 /// One of the file systems of a manager.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Device {
+pub struct TreeDevice {
     /// The path in the served tree.
     pub path: String,
     /// The source.
@@ -59,9 +59,9 @@ pub struct Device {
 
 /// The entry of this process. Dropping it removes the file and the control socket.
 #[derive(Debug)]
-pub struct Registered(PathBuf);
+pub struct ServerRegistration(PathBuf);
 
-impl Drop for Registered {
+impl Drop for ServerRegistration {
     fn drop(&mut self) {
         remove(&self.0);
     }
@@ -84,10 +84,10 @@ pub fn register(
     file: PathBuf,
     source: String,
     socket: &Path,
-    devices: Vec<Device>,
-) -> Result<(Registered, Option<UnixListener>)> {
+    devices: Vec<TreeDevice>,
+) -> Result<(ServerRegistration, Option<UnixListener>)> {
     let pid = std::process::id();
-    let server = Server {
+    let server = ServerEntry {
         socket: socket.to_string_lossy().into_owned(),
         source,
         pid,
@@ -98,14 +98,14 @@ pub fn register(
         file: file.clone(),
     };
     // From here on an error removes what is there.
-    let registered = Registered(file.clone());
+    let registered = ServerRegistration(file.clone());
     // The socket first: a process that finds the entry may connect at once.
     let control = server.control();
     let listener = control::listen(&control);
     let no_socket = |error| log::warn!("no control socket {}: {error}", control.display());
     let listener = listener.map_err(no_socket).ok();
     let failed = |error: &dyn std::fmt::Display| {
-        Failure::Failed(format!("cannot register the server in {}: {error}", file.display()))
+        CommandFailure::Failed(format!("cannot register the server in {}: {error}", file.display()))
     };
     let text = serde_json::to_vec_pretty(&server).map_err(|error| failed(&error))?;
     paths::write_atomically(&file, &text).map_err(|error| failed(&error))?;
@@ -113,14 +113,14 @@ pub fn register(
 }
 
 /// The server at the socket `path`, if it is visible to this user.
-pub fn of_socket(path: &Path) -> Option<Server> {
+pub fn of_socket(path: &Path) -> Option<ServerEntry> {
     let path = paths::mountpoint(path);
     all().into_iter().find(|server| paths::mountpoint(Path::new(&server.socket)) == path)
 }
 
 /// All servers visible to this user, by socket. Removes stale entries.
-pub fn all() -> Vec<Server> {
-    let mut all: Vec<Server> =
+pub fn all() -> Vec<ServerEntry> {
+    let mut all: Vec<ServerEntry> =
         registry::files().into_iter().filter_map(|file| read(&file)).collect();
     all.sort_by(|a, b| a.socket.cmp(&b.socket));
     all
@@ -128,7 +128,7 @@ pub fn all() -> Vec<Server> {
 
 const PREFIX: &str = "serve-";
 
-fn read(file: &Path) -> Option<Server> {
+fn read(file: &Path) -> Option<ServerEntry> {
     let name = file.file_name()?.to_str()?.strip_prefix(PREFIX)?;
     if let Some(pid) = name.strip_suffix(".sock") {
         // The server was killed before it wrote its entry.
@@ -138,8 +138,8 @@ fn read(file: &Path) -> Option<Server> {
         return None;
     }
     name.strip_suffix(".json")?;
-    let server: Server = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-    let server = Server { file: file.to_path_buf(), ..server };
+    let server: ServerEntry = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+    let server = ServerEntry { file: file.to_path_buf(), ..server };
     if !server.is_alive() {
         // Without the permission, root removes them later.
         remove(file);

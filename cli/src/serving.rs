@@ -7,22 +7,24 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_compose::Source;
+use defuse_compose::ParsedSource;
 use defuse_fs::FileSystem;
 use defuse_fs::namespace::Namespace;
 use defuse_fuse::SessionOptions;
-use defuse_shared::{LaneOffers, Paged, PagedOptions, Parts, Unseen, Versioned};
-use defuse_socket::{Admission, Server, ServerOptions};
+use defuse_shared::{
+    LaneOffers, PagedFileSystem, PagedOptions, PartDivision, UnseenChanges, VersionedFileSystem,
+};
+use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
 
-use crate::daemon::Ready;
-use crate::error::{self, Failure, Result};
-use crate::manager::bind::Binder;
-use crate::sandbox::keeper::{Keeper, Order, Task};
-use crate::sandbox::{self, Extent, Namespaces, Needs};
-use crate::served::Look;
-use crate::servers::{self, Device, Registered};
+use crate::daemon::ReadyReceiver;
+use crate::error::{self, CommandFailure, Result};
+use crate::manager::bind::DeviceBinder;
+use crate::sandbox::keeper::{KeeperHandle, KeeperOrder, KeeperTask};
+use crate::sandbox::{self, DaemonNamespaces, FilterNeeds, SandboxExtent};
+use crate::served::ServerParts;
+use crate::servers::{self, ServerRegistration, TreeDevice};
 use crate::{control, daemon, inherited, paths, registry, signals, terminal};
 
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
@@ -69,13 +71,13 @@ impl ProcessArgs {
     /// # Errors
     ///
     /// Those of [`daemon::detach`].
-    pub fn begin(&self) -> Result<Ready> {
+    pub fn begin(&self) -> Result<ReadyReceiver> {
         let notes = inherited::give_up();
         if self.daemon {
             return daemon::detach(notes);
         }
         notes.iter().for_each(|note| error::warn(note));
-        Ok(Ready::Foreground)
+        Ok(ReadyReceiver::Foreground)
     }
 
     /// Starts logging to the file, or to the standard error.
@@ -98,26 +100,29 @@ impl ProcessArgs {
         });
         if let Some(path) = &self.log_file {
             let file = paths::open_to_append(path).map_err(|error| {
-                Failure::Failed(format!("cannot write the log file {}: {error}", path.display()))
+                CommandFailure::Failed(format!(
+                    "cannot write the log file {}: {error}",
+                    path.display()
+                ))
             })?;
             builder.target(env_logger::Target::Pipe(Box::new(file)));
         }
-        builder.try_init().map_err(Failure::failed)?;
+        builder.try_init().map_err(CommandFailure::failed)?;
         std::panic::set_hook(Box::new(|panic| log::error!("internal error: {panic}")));
         Ok(())
     }
 }
 
 /// The file system to serve, and how.
-pub struct Offer {
+pub struct ServePlan {
     /// The source, for people.
     pub text: String,
     /// The file systems of a manager.
-    pub devices: Vec<Device>,
+    pub devices: Vec<TreeDevice>,
     /// The tree of a manager, whose members are the devices.
     pub tree: Option<Arc<Namespace>>,
     /// The devices of a manager that applications may bind.
-    pub binder: Option<Arc<Binder>>,
+    pub binder: Option<Arc<DeviceBinder>>,
     pub fs: Arc<dyn FileSystem>,
     pub socket: PathBuf,
     /// Shared memory beside the socket, with these pages.
@@ -131,27 +136,31 @@ pub struct Offer {
     pub dead_after: Option<Duration>,
     pub session: SessionOptions,
     /// The sandbox, if there is to be one.
-    pub sandbox: Option<Needs>,
+    pub sandbox: Option<FilterNeeds>,
 }
 
 /// The namespaces of a server of `sources`, which `stays` in those of its user for a reason. Comes before they are opened.
 ///
 /// # Errors
 ///
-/// See [`Namespaces::leave`].
-pub fn namespaces(sources: &[&Source], extent: Extent, stays: Option<&str>) -> Result<Namespaces> {
-    if let Some(why) = stays.filter(|_| extent == Extent::Usual) {
+/// See [`DaemonNamespaces::leave`].
+pub fn namespaces(
+    sources: &[&ParsedSource],
+    extent: SandboxExtent,
+    stays: Option<&str>,
+) -> Result<DaemonNamespaces> {
+    if let Some(why) = stays.filter(|_| extent == SandboxExtent::Usual) {
         log::info!("the daemon stays in the mount namespace of its user: {why}");
-        return Ok(Namespaces::stay());
+        return Ok(DaemonNamespaces::stay());
     }
-    Namespaces::leave(sources, extent, false)
+    DaemonNamespaces::leave(sources, extent, false)
 }
 
 /// Serves until SIGTERM, and then runs `settle`, which makes everything durable.
 pub fn run(
-    offer: Offer,
-    namespaces: Namespaces,
-    ready: Ready,
+    offer: ServePlan,
+    namespaces: DaemonNamespaces,
+    ready: ReadyReceiver,
     settle: impl FnOnce() -> Result,
 ) -> Result {
     let (text, socket) = (offer.text.clone(), offer.socket.clone());
@@ -159,13 +168,13 @@ pub fn run(
     let mut notes: Vec<String> =
         std::iter::once(&offer.fs).chain(trees).flat_map(|fs| fs.notes()).collect();
     match listen(offer, namespaces) {
-        Ok(Listening { server, settling, keeper, registered }) => {
+        Ok(ListeningServer { server, settling, keeper, registered }) => {
             let (registered, unregistered) = match registered {
                 Ok(registered) => (Some(registered), None),
                 Err(why) => (None, Some(unregistered(&why))),
             };
             // In the foreground the log has all notes.
-            if matches!(ready, Ready::Parent(_)) {
+            if matches!(ready, ReadyReceiver::Parent(_)) {
                 unregistered.iter().for_each(|note| log::warn!("{note}"));
             }
             notes.extend(unregistered);
@@ -178,7 +187,7 @@ pub fn run(
             let outcome = patiently(&text, SETTLE_PATIENCE, say, settle);
             drop(registered);
             if let Some(keeper) = keeper {
-                keeper.order(&Order::Remove);
+                keeper.order(&KeeperOrder::Remove);
                 keeper.end();
             }
             outcome
@@ -191,17 +200,17 @@ pub fn run(
 }
 
 /// A server that listens.
-struct Listening {
-    server: Arc<Server>,
+struct ListeningServer {
+    server: Arc<SocketServer>,
     /// Locked while the file system makes everything durable, however long that takes.
     settling: Arc<Mutex<()>>,
-    keeper: Option<Arc<Keeper>>,
+    keeper: Option<Arc<KeeperHandle>>,
     /// The entry, or the reason why there is none.
-    registered: Result<Registered>,
+    registered: Result<ServerRegistration>,
 }
 
 /// The note about a server without an entry.
-fn unregistered(why: &Failure) -> String {
+fn unregistered(why: &CommandFailure) -> String {
     format!(
         "the server is not registered: `defuse list`, `stat` and `top` do not know it, and `kill {}` ends it: {why}; \
          DEFUSE_RUNTIME_DIR can name a directory that can be written",
@@ -209,18 +218,19 @@ fn unregistered(why: &Failure) -> String {
     )
 }
 
-fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
+fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningServer> {
     if offer.sandbox.is_some() {
         sandbox::enter();
     }
     let admission = match offer.admit.as_slice() {
-        [] => Admission::SameUser,
-        users => Admission::Users(users.to_vec()),
+        [] => AdmissionPolicy::SameUser,
+        users => AdmissionPolicy::Users(users.to_vec()),
     };
     let fs = offer.fs;
     // Names have versions and files have pages only where all changes come through this server.
-    let unseen = offer.tree.clone().map(|tree| Box::new(move |ino| tree.is_apart(ino)) as Unseen);
-    let versioned = offer.shared.and_then(|_| Versioned::except(Arc::clone(&fs), unseen));
+    let unseen =
+        offer.tree.clone().map(|tree| Box::new(move |ino| tree.is_apart(ino)) as UnseenChanges);
+    let versioned = offer.shared.and_then(|_| VersionedFileSystem::except(Arc::clone(&fs), unseen));
     let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
     let paged = offer.shared.and_then(|pages| paged(&fs, pages, offer.tree.as_deref()));
     let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
@@ -241,17 +251,17 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
         lines: offer.shared.map(|_| Arc::new(LaneOffers::default()) as _),
         ..ServerOptions::default()
     };
-    let mut caught = signals::catch().map_err(Failure::failed)?;
+    let mut caught = signals::catch().map_err(CommandFailure::failed)?;
     let (socket, entry) = (offer.socket.clone(), servers::place());
     let control = entry.as_deref().ok().map(registry::socket_beside);
     let files: Vec<_> = entry.iter().cloned().chain(control).collect();
-    let bind = move || Server::bind(&socket, fs, options);
-    let server = Arc::new(namespaces.at_home(bind)?.map_err(Failure::failed)?);
-    let task = Task::default().remove(&files).unname(&offer.socket, server.inode());
+    let bind = move || SocketServer::bind(&socket, fs, options);
+    let server = Arc::new(namespaces.at_home(bind)?.map_err(CommandFailure::failed)?);
+    let task = KeeperTask::default().remove(&files).unname(&offer.socket, server.inode());
     let keeper = namespaces.entrust(task)?;
     log::info!("{} is served at {}", offer.text, offer.socket.display());
     // The process ends with the server, and not with who looks at it.
-    let look = Look {
+    let look = ServerParts {
         server: Arc::downgrade(&server),
         devices: offer.devices.clone(),
         tree: offer.tree.as_ref().map(Arc::downgrade).unwrap_or_default(),
@@ -276,7 +286,7 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
         }
     };
     let thread = std::thread::Builder::new().name("defuse-signals".to_owned());
-    thread.spawn(listen).map_err(Failure::failed)?;
+    thread.spawn(listen).map_err(CommandFailure::failed)?;
     // The server works without an entry.
     let (text, socket, devices) = (offer.text, offer.socket, offer.devices);
     let register = move || servers::register(entry?, text, &socket, devices);
@@ -297,7 +307,7 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     if let Some(needs) = offer.sandbox {
         sandbox::filter(needs);
     }
-    Ok(Listening { server, settling, keeper, registered })
+    Ok(ListeningServer { server, settling, keeper, registered })
 }
 
 /// Pages for `fs`, counted apart for each member of a tree.
@@ -305,13 +315,13 @@ fn paged(
     fs: &Arc<dyn FileSystem>,
     options: PagedOptions,
     tree: Option<&Namespace>,
-) -> Option<Arc<Paged>> {
-    let Some(tree) = tree else { return Paged::over(Arc::clone(fs), options) };
+) -> Option<Arc<PagedFileSystem>> {
+    let Some(tree) = tree else { return PagedFileSystem::over(Arc::clone(fs), options) };
     let count = tree.members().len();
     let of = Arc::new(move |ino| Namespace::split(ino, count).map(|(member, _)| member));
     let members = tree.members().iter().enumerate();
     let without = members.filter(|(_, member)| member.apart).map(|(index, _)| index).collect();
-    Paged::over_parts(Arc::clone(fs), options, Parts { count, of, without })
+    PagedFileSystem::over_parts(Arc::clone(fs), options, PartDivision { count, of, without })
 }
 
 /// Runs `settle`, which has all the time that it needs. After `patience`, `say` learns once what this process waits

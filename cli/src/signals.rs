@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{io, thread};
 
-use defuse_fuse::Statistics;
+use defuse_fuse::SessionStatistics;
 use defuse_fuse::mount::{UnmountError, connection_id, unmount};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use crate::sandbox::keeper::{Keeper, Notes, Order};
+use crate::sandbox::keeper::{KeeperHandle, KeeperNotes, KeeperOrder};
 
 /// Catches the signals from now on; [`serve`] handles them.
 pub fn catch() -> io::Result<Signals> {
@@ -20,7 +20,7 @@ pub fn catch() -> io::Result<Signals> {
 }
 
 /// The mount that signals act on.
-pub struct Target {
+pub struct SignalTarget {
     /// The mount point at the start.
     pub mountpoint: PathBuf,
     /// The connection, if known.
@@ -28,15 +28,15 @@ pub struct Target {
     /// The file that aborts the connection.
     pub abort: Option<OwnedFd>,
     /// The process that unmounts, if this one is in a namespace of its own.
-    pub keeper: Option<Arc<Keeper>>,
+    pub keeper: Option<Arc<KeeperHandle>>,
     /// The kernel keeps data that programs have written, until it has time.
     pub caches_writes: bool,
     /// The statistics of the session.
-    pub statistics: Statistics,
+    pub statistics: SessionStatistics,
 }
 
 /// Handles signals on a thread of its own.
-pub fn serve(mut signals: Signals, target: Target) -> io::Result<()> {
+pub fn serve(mut signals: Signals, target: SignalTarget) -> io::Result<()> {
     let run = move || {
         let mut ending = false;
         for signal in signals.forever() {
@@ -55,13 +55,13 @@ pub fn serve(mut signals: Signals, target: Target) -> io::Result<()> {
 
 /// Unmounts on another thread: unmounting waits for data to be written, and a further signal must
 /// be handled even if that never ends.
-fn begin_to_end(target: &Target) {
+fn begin_to_end(target: &SignalTarget) {
     let (mountpoint, connection) = (target.mountpoint.clone(), target.connection);
     let (keeper, syncs) = (target.keeper.clone(), target.caches_writes);
     let abort = target.abort.as_ref().and_then(|file| file.try_clone().ok());
     let run = move || {
         let unmounted = match keeper {
-            Some(keeper) => keeper.order(&Order::Unmount(syncs)),
+            Some(keeper) => keeper.order(&KeeperOrder::Unmount(syncs)),
             None => {
                 let notes = unmount_or_detach(&mountpoint, connection, syncs);
                 notes.log();
@@ -82,9 +82,9 @@ fn begin_to_end(target: &Target) {
 /// Unmounts `mountpoint` if it still has this connection, or detaches it if it is in use. Returns lines for
 /// the log. With `syncs`, the kernel first writes the data that it keeps: it does so by itself at the unmount of the last mount
 /// alone, which this one may not be.
-pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>, syncs: bool) -> Notes {
+pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>, syncs: bool) -> KeeperNotes {
     use log::Level::{Error, Info, Warn};
-    let (shown, mut notes) = (mountpoint.display(), Notes::default());
+    let (shown, mut notes) = (mountpoint.display(), KeeperNotes::default());
     if connection.is_some() && connection_id(mountpoint) != connection {
         let next = "is not mounted any more, but files are open; signal again to cut them off";
         notes.add(Info, format!("{shown} {next}"));

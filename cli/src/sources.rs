@@ -1,17 +1,18 @@
 //! The kinds of sources that this program links: those of `compose/src/kinds.rs`, and its own.
 
 use defuse_bound::KINDS;
-use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, Registry};
-use defuse_fs::source::Kind;
+use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, SourceRegistry};
+use defuse_fs::source::SourceKind;
 
 /// All kinds.
-pub static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS, ONLY_HERE]);
+pub static SOURCES: SourceRegistry =
+    SourceRegistry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS, ONLY_HERE]);
 
 /// Kinds that only this program links, because they bring a C library or anything else that has no place
 /// inside of another program. `defuse run` serves them for its programs.
-const ONLY_HERE: &[&dyn Kind] = &[&defuse_example::KIND];
+const ONLY_HERE: &[&dyn SourceKind] = &[&defuse_example::KIND];
 
 /// Tells whether the library that `defuse run` loads into programs links `kind`, too.
-pub fn is_in_process(kind: &dyn Kind) -> bool {
+pub fn is_in_process(kind: &dyn SourceKind) -> bool {
     IN_PROCESS.iter().any(|known| known.about().name == kind.about().name)
 }

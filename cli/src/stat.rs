@@ -5,19 +5,19 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use defuse_probe::{Snapshot, Stage};
+use defuse_probe::{RequestStage, StatsSnapshot};
 use defuse_trace::{Collector, CollectorOptions};
 use serde::Serialize;
 
-use crate::control::{self, Agreement};
-use crate::error::{Failure, Result, print, warn};
+use crate::control::{self, NegotiatedValues};
+use crate::error::{CommandFailure, Result, print, warn};
 use crate::kernel::KernelArgs;
 use crate::prometheus;
-use crate::registry::{self, Found, State};
-use crate::served::Served;
-use crate::servers::{self, Server};
-use crate::target::Target;
-use crate::until::Until;
+use crate::registry::{self, RegisteredMount, RegistrationState};
+use crate::served::ServerMeasurements;
+use crate::servers::{self, ServerEntry};
+use crate::target::CommandTarget;
+use crate::until::StopCondition;
 
 /// Show operations of a mount or a server, with their latencies
 ///
@@ -64,20 +64,20 @@ pub fn period(text: &str) -> std::result::Result<Duration, String> {
 /// Prints the statistics of a mount or a server.
 pub fn run(args: &StatArgs) -> Result {
     match choose(args.target.as_ref())? {
-        Subject::Mount(target) => run_mount(args, &target),
-        Subject::Server(server) => run_server(args, server),
+        StatSubject::Mount(target) => run_mount(args, &target),
+        StatSubject::Server(server) => run_server(args, server),
     }
 }
 
-fn run_mount(args: &StatArgs, target: &Target) -> Result {
+fn run_mount(args: &StatArgs, target: &CommandTarget) -> Result {
     if args.negotiated {
         let (agreement, json) = control::negotiated(target.daemon()?)?;
         return print(&if args.json { json + "\n" } else { describe(&agreement) });
     }
     refuse_unregistered(args, target)?;
     let with_kernel = args.stages || target.ours.is_none();
-    let mut source = Source::open(target, with_kernel.then_some(&args.kernel))?;
-    let until = Until::new(args.duration)?;
+    let mut source = FigureSource::open(target, with_kernel.then_some(&args.kernel))?;
+    let until = StopCondition::new(args.duration)?;
     match args.watch {
         Some(period) => watch(args, &mut source, &until, period),
         None => {
@@ -92,11 +92,11 @@ fn run_mount(args: &StatArgs, target: &Target) -> Result {
 }
 
 /// Refuses to measure requests in the kernel until Ctrl-C where the user expects the counts of a daemon.
-fn refuse_unregistered(args: &StatArgs, target: &Target) -> Result {
+fn refuse_unregistered(args: &StatArgs, target: &CommandTarget) -> Result {
     let is_timed = args.stages || args.duration.is_some() || args.watch.is_some();
     let daemon = target.connection.processes.iter().find(|one| one.comm.starts_with("defuse"));
     match daemon {
-        Some(daemon) if target.ours.is_none() && !is_timed => Err(Failure::Failed(format!(
+        Some(daemon) if target.ours.is_none() && !is_timed => Err(CommandFailure::Failed(format!(
             "process {} serves {}, and is not registered where this user looks: ask as its user, with the same \
              {}, or measure its requests in the kernel with --stages or --duration",
             daemon.pid,
@@ -107,20 +107,20 @@ fn refuse_unregistered(args: &StatArgs, target: &Target) -> Result {
     }
 }
 
-fn run_server(args: &StatArgs, mut server: Server) -> Result {
+fn run_server(args: &StatArgs, mut server: ServerEntry) -> Result {
     let refused = [
         (args.stages, "--stages", "requests of its clients do not go through the kernel's FUSE"),
         (args.negotiated, "--negotiated", "each of its clients has negotiated for itself"),
     ];
     if let Some((_, option, why)) = refused.into_iter().find(|(given, ..)| *given) {
         let socket = &server.socket;
-        return Err(Failure::Usage(format!(
+        return Err(CommandFailure::Usage(format!(
             "{socket} is the socket of a server: there is no {option} of it, because {why}; leave {option} \
              out, or name the mount point of a client"
         )));
     }
     match args.watch {
-        Some(period) => watch(args, &mut server, &Until::new(args.duration)?, period),
+        Some(period) => watch(args, &mut server, &StopCondition::new(args.duration)?, period),
         None => {
             let served = server.take()?;
             server.show(args, &served)
@@ -129,7 +129,7 @@ fn run_server(args: &StatArgs, mut server: Server) -> Result {
 }
 
 /// A daemon whose statistics are shown again and again.
-trait Watched {
+trait StatisticsSource {
     type Sample;
 
     /// The present counts.
@@ -145,7 +145,12 @@ trait Watched {
     fn is_there(&self) -> bool;
 }
 
-fn watch<W: Watched>(args: &StatArgs, source: &mut W, until: &Until, period: Duration) -> Result {
+fn watch<W: StatisticsSource>(
+    args: &StatArgs,
+    source: &mut W,
+    until: &StopCondition,
+    period: Duration,
+) -> Result {
     let mut before = source.take()?;
     while source.is_there() && until.sleep(period) {
         // The daemon may have ended, which is no failure of watching.
@@ -160,35 +165,35 @@ fn watch<W: Watched>(args: &StatArgs, source: &mut W, until: &Until, period: Dur
 }
 
 fn print_json(shown: &impl Serialize) -> Result {
-    print(&(serde_json::to_string(shown).map_err(Failure::failed)? + "\n"))
+    print(&(serde_json::to_string(shown).map_err(CommandFailure::failed)? + "\n"))
 }
 
 /// A snapshot as JSON, with its mount.
 #[derive(Serialize)]
-struct Shown<'a> {
+struct ShownMount<'a> {
     #[serde(flatten)]
-    snapshot: &'a Snapshot,
+    snapshot: &'a StatsSnapshot,
     connection: u32,
 }
 
-impl Watched for Source<'_> {
-    type Sample = Snapshot;
+impl StatisticsSource for FigureSource<'_> {
+    type Sample = StatsSnapshot;
 
-    fn take(&mut self) -> Result<Snapshot> {
-        Source::take(self)
+    fn take(&mut self) -> Result<StatsSnapshot> {
+        FigureSource::take(self)
     }
 
-    fn since(now: &Snapshot, before: &Snapshot) -> Snapshot {
+    fn since(now: &StatsSnapshot, before: &StatsSnapshot) -> StatsSnapshot {
         now.since(before)
     }
 
-    fn show(&self, args: &StatArgs, snapshot: &Snapshot) -> Result {
+    fn show(&self, args: &StatArgs, snapshot: &StatsSnapshot) -> Result {
         let connection = &self.target.connection;
         if args.prometheus {
             return print(&prometheus::text(connection, snapshot));
         }
         if args.json {
-            return print_json(&Shown { snapshot, connection: connection.id });
+            return print_json(&ShownMount { snapshot, connection: connection.id });
         }
         print(&snapshot.to_string())
     }
@@ -205,22 +210,22 @@ struct ShownServer<'a> {
     source: &'a str,
     pid: u32,
     #[serde(flatten)]
-    served: &'a Served,
+    served: &'a ServerMeasurements,
 }
 
-impl Watched for Server {
-    type Sample = Served;
+impl StatisticsSource for ServerEntry {
+    type Sample = ServerMeasurements;
 
-    fn take(&mut self) -> Result<Served> {
-        control::stat_server(self).map(Served::with_programs)
+    fn take(&mut self) -> Result<ServerMeasurements> {
+        control::stat_server(self).map(ServerMeasurements::with_programs)
     }
 
-    fn since(now: &Served, before: &Served) -> Served {
+    fn since(now: &ServerMeasurements, before: &ServerMeasurements) -> ServerMeasurements {
         now.since(before)
     }
 
-    fn show(&self, args: &StatArgs, served: &Served) -> Result {
-        let Server { socket, source, pid, .. } = self;
+    fn show(&self, args: &StatArgs, served: &ServerMeasurements) -> Result {
+        let ServerEntry { socket, source, pid, .. } = self;
         if args.prometheus {
             return print(&prometheus::of_server(socket, served));
         }
@@ -236,17 +241,17 @@ impl Watched for Server {
 }
 
 /// The source of the figures of a connection: its daemon, the kernel, or both.
-struct Source<'a> {
-    target: &'a Target,
+struct FigureSource<'a> {
+    target: &'a CommandTarget,
     collector: Option<Collector>,
     /// The statistics of the daemon when tracing of the kernel began.
-    before: Option<Snapshot>,
+    before: Option<StatsSnapshot>,
 }
 
-impl<'a> Source<'a> {
-    fn open(target: &'a Target, kernel: Option<&KernelArgs>) -> Result<Self> {
+impl<'a> FigureSource<'a> {
+    fn open(target: &'a CommandTarget, kernel: Option<&KernelArgs>) -> Result<Self> {
         let Some(kernel) = kernel else {
-            return Ok(Source { target, collector: None, before: None });
+            return Ok(FigureSource { target, collector: None, before: None });
         };
         let wanted = CollectorOptions {
             connection: Some(target.connection.id),
@@ -257,19 +262,19 @@ impl<'a> Source<'a> {
             Some(found) => Some(control::stat(found)?),
             None => None,
         };
-        Ok(Source { target, collector: Some(collector), before })
+        Ok(FigureSource { target, collector: Some(collector), before })
     }
 
     /// The present counts, of the daemon and the kernel over the same time.
-    fn take(&mut self) -> Result<Snapshot> {
+    fn take(&mut self) -> Result<StatsSnapshot> {
         let Some(collector) = &mut self.collector else {
             return control::stat(self.target.daemon()?);
         };
         let id = self.target.connection.id;
         // The daemon may be another process now.
-        collector.refresh().map_err(Failure::failed)?;
-        let mut snapshot = collector.snapshot(id).map_err(Failure::failed)?;
-        let losses = collector.losses().map_err(Failure::failed)?;
+        collector.refresh().map_err(CommandFailure::failed)?;
+        let mut snapshot = collector.snapshot(id).map_err(CommandFailure::failed)?;
+        let losses = collector.losses().map_err(CommandFailure::failed)?;
         snapshot.notes = collector.notes().to_vec();
         snapshot.notes.extend(losses.describe());
         if let (Some(found), Some(before)) = (&self.target.ours, &self.before) {
@@ -280,7 +285,7 @@ impl<'a> Source<'a> {
             snapshot.figures = user.figures;
             snapshot.notes.extend(user.notes);
         }
-        if snapshot.ops.iter().all(|stats| stats.stage != Stage::Total) {
+        if snapshot.ops.iter().all(|stats| stats.stage != RequestStage::Total) {
             snapshot.notes.push("no request ended during this time".to_owned());
         }
         Ok(snapshot)
@@ -295,32 +300,32 @@ impl<'a> Source<'a> {
 }
 
 /// A daemon with statistics.
-enum Subject {
-    Mount(Target),
-    Server(Server),
+enum StatSubject {
+    Mount(CommandTarget),
+    Server(ServerEntry),
 }
 
 /// The mount or server that the arguments name.
-fn choose(target: Option<&PathBuf>) -> Result<Subject> {
+fn choose(target: Option<&PathBuf>) -> Result<StatSubject> {
     if let Some(text) = target {
         return find(text);
     }
     let mut serving = registry::all();
-    serving.retain(|found| found.state == State::Serving);
+    serving.retain(|found| found.state == RegistrationState::Serving);
     let mut servers = servers::all();
     match (serving.len(), servers.len()) {
-        (0, 0) => Err(Failure::Failed(
+        (0, 0) => Err(CommandFailure::Failed(
             "nothing is mounted or served by defuse: mount or serve something first (defuse mount, defuse \
              serve), or name another FUSE file system"
                 .into(),
         )),
-        (1, 0) => Target::of_found(serving.remove(0)).map(Subject::Mount),
-        (0, 1) => Ok(Subject::Server(servers.remove(0))),
+        (1, 0) => CommandTarget::of_found(serving.remove(0)).map(StatSubject::Mount),
+        (0, 1) => Ok(StatSubject::Server(servers.remove(0))),
         (_, count) => {
-            let names = serving.iter().map(Found::shown_mountpoint);
+            let names = serving.iter().map(RegisteredMount::shown_mountpoint);
             let names: Vec<_> = names.chain(servers.into_iter().map(|one| one.socket)).collect();
             let what = if count > 0 { "mounts or servers" } else { "mounts" };
-            Err(Failure::Usage(format!(
+            Err(CommandFailure::Usage(format!(
                 "there are several {what}: name one of {}",
                 names.join(", ")
             )))
@@ -328,19 +333,19 @@ fn choose(target: Option<&PathBuf>) -> Result<Subject> {
     }
 }
 
-fn find(text: &Path) -> Result<Subject> {
-    match Target::find(text) {
-        Ok(target) => Ok(Subject::Mount(target)),
+fn find(text: &Path) -> Result<StatSubject> {
+    match CommandTarget::find(text) {
+        Ok(target) => Ok(StatSubject::Mount(target)),
         Err(failure) => match servers::of_socket(text) {
-            Some(server) => Ok(Subject::Server(server)),
-            None if is_socket(text) => Err(Failure::Failed(format!(
+            Some(server) => Ok(StatSubject::Server(server)),
+            None if is_socket(text) => Err(CommandFailure::Failed(format!(
                 "{} is a socket, and no server of defuse that you may see listens there: ask as its user or \
                  as root; `defuse list` shows the others",
                 text.display()
             ))),
             // A number is that of a connection.
             None if text.to_str().is_some_and(|text| text.parse::<u32>().is_ok()) => Err(failure),
-            None => Err(Failure::Failed(format!(
+            None => Err(CommandFailure::Failed(format!(
                 "{} is neither the mount point of a FUSE file system, nor the number of a connection, nor the \
                  socket of a server: `defuse top --once` and `defuse list` show what there is",
                 text.display()
@@ -353,9 +358,16 @@ fn is_socket(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
 }
 
-fn describe(agreement: &Agreement) -> String {
-    let Agreement { minor, max_write, max_read, max_background, max_workers, policy, decisions } =
-        agreement;
+fn describe(agreement: &NegotiatedValues) -> String {
+    let NegotiatedValues {
+        minor,
+        max_write,
+        max_read,
+        max_background,
+        max_workers,
+        policy,
+        decisions,
+    } = agreement;
     let mut text = format!(
         "protocol 7.{minor}, max_write {max_write}, max_read {max_read}, max_background \
          {max_background}, max_workers {max_workers} ({policy})\n\n"

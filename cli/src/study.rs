@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 const PROGRAM: &str = "defuse-study";
 
@@ -35,7 +35,7 @@ fn become_program(command: &str, words: &[OsString]) -> Result {
     let beside = std::env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
     let path = beside.filter(|path| path.is_file()).unwrap_or_else(|| PROGRAM.into());
     let error = Command::new(&path).arg(command).args(words).exec();
-    Err(Failure::Failed(match error.kind() {
+    Err(CommandFailure::Failed(match error.kind() {
         ErrorKind::NotFound => format!(
             "`defuse {command}` is in the program {PROGRAM}, which is neither beside defuse nor in PATH: install it, too"
         ),

@@ -7,59 +7,61 @@ use std::time::{Duration, Instant};
 use defuse_fuse::mount::{MountEntry, fuse_mounts};
 use defuse_trace::{FuseConnection, FuseMount};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::paths;
-use crate::registry::{self, Found};
+use crate::registry::{self, RegisteredMount};
 
 /// Time limit for a daemon to register after its start.
 const SETTLING: Duration = Duration::from_secs(2);
 
 /// The connection that a command acts on.
 #[derive(Debug)]
-pub struct Target {
+pub struct CommandTarget {
     /// The connection and its daemon.
     pub connection: FuseConnection,
     /// The entry of the daemon, if it is one of defuse that is visible to this user.
-    pub ours: Option<Found>,
+    pub ours: Option<RegisteredMount>,
 }
 
-impl Target {
+impl CommandTarget {
     /// The connection with this mount point or number.
     ///
     /// # Errors
     ///
-    /// [`Failure::Failed`] if there is none.
-    pub fn find(text: &Path) -> Result<Target> {
+    /// [`CommandFailure::Failed`] if there is none.
+    pub fn find(text: &Path) -> Result<CommandTarget> {
         let id = number(text).or_else(|| by_path(text)).ok_or_else(|| {
             let shown = text.display();
-            Failure::Failed(format!(
+            CommandFailure::Failed(format!(
                 "{shown} is neither the mount point of a FUSE file system nor the number of a \
                  connection: see `defuse top --once` for what is"
             ))
         })?;
-        Target::of(id)
+        CommandTarget::of(id)
     }
 
     /// The connection of an entry.
-    pub fn of_found(found: Found) -> Result<Target> {
-        Ok(Target { connection: one(found.entry.connection)?, ours: Some(found) })
+    pub fn of_found(found: RegisteredMount) -> Result<CommandTarget> {
+        Ok(CommandTarget { connection: one(found.entry.connection)?, ours: Some(found) })
     }
 
     /// The daemon, which is one of defuse.
     ///
     /// # Errors
     ///
-    /// [`Failure::Failed`] if it is not.
-    pub fn daemon(&self) -> Result<&Found> {
+    /// [`CommandFailure::Failed`] if it is not.
+    pub fn daemon(&self) -> Result<&RegisteredMount> {
         self.ours.as_ref().ok_or_else(|| {
             let name = self.connection.name();
-            Failure::Failed(format!("{name} is no mount of defuse: `defuse list` shows them"))
+            CommandFailure::Failed(format!(
+                "{name} is no mount of defuse: `defuse list` shows them"
+            ))
         })
     }
 
-    fn of(id: u32) -> Result<Target> {
+    fn of(id: u32) -> Result<CommandTarget> {
         let registered = || registry::all().into_iter().find(|found| found.entry.connection == id);
-        let mut target = Target { connection: one(id)?, ours: registered() };
+        let mut target = CommandTarget { connection: one(id)?, ours: registered() };
         // A mount is visible a moment before its daemon completes INIT and registers.
         let begun = Instant::now();
         while target.ours.is_none() && begun.elapsed() < SETTLING && target.is_settling() {
@@ -114,7 +116,9 @@ fn one(id: u32) -> Result<FuseConnection> {
         (!processes.is_empty()).then_some(FuseConnection { id, mounts: Vec::new(), processes })
     };
     found.or_else(detached).ok_or_else(|| {
-        Failure::Failed(format!("there is no FUSE connection {id}: `defuse top --once` lists them"))
+        CommandFailure::Failed(format!(
+            "there is no FUSE connection {id}: `defuse top --once` lists them"
+        ))
     })
 }
 
@@ -145,7 +149,9 @@ mod tests {
     #[test]
     fn a_missing_connection_is_reported_with_the_next_step() {
         for text in ["/no/such/mount", "4294967295", "word"] {
-            let Err(Failure::Failed(why)) = Target::find(Path::new(text)) else { panic!("{text}") };
+            let Err(CommandFailure::Failed(why)) = CommandTarget::find(Path::new(text)) else {
+                panic!("{text}")
+            };
             assert!(why.contains("defuse top --once"), "{why}");
         }
     }

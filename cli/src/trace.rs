@@ -14,12 +14,12 @@ use defuse_trace::{
 use serde_json::json;
 
 use crate::breakdown::operation;
-use crate::error::{Failure, Result, print, warn};
+use crate::error::{CommandFailure, Result, print, warn};
 use crate::kernel::KernelArgs;
 use crate::stat::period;
-use crate::target::Target;
+use crate::target::CommandTarget;
 use crate::terminal;
-use crate::until::Until;
+use crate::until::StopCondition;
 
 /// Time between two reads of the kernel's events: the maximum delay of the display.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -70,7 +70,7 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
 
 /// Prints requests until the end.
 pub fn run(args: &TraceArgs) -> Result {
-    let target = Target::find(&args.target)?;
+    let target = CommandTarget::find(&args.target)?;
     let slower_than = args.slower_than.unwrap_or_default();
     let filter = EventFilter {
         ops: args.op.clone(),
@@ -81,8 +81,8 @@ pub fn run(args: &TraceArgs) -> Result {
     let connection = Some(target.connection.id);
     let wanted =
         CollectorOptions { connection, events: Some(filter), ..CollectorOptions::default() };
-    let mut sink = Sink::open(args, &target)?;
-    let until = Until::new(args.duration)?;
+    let mut sink = TraceSink::open(args, &target)?;
+    let until = StopCondition::new(args.duration)?;
     let mut collector = args.kernel.start(wanted)?;
     for note in collector.notes() {
         warn(&format!("note: {note}"));
@@ -90,7 +90,7 @@ pub fn run(args: &TraceArgs) -> Result {
     let outcome = follow(args, &target, &mut collector, &until, &mut sink);
     sink.end()?;
     outcome?;
-    match collector.losses().map_err(Failure::failed)?.describe() {
+    match collector.losses().map_err(CommandFailure::failed)?.describe() {
         Some(lost) => {
             warn(&format!("note: {lost}"));
             Ok(())
@@ -101,10 +101,10 @@ pub fn run(args: &TraceArgs) -> Result {
 
 fn follow(
     args: &TraceArgs,
-    target: &Target,
+    target: &CommandTarget,
     collector: &mut Collector,
-    until: &Until,
-    sink: &mut Sink,
+    until: &StopCondition,
+    sink: &mut TraceSink,
 ) -> Result {
     let mut names = NodeNames::default();
     let mut left = args.count.unwrap_or(u64::MAX);
@@ -120,7 +120,7 @@ fn follow(
             left -= 1;
             outcome = sink.put(&event, name.as_deref());
         };
-        collector.events(&mut each).map_err(Failure::failed)?;
+        collector.events(&mut each).map_err(CommandFailure::failed)?;
         outcome?;
         sink.flush()?;
         if !goes_on || left == 0 {
@@ -134,39 +134,39 @@ fn is_named(wanted: Option<&str>, name: Option<&str>) -> bool {
 }
 
 /// The output.
-enum Sink {
+enum TraceSink {
     Lines { text: String, first_ns: Option<u64>, last_ns: u64 },
     Json { text: String },
     Perfetto { timeline: Option<TraceTimeline<BufWriter<File>>>, path: PathBuf },
 }
 
-impl Sink {
-    fn open(args: &TraceArgs, target: &Target) -> Result<Sink> {
+impl TraceSink {
+    fn open(args: &TraceArgs, target: &CommandTarget) -> Result<TraceSink> {
         if let Some(path) = &args.perfetto {
             let timeline = File::create(path)
                 .and_then(|file| TraceTimeline::begin(BufWriter::new(file), &target.connection))
                 .map_err(|error| cannot_write(path, &error))?;
-            return Ok(Sink::Perfetto { timeline: Some(timeline), path: path.clone() });
+            return Ok(TraceSink::Perfetto { timeline: Some(timeline), path: path.clone() });
         }
         if args.json {
-            return Ok(Sink::Json { text: String::new() });
+            return Ok(TraceSink::Json { text: String::new() });
         }
-        Ok(Sink::Lines { text: heading(), first_ns: None, last_ns: 0 })
+        Ok(TraceSink::Lines { text: heading(), first_ns: None, last_ns: 0 })
     }
 
     fn put(&mut self, event: &CompletedRequest, name: Option<&str>) -> Result {
         match self {
-            Sink::Lines { text, first_ns, last_ns } => {
+            TraceSink::Lines { text, first_ns, last_ns } => {
                 let first_ns = *first_ns.get_or_insert(event.ended_ns);
                 *last_ns = event.ended_ns;
                 // The buffers of the processors are read in turn, so requests may be slightly out of order.
                 let at_ns = event.ended_ns.saturating_sub(first_ns);
                 line(text, at_ns, event, name);
             }
-            Sink::Json { text } => {
+            TraceSink::Json { text } => {
                 let _ = writeln!(text, "{}", as_json(event, name));
             }
-            Sink::Perfetto { timeline, path } => {
+            TraceSink::Perfetto { timeline, path } => {
                 if let Some(timeline) = timeline {
                     timeline.add(event, name).map_err(|error| cannot_write(path, &error))?;
                 }
@@ -177,7 +177,7 @@ impl Sink {
 
     fn flush(&mut self) -> Result {
         match self {
-            Sink::Lines { text, .. } | Sink::Json { text } if !text.is_empty() => {
+            TraceSink::Lines { text, .. } | TraceSink::Json { text } if !text.is_empty() => {
                 print(&std::mem::take(text))
             }
             _ => Ok(()),
@@ -185,7 +185,7 @@ impl Sink {
     }
 
     fn end(&mut self) -> Result {
-        if let Sink::Perfetto { timeline, path } = self
+        if let TraceSink::Perfetto { timeline, path } = self
             && let Some(timeline) = timeline.take()
         {
             timeline.end().map_err(|error| cannot_write(path, &error))?;
@@ -194,8 +194,8 @@ impl Sink {
     }
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Failed(format!("cannot write {}: {error}", path.display()))
+fn cannot_write(path: &Path, error: &std::io::Error) -> CommandFailure {
+    CommandFailure::Failed(format!("cannot write {}: {error}", path.display()))
 }
 
 fn heading() -> String {

@@ -8,8 +8,8 @@ use defuse_trace::{FusectlMount, FusectlSetting, FusectlValues};
 use serde::Serialize;
 
 use crate::control;
-use crate::error::{Failure, Result, print};
-use crate::target::Target;
+use crate::error::{CommandFailure, Result, print};
+use crate::target::CommandTarget;
 
 /// Show and change the limits of a FUSE file system, or abort its connection
 ///
@@ -23,7 +23,7 @@ pub struct TuneArgs {
     target: PathBuf,
     /// max_background=N, congestion_threshold=N or workers=N
     #[arg(value_name = "KNOB=N", value_parser = setting)]
-    settings: Vec<Setting>,
+    settings: Vec<LimitSetting>,
     /// Abort the connection: all requests fail until the mount is unmounted
     #[arg(long, conflicts_with = "settings")]
     abort: bool,
@@ -37,17 +37,17 @@ pub struct TuneArgs {
 
 /// A value to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Setting {
+enum LimitSetting {
     /// A limit of the kernel.
     Kernel(FusectlSetting, u16),
     /// The maximum number of worker threads of a mount of defuse.
     Workers(u16),
 }
 
-/// The name of [`Setting::Workers`].
+/// The name of [`LimitSetting::Workers`].
 const WORKERS: &str = "workers";
 
-fn setting(text: &str) -> std::result::Result<Setting, String> {
+fn setting(text: &str) -> std::result::Result<LimitSetting, String> {
     let wrong = || {
         "write max_background=N or congestion_threshold=N, N from 1 to 65535, or workers=N, N from 1 to \
          1024"
@@ -56,15 +56,15 @@ fn setting(text: &str) -> std::result::Result<Setting, String> {
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
     let value = value.parse().ok().filter(|value| *value > 0).ok_or_else(wrong)?;
     if name == WORKERS {
-        return (value <= 1024).then_some(Setting::Workers(value)).ok_or_else(wrong);
+        return (value <= 1024).then_some(LimitSetting::Workers(value)).ok_or_else(wrong);
     }
     let knob =
         FusectlSetting::ALL.into_iter().find(|knob| knob.name() == name).ok_or_else(wrong)?;
-    Ok(Setting::Kernel(knob, value))
+    Ok(LimitSetting::Kernel(knob, value))
 }
 
 #[derive(Serialize)]
-struct Shown {
+struct ShownLimits {
     connection: u32,
     #[serde(flatten)]
     values: FusectlValues,
@@ -75,34 +75,36 @@ struct Shown {
 
 /// Shows or changes the limits of a connection.
 pub fn run(args: &TuneArgs) -> Result {
-    let target = Target::find(&args.target)?;
-    let knobs = FusectlMount::open().map_err(Failure::failed)?;
+    let target = CommandTarget::find(&args.target)?;
+    let knobs = FusectlMount::open().map_err(CommandFailure::failed)?;
     let id = target.connection.id;
     if args.abort {
         let name = target.connection.name();
         if !args.yes && !is_meant(&name)? {
-            return Err(Failure::Failed(format!("{name} was not aborted")));
+            return Err(CommandFailure::Failed(format!("{name} was not aborted")));
         }
-        return knobs.abort(id).map_err(Failure::failed);
+        return knobs.abort(id).map_err(CommandFailure::failed);
     }
     for setting in &args.settings {
         match *setting {
-            Setting::Kernel(knob, value) => knobs.set(id, knob, value).map_err(Failure::failed)?,
-            Setting::Workers(count) => control::set_workers(target.daemon()?, count)?,
+            LimitSetting::Kernel(knob, value) => {
+                knobs.set(id, knob, value).map_err(CommandFailure::failed)?
+            }
+            LimitSetting::Workers(count) => control::set_workers(target.daemon()?, count)?,
         }
     }
-    let values = knobs.values(id).map_err(Failure::failed)?;
+    let values = knobs.values(id).map_err(CommandFailure::failed)?;
     // The limits of the kernel are there even if the daemon does not answer.
     let snapshot = target.ours.as_ref().and_then(|found| control::stat(found).ok());
     let workers = snapshot.and_then(|snapshot| snapshot.gauges.get("workers_max").copied());
-    let shown = Shown { connection: id, values, workers };
+    let shown = ShownLimits { connection: id, values, workers };
     if args.json {
-        return print(&(serde_json::to_string(&shown).map_err(Failure::failed)? + "\n"));
+        return print(&(serde_json::to_string(&shown).map_err(CommandFailure::failed)? + "\n"));
     }
     print(&table(&shown))
 }
 
-fn table(shown: &Shown) -> String {
+fn table(shown: &ShownLimits) -> String {
     let FusectlValues { waiting, max_background, congestion_threshold } = shown.values;
     let rows = [
         ("connection", Some(u64::from(shown.connection))),
@@ -122,13 +124,13 @@ fn table(shown: &Shown) -> String {
 fn is_meant(name: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         let text = format!("aborting {name} needs a confirmation: use --yes without a terminal");
-        return Err(Failure::Usage(text));
+        return Err(CommandFailure::Usage(text));
     }
     let mut error = std::io::stderr();
     let asked = write!(error, "Abort {name}? All its requests will fail. [y/N] ");
-    asked.and_then(|()| error.flush()).map_err(Failure::failed)?;
+    asked.and_then(|()| error.flush()).map_err(CommandFailure::failed)?;
     let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer).map_err(Failure::failed)?;
+    std::io::stdin().read_line(&mut answer).map_err(CommandFailure::failed)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
@@ -140,9 +142,9 @@ mod tests {
     fn settings_have_a_name_and_a_number() {
         assert_eq!(
             setting("max_background=12"),
-            Ok(Setting::Kernel(FusectlSetting::MaxBackground, 12))
+            Ok(LimitSetting::Kernel(FusectlSetting::MaxBackground, 12))
         );
-        assert_eq!(setting("workers=1024"), Ok(Setting::Workers(1024)));
+        assert_eq!(setting("workers=1024"), Ok(LimitSetting::Workers(1024)));
         for wrong in ["", "max_background", "max_background=0", "max_background=65536", "x=1"] {
             assert!(setting(wrong).is_err(), "{wrong}");
         }
@@ -156,7 +158,7 @@ mod tests {
         let values = FusectlValues { waiting: 3, max_background: 12, congestion_threshold: 9 };
         let expected = "connection                43\nwaiting                    3\n\
                         max_background            12\ncongestion_threshold       9\n";
-        let mut shown = Shown { connection: 43, values, workers: None };
+        let mut shown = ShownLimits { connection: 43, values, workers: None };
         assert_eq!(table(&shown), expected);
         shown.workers = Some(16);
         assert_eq!(table(&shown), expected.to_owned() + "workers                   16\n");

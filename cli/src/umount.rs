@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use defuse_fuse::mount::{
-    Liveness, MountEntry, UnmountError, fuse_mounts, is_dead_mount, liveness, unmount,
+    MountEntry, ServerLiveness, UnmountError, fuse_mounts, is_dead_mount, liveness, unmount,
 };
 
-use crate::elsewhere::{self, Daemon, Place};
-use crate::error::{self, Failure, Result};
+use crate::elsewhere::{self, DaemonIdentity, MountLocation};
+use crate::error::{self, CommandFailure, Result};
 use crate::paths;
-use crate::registry::{self, Found};
+use crate::registry::{self, RegisteredMount};
 
 /// Time limit for the daemon to make everything durable.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -57,29 +57,29 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
         return match found {
             Some(found) => not_here(path, &found, lazy),
             // It knows best what to say.
-            None => unmount(path, lazy).map_err(Failure::failed),
+            None => unmount(path, lazy).map_err(CommandFailure::failed),
         };
     };
     if found.is_none() && !is_ours(&mount) {
         let (path, fstype) = (path.display(), &mount.fstype);
-        return Err(Failure::Failed(format!(
+        return Err(CommandFailure::Failed(format!(
             "{path} is a mount of {fstype}, not of defuse: use umount(8)"
         )));
     }
-    let served = Served::of(mount.connection(), found);
+    let served = UnmountTarget::of(mount.connection(), found);
     let before = elsewhere::places(mount.connection());
     if args.force {
         // What is in progress fails, and then nothing is in use by it.
         let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE);
     }
     if !args.force || mount_at(path).is_some_and(|now| now.mount_id == mount.mount_id) {
-        let serving = served.as_ref().is_some_and(Served::is_alive);
+        let serving = served.as_ref().is_some_and(UnmountTarget::is_alive);
         match unmount(path, lazy) {
             // Processes in it can do nothing with it any more.
             Err(UnmountError::Busy { .. }) if !serving && is_dead_mount(path) => {
-                unmount(path, true).map_err(Failure::failed)?;
+                unmount(path, true).map_err(CommandFailure::failed)?;
             }
-            other => other.map_err(Failure::failed)?,
+            other => other.map_err(CommandFailure::failed)?,
         }
     }
     let Some(served) = served else { return Ok(()) };
@@ -100,7 +100,7 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
 
 /// The other places of a mount that stay for longer than it takes a process to start: a new mount namespace, such as that of a
 /// daemon of another mount, has copies of all mounts for a moment. None if the daemon ends meanwhile.
-fn lasting(others: impl Fn() -> Vec<Place>, served: &Served) -> Vec<Place> {
+fn lasting(others: impl Fn() -> Vec<MountLocation>, served: &UnmountTarget) -> Vec<MountLocation> {
     const MOMENT: Duration = Duration::from_secs(1);
     const PAUSE: Duration = Duration::from_millis(50);
     let begun = Instant::now();
@@ -116,22 +116,22 @@ fn lasting(others: impl Fn() -> Vec<Place>, served: &Served) -> Vec<Place> {
     }
 }
 
-fn listed(places: &[Place]) -> String {
-    places.iter().map(Place::to_string).collect::<Vec<_>>().join(", ")
+fn listed(places: &[MountLocation]) -> String {
+    places.iter().map(MountLocation::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn commands(places: &[Place]) -> String {
-    places.iter().map(Place::command).collect::<Vec<_>>().join("`, `")
+fn commands(places: &[MountLocation]) -> String {
+    places.iter().map(MountLocation::command).collect::<Vec<_>>().join("`, `")
 }
 
 /// Waits for the daemon of a mount that was here, or says where the mount is.
-fn not_here(path: &Path, found: &Found, lazy: bool) -> Result {
+fn not_here(path: &Path, found: &RegisteredMount, lazy: bool) -> Result {
     let places = elsewhere::places(found.entry.connection);
     if places.is_empty() || !found.entry.is_alive() {
-        let daemon = Daemon { pid: found.entry.pid, start: found.entry.pid_start };
-        return wait_for(path, &Served { daemon, found: Some(found.clone()) }, lazy);
+        let daemon = DaemonIdentity { pid: found.entry.pid, start: found.entry.pid_start };
+        return wait_for(path, &UnmountTarget { daemon, found: Some(found.clone()) }, lazy);
     }
-    Err(Failure::Failed(format!(
+    Err(CommandFailure::Failed(format!(
         "{} is not mounted here, but on {}: unmount it there with `{}`, or end its process with `kill {}`",
         path.display(),
         listed(&places),
@@ -141,24 +141,25 @@ fn not_here(path: &Path, found: &Found, lazy: bool) -> Result {
 }
 
 /// A mount whose daemon is known.
-struct Served {
-    daemon: Daemon,
-    found: Option<Found>,
+struct UnmountTarget {
+    daemon: DaemonIdentity,
+    found: Option<RegisteredMount>,
 }
 
-impl Served {
+impl UnmountTarget {
     /// The daemon by the registry, or by the device that it has open: the entry may be of another PID namespace.
-    fn of(connection: u32, found: Option<Found>) -> Option<Served> {
+    fn of(connection: u32, found: Option<RegisteredMount>) -> Option<UnmountTarget> {
         let entry = found.as_ref().map(|found| &found.entry);
-        let registered = entry.map(|entry| Daemon { pid: entry.pid, start: entry.pid_start });
-        let holders = Daemon::all_of(connection);
+        let registered =
+            entry.map(|entry| DaemonIdentity { pid: entry.pid, start: entry.pid_start });
+        let holders = DaemonIdentity::all_of(connection);
         let daemon = match registered {
             Some(registered) if holders.is_empty() || holders.contains(&registered) => {
                 Some(registered)
             }
             _ => holders.last().copied(),
         };
-        daemon.map(|daemon| Served { daemon, found })
+        daemon.map(|daemon| UnmountTarget { daemon, found })
     }
 
     fn is_alive(&self) -> bool {
@@ -170,11 +171,11 @@ impl Served {
 pub fn clear_dead(path: &Path) -> Result {
     let Some(mount) = mount_at(path) else { return Ok(()) };
     let found = registry::of_mountpoint(path);
-    if !(is_ours(&mount) || found.is_some()) || liveness(path) != Liveness::Dead {
+    if !(is_ours(&mount) || found.is_some()) || liveness(path) != ServerLiveness::Dead {
         return Ok(());
     }
     log::warn!("{} has a mount whose process has died: removing it", path.display());
-    unmount(path, true).map_err(Failure::failed)?;
+    unmount(path, true).map_err(CommandFailure::failed)?;
     if let Some(found) = found {
         found.remove();
     }
@@ -192,7 +193,7 @@ pub fn is_ours(mount: &MountEntry) -> bool {
 }
 
 /// Waits until the daemon has ended, and removes its entry.
-fn wait_for(path: &Path, served: &Served, lazy: bool) -> Result {
+fn wait_for(path: &Path, served: &UnmountTarget, lazy: bool) -> Result {
     let (pid, begun) = (served.daemon.pid, Instant::now());
     let patience = if lazy { LAZY_PATIENCE } else { PATIENCE };
     let mut told = false;
@@ -203,7 +204,7 @@ fn wait_for(path: &Path, served: &Served, lazy: bool) -> Result {
             return Ok(());
         }
         if waited > patience {
-            return Err(Failure::Failed(format!(
+            return Err(CommandFailure::Failed(format!(
                 "unmounted {}, but process {pid} has not ended after {} s: it may still write, or the file \
                  system is mounted in a namespace that this user cannot see; see its log, or end it with \
                  `kill {pid}`",
@@ -217,8 +218,8 @@ fn wait_for(path: &Path, served: &Served, lazy: bool) -> Result {
         }
         thread::sleep(Duration::from_millis(5));
     }
-    match served.found.as_ref().and_then(Found::take_failure) {
-        Some(failure) => Err(Failure::Failed(failure)),
+    match served.found.as_ref().and_then(RegisteredMount::take_failure) {
+        Some(failure) => Err(CommandFailure::Failed(failure)),
         None => Ok(()),
     }
 }

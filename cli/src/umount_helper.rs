@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::error::{self, Failure, Result};
+use crate::error::{self, CommandFailure, Result};
 use crate::umount::{self, UmountArgs};
 
 /// Exit codes that umount(8) expects of a helper: wrong use, and a failed unmount.
@@ -22,10 +22,10 @@ pub fn is_meant(arguments: &[OsString]) -> bool {
 /// Unmounts as the helper, with the exit codes of umount(8).
 pub fn run(arguments: &[OsString]) -> ExitCode {
     match parse(arguments).and_then(|args| umount::run(&args)) {
-        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Ok(()) | Err(CommandFailure::OutputClosed) => ExitCode::SUCCESS,
         Err(failure) => {
             error::warn(&failure);
-            let wrong_use = matches!(failure, Failure::Usage(_));
+            let wrong_use = matches!(failure, CommandFailure::Usage(_));
             ExitCode::from(if wrong_use { WRONG_USE } else { FAILED })
         }
     }
@@ -52,13 +52,20 @@ fn parse(arguments: &[OsString]) -> Result<UmountArgs> {
                     }
                     break;
                 }
-                _ => return Err(Failure::Usage(format!("there is no flag {}", word.display()))),
+                _ => {
+                    return Err(CommandFailure::Usage(format!(
+                        "there is no flag {}",
+                        word.display()
+                    )));
+                }
             }
         }
     }
     if args.mountpoints.len() != 1 {
         let count = args.mountpoints.len();
-        return Err(Failure::Usage(format!("one directory is needed, but there are {count}")));
+        return Err(CommandFailure::Usage(format!(
+            "one directory is needed, but there are {count}"
+        )));
     }
     Ok(args)
 }
@@ -82,7 +89,7 @@ mod tests {
         for wrong in
             ["umount.fuse.defuse", "umount.fuse.defuse /a /b", "umount.fuse.defuse /a -N 7"]
         {
-            assert!(matches!(parsed(wrong), Err(Failure::Usage(_))), "{wrong}");
+            assert!(matches!(parsed(wrong), Err(CommandFailure::Usage(_))), "{wrong}");
         }
     }
 

@@ -7,27 +7,28 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 /// Time between two checks for a signal.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The end of a command that watches.
-pub struct Until {
+pub struct StopCondition {
     stopped: Arc<AtomicBool>,
     deadline: Option<Instant>,
 }
 
-impl Until {
+impl StopCondition {
     /// Ends `after` this time (`None`: never), and on SIGINT, SIGTERM and SIGHUP, which from now on
     /// end the command in an orderly way.
-    pub fn new(after: Option<Duration>) -> Result<Until> {
+    pub fn new(after: Option<Duration>) -> Result<StopCondition> {
         let stopped = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&stopped))
-                .map_err(|error| Failure::Failed(format!("cannot wait for signals: {error}")))?;
+            signal_hook::flag::register(signal, Arc::clone(&stopped)).map_err(|error| {
+                CommandFailure::Failed(format!("cannot wait for signals: {error}"))
+            })?;
         }
-        Ok(Until { stopped, deadline: after.map(|after| Instant::now() + after) })
+        Ok(StopCondition { stopped, deadline: after.map(|after| Instant::now() + after) })
     }
 
     /// True after the end.
@@ -66,12 +67,12 @@ mod tests {
 
     #[test]
     fn the_end_comes_with_the_time_limit() {
-        let until = Until::new(Some(Duration::from_millis(50))).unwrap();
+        let until = StopCondition::new(Some(Duration::from_millis(50))).unwrap();
         assert!(until.sleep(Duration::ZERO));
         assert!(!until.sleep(Duration::from_secs(3600)));
         assert!(until.is_over());
         until.stopped.store(false, Relaxed);
-        let endless = Until { deadline: None, ..until };
+        let endless = StopCondition { deadline: None, ..until };
         assert!(!endless.is_over() && endless.sleep(Duration::from_millis(1)));
         endless.stopped.store(true, Relaxed);
         endless.wait();

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::{Child, Command};
 
-use common::{Place, eventually, eventually_or, said};
+use common::{TestPlace, eventually, eventually_or, said};
 use rustix::process::{Pid, Signal, kill_process};
 
 const NOBODY: u32 = 65534;
@@ -26,7 +26,7 @@ fn children(pid: Pid) -> Vec<Pid> {
 }
 
 /// Kills the daemon, and waits until nothing is left of its mount.
-fn kill_and_wait(place: &Place, pid: Pid, what: &str) {
+fn kill_and_wait(place: &TestPlace, pid: Pid, what: &str) {
     let children = children(pid);
     assert!(!children.is_empty(), "{what}: nobody waits for the end");
     kill_process(pid, Signal::KILL).unwrap();
@@ -39,7 +39,7 @@ fn kill_and_wait(place: &Place, pid: Pid, what: &str) {
 }
 
 /// The next mount works, and the process that waited for the end of the last one leaves it alone.
-fn mount_again(place: &Place, source: &str) {
+fn mount_again(place: &TestPlace, source: &str) {
     place.ok(&["mount", source, "mnt"]);
     fs::write(place.path("mnt/next"), "").unwrap();
     assert_eq!(place.list().len(), 1);
@@ -48,7 +48,7 @@ fn mount_again(place: &Place, source: &str) {
 
 #[test]
 fn with_auto_unmount_a_mount_disappears_with_its_killed_daemon() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mkfs", "uhs", "img", "--size", "32M"]);
     for source in ["memory:", "passthrough:src", "uhs:img"] {
         for extent in ["sandbox=namespace", "sandbox=privileges", "no_sandbox"] {
@@ -70,7 +70,7 @@ fn with_auto_unmount_a_mount_disappears_with_its_killed_daemon() {
 
 #[test]
 fn auto_unmount_works_in_the_foreground_and_by_mount_8() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let mut daemon = place.foreground(&["mount", "memory:", "mnt", "-f", "-o", "auto_unmount"]);
     let pid = place.pid();
     kill_process(pid, Signal::KILL).unwrap();
@@ -89,7 +89,7 @@ fn auto_unmount_works_in_the_foreground_and_by_mount_8() {
 /// A killed daemon without the option leaves its mount, for the next command.
 #[test]
 fn an_orderly_end_and_a_mount_without_the_option_are_as_before() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for sandbox in ["namespace", "privileges"] {
         let options = format!("auto_unmount,sandbox={sandbox}");
         for _ in 0..3 {
@@ -113,7 +113,7 @@ fn an_orderly_end_and_a_mount_without_the_option_are_as_before() {
 /// The parent process opened the device, mounted, and unmounts.
 #[test]
 fn auto_unmount_is_refused_where_another_process_mounts() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let mount = r#"exec "$0" mount memory: /dev/fd/7 -f -o auto_unmount 7<>/dev/fuse"#;
     let said =
         said(place.command_of(Path::new("sh"), &["-c", mount, common::PROGRAM]).output().unwrap());
@@ -123,7 +123,7 @@ fn auto_unmount_is_refused_where_another_process_mounts() {
 
 #[test]
 fn auto_unmount_works_for_other_users_with_fusermount3() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     if fs::metadata("/dev/fuse").unwrap().permissions().mode() & 0o006 != 0o006 {
         return println!("not here: /dev/fuse is not for all users here");
     }

@@ -18,16 +18,16 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Place, eventually, said};
-use load::{Load, Random, data};
-use managed::{LIMIT, Managed};
+use common::{TestPlace, eventually, said};
+use load::{LoadRandom, MountLoad, data};
+use managed::{BoundManager, LIMIT};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::Value;
 
 #[test]
 fn an_application_has_a_device_in_its_process_and_others_reach_it_at_its_path() {
-    let managed = Managed::new("", "bind = []");
+    let managed = BoundManager::new("", "bind = []");
     assert_eq!(managed.holder()["by"], "manager");
     assert_eq!(managed.shell("echo before >/x/one/a; cat /x/one/a"), "before\n");
     let application = managed.application("cat /y/a; echo own >/y/own; cat; cat /y/others");
@@ -52,11 +52,11 @@ fn an_application_has_a_device_in_its_process_and_others_reach_it_at_its_path() 
 /// Only image files had been bound: a block device has another lock, and no directory of its own.
 #[test]
 fn a_block_device_is_taken_over_after_a_kill_and_given_back_in_order() {
-    let place = Place::new();
-    let Some(disk) = Loop::new(&place.path("disk")) else { return };
+    let place = TestPlace::new();
+    let Some(disk) = LoopImage::new(&place.path("disk")) else { return };
     let device = disk.0.to_str().unwrap().to_owned();
     place.ok(&["mkfs", "uhs", &device]);
-    let mut managed = Managed::on(place, &disk.0, "", "bind = []");
+    let mut managed = BoundManager::on(place, &disk.0, "", "bind = []");
     assert_eq!(managed.shell("echo before >/x/one/a; cat /x/one/a"), "before\n");
     let script = "cat /y/a; echo own >/y/own; sync /y/own; : >/y/synced; cat";
     let application = managed.application(script);
@@ -77,11 +77,11 @@ fn a_block_device_is_taken_over_after_a_kill_and_given_back_in_order() {
 }
 
 /// A loop device of 64 MiB, until it is dropped.
-struct Loop(PathBuf);
+struct LoopImage(PathBuf);
 
-impl Loop {
+impl LoopImage {
     /// The device over a new file; `None` where there are none.
-    fn new(file: &Path) -> Option<Loop> {
+    fn new(file: &Path) -> Option<LoopImage> {
         File::create(file).unwrap().set_len(64 << 20).unwrap();
         let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
         let Some(out) = out.ok().filter(|out| out.status.success()) else {
@@ -89,11 +89,11 @@ impl Loop {
             println!("{}: no loop device", if missing { "not here" } else { "skipped" });
             return None;
         };
-        Some(Loop(String::from_utf8(out.stdout).unwrap().trim().into()))
+        Some(LoopImage(String::from_utf8(out.stdout).unwrap().trim().into()))
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopImage {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
     }
@@ -102,10 +102,10 @@ impl Drop for Loop {
 /// Names and attributes that a client knew of a device stayed as they were, whatever its application did.
 #[test]
 fn each_side_sees_the_changes_of_the_other_at_once_and_other_devices_keep_their_caches() {
-    if Place::to_mount().is_none() {
+    if TestPlace::to_mount().is_none() {
         return;
     }
-    let managed = Managed::new("", "bind = []");
+    let managed = BoundManager::new("", "bind = []");
     let mnt = managed.mount();
     // The application is a mount, too, whose daemon has the device.
     let own = managed.place.path("src");
@@ -167,10 +167,10 @@ fn each_side_sees_the_changes_of_the_other_at_once_and_other_devices_keep_their_
 
 #[test]
 fn open_files_stay_open_when_a_device_is_bound_and_given_back_and_nothing_is_lost() {
-    if Place::to_mount().is_none() {
+    if TestPlace::to_mount().is_none() {
         return;
     }
-    let managed = Managed::new("", "bind = []\noptions = [\"commit=0\"]");
+    let managed = BoundManager::new("", "bind = []\noptions = [\"commit=0\"]");
     let mnt = managed.mount();
     let create = |name: &str| File::create_new(mnt.join("one").join(name));
     let (file, renamed) = (create("file").unwrap(), create("renamed").unwrap());
@@ -201,10 +201,10 @@ fn open_files_stay_open_when_a_device_is_bound_and_given_back_and_nothing_is_los
 
 #[test]
 fn locks_of_others_are_lost_when_the_device_goes_and_the_next_call_says_so_once() {
-    if Place::to_mount().is_none() {
+    if TestPlace::to_mount().is_none() {
         return;
     }
-    let managed = Managed::new("", "bind = []");
+    let managed = BoundManager::new("", "bind = []");
     let mnt = managed.mount();
     let file = File::create(mnt.join("one/file")).unwrap();
     file.lock().unwrap();
@@ -222,9 +222,9 @@ fn locks_of_others_are_lost_when_the_device_goes_and_the_next_call_says_so_once(
 }
 
 /// Ends the loads, also if the test fails meanwhile.
-struct Ends<'a>(&'a AtomicBool);
+struct LoadStop<'a>(&'a AtomicBool);
 
-impl Drop for Ends<'_> {
+impl Drop for LoadStop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -232,11 +232,11 @@ impl Drop for Ends<'_> {
 
 #[test]
 fn kills_of_an_application_lose_nothing_durable_and_nobody_waits_longer() {
-    let Some(_) = Place::to_mount() else { return };
+    let Some(_) = TestPlace::to_mount() else { return };
     let kills = if std::env::var_os("DEFUSE_FULL").is_some() { 1000 } else { 20 };
     let seed = u64::from(std::process::id()) << 20 | kills;
     println!("seed {seed}");
-    let mut managed = Managed::new("", "bind = []");
+    let mut managed = BoundManager::new("", "bind = []");
     let mnt = managed.mount();
     let (ends, count) = (AtomicBool::new(false), AtomicU64::new(0));
     let loads = std::thread::scope(|scope| {
@@ -246,11 +246,11 @@ fn kills_of_an_application_lose_nothing_durable_and_nobody_waits_longer() {
             .enumerate()
             .map(|(number, device)| {
                 let dir = mnt.join(device).join(format!("program {number}"));
-                Load::start(scope, (dir, seed + number as u64), ends, count)
+                MountLoad::start(scope, (dir, seed + number as u64), ends, count)
             })
             .collect();
-        let until_the_end = Ends(ends);
-        let mut random = Random(seed);
+        let until_the_end = LoadStop(ends);
+        let mut random = LoadRandom(seed);
         for _ in 0..kills {
             // It changes the device, too, in its own process.
             let script = "while :; do echo own >/y/own; mv /y/own /y/moved; done";
@@ -281,10 +281,10 @@ fn kills_of_an_application_lose_nothing_durable_and_nobody_waits_longer() {
 
 #[test]
 fn a_stopped_application_holds_up_nobody_else_and_its_own_device_for_the_limit() {
-    if Place::to_mount().is_none() {
+    if TestPlace::to_mount().is_none() {
         return;
     }
-    let managed = Managed::new("", "bind = []");
+    let managed = BoundManager::new("", "bind = []");
     let mnt = managed.mount();
     fs::write(mnt.join("two/file"), "two").unwrap();
     let application = managed.application("cat");
@@ -333,7 +333,7 @@ fn a_stopped_application_holds_up_nobody_else_and_its_own_device_for_the_limit()
 
 #[test]
 fn of_two_applications_that_ask_at_once_one_has_the_device_and_the_other_learns_which() {
-    let managed = Managed::new("", "bind = []");
+    let managed = BoundManager::new("", "bind = []");
     for round in 0..5 {
         let bound = managed.bound("/one");
         let script =
@@ -370,7 +370,7 @@ fn of_two_applications_that_ask_at_once_one_has_the_device_and_the_other_learns_
 
 #[test]
 fn only_users_in_the_configuration_bind_and_only_devices_that_may_be() {
-    let managed = Managed::new("admit = [65533, 65534]", "bind = [65534]");
+    let managed = BoundManager::new("admit = [65533, 65534]", "bind = [65534]");
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root becomes other users");
         return;
@@ -411,7 +411,7 @@ fn only_users_in_the_configuration_bind_and_only_devices_that_may_be() {
 
 #[test]
 fn a_manager_that_ends_leaves_the_device_and_the_next_one_reaches_it_there() {
-    let mut managed = Managed::new("", "bind = []");
+    let mut managed = BoundManager::new("", "bind = []");
     let application = managed.application("echo 1 >/y/a; cat; cat /y/b");
     eventually("a file", || managed.shell("cat /x/one/a") == "1\n");
     // One is killed, and one ends.
@@ -433,7 +433,7 @@ fn a_manager_that_ends_leaves_the_device_and_the_next_one_reaches_it_there() {
 /// The user of an image could have made the manager open another one, with the rights of root.
 #[test]
 fn another_image_at_the_path_of_the_device_is_not_opened() {
-    let managed = Managed::new("", "bind = []");
+    let managed = BoundManager::new("", "bind = []");
     assert_eq!(managed.shell("echo right >/x/one/a; cat /x/one/a"), "right\n");
     managed.place.ok(&["mkfs", "uhs", "other", "--size", "64M"]);
     let application = managed.application("cat");

@@ -6,11 +6,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 
-use common::{Place, eventually};
+use common::{TestPlace, eventually};
 
 #[test]
 fn a_backend_that_one_line_registers_is_mounted_by_its_name() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     assert!(place.ok(&["help", "options"]).contains("files=N"));
     place.fails(2, &["mount", "example:", "mnt", "-o", "files=0"], "a number from 1 to");
     place.fails(2, &["mount", "memory:", "mnt", "-o", "files=9"], "for sources of type example");
@@ -51,7 +51,7 @@ fn a_backend_that_one_line_registers_is_mounted_by_its_name() {
 /// becomes of a fork.
 #[test]
 fn a_source_that_the_preloaded_library_does_not_link_is_served_by_the_run() {
-    let place = Place::new();
+    let place = TestPlace::new();
     for fork in ["auto", "deny", "share"] {
         let script =
             "echo first > /x/file && cat /x/file && (echo second >> /x/file) && wc -l /x/file";

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{PROGRAM, Place, Said, eventually, said};
+use common::{DefuseOutput, PROGRAM, TestPlace, eventually, said};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Runs its arguments under limits (the file sizes are 512 * 20 bytes), with SIGTERM and SIGCHLD blocked, SIGXFSZ ignored, the file
@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const STARTER: &str = "ulimit -Sf 20; ulimit -St 3600; exec 9>held; exec env --block-signal=TERM,CHLD --ignore-signal=XFSZ \"$@\"";
 
 /// The program with these arguments, started so.
-fn started(place: &Place, arguments: &[&str]) -> Said {
+fn started(place: &TestPlace, arguments: &[&str]) -> DefuseOutput {
     let mut command = place.command_of(Path::new("sh"), &["-c", STARTER, "sh", PROGRAM]);
     said(command.args(arguments).output().unwrap())
 }
@@ -53,7 +53,7 @@ fn processes_of(pid: u32) -> Vec<u32> {
 }
 
 /// Asserts that a daemon has nothing of its starter, and ends by a signal that the starter had blocked.
-fn is_free(place: &Place, pid: u32, what: &str) {
+fn is_free(place: &TestPlace, pid: u32, what: &str) {
     let held = place.path("held");
     for process in processes_of(pid) {
         let blocked = u64::from_str_radix(&status(process, "SigBlk:"), 16).unwrap();
@@ -88,7 +88,7 @@ fn hard_limit_of_files(pid: u32) -> String {
 /// SIGTERM could not end it, and a lock of its starter was held until then.
 #[test]
 fn a_mount_has_no_limits_masks_and_descriptors_of_its_starter() {
-    let Some(place) = Place::to_mount().filter(|_| can_start()) else { return };
+    let Some(place) = TestPlace::to_mount().filter(|_| can_start()) else { return };
     for options in ["rw", "sandbox=privileges", "no_sandbox"] {
         let mounted = started(
             &place,
@@ -106,7 +106,7 @@ fn a_server_and_a_manager_have_no_limits_masks_and_descriptors_of_their_starter(
     if !can_start() {
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let config = format!(
         "socket = \"{}\"\n[[device]]\npath = \"/m\"\nsource = \"memory:\"\n",
         place.path("socket").display()
@@ -137,7 +137,7 @@ fn a_program_of_a_run_has_the_limits_the_mask_and_the_descriptors_of_its_starter
     if !can_start() {
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let limits = "ulimit -Sf; ulimit -Hf; ulimit -St; umask; pwd; readlink /proc/self/fd/9";
     // Some shells change the mask.
     let signals = ["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"];
@@ -158,7 +158,7 @@ fn a_program_of_a_run_has_the_limits_the_mask_and_the_descriptors_of_its_starter
 /// SIGXFSZ ended a run without a word, although the files of its program are small.
 #[test]
 fn a_run_under_a_limit_of_file_sizes_works_or_names_the_limit() {
-    let place = Place::new();
+    let place = TestPlace::new();
     fs::write(place.path("image"), "").unwrap();
     let limited = |limit: &str, source: &str| {
         let script = format!("ulimit {limit} 8000; exec \"$@\"");
@@ -194,7 +194,7 @@ fn a_run_under_a_limit_of_file_sizes_works_or_names_the_limit() {
 /// Such a run ended by an allocation that failed, or its programs lost their server, without a word about the limit.
 #[test]
 fn a_run_under_a_limit_of_address_space_works_or_names_the_limit() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let limited = |limit: &str| {
         let script = format!("ulimit {limit} 300000; exec \"$@\"");
         let mut command = place.command_of(Path::new("sh"), &["-c", &script, "sh", PROGRAM]);

@@ -15,12 +15,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Place, Said, eventually, said};
-use defuse_probe::{Op, Snapshot, Stage};
-use foreign::{Foreign, has};
+use common::{DefuseOutput, TestPlace, eventually, said};
+use defuse_probe::{Op, RequestStage, StatsSnapshot};
+use foreign::{ForeignServer, has};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use terminal::Terminal;
+use terminal::TestTerminal;
 
 /// True if BPF programs see the same pids as this process. They see those of the first PID
 /// namespace, pid_namespaces(7), while a container has another one.
@@ -36,7 +36,7 @@ fn sees_numbers_of_the_kernel() -> bool {
 
 /// A snapshot of the kernel's counters during `work`. Prints the reason and returns `None` if BPF
 /// is not permitted, or if pids differ.
-fn stages_of(place: &Place, work: impl FnOnce()) -> Option<Snapshot> {
+fn stages_of(place: &TestPlace, work: impl FnOnce()) -> Option<StatsSnapshot> {
     if !sees_numbers_of_the_kernel() {
         return None;
     }
@@ -84,37 +84,43 @@ fn catches_interrupts(pid: u32) -> bool {
 }
 
 /// Interrupts a command and returns its output.
-fn ended(child: &mut Child) -> Said {
+fn ended(child: &mut Child) -> DefuseOutput {
     let _ = kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::INT);
     let mut out = String::new();
     child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-    Said { code: child.wait().unwrap().code(), out, err }
+    DefuseOutput { code: child.wait().unwrap().code(), out, err }
 }
 
 /// The total latency of a stage.
-fn sum(snapshot: &Snapshot, stage: Stage, op: Op) -> f64 {
+fn sum(snapshot: &StatsSnapshot, stage: RequestStage, op: Op) -> f64 {
     snapshot.get_stage(stage, op).map_or(0.0, |stats| stats.latency.sum_ns as f64)
 }
 
 /// Asserts that the stages add up to the total within 5 %, and that the reading of few requests was
 /// missed.
-fn assert_adds_up(snapshot: &Snapshot, op: Op, least: u64) {
-    let total = snapshot.get_stage(Stage::Total, op).unwrap_or_else(|| panic!("no {op}"));
+fn assert_adds_up(snapshot: &StatsSnapshot, op: Op, least: u64) {
+    let total = snapshot.get_stage(RequestStage::Total, op).unwrap_or_else(|| panic!("no {op}"));
     assert!(total.latency.count >= least, "{op}: {} requests", total.latency.count);
-    let parts = [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit];
+    let parts = [
+        RequestStage::Background,
+        RequestStage::Pending,
+        RequestStage::Processing,
+        RequestStage::Unsplit,
+    ];
     let parts: f64 = parts.iter().map(|stage| sum(snapshot, *stage, op)).sum();
     let ratio = parts / total.latency.sum_ns as f64;
     assert!((0.95..1.05).contains(&ratio), "{op}: stages are {ratio} of the total");
-    let unsplit = snapshot.get_stage(Stage::Unsplit, op).map_or(0, |stats| stats.latency.count);
+    let unsplit =
+        snapshot.get_stage(RequestStage::Unsplit, op).map_or(0, |stats| stats.latency.count);
     let share = unsplit as f64 / total.latency.count as f64;
     assert!(share < 0.05, "{op}: {share} of the requests were read not observed");
 }
 
 /// Random reads of 4 KiB that bypass the page cache, so that each is a request. Returns fio's mean
 /// latency in nanoseconds, and the number of reads.
-fn fio(place: &Place) -> (f64, u64) {
+fn fio(place: &TestPlace) -> (f64, u64) {
     let file = format!("--filename={}", place.path("mnt/data").display());
     let fixed = [
         "--name=reads",
@@ -134,13 +140,13 @@ fn fio(place: &Place) -> (f64, u64) {
     (read["clat_ns"]["mean"].as_f64().unwrap(), read["total_ios"].as_u64().unwrap())
 }
 
-fn stages_agree_with_fio(place: &Place) {
+fn stages_agree_with_fio(place: &TestPlace) {
     fs::write(place.path("src/data"), vec![7; 4 << 20]).unwrap();
     let mut seen = (0.0, 0);
     let Some(snapshot) = stages_of(place, || seen = fio(place)) else { return };
     let (fio_ns, count) = seen;
     assert_adds_up(&snapshot, Op::READ, count);
-    let reads = &snapshot.get_stage(Stage::Total, Op::READ).unwrap();
+    let reads = &snapshot.get_stage(RequestStage::Total, Op::READ).unwrap();
     assert_eq!((reads.latency.count, reads.bytes), (count, count * 4096));
     // fio also measures the system call, and waking the caller.
     let ratio = reads.latency.mean_ns() as f64 / fio_ns;
@@ -150,27 +156,27 @@ fn stages_agree_with_fio(place: &Place) {
 
 #[test]
 fn the_stages_of_bindfs_under_fio_add_up_and_agree_with_fio() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     if !has("fio") {
         return;
     }
-    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     stages_agree_with_fio(&place);
 }
 
 #[test]
 fn the_stages_of_sshfs_under_fio_add_up_and_agree_with_fio() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     if !has("fio") {
         return;
     }
-    let Some(_mount) = Foreign::sshfs(&place) else { return };
+    let Some(_mount) = ForeignServer::sshfs(&place) else { return };
     stages_agree_with_fio(&place);
 }
 
 #[test]
 fn the_stages_of_a_mount_of_defuse_are_shown_with_its_own_times() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     // Splicing is another way to receive a request.
     for options in ["splice,no_passthrough", "no_splice,no_passthrough"] {
         place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
@@ -190,14 +196,14 @@ fn the_stages_of_a_mount_of_defuse_are_shown_with_its_own_times() {
             assert!(user.latency.count >= 100, "{op}: the daemon counted, too");
         }
         // Here only requests without a waiting caller use the background queue.
-        assert!(snapshot.get_stage(Stage::Background, Op::RELEASE).is_some());
-        assert!(snapshot.get_stage(Stage::Background, Op::CREATE).is_none());
+        assert!(snapshot.get_stage(RequestStage::Background, Op::RELEASE).is_some());
+        assert!(snapshot.get_stage(RequestStage::Background, Op::CREATE).is_none());
     }
 }
 
 #[test]
 fn without_bpf_the_time_from_sending_to_the_end_is_seen() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let arguments = ["stat", "mnt", "--stages", "--via", "tracefs", "--json"];
     let mut stat = place.command(&arguments);
@@ -210,17 +216,17 @@ fn without_bpf_the_time_from_sending_to_the_end_is_seen() {
     std::thread::sleep(Duration::from_millis(300));
     let seen = ended(&mut stat);
     assert_eq!(seen.code, Some(0), "{}", seen.err);
-    let snapshot: Snapshot = serde_json::from_str(&seen.out).unwrap();
-    let made = snapshot.get_stage(Stage::Total, Op::MKDIR).unwrap();
+    let snapshot: StatsSnapshot = serde_json::from_str(&seen.out).unwrap();
+    let made = snapshot.get_stage(RequestStage::Total, Op::MKDIR).unwrap();
     assert_eq!((made.latency.count, made.latency.errors), (50, 0));
-    assert!(snapshot.get_stage(Stage::Pending, Op::MKDIR).is_none());
+    assert!(snapshot.get_stage(RequestStage::Pending, Op::MKDIR).is_none());
     let left = Path::new("/sys/kernel/tracing/instances").join(format!("defuse-{pid}"));
     assert!(!left.exists(), "{} is left", left.display());
 }
 
 #[test]
 fn a_user_without_permission_to_observe_the_kernel_gets_the_next_step() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     if !has("setpriv") {
         return;
     }
@@ -240,7 +246,7 @@ fn a_user_without_permission_to_observe_the_kernel_gets_the_next_step() {
 
 #[test]
 fn without_capabilities_root_falls_back_or_gets_the_reason() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     if !has("setpriv") {
         return;
     }
@@ -271,7 +277,7 @@ fn without_capabilities_root_falls_back_or_gets_the_reason() {
 }
 
 /// The events of a trace during `work`.
-fn trace_of(place: &Place, arguments: &[&str], work: impl FnOnce()) -> Option<Vec<Value>> {
+fn trace_of(place: &TestPlace, arguments: &[&str], work: impl FnOnce()) -> Option<Vec<Value>> {
     let all: Vec<&str> = ["trace", "mnt", "--json"].iter().chain(arguments).copied().collect();
     let mut trace = place.command(&all);
     let trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -289,8 +295,8 @@ fn trace_of(place: &Place, arguments: &[&str], work: impl FnOnce()) -> Option<Ve
 
 #[test]
 fn a_trace_has_the_name_result_and_stages_of_each_request() {
-    let Some(place) = Place::to_mount() else { return };
-    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     let mnt = place.path("mnt");
     let work = || {
         fs::write(mnt.join("first name"), "hello").unwrap();
@@ -319,8 +325,8 @@ fn a_trace_has_the_name_result_and_stages_of_each_request() {
 
 #[test]
 fn a_trace_applies_its_filters() {
-    let Some(place) = Place::to_mount() else { return };
-    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     let mnt = place.path("mnt");
     let work = || {
         for name in ["one", "two"] {
@@ -341,8 +347,8 @@ fn a_trace_applies_its_filters() {
 
 #[test]
 fn a_timeline_for_perfetto_is_complete_and_well_formed() {
-    let Some(place) = Place::to_mount() else { return };
-    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     for via in ["bpf", "tracefs"] {
         let mut trace =
             place.command(&["trace", "mnt", "--via", via, "--perfetto", "timeline.json"]);
@@ -375,7 +381,7 @@ fn a_timeline_for_perfetto_is_complete_and_well_formed() {
 
 #[test]
 fn a_breakdown_without_requests_gives_the_reason() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     place.fails(1, &["breakdown", "mnt", "--op", "create", "--", "true"], "no CREATE ended");
     let failing = ["breakdown", "mnt", "--op", "create", "--", "sh", "-c", "exit 3"];
@@ -390,8 +396,8 @@ fn a_breakdown_without_requests_gives_the_reason() {
 
 #[test]
 fn a_breakdown_runs_a_command_and_adds_up() {
-    let Some(place) = Place::to_mount() else { return };
-    let Some(_mount) = Foreign::bindfs(&place) else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(_mount) = ForeignServer::bindfs(&place) else { return };
     let script = "for i in 1 2 3 4 5; do rm -f mnt/$i; : > mnt/$i; done";
     let base = ["breakdown", "mnt", "--op", "create"];
     let run = |more: &[&str]| place.run(&[&base[..], more].concat());
@@ -411,7 +417,7 @@ fn a_breakdown_runs_a_command_and_adds_up() {
 
 #[test]
 fn knobs_are_shown_changed_and_refused() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let read = |text: String| serde_json::from_str::<Value>(&text).unwrap();
     let values =
@@ -435,7 +441,7 @@ fn knobs_are_shown_changed_and_refused() {
 
 #[test]
 fn prometheus_output_covers_daemon_and_kernel() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     fs::write(place.path("mnt/file"), "x").unwrap();
     let text = place.ok(&["stat", "mnt", "--prometheus"]);
@@ -446,7 +452,7 @@ fn prometheus_output_covers_daemon_and_kernel() {
 
 #[test]
 fn top_prints_every_connection_for_scripts() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let text = place.ok(&["top", "--once", "--every", "0.2"]);
     let mnt = place.path("mnt");
@@ -463,9 +469,9 @@ const LEAVES: &str = "\u{1b}[?1049l";
 
 #[test]
 fn top_draws_reacts_to_keys_and_restores_the_terminal() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
-    let mut terminal = Terminal::start(&place, &["top", "--every", "0.2", "--sort", "name"]);
+    let mut terminal = TestTerminal::start(&place, &["top", "--every", "0.2", "--sort", "name"]);
     terminal.shows("connections:");
     terminal.types(b"\r");
     terminal.shows("PROCESSING");
@@ -473,7 +479,7 @@ fn top_draws_reacts_to_keys_and_restores_the_terminal() {
     terminal.shows(LEAVES);
     assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
     // A signal restores the terminal, too.
-    let mut terminal = Terminal::start(&place, &["top"]);
+    let mut terminal = TestTerminal::start(&place, &["top"]);
     terminal.shows("connections:");
     terminal.shown.clear();
     kill_process(Pid::from_raw(terminal.child.id() as i32).unwrap(), Signal::TERM).unwrap();

@@ -7,19 +7,19 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-use common::{Place, Tmpfs, eventually, said};
+use common::{TestPlace, TestTmpfs, eventually, said};
 use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A place with a configuration for images, each at the path with its name.
-struct Managed {
-    place: Place,
+struct ManagerPlace {
+    place: TestPlace,
 }
 
-impl Managed {
-    fn of(images: &[&str], options: &str) -> Managed {
-        let place = Place::new();
+impl ManagerPlace {
+    fn of(images: &[&str], options: &str) -> ManagerPlace {
+        let place = TestPlace::new();
         let mut config = format!("socket = {:?}\n", place.path("socket"));
         for image in images {
             place.ok(&["mkfs", "uhs", image, "--size", "64M"]);
@@ -28,7 +28,7 @@ impl Managed {
                 &format!("[[device]]\npath = \"/disks/{image}\"\nsource = {source:?}\n{options}\n");
         }
         fs::write(place.path("manager.toml"), config).unwrap();
-        Managed { place }
+        ManagerPlace { place }
     }
 
     fn servers(&self) -> Vec<serde_json::Value> {
@@ -69,7 +69,7 @@ impl Managed {
 
 #[test]
 fn a_manager_shows_each_image_as_a_directory_and_an_end_loses_nothing() {
-    let managed = Managed::of(&["one", "two"], "options = [\"commit=0\"]");
+    let managed = ManagerPlace::of(&["one", "two"], "options = [\"commit=0\"]");
     let place = &managed.place;
     place.ok(&["manager", "manager.toml"]);
     let (out, code) = managed.shell("cd /x/disks && echo 1 >one/a && echo 2 >two/a && cat */a");
@@ -102,7 +102,7 @@ fn a_manager_shows_each_image_as_a_directory_and_an_end_loses_nothing() {
 
 #[test]
 fn a_manager_that_cannot_open_a_device_names_file_line_and_key_and_serves_nothing() {
-    let managed = Managed::of(&["one", "two"], "");
+    let managed = ManagerPlace::of(&["one", "two"], "");
     let place = &managed.place;
     fs::remove_file(place.path("two")).unwrap();
     let line = format!("{}:8: source: cannot open", place.path("manager.toml").display());
@@ -135,7 +135,7 @@ fn processors_of(pid: Pid, thread: &str) -> Vec<String> {
 
 #[test]
 fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
-    let managed = Managed::of(&["one", "two"], "");
+    let managed = ManagerPlace::of(&["one", "two"], "");
     let place = &managed.place;
     // A machine with two nodes of one processor each; the disk with the images is at the second.
     let last = std::thread::available_parallelism().unwrap().get() - 1;
@@ -171,7 +171,7 @@ fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
 /// The figures of the file systems of a manager were nowhere to be seen.
 #[test]
 fn a_manager_tells_of_each_device_by_its_path() {
-    let managed = Managed::of(&["one"], "");
+    let managed = ManagerPlace::of(&["one"], "");
     let place = &managed.place;
     let config = fs::read_to_string(place.path("manager.toml")).unwrap();
     let memory = "[[device]]\npath = \"/scratch\"\nsource = \"memory:\"\n";
@@ -228,10 +228,10 @@ fn a_manager_tells_of_each_device_by_its_path() {
 
 #[test]
 fn cached_pages_count_for_the_device_of_their_file() {
-    if Place::to_mount().is_none() {
+    if TestPlace::to_mount().is_none() {
         return;
     }
-    let managed = Managed::of(&["one", "two"], "");
+    let managed = ManagerPlace::of(&["one", "two"], "");
     let place = &managed.place;
     place.ok(&["manager", "manager.toml"]);
     let source = format!("shared:{}", place.path("socket").display());
@@ -269,7 +269,7 @@ fn cached_pages_count_for_the_device_of_their_file() {
 /// Everybody waited for the lock of a process that was stopped, until somebody killed it.
 #[test]
 fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fails_once() {
-    let managed = Managed::of(&["one"], "");
+    let managed = ManagerPlace::of(&["one"], "");
     let place = &managed.place;
     let config = fs::read_to_string(place.path("manager.toml")).unwrap();
     fs::write(place.path("manager.toml"), format!("dead-after = 1\n{config}")).unwrap();
@@ -309,9 +309,9 @@ fn a_manager_that_cannot_make_all_changes_durable_fails_and_names_the_image() {
         println!("skipped: only root may mount a small tmpfs");
         return;
     }
-    let managed = Managed::of(&["good"], "");
+    let managed = ManagerPlace::of(&["good"], "");
     let place = &managed.place;
-    let small = Tmpfs::on(place.path("small"), MountFlags::empty(), c"size=24M");
+    let small = TestTmpfs::on(place.path("small"), MountFlags::empty(), c"size=24M");
     let image: PathBuf = small.path().join("image");
     let text = image.to_str().unwrap();
     place.ok(&["mkfs", "uhs", text, "--size", "64M", "--sparse"]);

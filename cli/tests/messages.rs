@@ -6,11 +6,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Stdio;
 
-use common::{Place, said};
+use common::{TestPlace, said};
 
 #[test]
 fn wrong_command_lines_exit_with_2() {
-    let place = Place::new();
+    let place = TestPlace::new();
     for (line, text) in [
         ("mount nfs:x mnt", "known are passthrough:DIR, memory:"),
         ("mount src mnt", "write passthrough:src"),
@@ -33,7 +33,7 @@ fn wrong_command_lines_exit_with_2() {
 
 #[test]
 fn failed_operations_exit_with_1() {
-    let place = Place::new();
+    let place = TestPlace::new();
     fs::write(place.path("src/file"), "").unwrap();
     for (line, text) in [
         ("umount mnt", "is not mounted"),
@@ -52,7 +52,7 @@ fn failed_operations_exit_with_1() {
 
 #[test]
 fn unusable_mount_points_are_named() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     fs::write(place.path("src/file"), "").unwrap();
     for (line, text) in [
         ("mount memory: missing", "create it first (mkdir)"),
@@ -73,7 +73,7 @@ fn unusable_mount_points_are_named() {
 
 #[test]
 fn a_closed_output_is_not_a_failure() {
-    let place = Place::new();
+    let place = TestPlace::new();
     for arguments in [&["help", "options"][..], &["--help"], &["man"], &["completions", "bash"]] {
         let mut child = place.command(arguments);
         let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -85,7 +85,7 @@ fn a_closed_output_is_not_a_failure() {
 
 #[test]
 fn help_manual_and_completions_are_generated() {
-    let place = Place::new();
+    let place = TestPlace::new();
     assert!(place.ok(&["--version"]).starts_with("defuse "));
     assert!(place.ok(&["help", "options"]).contains("fd_cache=N"));
     assert!(place.ok(&["help", "umount"]).contains("--lazy"));
@@ -106,7 +106,7 @@ fn help_manual_and_completions_are_generated() {
 
 #[test]
 fn the_helper_has_the_exit_codes_of_mount_8() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let helper = place.path("mount.fuse.defuse");
     symlink(common::PROGRAM, &helper).unwrap();
     let run = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
@@ -119,7 +119,7 @@ fn the_helper_has_the_exit_codes_of_mount_8() {
 #[test]
 fn commands_that_measure_are_those_of_the_program_for_them() {
     use std::os::unix::fs::PermissionsExt;
-    let place = Place::new();
+    let place = TestPlace::new();
     let program = place.for_all_users();
     let run = |arguments: &[&str]| {
         let mut command = place.command_of(&program, arguments);

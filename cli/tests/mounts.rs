@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{PROGRAM, Place, eventually, said};
+use common::{PROGRAM, TestPlace, eventually, said};
 use rustix::process::{Signal, kill_process};
 
 /// A user without any rights.
@@ -18,7 +18,7 @@ const NOBODY: u32 = 65534;
 
 #[test]
 fn files_in_memory_are_served_listed_counted_and_removed() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt", "-o", "size=1M,mode=750", "-osync"]);
     fs::write(place.path("mnt/file"), "hello").unwrap();
     assert_eq!(fs::read(place.path("mnt/file")).unwrap(), b"hello");
@@ -34,7 +34,7 @@ fn files_in_memory_are_served_listed_counted_and_removed() {
     assert!(place.ok(&["list"]).contains("memory:"));
 
     let json = place.ok(&["stat", "--json"]);
-    let snapshot: defuse_probe::Snapshot = serde_json::from_str(&json).unwrap();
+    let snapshot: defuse_probe::StatsSnapshot = serde_json::from_str(&json).unwrap();
     assert!(snapshot.get(defuse_probe::Op::CREATE).unwrap().latency.count >= 1);
     assert!(place.ok(&["stat", "mnt"]).contains("CREATE"));
     assert!(place.ok(&["stat", "--negotiated"]).contains("MAX_PAGES"));
@@ -49,7 +49,7 @@ fn files_in_memory_are_served_listed_counted_and_removed() {
 
 #[test]
 fn a_directory_is_served_in_every_profile() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for profile in ["default", "base", "opt"] {
         place.ok(&["mount", "passthrough:src", "mnt", "--profile", profile, "--workers=2"]);
         fs::write(place.path("mnt").join(profile), profile).unwrap();
@@ -60,10 +60,10 @@ fn a_directory_is_served_in_every_profile() {
 
 #[test]
 fn the_threads_of_a_mount_follow_a_policy_and_are_changed_while_it_is_used() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let gauges = || {
         let snapshot = serde_json::from_str(&place.ok(&["stat", "mnt", "--json"])).unwrap();
-        let snapshot: defuse_probe::Snapshot = snapshot;
+        let snapshot: defuse_probe::StatsSnapshot = snapshot;
         ["workers", "workers_max"].map(|name| snapshot.gauges[name])
     };
     for policy in ["paper", "merged"] {
@@ -100,7 +100,7 @@ fn the_threads_of_a_mount_follow_a_policy_and_are_changed_while_it_is_used() {
 /// the source. (xfstests 120)
 #[test]
 fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let old = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
     let accessed = |name: &str| fs::metadata(place.path(name)).unwrap().accessed().unwrap();
     fs::write(place.path("src/file"), "x").unwrap();
@@ -124,7 +124,7 @@ fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
 
 #[test]
 fn a_read_only_mount_is_not_written() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "ro"]);
     let refused = || {
         let error = fs::write(place.path("mnt/file"), "x").unwrap_err();
@@ -140,7 +140,7 @@ fn a_read_only_mount_is_not_written() {
 // mount(8) failed: mounts of defuse could not be remounted (xfstests 294, 306, 452).
 #[test]
 fn a_mount_is_remounted_with_other_flags() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let helper = place.path("mount.fuse.defuse");
     symlink(common::PROGRAM, &helper).unwrap();
     let remount = |options: &str| {
@@ -190,7 +190,7 @@ fn a_mount_is_remounted_with_other_flags() {
 
 #[test]
 fn a_capability_is_switched_off_by_its_name() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt", "-o", "no_handle_killpriv_v2"]);
     let told = place.ok(&["stat", "--negotiated"]);
     let line = told.lines().find(|line| line.starts_with("HANDLE_KILLPRIV_V2 ")).unwrap();
@@ -199,7 +199,7 @@ fn a_capability_is_switched_off_by_its_name() {
 
 #[test]
 fn statistics_go_to_the_log_when_asked_and_to_their_file() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt", "--log-file=log", "--stats-file=stats"]);
     let log = || fs::read_to_string(place.path("log")).unwrap();
     fs::create_dir(place.path("mnt/dir")).unwrap();
@@ -211,13 +211,13 @@ fn statistics_go_to_the_log_when_asked_and_to_their_file() {
     place.ok(&["umount", "mnt"]);
     assert!(log().contains("has ended"));
     let text = fs::read_to_string(place.path("stats")).unwrap();
-    let snapshot: defuse_probe::Snapshot = serde_json::from_str(&text).unwrap();
+    let snapshot: defuse_probe::StatsSnapshot = serde_json::from_str(&text).unwrap();
     assert!(snapshot.get(defuse_probe::Op::MKDIR).is_some());
 }
 
 #[test]
 fn watching_ends_with_the_mount() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let mut watch = place.command(&["stat", "--watch", "0.05", "--json"]);
     let watch = watch.stdout(Stdio::piped()).spawn().unwrap();
@@ -227,13 +227,13 @@ fn watching_ends_with_the_mount() {
     assert_eq!(watched.code, Some(0), "{}", watched.err);
     assert!(watched.out.lines().count() >= 1);
     for line in watched.out.lines() {
-        serde_json::from_str::<defuse_probe::Snapshot>(line).unwrap();
+        serde_json::from_str::<defuse_probe::StatsSnapshot>(line).unwrap();
     }
 }
 
 #[test]
 fn the_mount_of_a_killed_daemon_is_cleared_away() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let kill = || {
         place.signal(Signal::KILL);
@@ -262,7 +262,7 @@ fn the_mount_of_a_killed_daemon_is_cleared_away() {
 
 #[test]
 fn signals_unmount_cleanly() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mut child = place.foreground(&["mount", "passthrough:src", "mnt", "--foreground"]);
         place.signal(signal);
@@ -273,7 +273,7 @@ fn signals_unmount_cleanly() {
 
 #[test]
 fn a_busy_mount_is_detached_by_one_signal_and_aborted_by_two() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let mut child = place.foreground(&["mount", "memory:", "mnt", "-f"]);
     fs::write(place.path("mnt/file"), "text").unwrap();
     let file = fs::File::open(place.path("mnt/file")).unwrap();
@@ -291,7 +291,7 @@ fn a_busy_mount_is_detached_by_one_signal_and_aborted_by_two() {
 
 #[test]
 fn a_busy_mount_is_detached_when_asked_and_ends_with_its_last_file() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     fs::write(place.path("mnt/file"), "text").unwrap();
     let file = fs::File::open(place.path("mnt/file")).unwrap();
@@ -305,7 +305,7 @@ fn a_busy_mount_is_detached_when_asked_and_ends_with_its_last_file() {
 
 #[test]
 fn the_daemon_ends_when_somebody_else_unmounts() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty()).unwrap();
     eventually("ended", || fs::read_dir(place.path("run")).unwrap().count() == 0);
@@ -313,7 +313,7 @@ fn the_daemon_ends_when_somebody_else_unmounts() {
 
 #[test]
 fn several_mounts_are_distinguished_and_unmounted_together() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     fs::create_dir(place.path("mnt2")).unwrap();
     place.ok(&["mount", "memory:", "mnt"]);
     place.ok(&["mount", "passthrough:src", "mnt2"]);
@@ -325,7 +325,7 @@ fn several_mounts_are_distinguished_and_unmounted_together() {
 
 #[test]
 fn the_topmost_of_several_mounts_is_used() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "passthrough:src", "mnt"]);
     let lower = place.pid();
     place.ok(&["mount", "memory:", "mnt"]);
@@ -338,7 +338,7 @@ fn the_topmost_of_several_mounts_is_used() {
 
 #[test]
 fn mount_8_calls_the_program_by_another_name() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let helper = place.path("mount.fuse.defuse");
     symlink(common::PROGRAM, &helper).unwrap();
     let run = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
@@ -360,7 +360,7 @@ fn mount_8_calls_the_program_by_another_name() {
 /// mount(8) drops `dev` and `suid` before it calls a helper: no line of fstab could ask for them.
 #[test]
 fn a_mount_by_root_and_mount_8_has_devices_and_set_user_ids_unless_told_otherwise() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let helper = place.path("mount.fuse.defuse");
     symlink(common::PROGRAM, &helper).unwrap();
     let refuses = |options: &str| {
@@ -385,7 +385,7 @@ fn a_mount_by_root_and_mount_8_has_devices_and_set_user_ids_unless_told_otherwis
 
 #[test]
 fn mount_fuse3_finds_the_program_before_the_source() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let helper = Path::new("/usr/sbin/mount.fuse3");
     if !helper.exists() {
         return println!("skipped: fuse3 is not installed");
@@ -402,7 +402,7 @@ fn mount_fuse3_finds_the_program_before_the_source() {
 
 #[test]
 fn other_users_get_no_answer_and_cannot_unmount() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let files = fs::read_dir(place.path("run")).unwrap().flatten().map(|entry| entry.path());
     let socket = files.into_iter().find(|path| path.extension().unwrap() == "sock").unwrap();
@@ -429,7 +429,7 @@ fn other_users_get_no_answer_and_cannot_unmount() {
 
 #[test]
 fn another_user_mounts_with_fusermount3() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     if fs::metadata("/dev/fuse").unwrap().permissions().mode() & 0o006 != 0o006 {
         return println!("not here: /dev/fuse is not for all users here");
     }
@@ -465,7 +465,7 @@ fn another_user_mounts_with_fusermount3() {
 #[test]
 fn a_mount_without_file_handles_serves_more_files_than_it_may_have_descriptors() {
     const FILES: usize = 5000;
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for number in 0..FILES {
         let dir = place.path(&format!("src/{}", number % 50));
         if number < 50 {
@@ -494,7 +494,7 @@ fn a_mount_without_file_handles_serves_more_files_than_it_may_have_descriptors()
 
 #[test]
 fn more_files_can_be_open_than_the_usual_limit() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "no_passthrough"]);
     let limits = fs::read_to_string(format!("/proc/{}/limits", place.pid().as_raw_nonzero()));
     let limits = limits.unwrap();
@@ -508,7 +508,7 @@ fn more_files_can_be_open_than_the_usual_limit() {
 /// registered. A `stat` in between took it for a foreign mount, and observed the kernel instead.
 #[test]
 fn a_visible_mount_is_recognized_at_once() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for round in 0..6 {
         let foreground = round % 2 == 0;
         let mut child = match foreground {
@@ -537,7 +537,7 @@ fn a_visible_mount_is_recognized_at_once() {
 
 #[test]
 fn the_daemon_has_the_name_of_the_program() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let pid = place.pid().as_raw_nonzero();
     let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap();
@@ -570,7 +570,7 @@ print(changed(seen))
 // backing file, so that a program that rebuilds changed files saw no change.
 #[test]
 fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for options in ["sync", "timeout=60", "no_passthrough", "exclusive"] {
         fs::write(place.path("src/file"), [0; 4096]).unwrap();
         place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
@@ -590,7 +590,7 @@ const WRITES: &str = include_str!("mounts/async_writes.c");
 const MIXED: &str = include_str!("mounts/mixed_access.c");
 
 /// Compiles a program in C, and returns its path.
-fn compiled(place: &Place, name: &str, text: &str) -> PathBuf {
+fn compiled(place: &TestPlace, name: &str, text: &str) -> PathBuf {
     let (source, program) = (place.path(&format!("{name}.c")), place.path(name));
     fs::write(&source, text).unwrap();
     let mut compiler = Command::new("cc");
@@ -604,7 +604,7 @@ fn compiled(place: &Place, name: &str, text: &str) -> PathBuf {
 /// memory alone had been mended.
 #[test]
 fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let program = compiled(&place, "writes", WRITES);
     place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
     for (source, options) in [
@@ -623,7 +623,7 @@ fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
 
 #[test]
 fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let program = compiled(&place, "mixed", MIXED);
     place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
     for (source, options) in [
@@ -647,7 +647,7 @@ fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
 /// The kernel asks for holes before it writes pages back, and the file system answered by what it had: copies of a live file were zeros.
 #[test]
 fn a_copy_of_a_file_with_dirty_pages_has_its_bytes() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
     // Stores and writes into holes, copies by SEEK_DATA and by the number of blocks, and a look at the file while it is open and after.
     let script = r#"
@@ -692,7 +692,7 @@ for how in ("stored", "written", "written at the end", "unmapped", "closed and m
 /// Files whose size the kernel does not know were empty: all of /proc, also below a served root.
 #[test]
 fn files_that_have_data_in_spite_of_their_size_are_read() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let below = place.path("src/proc");
     fs::create_dir(&below).unwrap();
     let flags = rustix::mount::MountFlags::empty();
@@ -727,7 +727,7 @@ fn files_that_have_data_in_spite_of_their_size_are_read() {
 /// its birth, and make(1) took what was built for older than its source.
 #[test]
 fn files_are_dated_in_the_order_of_their_changes() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
     for source in ["memory:", "uhs:img", "passthrough:src"] {
         for options in ["rw", "writeback", "writeback,no_passthrough"] {
@@ -765,7 +765,7 @@ fn files_are_dated_in_the_order_of_their_changes() {
 /// wait for mail, never saw it.
 #[test]
 fn reading_a_changed_file_moves_its_access_time_although_the_kernel_has_its_data() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
     let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
     for source in ["memory:", "uhs:img", "passthrough:src"] {

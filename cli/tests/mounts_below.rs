@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Place, eventually_or};
+use common::{TestPlace, eventually_or};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 
@@ -20,7 +20,7 @@ fn sh(script: &str, dir: &Path) {
 }
 
 /// Mounts a file system of one kind on `below` with the file `f`, or a file on a file.
-fn mount_kind(place: &Place, kind: &str, below: &Path) {
+fn mount_kind(place: &TestPlace, kind: &str, below: &Path) {
     let none = MountFlags::empty();
     match kind {
         "tmpfs" => mount("tmpfs", below, "tmpfs", none, None).unwrap(),
@@ -61,7 +61,7 @@ fn unmount_soon(below: &Path, what: &str) {
 #[test]
 fn a_file_system_below_the_source_is_unmounted_while_it_is_served() {
     const KINDS: [&str; 5] = ["tmpfs", "ext4", "overlay", "fuse", "proc"];
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for dir in KINDS
         .map(|kind| format!("src/{kind}"))
         .iter()
@@ -123,7 +123,7 @@ fn use_kind(kind: &str, served: &Path) {
 /// detach what is mounted there, and a working directory would have no path.
 #[test]
 fn mounts_and_working_directories_on_a_file_system_below_the_source_stay() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for dir in ["src/overlay", "layers", "lower"] {
         fs::create_dir(place.path(dir)).unwrap();
     }
@@ -152,7 +152,7 @@ fn mounts_and_working_directories_on_a_file_system_below_the_source_stay() {
 /// After a pause, files of a mount are reached by the name of its mount point again.
 #[test]
 fn a_mount_below_the_source_is_reached_again_after_a_pause() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let none = MountFlags::empty();
     let (outer, inner) = (place.path("src/outer"), place.path("src/outer/dir/inner"));
     fs::create_dir(&outer).unwrap();
@@ -188,7 +188,7 @@ fn a_mount_below_the_source_is_reached_again_after_a_pause() {
 /// A daemon that entered its own mount held it, and one with a single thread waited for itself.
 #[test]
 fn a_mount_inside_its_own_source_shows_what_it_covers() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for (at, foreign) in [("src/own", false), ("src/a/b/own", false), ("src/below/own", true)] {
         for options in OPTIONS {
             let what = format!("{at}, {options}");

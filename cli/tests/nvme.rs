@@ -5,10 +5,10 @@ mod common;
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use common::Place;
+use common::TestPlace;
 
 /// A machine with one controller, whose only block device is mounted.
-fn machine(place: &Place) -> String {
+fn machine(place: &TestPlace) -> String {
     let root = place.path("src");
     let device = root.join("sys/bus/pci/devices/0000:01:00.0");
     fs::create_dir_all(device.join("nvme/nvme0/nvme0n1")).unwrap();
@@ -26,7 +26,7 @@ fn machine(place: &Place) -> String {
 
 #[test]
 fn controllers_are_listed_and_one_in_use_is_not_bound() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let root = machine(&place);
     let nvme = |arguments: &[&str]| place.run(&[&["nvme", "--root", &root], arguments].concat());
     let list = nvme(&["list"]);
@@ -55,7 +55,7 @@ fn controllers_are_listed_and_one_in_use_is_not_bound() {
 /// There is no such controller here, but each command asks for it and not for a file.
 #[test]
 fn a_controller_is_named_in_place_of_an_image() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let (image, mnt) = ("nvme:0000:ff:1f.7", place.path("mnt"));
     let none = "there is no device 0000:ff:1f.7: `defuse nvme list`";
     place.fails(1, &["mkfs", "uhs", image], none);
@@ -68,7 +68,7 @@ fn a_controller_is_named_in_place_of_an_image() {
 
 #[test]
 fn the_driver_is_measured_beside_a_file() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let file = place.path("image");
     fs::write(&file, vec![0; 1 << 20]).unwrap();
     let arguments = ["nvme", "bench", "--driver", "--seconds", "0.05", "--json", "--file"];

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{PROGRAM, Place, said};
+use common::{PROGRAM, TestPlace, said};
 
 const LIBRARY: &str = "libdefuse_preload.so";
 
@@ -15,7 +15,7 @@ const LIBRARY: &str = "libdefuse_preload.so";
 const USER: &str = "--reuid=12345 --regid=12345 --clear-groups";
 
 /// A copy of the program alone in a directory which all users can enter.
-fn alone(place: &Place) -> PathBuf {
+fn alone(place: &TestPlace) -> PathBuf {
     let (dir, copy) = (place.path("bin"), place.path("bin/defuse"));
     fs::create_dir(&dir).unwrap();
     fs::copy(PROGRAM, &copy).unwrap();
@@ -26,7 +26,7 @@ fn alone(place: &Place) -> PathBuf {
 }
 
 /// Runs a script as root with mounts of its own, and a new tmpfs at /var/cache.
-fn script(place: &Place, text: &str) -> common::Said {
+fn script(place: &TestPlace, text: &str) -> common::DefuseOutput {
     let text = format!("set -e; mount -t tmpfs tmpfs /var/cache; {text}");
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation=private", "sh", "-c", &text]);
@@ -46,7 +46,7 @@ const WORK: &str = "run --mount /m=memory: -- sh -c 'echo in the mount > /m/f; c
 
 #[test]
 fn roots_run_unpacks_the_library_once_and_programs_of_other_users_have_it() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let work = "run --mount /m=memory:,mode=1777 -- sh -c 'id -u; setpriv $AS_USER sh -c \"id -u; echo x > /m/f; cat /m/f\"'";
     let seen = script(
         &place,
@@ -65,7 +65,7 @@ fn roots_run_unpacks_the_library_once_and_programs_of_other_users_have_it() {
 
 #[test]
 fn a_user_has_the_library_in_the_own_cache() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let seen = script(
         &place,
         &format!(
@@ -79,7 +79,7 @@ fn a_user_has_the_library_in_the_own_cache() {
 /// Kinds of places in which the library cannot be kept: read-only, noexec, of another user, full.
 #[test]
 fn a_place_that_cannot_have_the_library_is_passed_over() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let seen = script(
         &place,
         &format!(
@@ -114,7 +114,7 @@ fn a_place_that_cannot_have_the_library_is_passed_over() {
 /// A file of another build beside the program would not understand the plan of this one.
 #[test]
 fn a_library_of_another_build_beside_the_program_is_not_loaded() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let seen = script(
         &place,
         &format!(

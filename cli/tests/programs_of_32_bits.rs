@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::Place;
+use common::TestPlace;
 
 /// Lists a directory, then goes to the positions of a hundred entries in another order, also in a second open directory, and begins
 /// again.
@@ -58,7 +58,7 @@ int main(int argc, char **argv)
 "#;
 
 /// Programs for the listing: of 32 bits, and of this machine.
-fn programs(place: &Place) -> Option<[std::path::PathBuf; 2]> {
+fn programs(place: &TestPlace) -> Option<[std::path::PathBuf; 2]> {
     let of_32_bits = common::compile(place, "list32", LISTING, &["-m32"])?;
     Some([of_32_bits, common::compile(place, "list", LISTING, &[])?])
 }
@@ -82,7 +82,7 @@ fn check(programs: &[std::path::PathBuf], dir: &Path, entries: usize, what: &str
 #[test]
 fn programs_of_32_bits_list_seek_and_begin_again_on_every_mount() {
     const FILES: usize = 3000;
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let Some(programs) = programs(&place) else { return };
     // Directories with hashed names and without, of one block and more. Layers of an overlay on two devices have inode numbers beyond 32 bits.
     sh(

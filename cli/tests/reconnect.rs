@@ -12,8 +12,8 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Place, eventually};
-use load::{Load, Random, data};
+use common::{TestPlace, eventually};
+use load::{LoadRandom, MountLoad, data};
 use rustix::io::Errno;
 
 /// The limit for which calls wait. The servers begin much sooner, but the machine may be busy.
@@ -24,21 +24,21 @@ fn kills() -> u32 {
 }
 
 /// A server, which can be killed.
-struct Killed<'a> {
-    place: &'a Place,
+struct KillableServer<'a> {
+    place: &'a TestPlace,
     command: Vec<String>,
     process: Child,
 }
 
-impl<'a> Killed<'a> {
-    fn start(place: &'a Place, command: Vec<String>) -> Killed<'a> {
-        let process = Killed::spawn(place, &command);
+impl<'a> KillableServer<'a> {
+    fn start(place: &'a TestPlace, command: Vec<String>) -> KillableServer<'a> {
+        let process = KillableServer::spawn(place, &command);
         let socket = place.path("socket");
         eventually("served", || socket.exists());
-        Killed { place, command, process }
+        KillableServer { place, command, process }
     }
 
-    fn spawn(place: &Place, command: &[String]) -> Child {
+    fn spawn(place: &TestPlace, command: &[String]) -> Child {
         let words: Vec<&str> = command.iter().map(String::as_str).collect();
         place.command(&words).stderr(Stdio::null()).spawn().unwrap()
     }
@@ -50,7 +50,7 @@ impl<'a> Killed<'a> {
     }
 
     fn start_again(&mut self) {
-        self.process = Killed::spawn(self.place, &self.command);
+        self.process = KillableServer::spawn(self.place, &self.command);
     }
 }
 
@@ -60,10 +60,10 @@ fn serving(source: &str) -> Vec<String> {
 }
 
 /// Kills a server at random points while two programs use a mount of it, each in one of the directories.
-fn kill_under_load(place: &Place, command: Vec<String>, scheme: &str, dirs: [&str; 2]) {
+fn kill_under_load(place: &TestPlace, command: Vec<String>, scheme: &str, dirs: [&str; 2]) {
     let seed = u64::from(std::process::id()) << 20 | u64::from(kills());
     println!("seed {seed}");
-    let mut server = Killed::start(place, command);
+    let mut server = KillableServer::start(place, command);
     let text = format!("{scheme}:{}", place.path("socket").display());
     let option = format!("reconnect={}", LIMIT.as_secs());
     eventually("mounted", || place.run(&["mount", "-o", &option, &text, "mnt"]).code == Some(0));
@@ -73,10 +73,10 @@ fn kill_under_load(place: &Place, command: Vec<String>, scheme: &str, dirs: [&st
         let programs: Vec<_> = (0..2)
             .map(|number| {
                 let dir = place.path("mnt").join(dirs[number]).join(format!("program {number}"));
-                Load::start(scope, (dir, seed + number as u64), ends, count)
+                MountLoad::start(scope, (dir, seed + number as u64), ends, count)
             })
             .collect();
-        let mut random = Random(seed);
+        let mut random = LoadRandom(seed);
         let mut fails = false;
         for _ in 0..kills() {
             std::thread::sleep(Duration::from_micros(random.next() % 200_000));
@@ -110,7 +110,7 @@ fn kill_under_load(place: &Place, command: Vec<String>, scheme: &str, dirs: [&st
 }
 
 fn killed_on_uhs(scheme: &str) {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mkfs", "uhs", "image", "--size", "1G"]);
     let source = format!("uhs:{}", place.path("image").display());
     kill_under_load(&place, serving(&source), scheme, [""; 2]);
@@ -124,14 +124,14 @@ fn kills_of_a_server_of_uhs_lose_nothing_durable_and_no_client_waits_longer() {
 
 #[test]
 fn kills_of_a_server_of_a_directory_lose_nothing_durable_over_a_socket() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let source = format!("passthrough:{}", place.path("src").display());
     kill_under_load(&place, serving(&source), "socket", [""; 2]);
 }
 
 #[test]
 fn kills_of_a_manager_lose_nothing_durable_on_its_devices() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let images = ["one", "two"].map(|name| {
         let image = format!("{name}.image");
         place.ok(&["mkfs", "uhs", &image, "--size", "512M"]);
@@ -152,9 +152,9 @@ fn kills_of_a_manager_lose_nothing_durable_on_its_devices() {
 /// Programs of a run reach the server through the run, which waits for the next one.
 #[test]
 fn a_run_continues_with_the_next_server() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = format!("passthrough:{}", place.path("src").display());
-    let mut server = Killed::start(&place, serving(&source));
+    let mut server = KillableServer::start(&place, serving(&source));
     let mount =
         format!("/x=shared:{},reconnect={}", place.path("socket").display(), LIMIT.as_secs());
     let script = "echo one >/x/file; exec 5<>/x/file; echo ready >ready; \
@@ -181,10 +181,10 @@ fn a_program_that_reads_cached_pages_notices_the_end_of_their_server() {
         println!("skipped: pages of a killed server: python3 is not installed");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
     let source = format!("uhs:{}", place.path("image").display());
-    let mut server = Killed::start(&place, serving(&source));
+    let mut server = KillableServer::start(&place, serving(&source));
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let write = |letter: &str| {
         let script = format!(
@@ -226,10 +226,10 @@ look()";
 #[test]
 fn a_server_of_another_user_is_not_used() {
     use std::os::unix::process::CommandExt;
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let program = place.for_all_users();
     let source = format!("passthrough:{}", place.path("src").display());
-    let mut server = Killed::start(&place, serving(&source));
+    let mut server = KillableServer::start(&place, serving(&source));
     let text = format!("socket:{}", place.path("socket").display());
     eventually("mounted", || {
         place.run(&["mount", "-o", "reconnect=1", &text, "mnt"]).code == Some(0)

@@ -21,11 +21,11 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{PROGRAM, Place};
+use common::{PROGRAM, TestPlace};
 
 /// The output and the exit code of a script.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct ScriptOutput {
     code: Option<i32>,
     out: String,
     err: String,
@@ -33,7 +33,7 @@ struct Seen {
 
 /// Runs a command to its end. Kills one that hangs, with all its descendants, so that only its test
 /// fails.
-fn finish(command: Command) -> Seen {
+fn finish(command: Command) -> ScriptOutput {
     let mut limited = Command::new("timeout");
     limited.args(["-s", "KILL", "180"]).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
@@ -48,7 +48,11 @@ fn finish(command: Command) -> Seen {
     limited.stdin(Stdio::null()).env("LC_ALL", "C").env("HOME", "/nonexistent");
     let output = limited.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Seen { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    ScriptOutput {
+        code: output.status.code(),
+        out: text(&output.stdout),
+        err: text(&output.stderr),
+    }
 }
 
 fn is_there(program: &str) -> bool {
@@ -68,7 +72,7 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
         println!("skipped: {name}: {missing} is not installed");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let (native, source) = (place.path("native"), place.path("src"));
     fs::create_dir(&native).unwrap();
     // A listing at the end shows the files: names, types, sizes, permissions and contents.
@@ -107,7 +111,7 @@ fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: 
 /// within the C library.
 fn by_symbols(name: &str, _: &[&str], program: &str) {
     for source in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
-        let place = Place::new();
+        let place = TestPlace::new();
         let native = place.path("native");
         fs::create_dir(&native).unwrap();
         let mut plain = Command::new(program);
@@ -182,7 +186,7 @@ END
     everywhere("numbers", &["python3"], script);
     same("numbers", &["python3"], "passthrough:SRC,handles=off", script);
     // A layer that sees each read takes the descriptor of the file away, and with it that of the program.
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = place.path("src");
     fs::create_dir_all(&source).unwrap();
     fs::write(source.join("f"), "hello").unwrap();
@@ -315,7 +319,7 @@ fn editors_write_their_files() {
 
 #[test]
 fn one_program_has_files_in_its_own_memory() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let target = "/defuse-test";
     let script = r#"
 import os, mmap
@@ -356,7 +360,7 @@ fn a_directory_that_becomes_a_link_into_a_mount_is_followed_at_once() {
             rm -f dir made
         done
     "#;
-    let place = Place::new();
+    let place = TestPlace::new();
     let target = "/defuse-test";
     for source in ["memory:".to_owned(), format!("passthrough:{}", place.path("src").display())] {
         let mut command = Command::new(PROGRAM);
@@ -379,7 +383,7 @@ fn a_directory_that_becomes_a_link_into_a_mount_is_followed_at_once() {
 
 #[test]
 fn the_cache_of_a_run_may_be_damaged_or_owned_by_another_user() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let (cache, source) = (place.path("cache"), place.path("src"));
     fs::write(source.join("x"), "inside").unwrap();
     // A directory named by the variable is not created.
@@ -436,7 +440,7 @@ fn the_cache_of_a_run_may_be_damaged_or_owned_by_another_user() {
 /// Calls are counted by their number, and by the function of the C library that made them.
 #[test]
 fn a_report_counts_calls_and_functions() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let mount = format!("/defuse-test=passthrough:{},backing=off", place.path("src").display());
     let script =
         "mkdir /defuse-test/d; mkdir /defuse-test/e; mkdir /defuse-test/d 2>/dev/null; cd /";
@@ -459,7 +463,7 @@ fn a_report_counts_calls_without_a_library() {
         println!("skipped: busybox is not installed");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let mount = format!("/defuse-test=passthrough:{}", place.path("src").display());
     let run = ["run", "--report", "--dispatch", "--mount", &mount, "--", "busybox", "mkdir"];
     let mut run = place.command(&run);
@@ -472,7 +476,7 @@ fn a_report_counts_calls_without_a_library() {
 
 #[test]
 fn the_exit_code_is_that_of_the_program() {
-    let place = Place::new();
+    let place = TestPlace::new();
     for (script, code) in [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0)] {
         let said = place.command(&["run", "--", "sh", "-c", script]).status().unwrap();
         assert_eq!(said.code(), Some(code), "{script}");
@@ -485,7 +489,7 @@ fn the_exit_code_is_that_of_the_program() {
 
 #[test]
 fn a_fork_that_would_lose_files_is_refused_with_the_next_step() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let run =
         ["run", "--fork", "deny", "--mount", "mem:=memory:", "--", "sh", "-c", "(true); echo not"];
     let seen = finish(place.command(&run));
@@ -508,7 +512,7 @@ fn same_compiled(how: &[&str], name: &str, code: &str, check: fn(&str, &[&str], 
         println!("skipped: {name}: gcc is not installed");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let (source, program) = (place.path("t.c"), place.path("t"));
     fs::write(&source, code).unwrap();
     let mut compiler = Command::new("gcc");
@@ -689,7 +693,7 @@ fn files_in_memory_cannot_be_watched() {
     }
     let script = "import ctypes, errno; c = ctypes.CDLL(None, use_errno=True); i = c.inotify_init(); \
                   print(c.inotify_add_watch(i, b'.', 2), errno.errorcode[ctypes.get_errno()])";
-    let place = Place::new();
+    let place = TestPlace::new();
     let run = ["run", "-C", "/defuse-test", "--mount", "/defuse-test=memory:", "--"];
     let seen = finish(place.command(&[&run[..], &["python3", "-c", script]].concat()));
     assert_eq!((seen.out.as_str(), seen.err.as_str()), ("-1 ENOSPC\n", ""));
@@ -839,7 +843,7 @@ fn set_id_bits_are_cleared_by_each_change_and_each_user_as_natively() {
     for mount in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
         same("set-id bits", &needs, mount, &script);
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
     same("set-id bits", &needs, &format!("uhs:{}", place.path("image").display()), &script);
 }
@@ -870,7 +874,7 @@ s.send(struct.pack("IIQQIIIHH", 40 + len(init), 26, 2, 0, 0, 0, 0, 0, 0) + init)
 try: print("an answer" if s.recv(4096) else "nothing")
 except ConnectionResetError: print("nothing")
 "#;
-    let place = Place::new();
+    let place = TestPlace::new();
     let ask = |heir: &str, number: &str, uid: &str| {
         let mut run =
             place.command(&["run", "--mount", "mem:=memory:", "--", python, "-c", script]);
@@ -924,7 +928,7 @@ fn a_static_busybox_does_what_it_does_natively() {
 }
 
 /// A static program in Go, compiled with these `options`; `None` without a compiler.
-fn go_program(place: &Place, code: &str, options: &[&str]) -> Option<std::path::PathBuf> {
+fn go_program(place: &TestPlace, code: &str, options: &[&str]) -> Option<std::path::PathBuf> {
     let go = ["go", "/usr/local/go/bin/go"].into_iter().find(|go| is_there(go));
     let Some(go) = go else {
         println!("skipped: go is not installed");
@@ -943,7 +947,7 @@ fn go_program(place: &Place, code: &str, options: &[&str]) -> Option<std::path::
 fn programs_in_go_do_what_they_do_natively() {
     // Stripped programs, too, have the table of functions. One that can be loaded anywhere has a loader, and no library.
     for options in [&[][..], &["-ldflags=-s -w"], &["-buildmode=pie"]] {
-        let place = Place::new();
+        let place = TestPlace::new();
         let code = include_str!("run/program.go");
         let Some(program) = go_program(&place, code, options) else { return };
         dispatched("go", &[], &program.display().to_string());
@@ -954,7 +958,7 @@ fn programs_in_go_do_what_they_do_natively() {
 /// signal.
 #[test]
 fn calls_of_go_programs_that_concern_no_files_need_no_signal() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let Some(program) = go_program(&place, include_str!("run/passed.go"), &[]) else { return };
     let run = ["run", "--dispatch", "-C", "/defuse-test", "--mount", "/defuse-test=memory:", "--"];
     let seen = finish({
@@ -981,7 +985,7 @@ fn dispatch_does_not_disturb_other_calls() {
 
 #[test]
 fn a_check_reports_the_intercepted_calls() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let seen = finish(place.command(&["check", "ls"]));
     assert!(seen.out.contains("libc.so.6") && seen.code == Some(0), "{seen:?}");
     if !is_there("gcc") {
@@ -1005,7 +1009,7 @@ fn a_check_reports_the_intercepted_calls() {
 /// They ran on the kernel's files of these names.
 #[test]
 fn a_program_that_cannot_load_the_library_is_refused() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let refused = |command: &[&str], parts: &[&str]| {
         let seen = finish(place.command(&[&["run", "--mount", "mem:=memory:"], command].concat()));
         assert!(parts.iter().all(|part| seen.err.contains(part)), "{seen:?}");
@@ -1044,7 +1048,7 @@ fn asynchronous_reads_work_if_the_kernel_supports_them() {
         println!("skipped: gcc is not installed");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let (source, program) = (place.path("t.c"), place.path("t"));
     let code = r#"
         #define _GNU_SOURCE

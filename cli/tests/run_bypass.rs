@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use common::{Place, compile, said};
+use common::{TestPlace, compile, said};
 
 /// A program that makes, renames and lists files by an instruction whose number is an argument, and in a child that it
 /// makes in the same way. With `FIXED`, by one instruction that leaves no room for a jump.
@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
 const SEEN: &str = "child 7, renamed 0, made is gone\n";
 
 /// The mounts of the tests: served by each program, and by the run.
-fn mounts(place: &Place) -> [String; 3] {
+fn mounts(place: &TestPlace) -> [String; 3] {
     let source = place.path("src").display().to_string();
     [
         format!("/defuse-test=passthrough:{source}"),
@@ -65,7 +65,7 @@ fn mounts(place: &Place) -> [String; 3] {
 /// MiB, such as bun.
 #[test]
 fn calls_whose_number_is_known_at_run_time_are_served_in_every_program() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let Some(small) = compile(&place, "small", OWN_CALLS, &[]) else { return };
     let Some(large) = compile(&place, "large", OWN_CALLS, &["-DLARGE"]) else { return };
     // Without a build id, and without unwind tables.
@@ -103,7 +103,7 @@ fn calls_whose_number_is_known_at_run_time_are_served_in_every_program() {
 /// A program that its loader starts by name is another file than the one that the kernel executes.
 #[test]
 fn a_program_that_is_started_by_its_loader_is_looked_at() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let Some(program) = compile(&place, "small", OWN_CALLS, &[]) else { return };
     let loader = "/lib64/ld-linux-x86-64.so.2";
     let script = format!("{loader} {}; true", program.display());
@@ -117,7 +117,7 @@ fn a_program_that_is_started_by_its_loader_is_looked_at() {
 /// A program whose calls cannot be replaced made its files in the directory in which the run was started.
 #[test]
 fn calls_that_cannot_be_replaced_are_told_of_and_reach_no_directory() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let Some(program) = compile(&place, "fixed", OWN_CALLS, &["-DFIXED", "-DLARGE"]) else {
         return;
     };
@@ -142,7 +142,7 @@ fn calls_that_cannot_be_replaced_are_told_of_and_reach_no_directory() {
 /// A call that was not served took the descriptor of a directory in a mount for the root directory, and made its files there.
 #[test]
 fn calls_that_cannot_be_replaced_reach_no_directory_by_a_descriptor() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let main = r#"
 int main(int argc, char **argv) {
     int dir = open(".", O_RDONLY | O_DIRECTORY);
@@ -169,7 +169,7 @@ int main(int argc, char **argv) {
 /// The kernel looked for the files of setxattrat(2) and its kin elsewhere.
 #[test]
 fn calls_that_are_newer_than_the_library_are_unknown_in_mounts() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -203,7 +203,7 @@ int main(int argc, char **argv) {
 /// A library that a program loads with dlopen(3) made its files elsewhere, without a message.
 #[test]
 fn a_library_with_own_calls_that_is_loaded_later_is_told_of() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let library = ["-DLIBRARY", "-shared", "-fPIC"];
     let Some(library) = compile(&place, "libown.so", OWN_CALLS, &library) else { return };
     let options = ["-shared", "-fPIC"];
@@ -236,7 +236,7 @@ fn a_library_with_own_calls_that_is_loaded_later_is_told_of() {
 /// Their numbers are others: with `--dispatch`, open(2) was taken for fstat(2).
 #[test]
 fn calls_of_32_bits_are_told_of() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #include <stdio.h>
 int main(void) {
@@ -275,7 +275,7 @@ int main(void) {
 /// A static program that a program executes in a mount made its files in the directory in which the run was started.
 #[test]
 fn a_program_that_is_not_served_reaches_no_directory_by_a_relative_path() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #include <fcntl.h>
 #include <stdio.h>
@@ -342,7 +342,7 @@ fn program_of_32_bits() -> Vec<u8> {
 /// Programs of 32 bits ran on the kernel's files, without a message.
 #[test]
 fn a_program_of_32_bits_is_refused_or_told_of() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let path = place.path("of32");
     fs::write(&path, program_of_32_bits()).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -362,7 +362,7 @@ fn a_program_of_32_bits_is_refused_or_told_of() {
 /// With another library in `DEFUSE_PRELOAD_LIBRARY`, programs ran on the kernel's files, and the run ended with 0.
 #[test]
 fn another_library_is_refused_by_its_path() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = "int nothing;";
     let Some(library) = compile(&place, "libother.so", source, &["-shared", "-fPIC"]) else {
         return;
@@ -384,7 +384,7 @@ fn another_library_is_refused_by_its_path() {
 /// A program into which the loader loads no library ended the run with its own code, although it was not served.
 #[test]
 fn a_run_whose_program_was_not_served_fails() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = "int main(void) { return 0; }";
     let Some(program) = compile(&place, "static", source, &["-static"]) else { return };
     // `defuse run` looks at one script.

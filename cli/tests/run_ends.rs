@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 
-use common::{PROGRAM, Place, eventually};
+use common::{PROGRAM, TestPlace, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Starts a command with its input and output connected to the test.
@@ -28,7 +28,7 @@ const RUN: &[&str] = &["run", "--mount", "mem:=memory:"];
 /// The signal ended `defuse run`, and the program continued without it.
 #[test]
 fn a_signal_to_the_run_reaches_the_program_and_sets_the_exit_code() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let with = |script: &str, signal: Signal| {
         // The test runner may ignore signals, and ignored signals are inherited.
         let mut command = place.command_of("env".as_ref(), &["--default-signal", PROGRAM]);
@@ -53,7 +53,7 @@ fn a_signal_to_the_run_reaches_the_program_and_sets_the_exit_code() {
 /// A program started by nohup(1) survives its terminal, also in a run.
 #[test]
 fn an_ignored_signal_stays_ignored() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let script = "trap '' HUP; exec \"$@\"";
     let mut shell = place.command_of("/bin/sh".as_ref(), &["-c", script, "sh", PROGRAM]);
     let inner = "echo up; read line; kill -HUP $$; echo alive";
@@ -68,7 +68,7 @@ fn an_ignored_signal_stays_ignored() {
 /// Both exit codes were 1, as for every failure of the run itself.
 #[test]
 fn a_missing_program_exits_with_127_and_an_unexecutable_one_with_126() {
-    let place = Place::new();
+    let place = TestPlace::new();
     fs::write(place.path("src/plain"), "text").unwrap();
     let source = format!("/defuse-test=passthrough:{}", place.path("src").display());
     let plain = place.path("src/plain").display().to_string();
@@ -96,7 +96,7 @@ fn running(argument: &str) -> usize {
 /// A run that is killed leaves its programs behind, with mounts that nobody serves.
 #[test]
 fn programs_end_with_their_run_if_requested() {
-    let place = Place::new();
+    let place = TestPlace::new();
     // In a session of its own, in the background, after a fork without execve(2), and in the
     // foreground.
     let seconds = format!("9{}", std::process::id());
@@ -128,7 +128,7 @@ fn programs_end_with_their_run_if_requested() {
 /// Their calls failed with `ENOTCONN`, without a reason.
 #[test]
 fn programs_of_a_killed_run_get_the_reason_for_missing_files() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let script = "echo up; read line; read line < mem:/f || echo 'no file'; cat mem:/f; echo $?";
     let mut command = place.command(RUN);
     let (mut run, mut out) = start(command.args(["--", "sh", "-c", script]));
@@ -147,7 +147,7 @@ fn programs_of_a_killed_run_get_the_reason_for_missing_files() {
 /// Each program that was started after the end of the run ended with 125, also one that used no file of a mount.
 #[test]
 fn programs_of_a_killed_run_start_others() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let kept = place.path("src").display().to_string();
     let (gone, directory) = ("mem:=memory:", format!("/defuse-test=passthrough:{kept}"));
     for working_directory in ["/", "mem:/", "/defuse-test"] {
@@ -171,7 +171,7 @@ fn programs_of_a_killed_run_start_others() {
 /// The standard library opens /dev/null in place of a closed descriptor, and programs got that: `echo` succeeded.
 #[test]
 fn a_closed_descriptor_stays_closed_in_the_program() {
-    let place = Place::new();
+    let place = TestPlace::new();
     fs::copy("/bin/ls", place.path("src/ls")).unwrap();
     let source = format!("/defuse-test=passthrough:{}", place.path("src").display());
     for program in ["/bin/ls", "/defuse-test/ls"] {

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::chown;
 use std::process::{Command, Stdio};
 
-use common::{PROGRAM, Place};
+use common::{PROGRAM, TestPlace};
 
 /// A command as the user 1000 without further groups.
 fn as_user() -> Command {
@@ -34,7 +34,7 @@ fn compare(script: &str) {
         println!("not here: users of this system may not make user namespaces");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     fs::set_permissions(place.path(""), std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .unwrap();
     let native = place.path("src");

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::process::Command;
 
-use common::{Place, compile, said};
+use common::{TestPlace, compile, said};
 
 /// Prints what a program can know of itself, and starts itself.
 const KNOWS: &str = r#"
@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
 /// killall(1) did not find them.
 #[test]
 fn a_program_of_a_mount_knows_its_path_and_its_name() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let Some(program) = compile(&place, "knows", KNOWS, &[]) else { return };
     let Some(fixed) = compile(&place, "fixed", KNOWS, &["-static"]) else { return };
     let source = place.path("src").display().to_string();
@@ -83,7 +83,7 @@ fn a_program_of_a_mount_is_executed_where_memory_is_not_executable_by_default() 
         println!("not here: this kernel has no vm.memfd_noexec (Linux 6.3)");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let Some(fixed) = compile(&place, "fixed", KNOWS, &["-static"]) else { return };
     let run = |setting: &str, more: &str, program: &str| {
         let script = format!("cp {program} program; ./program /dev/null");
@@ -150,7 +150,7 @@ int dl_iterate_phdr(int (*callback)(struct dl_phdr_info *, size_t, void *), void
 /// the end of a program, and with libfakechroot its start.
 #[test]
 fn other_preloaded_libraries_do_not_see_calls_of_the_library() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let options = ["-shared", "-fPIC", "-pthread", "-ldl"];
     let Some(library) = compile(&place, "libwrapper.so", WRAPPER, &options) else { return };
     let library = library.display();

@@ -6,13 +6,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{Place, compile, said};
+use common::{TestPlace, compile, said};
 
 /// A C library in another namespace of dlmopen(3) is an unpatched copy. It wrote to the kernel's
 /// directory of the same name.
 #[test]
 fn a_library_in_its_own_namespace_is_served_or_refused_with_the_reason() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -45,7 +45,7 @@ int main(int argc, char **argv) {
 /// A static program that another program executes saw the kernel's files, without a warning.
 #[test]
 fn a_static_program_that_is_executed_later_causes_one_warning() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = "#include <stdio.h>\nint main(void) { puts(\"here\"); }";
     let Some(program) = compile(&place, "static", source, &["-static"]) else { return };
     let program = program.display().to_string();
@@ -63,7 +63,7 @@ fn a_static_program_that_is_executed_later_causes_one_warning() {
 /// Go makes all its calls by itself, from functions without unwind tables.
 #[test]
 fn a_go_program_that_is_executed_later_causes_a_warning() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #include <stdio.h>
 __attribute__((section(".note.go.buildid"), used)) static const int id = 1;
@@ -83,7 +83,7 @@ fn a_program_that_becomes_another_user_causes_one_warning() {
         println!("skipped: only root can give a file to another user");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #include <stdio.h>
 #include <unistd.h>
@@ -111,7 +111,7 @@ int main(void) { printf("%d %d %d\n", geteuid(), getegid(), access("m:/", 0)); }
 /// Capabilities of a file are for users who are not root.
 #[test]
 fn a_program_with_capabilities_causes_a_warning_for_users_who_gain_them() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #include <stdio.h>
 #include <unistd.h>
@@ -145,7 +145,7 @@ int main(void) { printf("%d\n", access("m:/", 0)); }"#;
 /// The formats of a run carry versions: a library of another build took what it found for its own.
 #[test]
 fn a_run_of_another_version_is_refused_with_both_versions() {
-    use defuse_preload_plan::{Inherited, LIBRARY, RunPlan, VARIABLE, layout};
+    use defuse_preload_plan::{InheritedDescriptors, LIBRARY, ProgramPlan, VARIABLE, layout};
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
@@ -160,15 +160,15 @@ fn a_run_of_another_version_is_refused_with_both_versions() {
         file.set_len(layout::LEN as u64).unwrap();
         file
     };
-    let plan = layout::with_head(&RunPlan::default().encode());
+    let plan = layout::with_head(&ProgramPlan::default().encode());
     let other_plan = [b"defuse99", &plan[8..]].concat();
     let library = PathBuf::from(env!("CARGO_BIN_EXE_defuse"));
     let library = library.parent().unwrap().join("deps").join(LIBRARY);
     let begin = |memory: &fs::File, plan: &fs::File, version: &str| {
-        let inherited = Inherited {
+        let inherited = InheritedDescriptors {
             memory: memory.as_raw_fd(),
             plan: plan.as_raw_fd(),
-            ..Inherited::default()
+            ..InheritedDescriptors::default()
         };
         let text = inherited.to_string();
         let text = format!("{version}{}", &text[text.find(':').unwrap()..]);
@@ -202,7 +202,7 @@ fn a_run_of_another_version_is_refused_with_both_versions() {
 /// mounts, without a reason.
 #[test]
 fn a_process_that_shares_memory_is_refused_where_a_mount_is_served() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -234,7 +234,7 @@ int main(void) {
 /// A seccomp filter does not see the calls that are served without a system call.
 #[test]
 fn a_program_that_filters_its_system_calls_causes_a_warning() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let source = r#"
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{Place, eventually};
+use common::{TestPlace, eventually};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -19,7 +19,7 @@ mod raw;
 const GETATTR: u32 = 3;
 
 /// The answer of the server at `socket` of a place.
-fn asked(place: &Place) -> Value {
+fn asked(place: &TestPlace) -> Value {
     serde_json::from_str(&place.ok(&["stat", "socket", "--json"])).unwrap()
 }
 
@@ -34,7 +34,7 @@ fn end(answer: &Value, signal: Signal) {
 /// `defuse list` knew only mounts, and nothing showed which process serves a socket.
 #[test]
 fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let socket = place.path("socket").display().to_string();
     let servers = || {
         let all = serde_json::from_str::<Vec<serde_json::Value>>(&place.ok(&["list", "--json"]));
@@ -63,7 +63,7 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
 /// It sent messages: the memory that the server had offered was that of the program before.
 #[test]
 fn a_program_that_another_one_executes_has_lanes_too() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["serve", "memory:", "socket", "--shared"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let script = "exec 3>/x/file; exec awk 'BEGIN { while ((getline line < \"/x/file\") >= 0 && n++ < 50) \
@@ -86,7 +86,7 @@ fn a_program_that_another_one_executes_has_lanes_too() {
 /// They make no request, so that only the client knows of them.
 #[test]
 fn reads_from_pages_and_system_calls_of_a_client_are_shown() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["serve", "memory:", "socket", "--shared"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let script = "import os, sys\n\
@@ -119,7 +119,7 @@ fn reads_from_pages_and_system_calls_of_a_client_are_shown() {
 /// `./` took a lookup for each name.
 #[test]
 fn a_relative_path_takes_no_more_requests_than_an_absolute_one() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["serve", "memory:", "socket", "--shared"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let run = |script: &str| place.ok(&["run", "--mount", &mount, "--", "sh", "-c", script]);
@@ -160,7 +160,7 @@ fn a_relative_path_takes_no_more_requests_than_an_absolute_one() {
 /// Nothing showed who used a server, and what each client held.
 #[test]
 fn a_server_tells_of_each_client_and_of_none_after_its_end() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["serve", "memory:", "socket", "--shared"]);
     let mount = format!("/x=shared:{}", place.path("socket").display());
     let script = "exec 3>/x/file; echo ready; read end; echo hello >&3; echo wrote; read end";
@@ -270,7 +270,7 @@ fn a_server_tells_of_each_client_and_of_none_after_its_end() {
 /// Only mounts were shown.
 #[test]
 fn top_shows_servers_with_their_operations_and_clients() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["serve", "memory:", "socket"]);
     let socket = place.path("socket").display().to_string();
     let mount = format!("/x=socket:{socket}");
@@ -317,7 +317,7 @@ fn top_shows_servers_with_their_operations_and_clients() {
 /// A user who may not trace the kernel could not see even servers of its own.
 #[test]
 fn top_shows_servers_where_the_kernel_cannot_be_traced() {
-    let place = Place::new();
+    let place = TestPlace::new();
     if !rustix::process::geteuid().is_root() {
         place.ok(&["serve", "memory:", "socket"]);
         let text = place.ok(&["top", "--once", "--every", "0.1"]);
@@ -345,7 +345,7 @@ fn top_shows_servers_where_the_kernel_cannot_be_traced() {
 }
 
 /// The server's count of requests of this operation, from all clients.
-fn requests(place: &Place, op: &str) -> u64 {
+fn requests(place: &TestPlace, op: &str) -> u64 {
     let answer = asked(place);
     let ops = answer["ops"].as_array().unwrap();
     ops.iter().find(|one| one["op"] == op).map_or(0, |one| one["count"].as_u64().unwrap())
@@ -355,7 +355,7 @@ fn requests(place: &Place, op: &str) -> u64 {
 #[test]
 fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
     for source in ["memory:", "passthrough:src"] {
-        let place = Place::new();
+        let place = TestPlace::new();
         place.ok(&["serve", source, "socket", "--shared"]);
         let mount = format!("/x=shared:{}", place.path("socket").display());
         let run = |script: &str| place.ok(&["run", "--mount", &mount, "--", "sh", "-c", script]);
@@ -381,7 +381,7 @@ fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
 /// A server that is killed leaves its entry and its control socket behind.
 #[test]
 fn control_sockets_of_killed_servers_are_removed() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["serve", "memory:", "socket"]);
     let left = || {
         let files = fs::read_dir(place.path("run")).unwrap();

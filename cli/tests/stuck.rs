@@ -8,13 +8,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{Place, eventually};
+use common::{TestPlace, eventually};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A place with a mount of a server that is stopped, and the server.
-fn with_stopped_server() -> Option<(Place, Child)> {
-    let place = Place::to_mount()?;
+fn with_stopped_server() -> Option<(TestPlace, Child)> {
+    let place = TestPlace::to_mount()?;
     let mut server = place.command(&["serve", "--foreground", "memory:", "sock"]);
     let server = server.stderr(Stdio::null()).spawn().unwrap();
     eventually("served", || place.path("sock").exists());

@@ -10,24 +10,24 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Stdio};
 
-use common::{Place, Tmpfs, eventually, said};
+use common::{TestPlace, TestTmpfs, eventually, said};
 use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A place with an image `img`, if it can be mounted.
-fn with_image() -> Option<Place> {
-    let place = Place::to_mount()?;
+fn with_image() -> Option<TestPlace> {
+    let place = TestPlace::to_mount()?;
     place.ok(&["mkfs", "uhs", "img", "--size", "32M"]);
     Some(place)
 }
 
-fn clean(place: &Place) {
+fn clean(place: &TestPlace) {
     let out = place.ok(&["fsck", "img"]);
     assert!(out.contains("img: clean: "), "{out}");
 }
 
 /// Overwrites a byte of the image.
-fn damage(place: &Place, at: u64) {
+fn damage(place: &TestPlace, at: u64) {
     let image = OpenOptions::new().read(true).write(true).open(place.path("img")).unwrap();
     let mut byte = [0];
     image.read_exact_at(&mut byte, at).unwrap();
@@ -88,7 +88,7 @@ fn stat_shows_the_figures_of_the_file_system_in_every_format() {
 
 #[test]
 fn mkfs_makes_a_file_of_the_size_and_allocates_it_unless_it_is_to_be_sparse() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["mkfs", "uhs", "full", "--size", "16M"]);
     place.ok(&["mkfs", "uhs", "sparse", "--size", "1G", "--sparse"]);
     let of = |name: &str| place.path(name).metadata().unwrap();
@@ -113,7 +113,7 @@ fn mkfs_makes_a_file_of_the_size_and_allocates_it_unless_it_is_to_be_sparse() {
 /// A wrong name must not cost a file system.
 #[test]
 fn mkfs_destroys_data_only_by_force() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let mkfs = ["mkfs", "uhs", "img", "--size", "16M"];
     place.ok(&mkfs);
     place.fails(1, &mkfs, "img has a uhs file system: nothing was changed");
@@ -247,7 +247,7 @@ fn changes_are_durable_after_the_time_of_the_option_commit() {
 
 #[test]
 fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
     for (fork, word) in [("auto", "one"), ("deny", "two"), ("share", "three")] {
         let script = format!("echo {word} > /x/{word} && (ls /x | wc -l)");
@@ -277,7 +277,7 @@ fn an_image_is_used_in_a_run_and_over_a_socket_and_keeps_its_files() {
 // The run ended while its last program's connection did, and what that program had written was lost.
 #[test]
 fn what_a_program_of_a_run_has_written_is_durable_when_the_run_ends() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
     for round in 0..5 {
         let script = format!("echo {round} > /x/file");
@@ -405,9 +405,9 @@ fn a_user_opens_only_images_that_the_user_may_open() {
 /// The end of a server told nobody that its file system could not keep what clients had written.
 #[test]
 fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     for takes in [true, false] {
-        let disk = Tmpfs::on(place.path("disk"), MountFlags::empty(), c"size=40m");
+        let disk = TestTmpfs::on(place.path("disk"), MountFlags::empty(), c"size=40m");
         place.ok(&["mkfs", "uhs", "disk/img", "--size", "32M"]);
         if !takes {
             // The image loses the room that it was given, and another file takes it.

@@ -8,14 +8,14 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{PROGRAM, Place, Said, eventually, said};
+use common::{DefuseOutput, PROGRAM, TestPlace, eventually, said};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A place with a mounted image, whose changes take a moment to become durable.
-fn with_image() -> Option<Place> {
-    let place = Place::to_mount()?;
+fn with_image() -> Option<TestPlace> {
+    let place = TestPlace::to_mount()?;
     place.ok(&["mkfs", "uhs", "img", "--size", "256M"]);
     Some(place)
 }
@@ -28,7 +28,7 @@ fn has_ended(pid: Pid) -> bool {
     })
 }
 
-fn write_much(place: &Place, round: usize) {
+fn write_much(place: &TestPlace, round: usize) {
     let dir = place.path(&format!("mnt/{round}"));
     fs::create_dir(&dir).unwrap();
     for file in 0..20 {
@@ -63,7 +63,7 @@ fn the_helper_of_umount_8_waits_until_the_daemon_has_ended() {
 #[test]
 fn an_unmount_waits_for_a_daemon_that_is_registered_elsewhere() {
     let Some(place) = with_image() else { return };
-    let elsewhere = |arguments: &[&str]| -> Said {
+    let elsewhere = |arguments: &[&str]| -> DefuseOutput {
         let mut command = place.command(arguments);
         said(command.env("DEFUSE_RUNTIME_DIR", place.path("other")).output().unwrap())
     };
@@ -100,7 +100,7 @@ fn an_image_that_is_being_released_is_waited_for() {
 /// The command waited for a minute, failed, named the wrong path, and advised to kill the daemon.
 #[test]
 fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let (mnt, other) = (place.path("mnt"), place.path("other"));
     fs::create_dir(&other).unwrap();
     place.ok(&["mount", "memory:", "mnt"]);
@@ -119,7 +119,7 @@ fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
 
 /// A process with a mount namespace of its own for some seconds: a copy of the present one, but without the mounts of other tests, which it
 /// would keep alive.
-fn namespace(place: &Place, seconds: &str) -> Option<Child> {
+fn namespace(place: &TestPlace, seconds: &str) -> Option<Child> {
     let script = "while read -r id parent device root at rest; do \
             case $rest in *' - fuse'*) [ \"$at\" = \"$1\" ] || umount -l \"$at\";; esac; \
         done < /proc/self/mountinfo; echo; exec sleep $2";
@@ -139,7 +139,7 @@ fn namespace(place: &Place, seconds: &str) -> Option<Child> {
 
 #[test]
 fn an_unmount_names_the_namespace_that_has_a_copy_of_the_mount() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let pid = place.pid();
     let Some(mut copy) = namespace(&place, "1000") else { return };
@@ -219,7 +219,7 @@ fn a_copy_of_the_mount_that_goes_in_a_moment_is_waited_for() {
 /// A user who gave up waiting, by Ctrl-C or a kill, had the mount a while later.
 #[test]
 fn a_mount_or_server_is_not_made_if_the_process_that_waits_for_it_ends() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let path = place.path("never");
     let listener = SilentServer::never_answering(&path);
     let source = format!("socket:{}", path.display());

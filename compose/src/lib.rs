@@ -1,6 +1,6 @@
 //! The registry of sources: from text to a file system.
 //!
-//! [`Registry`] has the kinds that a program links. It parses the source `KIND:REST` and opens it.
+//! [`SourceRegistry`] has the kinds that a program links. It parses the source `KIND:REST` and opens it.
 //! [`IN_PROCESS`] is the list of kinds that run inside any program, and [`IN_OWN_PROGRAMS`] has those that
 //! run only inside programs written for it. A backend describes its kinds
 //! in its own crate ([`defuse_fs::source`]); a new kind is one line in one of these lists.
@@ -14,7 +14,7 @@ mod kinds;
 mod registry;
 mod settings;
 
-pub use defuse_fs::source::{Error, Result};
+pub use defuse_fs::source::{SourceOpenError, SourceResult};
 pub use kinds::{IN_OWN_PROGRAMS, IN_PROCESS};
-pub use registry::{Opened, Registry, Source, Switch};
-pub use settings::{Settings, split};
+pub use registry::{OpenSource, ParsedSource, SourceRegistry, WriteSwitch};
+pub use settings::{SourceSettings, split};

@@ -7,26 +7,26 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use defuse_fs::FileSystem;
-use defuse_fs::layer::ReadOnly;
-use defuse_fs::source::{Kind, Rest, Sharing};
+use defuse_fs::layer::ReadOnlyLayer;
+use defuse_fs::source::{SourceKind, SourceRest, SourceSharing};
 
-use crate::settings::{Settings, split};
-use crate::{Error, Result};
+use crate::settings::{SourceSettings, split};
+use crate::{SourceOpenError, SourceResult};
 
 /// The kinds of sources that a program links. Each program has one, in one place.
 #[derive(Clone, Copy)]
-pub struct Registry {
-    lists: &'static [&'static [&'static dyn Kind]],
+pub struct SourceRegistry {
+    lists: &'static [&'static [&'static dyn SourceKind]],
 }
 
-impl Registry {
+impl SourceRegistry {
     /// The registry of all kinds in `lists`.
-    pub const fn new(lists: &'static [&'static [&'static dyn Kind]]) -> Self {
-        Registry { lists }
+    pub const fn new(lists: &'static [&'static [&'static dyn SourceKind]]) -> Self {
+        SourceRegistry { lists }
     }
 
     /// All kinds, in the order of the help text.
-    pub fn kinds(&self) -> impl Iterator<Item = &'static dyn Kind> + use<> {
+    pub fn kinds(&self) -> impl Iterator<Item = &'static dyn SourceKind> + use<> {
         self.lists.iter().flat_map(|list| list.iter().copied())
     }
 
@@ -34,9 +34,9 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// [`Error::Usage`] for a text without a kind, for an unknown kind, and for a `REST` that the kind
+    /// [`SourceOpenError::Usage`] for a text without a kind, for an unknown kind, and for a `REST` that the kind
     /// cannot have.
-    pub fn parse(&self, text: &OsStr) -> Result<Source> {
+    pub fn parse(&self, text: &OsStr) -> SourceResult<ParsedSource> {
         let bytes = text.as_bytes();
         let Some(colon) = bytes.iter().position(|&byte| byte == b':') else {
             return Err(self.without_kind(text));
@@ -46,7 +46,7 @@ impl Registry {
             return Err(self.unknown_kind(&name));
         };
         let rest = rest(kind, OsStr::from_bytes(&bytes[colon + 1..]))?;
-        Ok(Source { kind, rest })
+        Ok(ParsedSource { kind, rest })
     }
 
     /// Opens the file system that `text` names: a source, then options after commas. A backslash makes a
@@ -54,27 +54,29 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Those of [`parse`](Registry::parse) and [`Kind::open`], and [`Error::Usage`] for a text that is not
+    /// Those of [`parse`](SourceRegistry::parse) and [`SourceKind::open`], and [`SourceOpenError::Usage`] for a text that is not
     /// valid UTF-8.
-    pub fn open(&self, text: &OsStr, settings: Settings) -> Result<Opened> {
+    pub fn open(&self, text: &OsStr, settings: SourceSettings) -> SourceResult<OpenSource> {
         let (source, settings) = self.parse_with_options(text, settings)?;
         let fs = source.open(&settings)?;
-        Ok(Opened { source, settings, fs })
+        Ok(OpenSource { source, settings, fs })
     }
 
     /// Parses a source with options after commas, which are added to `settings`.
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Registry::open), but for options, which are not checked.
+    /// Those of [`open`](SourceRegistry::open), but for options, which are not checked.
     pub fn parse_with_options(
         &self,
         text: &OsStr,
-        mut settings: Settings,
-    ) -> Result<(Source, Settings)> {
+        mut settings: SourceSettings,
+    ) -> SourceResult<(ParsedSource, SourceSettings)> {
         let text = text.to_str().ok_or_else(|| {
             let shown = text.display();
-            Error::Usage(format!("source {shown} is not valid UTF-8, as options after it must be"))
+            SourceOpenError::Usage(format!(
+                "source {shown} is not valid UTF-8, as options after it must be"
+            ))
         })?;
         let mut parts = split(text).into_iter();
         let source = self.parse(OsStr::new(&parts.next().unwrap_or_default()))?;
@@ -88,23 +90,26 @@ impl Registry {
         about.map(|about| format!("  {:<20} {}\n", about.form, about.help)).collect()
     }
 
-    fn without_kind(&self, text: &OsStr) -> Error {
+    fn without_kind(&self, text: &OsStr) -> SourceOpenError {
         let shown = text.display();
         let is_path = Path::new(text).exists() || text.as_bytes().contains(&b'/');
-        let of_directories = |kind: &&dyn Kind| kind.about().sharing == Sharing::InDirectory;
+        let of_directories =
+            |kind: &&dyn SourceKind| kind.about().sharing == SourceSharing::InDirectory;
         if let Some(kind) = self.kinds().find(of_directories).filter(|_| is_path) {
             let name = kind.about().name;
-            return Error::Usage(format!(
+            return SourceOpenError::Usage(format!(
                 "source {shown} has no type: to serve this directory, write {name}:{shown}"
             ));
         }
         let known = self.forms();
-        Error::Usage(format!("source {shown} has no type: write TYPE:…, where TYPE is {known}"))
+        SourceOpenError::Usage(format!(
+            "source {shown} has no type: write TYPE:…, where TYPE is {known}"
+        ))
     }
 
-    fn unknown_kind(&self, name: &str) -> Error {
+    fn unknown_kind(&self, name: &str) -> SourceOpenError {
         let known = self.forms();
-        Error::Usage(format!("there are no sources of type {name:?}: known are {known}"))
+        SourceOpenError::Usage(format!("there are no sources of type {name:?}: known are {known}"))
     }
 
     fn forms(&self) -> String {
@@ -113,23 +118,23 @@ impl Registry {
 }
 
 /// Checks the text after the colon, and makes a path absolute.
-fn rest(kind: &dyn Kind, rest: &OsStr) -> Result<OsString> {
+fn rest(kind: &dyn SourceKind, rest: &OsStr) -> SourceResult<OsString> {
     let about = kind.about();
     match about.rest {
-        Rest::Path if rest.is_empty() => {
+        SourceRest::Path if rest.is_empty() => {
             let (name, form) = (about.name, about.form);
-            Err(Error::Usage(format!("source {name}: names no path: {form}")))
+            Err(SourceOpenError::Usage(format!("source {name}: names no path: {form}")))
         }
         // A device of a driver has no path.
-        Rest::Path if defuse_block::driver_of(rest).is_some() => Ok(rest.to_os_string()),
-        Rest::Path => Ok(absolute(rest)),
-        Rest::Nothing if !rest.is_empty() => {
+        SourceRest::Path if defuse_block::driver_of(rest).is_some() => Ok(rest.to_os_string()),
+        SourceRest::Path => Ok(absolute(rest)),
+        SourceRest::Nothing if !rest.is_empty() => {
             let (name, rest) = (about.name, rest.display());
-            Err(Error::Usage(format!(
+            Err(SourceOpenError::Usage(format!(
                 "source {name}:{rest}: nothing may follow the colon: write {name}: and options apart"
             )))
         }
-        Rest::Nothing | Rest::Text => Ok(rest.to_os_string()),
+        SourceRest::Nothing | SourceRest::Text => Ok(rest.to_os_string()),
     }
 }
 
@@ -139,50 +144,53 @@ fn absolute(path: &OsStr) -> OsString {
 }
 
 /// While it is true, changes of a read-only file system are let through.
-pub type Switch = Option<Arc<AtomicBool>>;
+pub type WriteSwitch = Option<Arc<AtomicBool>>;
 
 /// A source, parsed.
 #[derive(Clone)]
-pub struct Source {
+pub struct ParsedSource {
     /// The kind.
-    pub kind: &'static dyn Kind,
+    pub kind: &'static dyn SourceKind,
     /// The text after the colon; absolute if it is a path.
     pub rest: OsString,
 }
 
 /// A source that was opened.
-pub struct Opened {
+pub struct OpenSource {
     /// The source.
-    pub source: Source,
+    pub source: ParsedSource,
     /// The settings, with the options of the text.
-    pub settings: Settings,
+    pub settings: SourceSettings,
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
 }
 
-impl Source {
+impl ParsedSource {
     /// Opens the file system. A read-only one refuses changes by itself, because the flag of a kernel
     /// mount can be removed while it is mounted.
     ///
     /// # Errors
     ///
-    /// Those of [`Kind::open`].
-    pub fn open(&self, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
+    /// Those of [`SourceKind::open`].
+    pub fn open(&self, settings: &SourceSettings) -> SourceResult<Arc<dyn FileSystem>> {
         self.open_with_switch(settings).map(|(fs, _)| fs)
     }
 
-    /// [`open`](Source::open), with the switch of the layer that refuses changes ([`ReadOnly::switch`]),
+    /// [`open`](ParsedSource::open), with the switch of the layer that refuses changes ([`ReadOnlyLayer::switch`]),
     /// if there is one. A file system that refuses them by itself ([`Caps::read_only`]) has none.
     ///
     /// [`Caps::read_only`]: defuse_fs::Caps::read_only
-    pub fn open_with_switch(&self, settings: &Settings) -> Result<(Arc<dyn FileSystem>, Switch)> {
+    pub fn open_with_switch(
+        &self,
+        settings: &SourceSettings,
+    ) -> SourceResult<(Arc<dyn FileSystem>, WriteSwitch)> {
         let mut frontend = settings.frontend.clone();
         frontend.read_only |= settings.read_only;
         let fs = self.kind.open(&self.rest, &frontend, &settings.options)?;
         if !settings.read_only || fs.caps().read_only {
             return Ok((fs, None));
         }
-        let fs = ReadOnly::new(fs);
+        let fs = ReadOnlyLayer::new(fs);
         let switch = fs.switch();
         Ok((Arc::new(fs), Some(switch)))
     }
@@ -196,13 +204,13 @@ impl Source {
     }
 
     /// How several processes can use the source.
-    pub fn sharing(&self) -> Sharing {
+    pub fn sharing(&self) -> SourceSharing {
         self.kind.about().sharing
     }
 
     /// The directory of the kernel that has all state of the source; `None` for other sources.
     pub fn directory(&self) -> Option<&Path> {
-        (self.sharing() == Sharing::InDirectory).then(|| Path::new(&self.rest))
+        (self.sharing() == SourceSharing::InDirectory).then(|| Path::new(&self.rest))
     }
 }
 
@@ -211,7 +219,7 @@ mod tests {
     use super::*;
     use crate::{IN_OWN_PROGRAMS, IN_PROCESS};
 
-    static ALL: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS]);
+    static ALL: SourceRegistry = SourceRegistry::new(&[IN_PROCESS, IN_OWN_PROGRAMS]);
 
     fn error(text: &str) -> String {
         ALL.parse(OsStr::new(text)).err().unwrap().to_string()
@@ -229,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_text_is_a_source_with_options() {
-        let open = |text: &str| ALL.open(OsStr::new(text), Settings::default());
+        let open = |text: &str| ALL.open(OsStr::new(text), SourceSettings::default());
         let opened = open("memory:,size=1M,ro").unwrap();
         assert_eq!(opened.settings.options, ["size=1M"]);
         assert!(opened.fs.caps().read_only && opened.settings.read_only);

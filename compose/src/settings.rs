@@ -1,22 +1,22 @@
 //! The settings of a source, and lists of options.
 
-use defuse_fs::source::Frontend;
+use defuse_fs::source::FrontendProperties;
 
 /// The settings with which a source is opened.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct SourceSettings {
     /// How the frontend will use the file system.
-    pub frontend: Frontend,
+    pub frontend: FrontendProperties,
     /// Options of the kind, in the order in which they apply.
     pub options: Vec<String>,
     /// Refuse all changes.
     pub read_only: bool,
 }
 
-impl Settings {
+impl SourceSettings {
     /// The settings for `frontend`, without options.
-    pub fn of(frontend: Frontend) -> Self {
-        Settings { frontend, ..Settings::default() }
+    pub fn of(frontend: FrontendProperties) -> Self {
+        SourceSettings { frontend, ..SourceSettings::default() }
     }
 
     /// Adds one option: `ro` and `rw`, which every kind has, or one of the kind.

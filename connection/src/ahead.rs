@@ -1,21 +1,21 @@
 //! Several small files of a directory, opened and read by one call: for a client that opens one after the other.
 
 use defuse_fs::{
-    AccessMode, Context, Errno, File, FileKind, FileSystem, Ino, Name, OpenArgs, OpenFlags, Opened,
-    ReadArgs, ReadBuf, ReleaseArgs, Resolved, Result, SliceSink,
+    AccessMode, Context, Errno, File, FileKind, FileSystem, Ino, Name, OpenArgs, OpenFlags,
+    OpenReply, PathResolution, ReadArgs, ReadBuf, ReleaseArgs, Result, SliceSink,
 };
 
-use crate::connection::Connection;
-use crate::pages::Whole;
+use crate::connection::PeerConnection;
+use crate::pages::WholeBytes;
 use crate::rules::{EXEC, READ};
-use crate::steps::{Names, look};
+use crate::steps::{DirectoryNames, look};
 
 /// The most names that one call looks at.
 const MOST_NAMES: usize = 256;
 
 /// The files that a client wants to have opened.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct WantedFiles {
     /// The position in the directory: 0, or as returned by the call before.
     pub from: u64,
     /// The flags of open(2).
@@ -28,18 +28,18 @@ pub struct Wanted {
 
 /// A file that was opened, with all of its bytes.
 #[derive(Debug)]
-pub struct OpenedWhole {
+pub struct WholeOpenFile {
     /// The inode, without a lookup.
     pub ino: Ino,
     /// The open file.
-    pub opened: Opened,
+    pub opened: OpenReply,
     /// The version of the attributes, which has not changed since before the open.
     pub version: u64,
     /// The bytes.
-    pub whole: Whole,
+    pub whole: WholeBytes,
 }
 
-impl<F: FileSystem> Connection<F> {
+impl<F: FileSystem> PeerConnection<F> {
     /// Opens small regular files of the directory `dir` for reading, those that the client may open, and tells `told` of each. It
     /// returns false for a file that it cannot take, and for all after that. `version` is that of the attributes of an inode, `None`
     /// where nobody can tell whether the file changes.
@@ -54,9 +54,9 @@ impl<F: FileSystem> Connection<F> {
         &self,
         cx: &Context<'_>,
         dir: Ino,
-        wanted: Wanted,
+        wanted: WantedFiles,
         version: impl Fn(Ino) -> Option<u64>,
-        mut told: impl FnMut(OpenedWhole) -> bool,
+        mut told: impl FnMut(WholeOpenFile) -> bool,
     ) -> Result<Option<u64>> {
         // The client is told of a lock that it has lost by a call whose error somebody sees.
         if self.has_lost() {
@@ -71,7 +71,7 @@ impl<F: FileSystem> Connection<F> {
         if !self.ledger.usage.has_room_ahead() {
             return Ok(Some(wanted.from));
         }
-        let listed = Names::list(call.fs, cx, dir, (wanted.from, MOST_NAMES))?;
+        let listed = DirectoryNames::list(call.fs, cx, dir, (wanted.from, MOST_NAMES))?;
         let mut count = 0;
         let mut at = wanted.from;
         for (bytes, next) in &listed.all {
@@ -83,7 +83,7 @@ impl<F: FileSystem> Connection<F> {
             let looked = Name::new(bytes).map(|name| look(&self.ledger, &call, cx, (dir, name)));
             let found = match looked {
                 Ok(Err(Errno::ENOSYS)) => return Err(Errno::ENOSYS),
-                Ok(Ok(Resolved::Inode { ino, attr, .. })) => Some((ino, attr)),
+                Ok(Ok(PathResolution::Inode { ino, attr, .. })) => Some((ino, attr)),
                 _ => None,
             };
             let is_small = found.filter(|(_, attr)| {
@@ -110,16 +110,16 @@ impl<F: FileSystem> Connection<F> {
         &self,
         cx: &Context<'_>,
         ino: Ino,
-        wanted: Wanted,
+        wanted: WantedFiles,
         version: &impl Fn(Ino) -> Option<u64>,
-    ) -> Result<OpenedWhole> {
+    ) -> Result<WholeOpenFile> {
         let before = version(ino).ok_or(Errno::EAGAIN)?;
         let args = OpenArgs { flags: wanted.flags, kill_suidgid: false };
         let opened = self.open(cx, ino, args)?;
         let file = File { ino, fh: opened.fh };
         match self.whole(cx, file, wanted.most_bytes) {
             Some(whole) if version(ino) == Some(before) => {
-                Ok(OpenedWhole { ino, opened, version: before, whole })
+                Ok(WholeOpenFile { ino, opened, version: before, whole })
             }
             _ => {
                 self.close_ahead(cx, file, (wanted.flags, false));

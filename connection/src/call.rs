@@ -1,36 +1,36 @@
 //! The way to the file system behind a connection.
 //!
 //! The file system is private to this module, so that no method of the layer reaches it without
-//! [`Behind::check`], except through [`Behind::unchecked`].
+//! [`UncheckedFileSystem::check`], except through [`UncheckedFileSystem::unchecked`].
 
 use defuse_fs::{Context, Errno, FileSystem, Ino, Result};
 
-use crate::guard::Guard;
-use crate::stopped::Client;
+use crate::guard::CallGuard;
+use crate::stopped::WatchedClient;
 
 /// The file system that all clients share.
-pub(crate) struct Behind<F>(F);
+pub(crate) struct UncheckedFileSystem<F>(F);
 
 /// A call whose caller and inodes were checked.
-pub(crate) struct Call<'a, F> {
+pub(crate) struct CheckedCall<'a, F> {
     /// The file system behind the connection.
     pub(crate) fs: &'a F,
-    guard: Option<Guard<'a>>,
+    guard: Option<CallGuard<'a>>,
 }
 
-impl<F: FileSystem> Behind<F> {
+impl<F: FileSystem> UncheckedFileSystem<F> {
     pub(crate) fn new(fs: F) -> Self {
-        Behind(fs)
+        UncheckedFileSystem(fs)
     }
 
     /// Checks a call by `cx` that names `inodes`. `EPERM` where the client acts for somebody else;
     /// `ESTALE` for inodes that it was not given; `EIO` once after it has lost a lock.
     pub(crate) fn check<'a>(
         &'a self,
-        client: &'a Client,
+        client: &'a WatchedClient,
         cx: &'a Context<'_>,
         inodes: &[Ino],
-    ) -> Result<Call<'a, F>> {
+    ) -> Result<CheckedCall<'a, F>> {
         let (who, ledger) = (&*client.who, &*client.ledger);
         if !who.may_act_as(cx.caller) {
             return Err(Errno::EPERM);
@@ -39,8 +39,8 @@ impl<F: FileSystem> Behind<F> {
         if !inodes.iter().all(|&ino| ledger.holds(ino)) {
             return Err(Errno::ESTALE);
         }
-        let guard = || Guard { fs: &self.0, ledger, who, cx };
-        Ok(Call { fs: &self.0, guard: (!who.is_root()).then(guard) })
+        let guard = || CallGuard { fs: &self.0, ledger, who, cx };
+        Ok(CheckedCall { fs: &self.0, guard: (!who.is_root()).then(guard) })
     }
 
     /// The file system, for calls that name neither a caller nor an inode, and for giving back what the
@@ -50,14 +50,14 @@ impl<F: FileSystem> Behind<F> {
     }
 }
 
-impl<F> Call<'_, F> {
+impl<F> CheckedCall<'_, F> {
     /// Checks what the user of the client may do; root may do everything.
-    pub(crate) fn guard(&self, check: impl FnOnce(&Guard<'_>) -> Result<()>) -> Result<()> {
+    pub(crate) fn guard(&self, check: impl FnOnce(&CallGuard<'_>) -> Result<()>) -> Result<()> {
         self.guard.as_ref().map_or(Ok(()), check)
     }
 
     /// The guard, unless the user of the client is root.
-    pub(crate) fn guarded(&self) -> Option<&Guard<'_>> {
+    pub(crate) fn guarded(&self) -> Option<&CallGuard<'_>> {
         self.guard.as_ref()
     }
 }

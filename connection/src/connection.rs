@@ -10,54 +10,58 @@ use defuse_fs::{
     SliceSink,
 };
 
-use crate::call::{Behind, Call};
-use crate::credentials::Credentials;
-use crate::holds::Holds;
-use crate::ledger::{Ledger, Legacy, drop_locks};
-use crate::maps::Maps;
-use crate::pages::ToldNames;
-use crate::quotas::{Accounts, Quotas};
-use crate::steps::Untold;
-use crate::stopped::{Client, Process, Watch};
-use crate::usage::Holdings;
+use crate::call::{CheckedCall, UncheckedFileSystem};
+use crate::credentials::PeerCredentials;
+use crate::holds::InodeLocks;
+use crate::ledger::{ConnectionLedger, InheritedInode, drop_locks};
+use crate::maps::MappedFiles;
+use crate::pages::NameSource;
+use crate::quotas::{ServiceQuotas, UserAccounts};
+use crate::steps::UnpublishedName;
+use crate::stopped::{LockWatch, ProcessStatus, WatchedClient};
+use crate::usage::ClientHoldings;
 
 /// The state that all connections of one served file system share.
-pub struct Service {
-    pub(crate) maps: Maps,
-    pub(crate) holds: Holds,
-    pub(crate) watch: Watch,
-    accounts: Accounts,
+pub struct ServiceState {
+    pub(crate) maps: MappedFiles,
+    pub(crate) holds: InodeLocks,
+    pub(crate) watch: LockWatch,
+    accounts: UserAccounts,
     keeps_paths: bool,
     await_ended: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Service {
+impl ServiceState {
     /// The state of a file system without connections, which are limited by `quotas`.
     ///
     /// `await_ended` waits for a moment until the connections of clients that have ended are
-    /// [closed](Connection::close). A lock that such a client held is free then: a parent that learns of the
+    /// [closed](PeerConnection::close). A lock that such a client held is free then: a parent that learns of the
     /// end of a child expects that.
-    pub fn new(quotas: Quotas, await_ended: impl Fn() + Send + Sync + 'static) -> Arc<Service> {
-        Service::with(quotas, false, Box::new(await_ended))
+    pub fn new(
+        quotas: ServiceQuotas,
+        await_ended: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<ServiceState> {
+        ServiceState::with(quotas, false, Box::new(await_ended))
     }
 
-    /// As [`new`](Service::new), for a server that calls [`release_stopped`](Service::release_stopped). The
+    /// As [`new`](ServiceState::new), for a server that calls [`release_stopped`](ServiceState::release_stopped). The
     /// connections keep the paths of their open files for its messages.
     pub fn watching(
-        quotas: Quotas,
+        quotas: ServiceQuotas,
         await_ended: impl Fn() + Send + Sync + 'static,
-    ) -> Arc<Service> {
-        Service::with(quotas, true, Box::new(await_ended))
+    ) -> Arc<ServiceState> {
+        ServiceState::with(quotas, true, Box::new(await_ended))
     }
 
     fn with(
-        quotas: Quotas,
+        quotas: ServiceQuotas,
         keeps_paths: bool,
         await_ended: Box<dyn Fn() + Send + Sync>,
-    ) -> Arc<Service> {
-        let (maps, holds) = (Maps::new(quotas.connection.mapped_bytes), Holds::default());
-        let (accounts, watch) = (Accounts::new(quotas), Watch::default());
-        Arc::new(Service { maps, holds, watch, accounts, keeps_paths, await_ended })
+    ) -> Arc<ServiceState> {
+        let (maps, holds) =
+            (MappedFiles::new(quotas.connection.mapped_bytes), InodeLocks::default());
+        let (accounts, watch) = (UserAccounts::new(quotas), LockWatch::default());
+        Arc::new(ServiceState { maps, holds, watch, accounts, keeps_paths, await_ended })
     }
 
     /// Releases each lock for which somebody has waited for `limit`, if all processes that share it were stopped at
@@ -69,7 +73,7 @@ impl Service {
         &self,
         fs: &dyn FileSystem,
         limit: Duration,
-        look: &dyn Fn(u32) -> Option<Process>,
+        look: &dyn Fn(u32) -> Option<ProcessStatus>,
     ) -> usize {
         self.watch.release(fs, (limit, Instant::now()), look)
     }
@@ -86,23 +90,23 @@ impl Service {
 }
 
 /// A [`FileSystem`] for one client, around the file system that all clients share.
-pub struct Connection<F> {
-    pub(crate) behind: Behind<F>,
-    pub(crate) service: Arc<Service>,
-    pub(crate) who: Arc<Credentials>,
-    pub(crate) ledger: Arc<Ledger>,
+pub struct PeerConnection<F> {
+    pub(crate) behind: UncheckedFileSystem<F>,
+    pub(crate) service: Arc<ServiceState>,
+    pub(crate) who: Arc<PeerCredentials>,
+    pub(crate) ledger: Arc<ConnectionLedger>,
     /// Names of which others are told later.
-    pub(crate) untold: Mutex<Vec<Untold>>,
-    client: Arc<Client>,
+    pub(crate) untold: Mutex<Vec<UnpublishedName>>,
+    client: Arc<WatchedClient>,
 }
 
-impl<F: FileSystem + Clone> Connection<F> {
+impl<F: FileSystem + Clone> PeerConnection<F> {
     /// A connection of a client that holds nothing yet.
-    pub fn new(fs: F, service: Arc<Service>, who: Credentials) -> Self {
+    pub fn new(fs: F, service: Arc<ServiceState>, who: PeerCredentials) -> Self {
         let accounts = &service.accounts;
         let (limits, account) = (accounts.quotas.connection, accounts.of(who.uid));
-        let ledger = Ledger::new(limits, account, service.keeps_paths);
-        Connection::with(fs, service, Arc::new(who), ledger)
+        let ledger = ConnectionLedger::new(limits, account, service.keeps_paths);
+        PeerConnection::with(fs, service, Arc::new(who), ledger)
     }
 
     /// A connection for a child process, which begins with everything that this one holds but the
@@ -118,28 +122,40 @@ impl<F: FileSystem + Clone> Connection<F> {
     }
 
     /// A connection for the next program of the process, which acts for `who`. It holds nothing, and may
-    /// [take over](Connection::take_over) from this one until it is [settled](Connection::settle).
+    /// [take over](PeerConnection::take_over) from this one until it is [settled](PeerConnection::settle).
     #[must_use]
-    pub fn heir(&self, who: Credentials) -> Self {
+    pub fn heir(&self, who: PeerCredentials) -> Self {
         let account = self.service.accounts.of(who.uid);
         self.with_ledger(Arc::new(who), self.ledger.heir(account))
     }
 
-    fn with_ledger(&self, who: Arc<Credentials>, ledger: Ledger) -> Self {
+    fn with_ledger(&self, who: Arc<PeerCredentials>, ledger: ConnectionLedger) -> Self {
         let fs = self.behind.unchecked().clone();
-        Connection::with(fs, Arc::clone(&self.service), who, ledger)
+        PeerConnection::with(fs, Arc::clone(&self.service), who, ledger)
     }
 
-    fn with(fs: F, service: Arc<Service>, who: Arc<Credentials>, ledger: Ledger) -> Self {
+    fn with(
+        fs: F,
+        service: Arc<ServiceState>,
+        who: Arc<PeerCredentials>,
+        ledger: ConnectionLedger,
+    ) -> Self {
         let ledger = Arc::new(ledger);
-        let client = Client::new(Arc::clone(&who), Arc::clone(&ledger));
+        let client = WatchedClient::new(Arc::clone(&who), Arc::clone(&ledger));
         service.watch.add(&client);
         let untold = Mutex::default();
-        Connection { behind: Behind::new(fs), service, who, ledger, untold, client }
+        PeerConnection {
+            behind: UncheckedFileSystem::new(fs),
+            service,
+            who,
+            ledger,
+            untold,
+            client,
+        }
     }
 }
 
-impl<F: FileSystem> Connection<F> {
+impl<F: FileSystem> PeerConnection<F> {
     /// From now on the client may name every inode, by a number that it learned from another process with the same file
     /// system. For a client that is trusted with all of it, and a file system that accepts such numbers
     /// ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)).
@@ -147,8 +163,8 @@ impl<F: FileSystem> Connection<F> {
         self.ledger.names_any();
     }
 
-    /// From now on the client shares these names, which are for clients with its [rights](Connection::credentials).
-    pub fn share(&self, names: Arc<dyn ToldNames>) {
+    /// From now on the client shares these names, which are for clients with its [rights](PeerConnection::credentials).
+    pub fn share(&self, names: Arc<dyn NameSource>) {
         self.ledger.share(names);
     }
 
@@ -162,23 +178,23 @@ impl<F: FileSystem> Connection<F> {
     }
 
     /// The client.
-    pub fn credentials(&self) -> &Credentials {
+    pub fn credentials(&self) -> &PeerCredentials {
         &self.who
     }
 
     /// The things that the client holds now.
-    pub fn holdings(&self) -> Holdings {
+    pub fn holdings(&self) -> ClientHoldings {
         self.client.holdings()
     }
 
     /// Takes over an inode or an open file from the connection that this one is the
-    /// [heir](Connection::heir) of.
+    /// [heir](PeerConnection::heir) of.
     ///
     /// # Errors
     ///
     /// `EPERM` where this connection is no heir, or is settled; `ESTALE` and `EBADF` for things that the
     /// other connection does not have.
-    pub fn take_over(&self, legacy: &Legacy) -> Result<()> {
+    pub fn take_over(&self, legacy: &InheritedInode) -> Result<()> {
         self.ledger.take_over(legacy)
     }
 
@@ -189,7 +205,7 @@ impl<F: FileSystem> Connection<F> {
 
     /// The memory that all mappings of an open file share, filled with `len` bytes at `offset` at least;
     /// an offset in the file is the offset in the memory. The client gives it back by
-    /// [`unmap`](Connection::unmap).
+    /// [`unmap`](PeerConnection::unmap).
     ///
     /// # Errors
     ///
@@ -264,12 +280,16 @@ impl<F: FileSystem> Connection<F> {
         self.ledger.audit();
     }
 
-    pub(crate) fn check<'a>(&'a self, cx: &'a Context<'_>, inodes: &[Ino]) -> Result<Call<'a, F>> {
+    pub(crate) fn check<'a>(
+        &'a self,
+        cx: &'a Context<'_>,
+        inodes: &[Ino],
+    ) -> Result<CheckedCall<'a, F>> {
         self.behind.check(&self.client, cx, inodes)
     }
 
     #[cfg(test)]
-    pub(crate) fn client(&self) -> &Arc<Client> {
+    pub(crate) fn client(&self) -> &Arc<WatchedClient> {
         &self.client
     }
 

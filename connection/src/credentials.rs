@@ -1,11 +1,11 @@
 //! The user of a client.
 
-use defuse_fs::{Caller, Errno, Groups, Result};
+use defuse_fs::{Caller, Errno, Result, SupplementaryGroups};
 
 /// The process and user of a client, from a source that the client cannot forge, such as
 /// `SO_PEERCRED` of unix(7).
 #[derive(Clone, Debug)]
-pub struct Credentials {
+pub struct PeerCredentials {
     /// The process; 0 where it is in another PID namespace.
     pub pid: i32,
     /// The user.
@@ -14,7 +14,7 @@ pub struct Credentials {
     pub groups: Vec<u32>,
 }
 
-impl Groups for Credentials {
+impl SupplementaryGroups for PeerCredentials {
     /// Those of the user that connected. Root acts for others, whose groups are not told.
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {
         match self.groups.split_first() {
@@ -26,7 +26,7 @@ impl Groups for Credentials {
     }
 }
 
-impl Credentials {
+impl PeerCredentials {
     /// True for root, which acts for anybody, as a kernel does that has the file system mounted.
     pub(crate) fn is_root(&self) -> bool {
         self.uid == 0
@@ -44,7 +44,7 @@ mod tests {
 
     #[test]
     fn only_root_acts_for_others() {
-        let of = |uid| Credentials { pid: 1, uid, groups: vec![uid, 20] };
+        let of = |uid| PeerCredentials { pid: 1, uid, groups: vec![uid, 20] };
         let caller = |uid, gid| Caller { uid, gid, pid: 1 };
         assert!(of(0).may_act_as(caller(1000, 1000)));
         assert!(of(1000).may_act_as(caller(1000, 1000)) && of(1000).may_act_as(caller(1000, 20)));

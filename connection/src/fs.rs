@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockAnswer,
-    LockKind, LockOwner, LockRequest, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened,
-    Origin, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
+    LockKind, LockOwner, LockRequest, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags,
+    OpenReply, Origin, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
     SetXattrFlags, Shortcuts, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
-use crate::connection::{Connection, Service};
-use crate::listing::Listing;
-use crate::maps::Mapped;
+use crate::connection::{PeerConnection, ServiceState};
+use crate::listing::AccountedListing;
+use crate::maps::MappedInode;
 use crate::rules::{EXEC, READ, WRITE};
-use crate::usage::Wait;
+use crate::usage::CountedWait;
 
-impl<F: FileSystem> FileSystem for Connection<F> {
+impl<F: FileSystem> FileSystem for PeerConnection<F> {
     /// Clients do not hear of each other's changes.
     fn caps(&self) -> Caps {
         Caps { exclusive: false, backing_files: false, ..self.behind.unchecked().caps() }
@@ -250,7 +250,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
 
     // ---- open files -----------------------------------------------------------------------
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let call = self.check(cx, &[ino])?;
         self.ledger.admit_open()?;
         call.guard(|guard| guard.open(ino, args.flags))?;
@@ -271,7 +271,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let call = self.check(cx, &[parent])?;
         self.ledger.admit_open()?;
         self.ledger.admit_lookup()?;
@@ -290,7 +290,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let call = self.check(cx, &[parent])?;
         self.ledger.admit_open()?;
         self.ledger.admit_lookup()?;
@@ -489,7 +489,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         let (ledger, service) = (Arc::clone(&self.ledger), Arc::clone(&self.service));
         let asked = self.lower_request(&request);
         let listed = service.watch.wait(file.ino, asked, Instant::now());
-        let listed = Listed { service, number: listed };
+        let listed = RegisteredWait { service, number: listed };
         let account = |answer: LockAnswer| -> LockAnswer {
             Box::new(move |taken| {
                 let _ended = (counted, listed);
@@ -510,7 +510,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
 
     // ---- directories ----------------------------------------------------------------------
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         let call = self.check(cx, &[ino])?;
         self.ledger.admit_open()?;
         call.guard(|guard| guard.opendir(ino, flags))?;
@@ -523,7 +523,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         let searches = || call.guard(|guard| guard.permit(dir.ino, EXEC)).is_ok();
         let gives = out.wants_entries() && searches() && self.ledger.may_look_up();
         let lower = self.lower(dir)?;
-        let mut listing = Listing { out, ledger: &self.ledger, dir: dir.ino, gives };
+        let mut listing = AccountedListing { out, ledger: &self.ledger, dir: dir.ino, gives };
         call.fs.readdir(cx, lower, from, &mut DirBuf::new(&mut listing))
     }
 
@@ -542,18 +542,18 @@ impl<F: FileSystem> FileSystem for Connection<F> {
 }
 
 /// A wait in the list of the service, until it is dropped.
-struct Listed {
-    service: Arc<Service>,
+struct RegisteredWait {
+    service: Arc<ServiceState>,
     number: u64,
 }
 
-impl Drop for Listed {
+impl Drop for RegisteredWait {
     fn drop(&mut self) {
         self.service.watch.waited(self.number);
     }
 }
 
-impl<F: FileSystem> Connection<F> {
+impl<F: FileSystem> PeerConnection<F> {
     /// Accounts for a lookup of `name` in `parent`.
     fn found(&self, parent: Ino, name: Name<'_>, entry: Entry) -> Entry {
         self.ledger.found(parent, name, entry.ino);
@@ -568,12 +568,12 @@ impl<F: FileSystem> Connection<F> {
 
     /// Accounts for an open file that the client is given. The client uses no descriptor below it: its
     /// reads and writes come through this layer, and so does a flush after a lock, which it ends.
-    fn opened(&self, ino: Ino, opened: Opened, flags: OpenFlags, dir: bool) -> Opened {
+    fn opened(&self, ino: Ino, opened: OpenReply, flags: OpenFlags, dir: bool) -> OpenReply {
         let fh = self.ledger.opened(File { ino, fh: opened.fh }, dir, flags);
-        Opened { fh, backing: None, lower: None, ..opened }
+        OpenReply { fh, backing: None, lower: None, ..opened }
     }
 
-    fn created(&self, (entry, opened): (Entry, Opened), flags: OpenFlags) -> (Entry, Opened) {
+    fn created(&self, (entry, opened): (Entry, OpenReply), flags: OpenFlags) -> (Entry, OpenReply) {
         let entry = self.gave(entry);
         (entry, self.opened(entry.ino, opened, flags, false))
     }
@@ -605,7 +605,7 @@ impl<F: FileSystem> Connection<F> {
         &self,
         ino: Ino,
         change: C,
-        run: impl FnOnce(&mut Mapped, C) -> Result<T>,
+        run: impl FnOnce(&mut MappedInode, C) -> Result<T>,
     ) -> Result<T> {
         let mut change = Some(change);
         let maps = &self.service.maps;
@@ -649,7 +649,12 @@ impl<F: FileSystem> Connection<F> {
     }
 
     /// Checks a wait for a lock, and counts it.
-    fn check_wait(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<Wait> {
+    fn check_wait(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        request: &LockRequest,
+    ) -> Result<CountedWait> {
         let call = self.check(cx, &[file.ino])?;
         self.ledger.admit_lock(request)?;
         call.guard(|guard| guard.lock(file, request))?;

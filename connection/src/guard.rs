@@ -9,19 +9,19 @@ use defuse_fs::{
     Name, NewNode, OpenFlags, RenameFlags, Result, SetAttr, Xattr, XattrName, posix,
 };
 
-use crate::credentials::Credentials;
-use crate::ledger::{Ledger, Modes};
+use crate::credentials::PeerCredentials;
+use crate::ledger::{AccessModes, ConnectionLedger};
 use crate::rules::{self, EXEC, READ, WRITE};
 
 /// The checks of one call. Each returns `EACCES`, `EPERM`, `EBADF`, or the error of the file system.
-pub(crate) struct Guard<'a> {
+pub(crate) struct CallGuard<'a> {
     pub(crate) fs: &'a dyn FileSystem,
-    pub(crate) ledger: &'a Ledger,
-    pub(crate) who: &'a Credentials,
+    pub(crate) ledger: &'a ConnectionLedger,
+    pub(crate) who: &'a PeerCredentials,
     pub(crate) cx: &'a Context<'a>,
 }
 
-impl Guard<'_> {
+impl CallGuard<'_> {
     /// Permission `mask` on an inode.
     pub(crate) fn permit(&self, ino: Ino, mask: u32) -> Result<()> {
         let attr = self.attr(ino)?;
@@ -127,7 +127,7 @@ impl Guard<'_> {
     }
 
     /// Using an open file in a way that `how` finds in its modes: `EBADF`.
-    pub(crate) fn uses(&self, file: File, how: impl FnOnce(Modes) -> bool) -> Result<()> {
+    pub(crate) fn uses(&self, file: File, how: impl FnOnce(AccessModes) -> bool) -> Result<()> {
         let modes = self.ledger.modes(file);
         if modes.is_some_and(how) { Ok(()) } else { Err(Errno::EBADF) }
     }

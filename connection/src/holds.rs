@@ -14,65 +14,68 @@ use defuse_fs::{Ino, SetAttr};
 const SHARDS: usize = 64;
 
 /// The locks of one served file system. Inodes share them by their numbers.
-pub(crate) struct Holds([RwLock<()>; SHARDS]);
+pub(crate) struct InodeLocks([RwLock<()>; SHARDS]);
 
-impl Default for Holds {
+impl Default for InodeLocks {
     fn default() -> Self {
-        Holds(std::array::from_fn(|_| RwLock::default()))
+        InodeLocks(std::array::from_fn(|_| RwLock::default()))
     }
 }
 
 /// One or two locks, until they are dropped.
 #[derive(Default)]
 #[must_use]
-pub(crate) struct Held<'a> {
-    _first: Option<One<'a>>,
-    _second: Option<One<'a>>,
+pub(crate) struct InodeLockGuard<'a> {
+    _first: Option<LockShardGuard<'a>>,
+    _second: Option<LockShardGuard<'a>>,
 }
 
-enum One<'a> {
+enum LockShardGuard<'a> {
     Exclusive(#[expect(dead_code, reason = "dropped at the end")] RwLockWriteGuard<'a, ()>),
     Shared(#[expect(dead_code, reason = "dropped at the end")] RwLockReadGuard<'a, ()>),
 }
 
-impl Holds {
+impl InodeLocks {
     /// For the removal of names from two directories, which may be one: exclusive for a guarded client.
-    pub(crate) fn removal(&self, dirs: [Ino; 2], is_guarded: bool) -> Held<'_> {
+    pub(crate) fn removal(&self, dirs: [Ino; 2], is_guarded: bool) -> InodeLockGuard<'_> {
         self.of(dirs, is_guarded)
     }
 
     /// For a new name in `dir`.
-    pub(crate) fn creation(&self, dir: Ino) -> Held<'_> {
+    pub(crate) fn creation(&self, dir: Ino) -> InodeLockGuard<'_> {
         self.of([dir, dir], false)
     }
 
     /// For a change of the attributes of `ino`.
-    pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr, is_guarded: bool) -> Held<'_> {
+    pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr, is_guarded: bool) -> InodeLockGuard<'_> {
         let changes_owner = set.uid.is_some() || set.gid.is_some() || set.perm.is_some();
         match is_guarded || changes_owner {
             true => self.of([ino, ino], is_guarded),
-            false => Held::default(),
+            false => InodeLockGuard::default(),
         }
     }
 
     /// For a change of an extended attribute of `ino`.
-    pub(crate) fn xattr(&self, ino: Ino, is_guarded: bool) -> Held<'_> {
-        if is_guarded { self.of([ino, ino], true) } else { Held::default() }
+    pub(crate) fn xattr(&self, ino: Ino, is_guarded: bool) -> InodeLockGuard<'_> {
+        if is_guarded { self.of([ino, ino], true) } else { InodeLockGuard::default() }
     }
 
     /// In the order of the shards, so that two calls never wait for each other.
-    fn of(&self, inodes: [Ino; 2], exclusive: bool) -> Held<'_> {
+    fn of(&self, inodes: [Ino; 2], exclusive: bool) -> InodeLockGuard<'_> {
         let [one, other] = inodes.map(|ino| ino.0 as usize % SHARDS);
         let (first, second) = (one.min(other), one.max(other));
         let first = self.take(first, exclusive);
-        Held { _first: Some(first), _second: (one != other).then(|| self.take(second, exclusive)) }
+        InodeLockGuard {
+            _first: Some(first),
+            _second: (one != other).then(|| self.take(second, exclusive)),
+        }
     }
 
-    fn take(&self, shard: usize, exclusive: bool) -> One<'_> {
+    fn take(&self, shard: usize, exclusive: bool) -> LockShardGuard<'_> {
         let lock = &self.0[shard];
         match exclusive {
-            true => One::Exclusive(lock.write().unwrap_or_else(PoisonError::into_inner)),
-            false => One::Shared(lock.read().unwrap_or_else(PoisonError::into_inner)),
+            true => LockShardGuard::Exclusive(lock.write().unwrap_or_else(PoisonError::into_inner)),
+            false => LockShardGuard::Shared(lock.read().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 }
@@ -83,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_guarded_removal_holds_its_directory_alone_and_others_share_theirs() {
-        let holds = Holds::default();
+        let holds = InodeLocks::default();
         let held = holds.removal([Ino(2), Ino(2)], true);
         assert!(holds.0[2].try_read().is_err() && holds.0[3].try_write().is_ok());
         drop(held);

@@ -2,11 +2,11 @@
 //! client in user space may end at any moment, or lie.
 //!
 //! A process that forks makes a connection for its child, whose ledger begins as a copy of its own
-//! ([`Ledger::copy`]). Both then hold what the file system gave once. So the connections of such a
+//! ([`ConnectionLedger::copy`]). Both then hold what the file system gave once. So the connections of such a
 //! *family* share a second account: what the file system gave, and how often they hold it. The file
 //! system gets back what no connection holds any more.
 //!
-//! A client names an open file by a number of its own ([`Ledger::opened`]), not by the handle of the
+//! A client names an open file by a number of its own ([`ConnectionLedger::opened`]), not by the handle of the
 //! file system, which may be the same for every open of an inode. Thus the ledger distinguishes two opens
 //! of one file, and knows which connections share an open file description. The locks of an open file
 //! description end when the last of those connections has closed it or has ended, flock(2).
@@ -29,45 +29,45 @@ use defuse_fs::{
     LockRequest, LockType, Name, OpenFlags, ReleaseArgs, Result,
 };
 
-pub(crate) use holders::Holder;
+pub(crate) use holders::LockHolder;
 
-use crate::maps::Memory;
-use crate::pages::ToldNames;
-use crate::paths::Paths;
-use crate::quotas::Account;
-use crate::usage::{Limits, LockKey, Usage};
+use crate::maps::MappingAnswer;
+use crate::pages::NameSource;
+use crate::paths::ConnectionPaths;
+use crate::quotas::UserAccount;
+use crate::usage::{ConnectionLimits, ConnectionUsage, LockKey};
 
 const SHARDS: usize = 16;
 
 /// The account of one connection.
-pub(crate) struct Ledger {
-    own: Shards<Own>,
-    family: Arc<Common>,
+pub(crate) struct ConnectionLedger {
+    own: LedgerShards<ConnectionHoldings>,
+    family: Arc<FamilyLedger>,
     /// The ledger that an heir may take over from, until it is settled.
-    source: Mutex<Option<Arc<Ledger>>>,
-    pub(super) usage: Usage,
+    source: Mutex<Option<Arc<ConnectionLedger>>>,
+    pub(super) usage: ConnectionUsage,
     /// The client may name every inode.
     names_any: AtomicBool,
     /// The names that it shares with others, whose inodes it may name.
-    names: OnceLock<Arc<dyn ToldNames>>,
+    names: OnceLock<Arc<dyn NameSource>>,
     /// Kept only if messages may name files.
-    pub(super) paths: Option<Paths>,
+    pub(super) paths: Option<ConnectionPaths>,
 }
 
-type Shards<T> = [Mutex<T>; SHARDS];
+type LedgerShards<T> = [Mutex<T>; SHARDS];
 
 /// The account that the connections of a family share.
-struct Common {
-    shards: Shards<Family>,
+struct FamilyLedger {
+    shards: LedgerShards<FamilyHoldings>,
     /// The number of the next open file.
     next: AtomicU64,
-    /// Makes the lock owners of the family distinct from all others, [`Ledger::owner`].
+    /// Makes the lock owners of the family distinct from all others, [`ConnectionLedger::owner`].
     secret: u64,
 }
 
 /// The mappings of one file.
 #[derive(Clone, Copy, Default)]
-struct MappingOf {
+struct FileMappings {
     count: u64,
     /// The bytes of the file that were asked for, and those that are charged.
     asked: u64,
@@ -76,15 +76,15 @@ struct MappingOf {
 
 /// Inodes that the client was told of last, without lookups. The older half is forgotten when there are too many.
 #[derive(Default)]
-struct Told {
+struct ListedInodes {
     new: HashSet<Ino>,
     old: HashSet<Ino>,
 }
 
-/// The most inodes in each half of [`Told`], in one shard.
+/// The most inodes in each half of [`ListedInodes`], in one shard.
 const MOST_TOLD: usize = 2048;
 
-impl Told {
+impl ListedInodes {
     fn add(&mut self, ino: Ino) {
         if self.new.len() >= MOST_TOLD && !self.new.contains(&ino) {
             self.old = std::mem::take(&mut self.new);
@@ -99,50 +99,50 @@ impl Told {
 
 /// The things that one connection holds.
 #[derive(Default)]
-struct Own {
+struct ConnectionHoldings {
     lookups: HashMap<Ino, u64>,
-    told: Told,
+    told: ListedInodes,
     /// The number of open files of each inode.
     opens: HashMap<Ino, u64>,
-    open: HashMap<(Ino, Fh), Mine>,
+    open: HashMap<(Ino, Fh), OwnOpenFile>,
     /// The record locks of its process.
     locks: HashSet<LockKey>,
     /// Mappings of files.
-    maps: HashMap<Ino, MappingOf>,
+    maps: HashMap<Ino, FileMappings>,
 }
 
 /// The access modes of an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Modes {
+pub(crate) struct AccessModes {
     pub(crate) reads: bool,
     pub(crate) writes: bool,
 }
 
-impl Modes {
-    fn of(mode: AccessMode) -> Modes {
-        Modes { reads: mode != AccessMode::Write, writes: mode != AccessMode::Read }
+impl AccessModes {
+    fn of(mode: AccessMode) -> AccessModes {
+        AccessModes { reads: mode != AccessMode::Write, writes: mode != AccessMode::Read }
     }
 
-    fn and(self, other: Modes) -> Modes {
-        Modes { reads: self.reads && other.reads, writes: self.writes && other.writes }
+    fn and(self, other: AccessModes) -> AccessModes {
+        AccessModes { reads: self.reads && other.reads, writes: self.writes && other.writes }
     }
 }
 
 /// An open file of one connection.
 #[derive(Clone, Copy)]
-struct Mine {
+struct OwnOpenFile {
     /// The handle of the file system.
     handle: Fh,
-    modes: Modes,
+    modes: AccessModes,
     /// The client has said that it closes it.
     flushed: bool,
 }
 
 /// The things that the connections of a family hold.
 #[derive(Default)]
-struct Family {
-    lookups: HashMap<Ino, Count>,
-    open: HashMap<(Ino, Fh), Open>,
+struct FamilyHoldings {
+    lookups: HashMap<Ino, LookupCount>,
+    open: HashMap<(Ino, Fh), FamilyOpenFile>,
     /// The number of connections that have the record locks of a process.
     locks: HashMap<LockKey, u64>,
 }
@@ -150,12 +150,12 @@ struct Family {
 /// Lookups of one inode: those that the file system gave and has not got back, and those that the
 /// connections of a family hold.
 #[derive(Clone, Copy, Default)]
-struct Count {
+struct LookupCount {
     given: u64,
     held: u64,
 }
 
-impl Count {
+impl LookupCount {
     fn give(&mut self) {
         self.given += 1;
         self.held += 1;
@@ -172,7 +172,7 @@ impl Count {
 }
 
 /// An open file.
-struct Open {
+struct FamilyOpenFile {
     /// The number of connections that have it.
     held: u64,
     /// The number of them that have not flushed it. Its locks stay for these.
@@ -185,7 +185,7 @@ struct Open {
 
 /// The consequences of closing a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Closed {
+pub(crate) struct CloseOutcome {
     /// The handle of the file system.
     pub(crate) handle: Fh,
     /// The handle is to be closed: no other connection has the open file.
@@ -195,9 +195,9 @@ pub(crate) struct Closed {
 }
 
 /// An inode that an heir takes over, with an open file if there is one: see
-/// [`Connection::heir`](crate::Connection::heir).
+/// [`PeerConnection::heir`](crate::PeerConnection::heir).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Legacy {
+pub struct InheritedInode {
     /// The inode.
     pub ino: Ino,
     /// The number of an open file or directory of the inode.
@@ -209,42 +209,49 @@ pub struct Legacy {
 }
 
 #[cfg(test)]
-impl Default for Ledger {
+impl Default for ConnectionLedger {
     fn default() -> Self {
-        let accounts = crate::quotas::Accounts::new(crate::Quotas::default());
-        Ledger::new(Limits::default(), accounts.of(0), false)
+        let accounts = crate::quotas::UserAccounts::new(crate::ServiceQuotas::default());
+        ConnectionLedger::new(ConnectionLimits::default(), accounts.of(0), false)
     }
 }
 
-impl Ledger {
+impl ConnectionLedger {
     /// The ledger of a new connection, whose user has `account`. It may keep the paths of open files.
-    pub(crate) fn new(limits: Limits, account: Arc<Account>, keeps_paths: bool) -> Ledger {
-        let common = Common {
-            shards: Shards::default(),
+    pub(crate) fn new(
+        limits: ConnectionLimits,
+        account: Arc<UserAccount>,
+        keeps_paths: bool,
+    ) -> ConnectionLedger {
+        let common = FamilyLedger {
+            shards: LedgerShards::default(),
             next: AtomicU64::new(1),
             secret: secret() & !LockOwner::of_process(0).0,
         };
-        let paths = keeps_paths.then(Paths::default);
-        Ledger::of(Arc::new(common), None, Usage::new(limits, account), paths)
+        let paths = keeps_paths.then(ConnectionPaths::default);
+        ConnectionLedger::of(Arc::new(common), None, ConnectionUsage::new(limits, account), paths)
     }
 
     fn of(
-        family: Arc<Common>,
-        source: Option<Arc<Ledger>>,
-        usage: Usage,
-        paths: Option<Paths>,
-    ) -> Ledger {
-        let (own, names_any) = (Shards::default(), AtomicBool::new(false));
+        family: Arc<FamilyLedger>,
+        source: Option<Arc<ConnectionLedger>>,
+        usage: ConnectionUsage,
+        paths: Option<ConnectionPaths>,
+    ) -> ConnectionLedger {
+        let (own, names_any) = (LedgerShards::default(), AtomicBool::new(false));
         let (source, names) = (Mutex::new(source), OnceLock::new());
-        Ledger { own, family, source, usage, names_any, names, paths }
+        ConnectionLedger { own, family, source, usage, names_any, names, paths }
     }
 
     /// The ledger of a connection that holds nothing yet, and may take over from this one until
-    /// [`settle`](Ledger::settle).
-    pub(crate) fn heir(self: &Arc<Ledger>, account: Arc<Account>) -> Ledger {
-        let paths = self.paths.as_ref().map(|_| Paths::default());
+    /// [`settle`](ConnectionLedger::settle).
+    pub(crate) fn heir(
+        self: &Arc<ConnectionLedger>,
+        account: Arc<UserAccount>,
+    ) -> ConnectionLedger {
+        let paths = self.paths.as_ref().map(|_| ConnectionPaths::default());
         let usage = self.usage.of(account);
-        Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)), usage, paths)
+        ConnectionLedger::of(Arc::clone(&self.family), Some(Arc::clone(self)), usage, paths)
     }
 
     /// Ends the right to take over.
@@ -254,7 +261,7 @@ impl Ledger {
 
     /// Takes over one thing. `EPERM` where this is no heir, or was settled; `ESTALE` and `EBADF` for
     /// things that the other connection does not have; `ENFILE` and `EMFILE` beyond the limits.
-    pub(crate) fn take_over(&self, legacy: &Legacy) -> Result<()> {
+    pub(crate) fn take_over(&self, legacy: &InheritedInode) -> Result<()> {
         let source = lock(&self.source).clone().ok_or(Errno::EPERM)?;
         self.admit_lookup()?;
         if legacy.fh.is_some() {
@@ -272,8 +279,8 @@ impl Ledger {
             // An heir may do no more than the other connection, whatever it says.
             let before = *theirs.open.get(&key).ok_or(Errno::EBADF)?;
             let open = family.open.get_mut(&key).ok_or(Errno::EBADF)?;
-            let modes = before.modes.and(Modes::of(legacy.mode));
-            if own.open.insert(key, Mine { modes, ..before }).is_none() {
+            let modes = before.modes.and(AccessModes::of(legacy.mode));
+            if own.open.insert(key, OwnOpenFile { modes, ..before }).is_none() {
                 open.held += 1;
                 open.keeps += u64::from(!before.flushed);
                 *own.opens.entry(legacy.ino).or_default() += 1;
@@ -298,11 +305,11 @@ impl Ledger {
 
     /// The ledger of a connection that holds all that this one holds, but the locks of its process.
     /// `ENFILE`, `EMFILE` and `ENOMEM` where the user may not have all that twice.
-    pub(crate) fn copy(&self) -> Result<Ledger> {
+    pub(crate) fn copy(&self) -> Result<ConnectionLedger> {
         let _one = self.usage.one_copy();
         self.usage.admit_copy()?;
         let (usage, paths) = (self.usage.sibling(), self.paths.clone());
-        let copy = Ledger::of(Arc::clone(&self.family), None, usage, paths);
+        let copy = ConnectionLedger::of(Arc::clone(&self.family), None, usage, paths);
         if let Some(names) = self.names() {
             copy.share(Arc::clone(names));
         }
@@ -360,13 +367,13 @@ impl Ledger {
     }
 
     /// From now on the client shares these names.
-    pub(crate) fn share(&self, names: Arc<dyn ToldNames>) {
+    pub(crate) fn share(&self, names: Arc<dyn NameSource>) {
         // The first ones stay: the rights of a client never change.
         let _ = self.names.set(names);
     }
 
     /// The names that the client shares with others.
-    pub(crate) fn names(&self) -> Option<&Arc<dyn ToldNames>> {
+    pub(crate) fn names(&self) -> Option<&Arc<dyn NameSource>> {
         self.names.get()
     }
 
@@ -402,11 +409,11 @@ impl Ledger {
         self.usage.add_opens(1);
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, number);
-        let modes = Modes::of(flags.access());
-        own.open.insert(key, Mine { handle: file.fh, modes, flushed: false });
+        let modes = AccessModes::of(flags.access());
+        own.open.insert(key, OwnOpenFile { handle: file.fh, modes, flushed: false });
         *own.opens.entry(file.ino).or_default() += 1;
         let locks = HashSet::new();
-        family.open.insert(key, Open { held: 1, keeps: 1, dir, flags, locks });
+        family.open.insert(key, FamilyOpenFile { held: 1, keeps: 1, dir, flags, locks });
         if let Some(paths) = &self.paths {
             paths.opened(file.ino);
         }
@@ -414,7 +421,7 @@ impl Ledger {
     }
 
     /// The client closes an open file. `None` where it does not have it.
-    pub(crate) fn closed(&self, file: File) -> Option<Closed> {
+    pub(crate) fn closed(&self, file: File) -> Option<CloseOutcome> {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
         let mine = own.open.remove(&key)?;
@@ -432,7 +439,7 @@ impl Ledger {
             self.usage.unlocked((file.ino, kind, owner));
         }
         let (locks, last) = family.close(key, &mine);
-        Some(Closed { handle: mine.handle, release: last.is_some(), locks })
+        Some(CloseOutcome { handle: mine.handle, release: last.is_some(), locks })
     }
 
     /// The file system's handle of an open file. `EBADF` where the client does not have it.
@@ -442,7 +449,7 @@ impl Ledger {
     }
 
     /// The access modes of an open file. `None` where the client does not have it.
-    pub(crate) fn modes(&self, file: File) -> Option<Modes> {
+    pub(crate) fn modes(&self, file: File) -> Option<AccessModes> {
         let own = lock(&self.own[place(file.ino)]);
         own.open.get(&(file.ino, file.fh)).map(|open| open.modes)
     }
@@ -480,8 +487,8 @@ impl Ledger {
         &self,
         ino: Ino,
         len: u64,
-        map: impl FnOnce(u64) -> Result<Memory>,
-    ) -> Result<Memory> {
+        map: impl FnOnce(u64) -> Result<MappingAnswer>,
+    ) -> Result<MappingAnswer> {
         let _one = lock(&self.usage.mapping);
         let reserved = self.usage.reserve_mapped(len);
         let memory = map(reserved.bytes)?;
@@ -613,18 +620,21 @@ impl Ledger {
         }
     }
 
-    fn shard(&self, ino: Ino) -> (MutexGuard<'_, Own>, MutexGuard<'_, Family>) {
+    fn shard(
+        &self,
+        ino: Ino,
+    ) -> (MutexGuard<'_, ConnectionHoldings>, MutexGuard<'_, FamilyHoldings>) {
         (lock(&self.own[place(ino)]), lock(&self.family.shards[place(ino)]))
     }
 }
 
-impl Own {
+impl ConnectionHoldings {
     /// True where the client may name `ino`: it has a lookup or an open file of it, or was told of it.
     fn may_name(&self, ino: Ino) -> bool {
         self.lookups.contains_key(&ino) || self.told.has(ino) || self.opens.contains_key(&ino)
     }
 
-    fn look_up(&mut self, ino: Ino, usage: &Usage) {
+    fn look_up(&mut self, ino: Ino, usage: &ConnectionUsage) {
         let count = self.lookups.entry(ino).or_default();
         *count += 1;
         if *count == 1 {
@@ -633,7 +643,7 @@ impl Own {
     }
 }
 
-impl Family {
+impl FamilyHoldings {
     fn forget(&mut self, ino: Ino, lookups: u64) -> u64 {
         let Some(count) = self.lookups.get_mut(&ino) else { return 0 };
         let back = count.drop(lookups);
@@ -645,7 +655,11 @@ impl Family {
 
     /// One connection has closed the open file. Returns the locks that end, and the open file if no
     /// other connection has it.
-    fn close(&mut self, key: (Ino, Fh), mine: &Mine) -> (Vec<(LockKind, LockOwner)>, Option<Open>) {
+    fn close(
+        &mut self,
+        key: (Ino, Fh),
+        mine: &OwnOpenFile,
+    ) -> (Vec<(LockKind, LockOwner)>, Option<FamilyOpenFile>) {
         let Some(open) = self.open.get_mut(&key) else { return (Vec::new(), None) };
         take(&mut open.held, 1);
         take(&mut open.keeps, u64::from(!mine.flushed));
@@ -666,7 +680,7 @@ impl Family {
 }
 
 /// Closes an open file, as the kernel does for a process that was killed. Errors are ignored.
-fn release(fs: &dyn FileSystem, file: File, open: &Open) {
+fn release(fs: &dyn FileSystem, file: File, open: &FamilyOpenFile) {
     let cx = Context::new(Caller::default());
     if open.dir {
         let _ = fs.releasedir(&cx, file);

@@ -1,6 +1,6 @@
 //! A layer for each client of a file system that is served to other processes.
 //!
-//! A client in another process may end at any moment, and it may lie. A [`Connection`] is a
+//! A client in another process may end at any moment, and it may lie. A [`PeerConnection`] is a
 //! [`FileSystem`](defuse_fs::FileSystem) for one client, around the file system that all clients share:
 //!
 //! - The client may name only inodes and open files that it was given (`ledger`). Whatever it has not
@@ -38,12 +38,12 @@ mod stopped;
 mod tests;
 mod usage;
 
-pub use ahead::{OpenedWhole, Wanted};
-pub use connection::{Connection, Service};
-pub use credentials::Credentials;
-pub use ledger::Legacy;
-pub use pages::{BeforeLook, PageSource, ToldNames, VersionSource, Whole};
-pub use quotas::Quotas;
-pub use steps::{End, Step};
-pub use stopped::Process;
-pub use usage::{Holdings, Limits};
+pub use ahead::{WantedFiles, WholeOpenFile};
+pub use connection::{PeerConnection, ServiceState};
+pub use credentials::PeerCredentials;
+pub use ledger::InheritedInode;
+pub use pages::{LookupVersions, NameSource, PageSource, VersionSource, WholeBytes};
+pub use quotas::ServiceQuotas;
+pub use steps::{PathStep, WalkEnd};
+pub use stopped::ProcessStatus;
+pub use usage::{ClientHoldings, ConnectionLimits};

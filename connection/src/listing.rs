@@ -2,18 +2,18 @@
 
 use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Ino, Name};
 
-use crate::ledger::Ledger;
+use crate::ledger::ConnectionLedger;
 
 /// Passes entries on, and accounts for the lookups that go with them.
-pub(crate) struct Listing<'a, 'b> {
+pub(crate) struct AccountedListing<'a, 'b> {
     pub(crate) out: &'a mut DirBuf<'b>,
-    pub(crate) ledger: &'a Ledger,
+    pub(crate) ledger: &'a ConnectionLedger,
     pub(crate) dir: Ino,
     /// Lookups go with the entries.
     pub(crate) gives: bool,
 }
 
-impl DirSink for Listing<'_, '_> {
+impl DirSink for AccountedListing<'_, '_> {
     fn wants_entries(&self) -> bool {
         self.gives
     }

@@ -28,7 +28,7 @@ use defuse_fs::{
     Caller, Context, Errno, File, FileSystem, Ino, OpenArgs, OpenFlags, ReadArgs, ReadBuf,
     ReleaseArgs, Result, SliceSink, SliceSource, Whence, WriteArgs, WriteBuf,
 };
-use defuse_probe::Limited;
+use defuse_probe::WarningLimiter;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 
 use parts::{PAGE, PIECE, add, common, first, pages, pieces, without};
@@ -37,10 +37,10 @@ use parts::{PAGE, PIECE, add, common, first, pages, pieces, without};
 const LENGTH: u64 = 1 << 62;
 
 /// The mapped files of a served file system.
-pub(crate) struct Maps {
+pub(crate) struct MappedFiles {
     /// The number of files, so that nobody takes the lock while there are none.
     count: AtomicUsize,
-    files: Mutex<HashMap<Ino, Used>>,
+    files: Mutex<HashMap<Ino, CountedMapping>>,
     /// The most bytes that the memory of a file takes for each of its users.
     most: u64,
     /// Errors of changes that ended with their last mapping, for the next fsync.
@@ -51,38 +51,38 @@ pub(crate) struct Maps {
 const MOST_LOST: usize = 1024;
 
 /// A file with its number of users.
-type Used = (Arc<Mutex<Mapped>>, u64);
+type CountedMapping = (Arc<Mutex<MappedInode>>, u64);
 
 /// One mapped file.
-pub(crate) struct Mapped {
+pub(crate) struct MappedInode {
     ino: Ino,
     /// The handle of this layer and the memory, from the first mapping on.
-    open: Option<Open>,
+    open: Option<OpenMapping>,
     /// The parts that are in memory: in order, apart from each other, in whole pages.
     filled: Vec<Range<u64>>,
     /// The most bytes that the memory may take.
     most: u64,
 }
 
-struct Open {
+struct OpenMapping {
     file: File,
     writable: bool,
     memory: OwnedFd,
 }
 
 /// The answer to a client that maps a part of a file.
-pub(crate) struct Memory {
+pub(crate) struct MappingAnswer {
     /// Open for writing where the client may write the file.
     pub(crate) fd: OwnedFd,
     /// The bytes that the memory of the whole file takes.
     pub(crate) taken: u64,
 }
 
-impl Maps {
+impl MappedFiles {
     /// No files. `most` is the number of bytes that the memory of a file may take for each of its users.
-    pub(crate) fn new(most: u64) -> Maps {
+    pub(crate) fn new(most: u64) -> MappedFiles {
         let (count, files, lost) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
-        Maps { count, files, most, lost }
+        MappedFiles { count, files, most, lost }
     }
 
     /// The memory of a file, filled in `range` at least, for one more user, which may write if it
@@ -94,12 +94,12 @@ impl Maps {
         ino: Ino,
         range: Range<u64>,
         (writes, room): (bool, u64),
-    ) -> Result<Memory> {
+    ) -> Result<MappingAnswer> {
         let (mapped, users) = {
             let mut files = lock(&self.files);
             let entry = files.entry(ino).or_insert_with(|| {
                 self.count.fetch_add(1, Ordering::SeqCst);
-                let mapped = Mapped { ino, open: None, filled: Vec::new(), most: 0 };
+                let mapped = MappedInode { ino, open: None, filled: Vec::new(), most: 0 };
                 (Arc::new(Mutex::new(mapped)), 0)
             });
             entry.1 += 1;
@@ -140,7 +140,7 @@ impl Maps {
         files.remove(&ino);
         self.count.fetch_sub(1, Ordering::SeqCst);
         drop(files);
-        if let Some(Open { file, .. }) = mapped.open.take() {
+        if let Some(OpenMapping { file, .. }) = mapped.open.take() {
             let args = ReleaseArgs::of(OpenFlags(OpenFlags::RDWR));
             let _ = fs.release(&own(), file, args);
         }
@@ -152,7 +152,7 @@ impl Maps {
 
     /// Notes that changes of a file are gone.
     fn lose(&self, ino: Ino, errno: Errno) {
-        static LOG: Limited = Limited::new();
+        static LOG: WarningLimiter = WarningLimiter::new();
         LOG.warn(|| format!("inode {}: stores through its mappings are lost: {errno}", ino.0));
         let mut lost = lock(&self.lost);
         if lost.len() < MOST_LOST {
@@ -187,7 +187,7 @@ impl Maps {
     }
 
     /// Runs `run` on the file, if it is mapped, with exclusive access.
-    pub(crate) fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut Mapped) -> T) -> Option<T> {
+    pub(crate) fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut MappedInode) -> T) -> Option<T> {
         if self.count.load(Ordering::SeqCst) == 0 {
             return None;
         }
@@ -203,14 +203,14 @@ fn own() -> Context<'static> {
     Context::new(Caller::default())
 }
 
-impl Mapped {
+impl MappedInode {
     fn prepare(
         &mut self,
         fs: &dyn FileSystem,
         range: Range<u64>,
         writes: bool,
         room: u64,
-    ) -> Result<Memory> {
+    ) -> Result<MappingAnswer> {
         self.open(fs, writes)?;
         self.extend(fs)?;
         let end = range.end.checked_next_multiple_of(PAGE).ok_or(Errno::EOVERFLOW)?;
@@ -218,13 +218,13 @@ impl Mapped {
         let open = self.open.as_ref().ok_or(Errno::EIO)?;
         let taken = open.taken()?;
         if writes {
-            return Ok(Memory { fd: open.memory.try_clone()?, taken });
+            return Ok(MappingAnswer { fd: open.memory.try_clone()?, taken });
         }
         // A client that may only read the file gets a descriptor for reading.
         let path = format!("/proc/self/fd/{}", open.memory.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(errno)?;
-        Ok(Memory { fd, taken })
+        Ok(MappingAnswer { fd, taken })
     }
 
     fn open(&mut self, fs: &dyn FileSystem, writes: bool) -> Result<()> {
@@ -242,7 +242,7 @@ impl Mapped {
             return Ok(());
         }
         match memory() {
-            Ok(memory) => self.open = Some(Open { file, writable: writes, memory }),
+            Ok(memory) => self.open = Some(OpenMapping { file, writable: writes, memory }),
             Err(errno) => {
                 let _ = fs.release(&cx, file, ReleaseArgs::of(flags));
                 return Err(errno);
@@ -317,13 +317,13 @@ impl Mapped {
 
     /// The number of bytes that the memory may still take.
     fn room(&self) -> Result<u64> {
-        let taken = self.open.as_ref().map_or(Ok(0), Open::taken)?;
+        let taken = self.open.as_ref().map_or(Ok(0), OpenMapping::taken)?;
         Ok(self.most.saturating_sub(taken))
     }
 
     /// Stops to follow the file in `part`, which is whole pages.
     fn leave(&mut self, part: Range<u64>) {
-        static LOG: Limited = Limited::new();
+        static LOG: WarningLimiter = WarningLimiter::new();
         LOG.warn(|| format!("inode {}: more is mapped than there is memory for", self.ino.0));
         let kept =
             self.filled.iter().flat_map(|filled| without(filled, std::slice::from_ref(&part)));
@@ -443,7 +443,7 @@ impl Mapped {
     }
 }
 
-impl Open {
+impl OpenMapping {
     /// The length of the memory. A client may have made it longer.
     fn len(&self) -> Result<u64> {
         Ok(rustix::fs::fstat(&self.memory).map_err(errno)?.st_size as u64)
@@ -585,7 +585,7 @@ fn write(
 }
 
 /// Reads the memory.
-fn get(open: &Open, offset: u64, room: &mut [u8]) -> Result<()> {
+fn get(open: &OpenMapping, offset: u64, room: &mut [u8]) -> Result<()> {
     let mut done = 0;
     while done < room.len() {
         let count = rustix::io::pread(&open.memory, &mut room[done..], offset + done as u64);
@@ -598,7 +598,7 @@ fn get(open: &Open, offset: u64, room: &mut [u8]) -> Result<()> {
 }
 
 /// Writes the memory.
-fn put(open: &Open, offset: u64, bytes: &[u8]) -> Result<()> {
+fn put(open: &OpenMapping, offset: u64, bytes: &[u8]) -> Result<()> {
     let mut done = 0;
     while done < bytes.len() {
         let count = rustix::io::pwrite(&open.memory, &bytes[done..], offset + done as u64);

@@ -9,11 +9,11 @@ use defuse_fs::{
     Result, SliceSink, Timestamp,
 };
 
-use crate::connection::Connection;
-use crate::credentials::Credentials;
+use crate::connection::PeerConnection;
+use crate::credentials::PeerCredentials;
 
 /// The pages of the files of a served file system. It knows no clients: a server asks it after it has checked
-/// that the client may read the file ([`Connection::may_read`]).
+/// that the client may read the file ([`PeerConnection::may_read`]).
 pub trait PageSource: Send + Sync + Debug {
     /// A descriptor of the pages of an open file, for a client of the user `uid`.
     ///
@@ -47,12 +47,12 @@ pub trait VersionSource: Send + Sync + Debug {
     fn mapped(&self, ino: Ino);
 
     /// The names for clients with these rights; `None` where they have none.
-    fn names(&self, who: &Credentials) -> Option<Arc<dyn ToldNames>>;
+    fn names(&self, who: &PeerCredentials) -> Option<Arc<dyn NameSource>>;
 }
 
 /// The names that clients with the same rights were told of, with their versions, in memory that all of them read. A client that
 /// finds a name there need not ask for it, and may name its inode.
-pub trait ToldNames: Send + Sync + Debug {
+pub trait NameSource: Send + Sync + Debug {
     /// A descriptor of the memory, to read only.
     ///
     /// # Errors
@@ -61,13 +61,13 @@ pub trait ToldNames: Send + Sync + Debug {
     fn memory(&self) -> Result<OwnedFd>;
 
     /// The state before a look at a name in a directory. `None` while the name changes, or the rights to the directory.
-    fn before(&self, place: (Ino, Name<'_>)) -> Option<BeforeLook>;
+    fn before(&self, place: (Ino, Name<'_>)) -> Option<LookupVersions>;
 
     /// Tells of a name in a directory: its inode with the attributes, or that there is none. Everyone may search the directory if it is
     /// `open_to_all`. If anything has changed since `before`, the file system is asked for the attributes again.
     fn tell(
         &self,
-        before: BeforeLook,
+        before: LookupVersions,
         place: (Ino, Name<'_>),
         inode: Option<(Ino, &Attr)>,
         open_to_all: bool,
@@ -85,7 +85,7 @@ pub trait ToldNames: Send + Sync + Debug {
 
 /// The state before a look at a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BeforeLook {
+pub struct LookupVersions {
     /// The version of everything; `None` while anything changed.
     pub all: Option<u64>,
     /// The version of the name.
@@ -96,14 +96,14 @@ pub struct BeforeLook {
 
 /// All bytes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whole {
+pub struct WholeBytes {
     /// The bytes.
     pub bytes: Vec<u8>,
     /// Reading changes the access time, which has not happened.
     pub read_is_due: bool,
 }
 
-impl<F: FileSystem> Connection<F> {
+impl<F: FileSystem> PeerConnection<F> {
     /// Checks that the client has the file open for reading.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl<F: FileSystem> Connection<F> {
     }
 
     /// All bytes of an open file that has at most `most`. `None` if it has more, is not a regular file or is mapped, and after any error.
-    pub fn whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<Whole> {
+    pub fn whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<WholeBytes> {
         let attr = self.getattr(cx, file.ino, Some(file.fh)).ok()?;
         let size = usize::try_from(attr.size).ok().filter(|size| *size <= most)?;
         if attr.kind != FileKind::Regular || self.is_mapped(file.ino) {
@@ -132,6 +132,6 @@ impl<F: FileSystem> Connection<F> {
         }
         let is_whole = out.filled() == size;
         let read_is_due = attr.read_is_due(Timestamp::now());
-        is_whole.then_some(Whole { bytes, read_is_due })
+        is_whole.then_some(WholeBytes { bytes, read_is_due })
     }
 }

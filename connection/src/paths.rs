@@ -16,19 +16,19 @@ const LONGEST: usize = 96;
 /// In place of a beginning that is not known.
 const BEFORE: &[u8] = "…".as_bytes();
 
-type Path = Box<[u8]>;
+type BoxedPath = Box<[u8]>;
 
 /// The paths that one connection knows.
 #[derive(Default)]
-pub(crate) struct Paths(Mutex<Known>);
+pub(crate) struct ConnectionPaths(Mutex<PathTable>);
 
 #[derive(Clone, Default)]
-struct Known {
-    recent: VecDeque<(Ino, Path)>,
-    open: HashMap<Ino, Path>,
+struct PathTable {
+    recent: VecDeque<(Ino, BoxedPath)>,
+    open: HashMap<Ino, BoxedPath>,
 }
 
-impl Paths {
+impl ConnectionPaths {
     /// The client finds `ino` by `name` in `parent`.
     pub(crate) fn found(&self, parent: Ino, name: Name<'_>, ino: Ino) {
         let mut known = self.lock();
@@ -41,7 +41,7 @@ impl Paths {
     /// The client opens `ino`.
     pub(crate) fn opened(&self, ino: Ino) {
         let mut known = self.lock();
-        if let Some(path) = known.recent(ino).map(Path::from) {
+        if let Some(path) = known.recent(ino).map(BoxedPath::from) {
             known.open.insert(ino, path);
         }
     }
@@ -52,29 +52,29 @@ impl Paths {
     }
 
     /// The path of an open file, if it is known.
-    pub(crate) fn of(&self, ino: Ino) -> Option<Path> {
+    pub(crate) fn of(&self, ino: Ino) -> Option<BoxedPath> {
         self.lock().open.get(&ino).cloned()
     }
 
     /// The next program of the process takes the open file `ino` over from `before`.
-    pub(crate) fn take_over(&self, before: &Paths, ino: Ino) {
+    pub(crate) fn take_over(&self, before: &ConnectionPaths, ino: Ino) {
         if let Some(path) = before.of(ino) {
             self.lock().open.insert(ino, path);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, PathTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Clone for Paths {
+impl Clone for ConnectionPaths {
     fn clone(&self) -> Self {
-        Paths(Mutex::new(self.lock().clone()))
+        ConnectionPaths(Mutex::new(self.lock().clone()))
     }
 }
 
-impl Known {
+impl PathTable {
     fn recent(&self, ino: Ino) -> Option<&[u8]> {
         self.recent.iter().find(|(one, _)| *one == ino).map(|(_, path)| &path[..])
     }
@@ -85,7 +85,7 @@ impl Known {
 }
 
 /// The end of `path`.
-fn shortened(path: &[u8]) -> Path {
+fn shortened(path: &[u8]) -> BoxedPath {
     match path.len().checked_sub(LONGEST) {
         None | Some(0) => path.into(),
         Some(excess) => [BEFORE, &path[excess + BEFORE.len()..]].concat().into(),
@@ -96,13 +96,13 @@ fn shortened(path: &[u8]) -> Path {
 mod tests {
     use super::*;
 
-    fn text(paths: &Paths, ino: u64) -> Option<String> {
+    fn text(paths: &ConnectionPaths, ino: u64) -> Option<String> {
         paths.of(Ino(ino)).map(|path| String::from_utf8_lossy(&path).into_owned())
     }
 
     #[test]
     fn an_open_file_keeps_the_path_by_which_it_was_found() {
-        let paths = Paths::default();
+        let paths = ConnectionPaths::default();
         let find = |parent: u64, name: &str, ino: u64| {
             paths.found(Ino(parent), Name::new(name.as_bytes()).unwrap(), Ino(ino));
         };
@@ -115,7 +115,7 @@ mod tests {
         }
         find(2, "late", 4);
         paths.opened(Ino(4));
-        let (heir, child) = (Paths::default(), paths.clone());
+        let (heir, child) = (ConnectionPaths::default(), paths.clone());
         heir.take_over(&paths, Ino(3));
         paths.closed(Ino(3));
         assert_eq!((text(&paths, 3), text(&paths, 4).as_deref()), (None, Some("…/late")));
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn paths_take_a_limited_room() {
-        let paths = Paths::default();
+        let paths = ConnectionPaths::default();
         let name = Name::new(&[b'x'; 255]).unwrap();
         for ino in 2..1000 {
             paths.found(Ino(ino - 1), name, Ino(ino));

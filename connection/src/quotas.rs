@@ -6,63 +6,63 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::usage::{Limits, Number};
+use crate::usage::{ConnectionLimits, UsageNumber};
 
 /// The limits of a served file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quotas {
+pub struct ServiceQuotas {
     /// Limits of each connection.
-    pub connection: Limits,
+    pub connection: ConnectionLimits,
     /// Limits of each user, over all its connections. A connection that is a copy counts in full.
-    pub user: Limits,
+    pub user: ConnectionLimits,
     /// Memory for mapped files of all users, in bytes. More is `ENOMEM`.
     pub mapped_bytes: u64,
 }
 
-impl Default for Quotas {
+impl Default for ServiceQuotas {
     /// Half of the memory of the machine or the control group for mapped files, and half of that for one user.
     fn default() -> Self {
         let mapped_bytes = defuse_hugepages::memory_limit() / 2;
-        let user = Limits {
+        let user = ConnectionLimits {
             lookups: 1 << 23,
             opens: 1 << 18,
             locks: 1 << 18,
             lock_waits: 1 << 12,
             mapped_bytes: mapped_bytes / 2,
         };
-        Quotas { connection: Limits::default(), user, mapped_bytes }
+        ServiceQuotas { connection: ConnectionLimits::default(), user, mapped_bytes }
     }
 }
 
 /// The accounts of all users.
-pub(crate) struct Accounts {
-    pub(crate) quotas: Quotas,
+pub(crate) struct UserAccounts {
+    pub(crate) quotas: ServiceQuotas,
     /// The bytes that all users have mapped.
-    mapped: Arc<Number>,
-    users: Mutex<HashMap<u32, Weak<Account>>>,
+    mapped: Arc<UsageNumber>,
+    users: Mutex<HashMap<u32, Weak<UserAccount>>>,
 }
 
 /// The account of one user, which its connections share.
-pub(crate) struct Account {
-    pub(crate) limits: Limits,
-    pub(crate) lookups: Number,
-    pub(crate) opens: Number,
-    pub(crate) locks: Number,
-    pub(crate) waits: Number,
-    mapped: Number,
-    mapped_of_all: Arc<Number>,
+pub(crate) struct UserAccount {
+    pub(crate) limits: ConnectionLimits,
+    pub(crate) lookups: UsageNumber,
+    pub(crate) opens: UsageNumber,
+    pub(crate) locks: UsageNumber,
+    pub(crate) waits: UsageNumber,
+    mapped: UsageNumber,
+    mapped_of_all: Arc<UsageNumber>,
     most_of_all: u64,
     /// Held while a connection is copied: what it has once more is counted before the next one looks.
     pub(crate) copying: Mutex<()>,
 }
 
-impl Accounts {
-    pub(crate) fn new(quotas: Quotas) -> Accounts {
-        Accounts { quotas, mapped: Arc::default(), users: Mutex::default() }
+impl UserAccounts {
+    pub(crate) fn new(quotas: ServiceQuotas) -> UserAccounts {
+        UserAccounts { quotas, mapped: Arc::default(), users: Mutex::default() }
     }
 
     /// The account of the user `uid`, which lives as long as its connections.
-    pub(crate) fn of(&self, uid: u32) -> Arc<Account> {
+    pub(crate) fn of(&self, uid: u32) -> Arc<UserAccount> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(account) = users.get(&uid).and_then(Weak::upgrade) {
             return account;
@@ -73,14 +73,14 @@ impl Accounts {
         account
     }
 
-    fn account(&self) -> Account {
-        Account {
+    fn account(&self) -> UserAccount {
+        UserAccount {
             limits: self.quotas.user,
-            lookups: Number::default(),
-            opens: Number::default(),
-            locks: Number::default(),
-            waits: Number::default(),
-            mapped: Number::default(),
+            lookups: UsageNumber::default(),
+            opens: UsageNumber::default(),
+            locks: UsageNumber::default(),
+            waits: UsageNumber::default(),
+            mapped: UsageNumber::default(),
             mapped_of_all: Arc::clone(&self.mapped),
             most_of_all: self.quotas.mapped_bytes,
             copying: Mutex::default(),
@@ -88,7 +88,7 @@ impl Accounts {
     }
 }
 
-impl Account {
+impl UserAccount {
     /// Charges mapped bytes, whatever the limits say: the memory is in use.
     pub(crate) fn charge_mapped(&self, bytes: u64) {
         self.mapped.add(bytes);
@@ -103,11 +103,11 @@ impl Account {
 
     /// Reserves up to `bytes` for a mapping that is being made, as far as the limits of the user and of
     /// all users allow. Mappings that are made at the same time cannot pass the limits together.
-    pub(crate) fn reserve_mapped(self: &Arc<Account>, bytes: u64) -> Reserved {
+    pub(crate) fn reserve_mapped(self: &Arc<UserAccount>, bytes: u64) -> ReservedBytes {
         let of_user = self.mapped.take_up_to(bytes, self.limits.mapped_bytes);
         let bytes = self.mapped_of_all.take_up_to(of_user, self.most_of_all);
         self.mapped.sub(of_user - bytes);
-        Reserved { account: Arc::clone(self), bytes }
+        ReservedBytes { account: Arc::clone(self), bytes }
     }
 
     /// The bytes that the user has mapped.
@@ -118,12 +118,12 @@ impl Account {
 }
 
 /// Mapped bytes that are reserved until this is dropped.
-pub(crate) struct Reserved {
-    account: Arc<Account>,
+pub(crate) struct ReservedBytes {
+    account: Arc<UserAccount>,
     pub(crate) bytes: u64,
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedBytes {
     fn drop(&mut self) {
         self.account.refund_mapped(self.bytes);
     }
@@ -133,9 +133,13 @@ impl Drop for Reserved {
 mod tests {
     use super::*;
 
-    fn accounts(user: u64, all: u64) -> Accounts {
-        let limits = Limits { mapped_bytes: user, ..Limits::default() };
-        Accounts::new(Quotas { user: limits, mapped_bytes: all, ..Quotas::default() })
+    fn accounts(user: u64, all: u64) -> UserAccounts {
+        let limits = ConnectionLimits { mapped_bytes: user, ..ConnectionLimits::default() };
+        UserAccounts::new(ServiceQuotas {
+            user: limits,
+            mapped_bytes: all,
+            ..ServiceQuotas::default()
+        })
     }
 
     #[test]

@@ -6,14 +6,14 @@
 
 use defuse_fs::{AccessMode, Attr, Errno, FileKind, OpenFlags, Result, SetAttr, SetTime, posix};
 
-use crate::credentials::Credentials;
+use crate::credentials::PeerCredentials;
 
 pub(super) use posix::{EXEC, READ, WRITE};
 
 const SGID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;
 
-impl posix::User for Credentials {
+impl posix::PosixUser for PeerCredentials {
     fn uid(&self) -> u32 {
         self.uid
     }
@@ -23,16 +23,21 @@ impl posix::User for Credentials {
     }
 }
 
-pub(super) fn owns(who: &Credentials, attr: &Attr) -> bool {
+pub(super) fn owns(who: &PeerCredentials, attr: &Attr) -> bool {
     posix::owns(who, attr)
 }
 
-pub(super) fn in_group(who: &Credentials, gid: u32) -> bool {
+pub(super) fn in_group(who: &PeerCredentials, gid: u32) -> bool {
     who.groups.contains(&gid)
 }
 
 /// `EACCES` where neither the bits nor, where there is one, the access list grant `mask`.
-pub(super) fn permit(who: &Credentials, attr: &Attr, list: Option<&[u8]>, mask: u32) -> Result<()> {
+pub(super) fn permit(
+    who: &PeerCredentials,
+    attr: &Attr,
+    list: Option<&[u8]>,
+    mask: u32,
+) -> Result<()> {
     if posix::permits(who, attr, list, mask) { Ok(()) } else { Err(Errno::EACCES) }
 }
 
@@ -49,7 +54,7 @@ pub(super) fn open_mask(flags: OpenFlags) -> u32 {
 /// Refuses inodes that the kernel never asks a file system to open: `ENXIO` for devices, fifos and
 /// sockets, which the kernel opens itself, `EISDIR` and `ELOOP`. `EPERM` for `O_NOATIME` by another user
 /// than the owner.
-pub(super) fn may_open(who: &Credentials, attr: &Attr, flags: OpenFlags) -> Result<()> {
+pub(super) fn may_open(who: &PeerCredentials, attr: &Attr, flags: OpenFlags) -> Result<()> {
     match attr.kind {
         FileKind::Regular => {}
         FileKind::Directory if open_mask(flags) & WRITE != 0 => return Err(Errno::EISDIR),
@@ -62,7 +67,7 @@ pub(super) fn may_open(who: &Credentials, attr: &Attr, flags: OpenFlags) -> Resu
 
 /// Refuses changes of attributes that the user may not make: `EPERM`. True where the rest of them needs
 /// permission to write.
-pub(super) fn may_set(who: &Credentials, attr: &Attr, set: &SetAttr) -> Result<bool> {
+pub(super) fn may_set(who: &PeerCredentials, attr: &Attr, set: &SetAttr) -> Result<bool> {
     let owner = owns(who, attr);
     let is_owners =
         set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || set.ctime.is_some();
@@ -92,7 +97,7 @@ pub(super) fn may_set(who: &Credentials, attr: &Attr, set: &SetAttr) -> Result<b
 
 /// `EPERM` where `fs.protected_hardlinks` would refuse a new name for the inode.
 pub(super) fn may_link(
-    who: &Credentials,
+    who: &PeerCredentials,
     attr: &Attr,
     is_accessible: impl FnOnce() -> bool,
 ) -> Result<()> {
@@ -100,13 +105,18 @@ pub(super) fn may_link(
 }
 
 /// `EPERM` where the name of `victim` must stay in the sticky directory `dir`.
-pub(super) fn may_remove(who: &Credentials, dir: &Attr, victim: &Attr) -> Result<()> {
+pub(super) fn may_remove(who: &PeerCredentials, dir: &Attr, victim: &Attr) -> Result<()> {
     if posix::may_remove(who, dir, victim) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
 /// Refuses extended attributes that the user may not read or write (`mask`): `EPERM`, `ENODATA`. True
 /// where the others need permission `mask` on the inode.
-pub(super) fn may_xattr(who: &Credentials, attr: &Attr, name: &[u8], mask: u32) -> Result<bool> {
+pub(super) fn may_xattr(
+    who: &PeerCredentials,
+    attr: &Attr,
+    name: &[u8],
+    mask: u32,
+) -> Result<bool> {
     let writes = mask & WRITE != 0;
     let owner = owns(who, attr);
     if name.starts_with(b"user.") {
@@ -132,8 +142,8 @@ mod tests {
 
     use super::*;
 
-    fn who(uid: u32) -> Credentials {
-        Credentials { pid: 1, uid, groups: vec![uid, 20] }
+    fn who(uid: u32) -> PeerCredentials {
+        PeerCredentials { pid: 1, uid, groups: vec![uid, 20] }
     }
 
     fn attr(kind: FileKind, perm: u32, uid: u32, gid: u32) -> Attr {

@@ -8,13 +8,13 @@ use std::sync::{MutexGuard, PoisonError};
 
 use defuse_fs::{
     Attr, Caller, Context, DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, FileSystem, Ino,
-    Name, NormalPath, OpenFlags, Resolved, Result, shortcuts_of,
+    Name, NormalPath, OpenFlags, PathResolution, Result, shortcuts_of,
 };
 
-use crate::call::Call;
-use crate::connection::Connection;
-use crate::ledger::Ledger;
-use crate::pages::{BeforeLook, ToldNames};
+use crate::call::CheckedCall;
+use crate::connection::PeerConnection;
+use crate::ledger::ConnectionLedger;
+use crate::pages::{LookupVersions, NameSource};
 use crate::rules::{EXEC, READ};
 
 /// The most names of which others are told later. A client could ask for more before that.
@@ -22,7 +22,7 @@ const MOST_UNTOLD: usize = 1024;
 
 /// An inode on the way of a path, or in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct PathStep {
     /// The inode, without a lookup.
     pub ino: Ino,
     /// Its attributes.
@@ -33,19 +33,19 @@ pub struct Step {
 
 /// The end of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum WalkEnd {
     /// The last step is that of the last name.
     Found,
     /// The next name does not exist in the directory, which everyone may search or not.
     Missing {
-        /// As in [`Step`].
+        /// As in [`PathStep`].
         open_to_all: bool,
     },
     /// The next name has to be looked up.
     Walk,
 }
 
-impl<F: FileSystem> Connection<F> {
+impl<F: FileSystem> PeerConnection<F> {
     /// Tells `told` of each inode on the way of `path`.
     ///
     /// # Errors
@@ -57,8 +57,8 @@ impl<F: FileSystem> Connection<F> {
         cx: &Context<'_>,
         from: Ino,
         path: NormalPath<'_>,
-        mut told: impl FnMut(Step),
-    ) -> Result<End> {
+        mut told: impl FnMut(PathStep),
+    ) -> Result<WalkEnd> {
         let call = self.check(cx, &[from])?;
         let mut names = path.names().peekable();
         let mut dir = from;
@@ -71,47 +71,54 @@ impl<F: FileSystem> Connection<F> {
                 share(&**names, before, (dir, name), &resolved, (call.fs, cx));
             }
             match resolved {
-                Resolved::Inode { ino, attr, open_to_all } => {
-                    told(Step { ino, attr, open_to_all });
+                PathResolution::Inode { ino, attr, open_to_all } => {
+                    told(PathStep { ino, attr, open_to_all });
                     if attr.kind != FileKind::Directory && names.peek().is_some() {
-                        return Ok(End::Walk);
+                        return Ok(WalkEnd::Walk);
                     }
                     dir = ino;
                 }
-                Resolved::Missing { open_to_all } => return Ok(End::Missing { open_to_all }),
-                Resolved::Walk => return Ok(End::Walk),
+                PathResolution::Missing { open_to_all } => {
+                    return Ok(WalkEnd::Missing { open_to_all });
+                }
+                PathResolution::Walk => return Ok(WalkEnd::Walk),
             }
         }
-        Ok(End::Found)
+        Ok(WalkEnd::Found)
     }
 
     /// Tells `told` of up to `most` names of the directory `dir`. It returns false to stop. Others that share names with the client are
-    /// told by [`share_names`](Connection::share_names): that takes as long again, and the client need not wait for it.
+    /// told by [`share_names`](PeerConnection::share_names): that takes as long again, and the client need not wait for it.
     ///
     /// # Errors
     ///
-    /// As [`steps`](Connection::steps), and `EACCES` where the user may not read the directory.
+    /// As [`steps`](PeerConnection::steps), and `EACCES` where the user may not read the directory.
     pub fn names(
         &self,
         cx: &Context<'_>,
         dir: Ino,
         most: usize,
-        mut told: impl FnMut(Name<'_>, Step) -> bool,
+        mut told: impl FnMut(Name<'_>, PathStep) -> bool,
     ) -> Result<()> {
         let call = self.check(cx, &[dir])?;
         let rights = self.ledger.names().and_then(|names| names.rights(dir));
         call.guard(|guard| guard.permit(dir, READ | EXEC))?;
-        let listed = Names::list(call.fs, cx, dir, (0, most))?;
+        let listed = DirectoryNames::list(call.fs, cx, dir, (0, most))?;
         for (bytes, _) in &listed.all {
             // The listing has . and .., which are no names.
             let Ok(name) = Name::new(bytes) else { continue };
             let before = before(&self.ledger, (dir, name));
             match look(&self.ledger, &call, cx, (dir, name)) {
-                Ok(resolved @ Resolved::Inode { ino, attr, open_to_all }) => {
+                Ok(resolved @ PathResolution::Inode { ino, attr, open_to_all }) => {
                     if let Some(before) = before.filter(|before| Some(before.rights) == rights) {
-                        self.tell_later(Untold { before, dir, name: bytes[..].into(), resolved });
+                        self.tell_later(UnpublishedName {
+                            before,
+                            dir,
+                            name: bytes[..].into(),
+                            resolved,
+                        });
                     }
-                    if !told(name, Step { ino, attr, open_to_all }) {
+                    if !told(name, PathStep { ino, attr, open_to_all }) {
                         break;
                     }
                 }
@@ -129,47 +136,47 @@ impl<F: FileSystem> Connection<F> {
         let all = std::mem::take(&mut *self.untold());
         let cx = Context::new(Caller::default());
         let fs = (self.behind.unchecked() as &dyn FileSystem, &cx);
-        for Untold { before, dir, name, resolved } in &all {
+        for UnpublishedName { before, dir, name, resolved } in &all {
             if let Ok(name) = Name::new(name) {
                 share(&**names, *before, (*dir, name), resolved, fs);
             }
         }
     }
 
-    fn tell_later(&self, name: Untold) {
+    fn tell_later(&self, name: UnpublishedName) {
         let mut untold = self.untold();
         if untold.len() < MOST_UNTOLD {
             untold.push(name);
         }
     }
 
-    fn untold(&self) -> MutexGuard<'_, Vec<Untold>> {
+    fn untold(&self) -> MutexGuard<'_, Vec<UnpublishedName>> {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A name that a client was told of, and of which others are told later.
-pub(crate) struct Untold {
-    before: BeforeLook,
+pub(crate) struct UnpublishedName {
+    before: LookupVersions,
     dir: Ino,
     name: Box<[u8]>,
-    resolved: Resolved,
+    resolved: PathResolution,
 }
 
 /// The state before a look at a name, for a client that shares names.
-fn before(ledger: &Ledger, place: (Ino, Name<'_>)) -> Option<BeforeLook> {
+fn before(ledger: &ConnectionLedger, place: (Ino, Name<'_>)) -> Option<LookupVersions> {
     ledger.names().and_then(|names| names.before(place))
 }
 
 /// Looks at a name for a client, which is told of it.
 pub(crate) fn look<F: FileSystem>(
-    ledger: &Ledger,
-    call: &Call<'_, F>,
+    ledger: &ConnectionLedger,
+    call: &CheckedCall<'_, F>,
     cx: &Context<'_>,
     (dir, name): (Ino, Name<'_>),
-) -> Result<Resolved> {
+) -> Result<PathResolution> {
     let resolved = shortcuts_of(call.fs).resolve(cx, dir, name.into())?;
-    if let Resolved::Inode { ino, .. } = resolved {
+    if let PathResolution::Inode { ino, .. } = resolved {
         ledger.told(ino);
         ledger.found(dir, name, ino);
     }
@@ -178,40 +185,42 @@ pub(crate) fn look<F: FileSystem>(
 
 /// Tells others of a name.
 fn share(
-    names: &dyn ToldNames,
-    before: BeforeLook,
+    names: &dyn NameSource,
+    before: LookupVersions,
     place: (Ino, Name<'_>),
-    resolved: &Resolved,
+    resolved: &PathResolution,
     fs: (&dyn FileSystem, &Context<'_>),
 ) {
     match resolved {
-        Resolved::Inode { ino, attr, open_to_all } => {
+        PathResolution::Inode { ino, attr, open_to_all } => {
             names.tell(before, place, Some((*ino, attr)), *open_to_all, fs);
         }
-        Resolved::Missing { open_to_all } => names.tell(before, place, None, *open_to_all, fs),
-        Resolved::Walk => {}
+        PathResolution::Missing { open_to_all } => {
+            names.tell(before, place, None, *open_to_all, fs)
+        }
+        PathResolution::Walk => {}
     }
 }
 
 /// The names of a directory, each with the position after it.
-pub(crate) struct Names {
+pub(crate) struct DirectoryNames {
     pub(crate) all: Vec<(Vec<u8>, u64)>,
     /// Nothing follows.
     pub(crate) is_end: bool,
     most: usize,
 }
 
-impl Names {
+impl DirectoryNames {
     /// Lists up to `most` names of `dir` from a position on.
     pub(crate) fn list(
         fs: &dyn FileSystem,
         cx: &Context<'_>,
         dir: Ino,
         (from, most): (u64, usize),
-    ) -> Result<Names> {
+    ) -> Result<DirectoryNames> {
         let flags = OpenFlags(OpenFlags::DIRECTORY);
         let open = File { ino: dir, fh: fs.opendir(cx, dir, flags)?.fh };
-        let mut listed = Names { all: Vec::new(), is_end: false, most };
+        let mut listed = DirectoryNames { all: Vec::new(), is_end: false, most };
         let mut next = from;
         let mut outcome = Ok(());
         while listed.all.len() < most {
@@ -231,7 +240,7 @@ impl Names {
     }
 }
 
-impl DirSink for Names {
+impl DirSink for DirectoryNames {
     fn wants_entries(&self) -> bool {
         false
     }

@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Caller, Context, Errno, FileSystem, Ino, LockRequest, Result};
 
-use crate::credentials::Credentials;
-use crate::ledger::{Holder, Ledger};
-use crate::usage::Holdings;
+use crate::credentials::PeerCredentials;
+use crate::ledger::{ConnectionLedger, LockHolder};
+use crate::usage::ClientHoldings;
 
 /// A process, as its kernel shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessStatus {
     /// Its user.
     pub uid: u32,
     /// The time of its start. With the number it names the process for ever.
@@ -40,9 +40,9 @@ pub struct Process {
 const MANY: u32 = u32::MAX;
 
 /// The client of a connection.
-pub(crate) struct Client {
-    pub(crate) who: Arc<Credentials>,
-    pub(crate) ledger: Arc<Ledger>,
+pub(crate) struct WatchedClient {
+    pub(crate) who: Arc<PeerCredentials>,
+    pub(crate) ledger: Arc<ConnectionLedger>,
     /// The process that makes the calls: 0 if it is not known yet, [`MANY`] if there are several.
     caller: AtomicU32,
     /// It has lost a lock, and does not know yet.
@@ -51,11 +51,14 @@ pub(crate) struct Client {
     lost: AtomicU64,
 }
 
-impl Client {
-    pub(crate) fn new(who: Arc<Credentials>, ledger: Arc<Ledger>) -> Arc<Client> {
+impl WatchedClient {
+    pub(crate) fn new(
+        who: Arc<PeerCredentials>,
+        ledger: Arc<ConnectionLedger>,
+    ) -> Arc<WatchedClient> {
         // The process that connects may do so for its child.
         let (caller, has_lost) = (AtomicU32::new(0), AtomicBool::new(false));
-        Arc::new(Client { who, ledger, caller, has_lost, lost: AtomicU64::new(0) })
+        Arc::new(WatchedClient { who, ledger, caller, has_lost, lost: AtomicU64::new(0) })
     }
 
     fn lose(&self) {
@@ -69,8 +72,8 @@ impl Client {
     }
 
     /// The things that it has, and has lost.
-    pub(crate) fn holdings(&self) -> Holdings {
-        Holdings { locks_lost: self.lost.load(Ordering::Relaxed), ..self.ledger.usage.held() }
+    pub(crate) fn holdings(&self) -> ClientHoldings {
+        ClientHoldings { locks_lost: self.lost.load(Ordering::Relaxed), ..self.ledger.usage.held() }
     }
 
     /// A process calls. `EIO` once after it has lost a lock.
@@ -88,9 +91,9 @@ impl Client {
 
 /// The clients of a file system, and their waits for locks.
 #[derive(Default)]
-pub(crate) struct Watch {
-    clients: Mutex<Vec<Weak<Client>>>,
-    waits: Mutex<HashMap<u64, Waiting>>,
+pub(crate) struct LockWatch {
+    clients: Mutex<Vec<Weak<WatchedClient>>>,
+    waits: Mutex<HashMap<u64, WatchedWait>>,
     next: AtomicU64,
     /// Locks that were released.
     released: AtomicU64,
@@ -98,15 +101,15 @@ pub(crate) struct Watch {
     stopped: Mutex<HashMap<(u32, u64), Instant>>,
 }
 
-struct Waiting {
+struct WatchedWait {
     ino: Ino,
     /// With the owner as the file system knows it.
     request: LockRequest,
     since: Instant,
 }
 
-impl Watch {
-    pub(crate) fn add(&self, client: &Arc<Client>) {
+impl LockWatch {
+    pub(crate) fn add(&self, client: &Arc<WatchedClient>) {
         let mut clients = lock(&self.clients);
         clients.retain(|one| one.strong_count() > 0);
         clients.push(Arc::downgrade(client));
@@ -120,7 +123,7 @@ impl Watch {
     /// A wait for a lock begins.
     pub(crate) fn wait(&self, ino: Ino, request: LockRequest, since: Instant) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.waits).insert(number, Waiting { ino, request, since });
+        lock(&self.waits).insert(number, WatchedWait { ino, request, since });
         number
     }
 
@@ -129,12 +132,12 @@ impl Watch {
         lock(&self.waits).remove(&number);
     }
 
-    /// See [`Service::release_stopped`](crate::Service::release_stopped).
+    /// See [`ServiceState::release_stopped`](crate::ServiceState::release_stopped).
     pub(crate) fn release(
         &self,
         fs: &dyn FileSystem,
         (limit, now): (Duration, Instant),
-        look: &dyn Fn(u32) -> Option<Process>,
+        look: &dyn Fn(u32) -> Option<ProcessStatus>,
     ) -> usize {
         let waits: Vec<(Ino, LockRequest, Instant)> =
             lock(&self.waits).values().map(|one| (one.ino, one.request, one.since)).collect();
@@ -143,13 +146,15 @@ impl Watch {
         if waits.is_empty() {
             return 0;
         }
-        let clients: Vec<Arc<Client>> =
+        let clients: Vec<Arc<WatchedClient>> =
             lock(&self.clients).iter().filter_map(Weak::upgrade).collect();
         let mut released = 0;
         for (ino, request, since) in waits {
             for (client, holder) in holders(&clients, ino, &request) {
                 let sharing = sharing(&clients, client, &holder);
-                let Some(all) = Stopped::all(&sharing, client, &holder, look) else { continue };
+                let Some(all) = StoppedProcesses::all(&sharing, client, &holder, look) else {
+                    continue;
+                };
                 let seen = all.0.iter().map(|(pid, process)| {
                     let key = (*pid, process.start);
                     *stopped.entry(key).or_insert(before.get(&key).copied().unwrap_or(now))
@@ -175,11 +180,11 @@ impl Watch {
 
 /// The locks that stand against a request, with the clients that have them.
 fn holders<'a>(
-    clients: &'a [Arc<Client>],
+    clients: &'a [Arc<WatchedClient>],
     ino: Ino,
     request: &LockRequest,
-) -> Vec<(&'a Arc<Client>, Holder)> {
-    let of = |client: &'a Arc<Client>| {
+) -> Vec<(&'a Arc<WatchedClient>, LockHolder)> {
+    let of = |client: &'a Arc<WatchedClient>| {
         let holders = client.ledger.holders(ino, request);
         holders.into_iter().map(move |holder| (client, holder))
     };
@@ -187,16 +192,20 @@ fn holders<'a>(
 }
 
 /// All clients that share a lock.
-fn sharing<'a>(clients: &'a [Arc<Client>], own: &Client, holder: &Holder) -> Vec<&'a Arc<Client>> {
-    let shares = |one: &&Arc<Client>| holder.is_shared_with(&own.ledger, &one.ledger);
+fn sharing<'a>(
+    clients: &'a [Arc<WatchedClient>],
+    own: &WatchedClient,
+    holder: &LockHolder,
+) -> Vec<&'a Arc<WatchedClient>> {
+    let shares = |one: &&Arc<WatchedClient>| holder.is_shared_with(&own.ledger, &one.ledger);
     clients.iter().filter(shares).collect()
 }
 
 /// The path by which one of `sharing` found a file, and the number that `find -inum` takes.
-pub(crate) fn named(fs: &dyn FileSystem, ino: Ino, sharing: &[&Arc<Client>]) -> String {
+pub(crate) fn named(fs: &dyn FileSystem, ino: Ino, sharing: &[&Arc<WatchedClient>]) -> String {
     let attr = fs.getattr(&Context::new(Caller::default()), ino, None);
     let number = attr.map_or(ino.0, |attr| attr.st_ino);
-    let known = |one: &&Arc<Client>| one.ledger.paths.as_ref()?.of(ino);
+    let known = |one: &&Arc<WatchedClient>| one.ledger.paths.as_ref()?.of(ino);
     match sharing.iter().find_map(known) {
         // A client may have chosen the name.
         Some(path) => {
@@ -207,16 +216,16 @@ pub(crate) fn named(fs: &dyn FileSystem, ino: Ino, sharing: &[&Arc<Client>]) -> 
 }
 
 /// Processes that are all stopped.
-struct Stopped(Vec<(u32, Process)>);
+struct StoppedProcesses(Vec<(u32, ProcessStatus)>);
 
-impl Stopped {
+impl StoppedProcesses {
     /// All processes that share a lock. `None` if one of them runs, or is not known.
     fn all(
-        sharing: &[&Arc<Client>],
-        own: &Client,
-        holder: &Holder,
-        look: &dyn Fn(u32) -> Option<Process>,
-    ) -> Option<Stopped> {
+        sharing: &[&Arc<WatchedClient>],
+        own: &WatchedClient,
+        holder: &LockHolder,
+        look: &dyn Fn(u32) -> Option<ProcessStatus>,
+    ) -> Option<StoppedProcesses> {
         let mut pids = Vec::new();
         for client in sharing {
             match client.caller.load(Ordering::Relaxed) {
@@ -232,17 +241,17 @@ impl Stopped {
         let all = pids.into_iter().map(|pid| look(pid).map(|process| (pid, process)));
         let all: Vec<_> = all.collect::<Option<_>>()?;
         // A client names its processes itself. It may have named that of somebody else.
-        let counts = |process: &Process| own.who.is_root() || process.uid == own.who.uid;
-        let stopped = |(_, process): &(u32, Process)| process.is_stopped && counts(process);
-        (!all.is_empty() && all.iter().all(stopped)).then_some(Stopped(all))
+        let counts = |process: &ProcessStatus| own.who.is_root() || process.uid == own.who.uid;
+        let stopped = |(_, process): &(u32, ProcessStatus)| process.is_stopped && counts(process);
+        (!all.is_empty() && all.iter().all(stopped)).then_some(StoppedProcesses(all))
     }
 }
 
-impl std::fmt::Display for Stopped {
+impl std::fmt::Display for StoppedProcesses {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (nth, (pid, process)) in self.0.iter().enumerate() {
             let and = if nth > 0 { ", and " } else { "" };
-            let Process { name, uid, .. } = process;
+            let ProcessStatus { name, uid, .. } = process;
             // A process names itself.
             let name = name.escape_debug();
             write!(f, "{and}process {pid} ({name}) of user {uid}, which is stopped,")?;

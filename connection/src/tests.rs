@@ -8,11 +8,11 @@ use std::time::Duration;
 use defuse_fs::layer::Method;
 use defuse_fs::*;
 
-use crate::{Connection, Credentials, Quotas, Service};
+use crate::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
 
 /// A file system that gives out inodes and open files, and counts those that it has not got back.
 #[derive(Default)]
-struct Giving {
+struct CountingFileSystem {
     lookups: AtomicI64,
     opens: AtomicI64,
     next: AtomicI64,
@@ -22,7 +22,7 @@ struct Giving {
     is_secret: AtomicBool,
 }
 
-impl Giving {
+impl CountingFileSystem {
     fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) as u64 + 100
     }
@@ -33,9 +33,9 @@ impl Giving {
         Ok(Entry { ino, generation: 0, attr: attr(ino), valid_for: Duration::ZERO })
     }
 
-    fn opened(&self) -> Result<Opened> {
+    fn opened(&self) -> Result<OpenReply> {
         self.opens.fetch_add(1, Ordering::Relaxed);
-        Ok(Opened::new(Fh(self.number())))
+        Ok(OpenReply::new(Fh(self.number())))
     }
 }
 
@@ -66,7 +66,7 @@ fn attr(ino: Ino) -> Attr {
 }
 
 #[rustfmt::skip]
-impl FileSystem for Giving {
+impl FileSystem for CountingFileSystem {
     fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> { self.entry() }
     fn lookup_parent(&self, _: &Context<'_>, _: Ino) -> Result<Entry> { self.entry() }
     fn mknod(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> { self.entry() }
@@ -78,12 +78,12 @@ impl FileSystem for Giving {
         let secret = Attr { uid: 0, gid: 0, perm: 0o700, ..attr };
         Ok(if self.is_secret.load(Ordering::Relaxed) { secret } else { attr })
     }
-    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> { self.opened() }
-    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<Opened> { self.opened() }
-    fn create(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry, Opened)> {
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> { self.opened() }
+    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<OpenReply> { self.opened() }
+    fn create(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry, OpenReply)> {
         Ok((self.entry()?, self.opened()?))
     }
-    fn tmpfile(&self, _: &Context<'_>, _: Ino, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry, Opened)> {
+    fn tmpfile(&self, _: &Context<'_>, _: Ino, _: &NewNode<'_>, _: OpenArgs) -> Result<(Entry, OpenReply)> {
         Ok((self.entry()?, self.opened()?))
     }
     fn readdir(&self, _: &Context<'_>, _: File, _: u64, out: &mut DirBuf<'_>) -> Result<()> {
@@ -105,26 +105,26 @@ impl FileSystem for Giving {
     }
 }
 
-impl Shortcuts for Giving {}
+impl Shortcuts for CountingFileSystem {}
 
 /// Notes each method that reaches the file system.
-struct Noting {
-    inner: Arc<Giving>,
+struct MethodRecorder {
+    inner: Arc<CountingFileSystem>,
 }
 
-impl Noting {
+impl MethodRecorder {
     fn around<T>(
         &self,
         method: Method,
         _: &Context<'_>,
-        call: impl FnOnce(&Arc<Giving>) -> Result<T>,
+        call: impl FnOnce(&Arc<CountingFileSystem>) -> Result<T>,
     ) -> Result<T> {
         self.inner.calls.lock().unwrap().push(method);
         call(&self.inner)
     }
 }
 
-impl FileSystem for Noting {
+impl FileSystem for MethodRecorder {
     delegate!(around inner, except submit, setlkw);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -142,9 +142,9 @@ impl FileSystem for Noting {
     }
 }
 
-struct Names;
+struct NameSink;
 
-impl DirSink for Names {
+impl DirSink for NameSink {
     fn wants_entries(&self) -> bool {
         true
     }
@@ -217,7 +217,7 @@ fn call(fs: &dyn FileSystem, method: Method, cx: &Context<'_>, file: File) -> Re
         Method::Getlk => fs.getlk(cx, file, request).map(drop),
         Method::Setlk => fs.setlk(cx, file, request),
         Method::Opendir => fs.opendir(cx, ino, OpenFlags(0)).map(drop),
-        Method::Readdir => fs.readdir(cx, file, 0, &mut DirBuf::new(&mut Names)),
+        Method::Readdir => fs.readdir(cx, file, 0, &mut DirBuf::new(&mut NameSink)),
         Method::Releasedir => fs.releasedir(cx, file),
         Method::Fsyncdir => fs.fsyncdir(cx, file, false),
         Method::Statfs => fs.statfs(cx, ino).map(drop),
@@ -240,24 +240,24 @@ fn gives_back(method: Method) -> bool {
     matches!(method, Method::Release | Method::Releasedir)
 }
 
-fn connection(fs: &Arc<Giving>, uid: u32) -> Connection<Arc<Noting>> {
-    let service = Service::new(Quotas::default(), || ());
-    let fs = Arc::new(Noting { inner: Arc::clone(fs) });
-    Connection::new(fs, service, Credentials { pid: 1, uid, groups: vec![uid] })
+fn connection(fs: &Arc<CountingFileSystem>, uid: u32) -> PeerConnection<Arc<MethodRecorder>> {
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let fs = Arc::new(MethodRecorder { inner: Arc::clone(fs) });
+    PeerConnection::new(fs, service, PeerCredentials { pid: 1, uid, groups: vec![uid] })
 }
 
 fn context(uid: u32) -> Context<'static> {
     Context::new(Caller { uid, gid: uid, pid: 1 })
 }
 
-fn reached(fs: &Giving) -> BTreeSet<&'static str> {
+fn reached(fs: &CountingFileSystem) -> BTreeSet<&'static str> {
     std::mem::take(&mut *fs.calls.lock().unwrap()).into_iter().map(Method::name).collect()
 }
 
 /// They tell of what other users do.
 #[test]
 fn no_client_sees_the_figures_and_notes_of_the_file_system() {
-    let fs = Arc::new(Giving::default());
+    let fs = Arc::new(CountingFileSystem::default());
     assert_eq!((fs.figures().len(), fs.notes().len()), (1, 1));
     for uid in [0, 5] {
         let connection = connection(&fs, uid);
@@ -269,7 +269,7 @@ const OTHERS: File = File { ino: Ino(77), fh: Fh(1) };
 
 #[test]
 fn no_method_reaches_an_inode_that_the_client_was_not_given() {
-    let fs = Arc::new(Giving::default());
+    let fs = Arc::new(CountingFileSystem::default());
     for uid in [0, 5] {
         let connection = connection(&fs, uid);
         for method in operations().filter(|&method| !is_for_all(method)) {
@@ -282,7 +282,7 @@ fn no_method_reaches_an_inode_that_the_client_was_not_given() {
 
 #[test]
 fn no_method_acts_for_another_user_than_that_of_the_client() {
-    let fs = Arc::new(Giving::default());
+    let fs = Arc::new(CountingFileSystem::default());
     let connection = connection(&fs, 5);
     let root = File { ino: Ino::ROOT, fh: Fh(1) };
     let others = |&method: &Method| !is_for_all(method) && !gives_back(method);
@@ -295,7 +295,7 @@ fn no_method_acts_for_another_user_than_that_of_the_client() {
 /// All methods but those that take an inode alone.
 #[test]
 fn no_method_uses_an_open_file_that_the_client_was_not_given() {
-    let fs = Arc::new(Giving::default());
+    let fs = Arc::new(CountingFileSystem::default());
     let connection = connection(&fs, 0);
     let root = File { ino: Ino::ROOT, fh: Fh(u64::MAX) };
     let takes_inode = |method| {
@@ -351,7 +351,7 @@ fn no_method_does_what_the_user_of_the_client_may_not() {
     // What a check itself asks of the file system.
     let looks = BTreeSet::from(["getattr", "getxattr", "lookup"]);
     for method in operations().filter(|&method| !needs_no_permission(method)) {
-        let fs = Arc::new(Giving::default());
+        let fs = Arc::new(CountingFileSystem::default());
         let connection = connection(&fs, 5);
         let cx = context(5);
         // Whatever uses an open file needs the other mode, so that this one does not help.
@@ -380,7 +380,7 @@ fn no_method_does_what_the_user_of_the_client_may_not() {
 fn what_any_method_gives_is_accounted_for_and_taken_back() {
     for method in operations() {
         for uid in [0, 5] {
-            let fs = Arc::new(Giving::default());
+            let fs = Arc::new(CountingFileSystem::default());
             let connection = connection(&fs, uid);
             let (cx, name) = (context(uid), Name::new(b"name").unwrap());
             let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
@@ -406,8 +406,8 @@ fn what_any_method_gives_is_accounted_for_and_taken_back() {
 /// Otherwise a client would resolve paths without the checks of the layer.
 #[test]
 fn no_client_has_the_shortcuts_of_the_file_system() {
-    let fs = Arc::new(Giving::default());
-    assert!(Noting { inner: Arc::clone(&fs) }.shortcuts().is_some());
+    let fs = Arc::new(CountingFileSystem::default());
+    assert!(MethodRecorder { inner: Arc::clone(&fs) }.shortcuts().is_some());
     for uid in [0, 5] {
         assert!(connection(&fs, uid).shortcuts().is_none());
     }
@@ -455,9 +455,9 @@ fn each_method_of_the_contract_is_written_and_checked() {
     assert!(count > 40, "{count}");
 }
 
-struct Answer(mpsc::Sender<Result<usize>>);
+struct AnswerSender(mpsc::Sender<Result<usize>>);
 
-impl Completion for Answer {
+impl Completion for AnswerSender {
     fn sink(&mut self) -> &mut dyn ReadSink {
         unreachable!("nothing is read")
     }
@@ -472,7 +472,7 @@ impl Completion for Answer {
 fn submit(fs: &dyn FileSystem, uid: u32, op: IoOp) -> Result<usize> {
     let (send, answer) = mpsc::channel();
     let caller = context(uid).caller;
-    fs.submit(Io::new(op, caller, 1, Arc::default(), Box::new(Answer(send))));
+    fs.submit(Io::new(op, caller, 1, Arc::default(), Box::new(AnswerSender(send))));
     answer.recv().unwrap()
 }
 
@@ -486,7 +486,7 @@ fn wait(fs: &dyn FileSystem, uid: u32, file: File, request: LockRequest) -> Resu
 
 #[test]
 fn submitted_operations_are_checked_like_others() {
-    let fs = Arc::new(Giving::default());
+    let fs = Arc::new(CountingFileSystem::default());
     let connection = connection(&fs, 5);
     let (args, lock) = (
         OpenArgs { flags: OpenFlags(0), ..OpenArgs::default() },
@@ -531,11 +531,11 @@ fn submitted_operations_are_checked_like_others() {
 /// have, which the file system never heard of: nobody dropped the locks when the client ended.
 #[test]
 fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
-    struct Locked {
-        inner: Arc<Giving>,
+    struct DroppedLocks {
+        inner: Arc<CountingFileSystem>,
         dropped: AtomicI64,
     }
-    impl FileSystem for Locked {
+    impl FileSystem for DroppedLocks {
         delegate!(to inner, except setlk);
         fn setlk(&self, _: &Context<'_>, _: File, request: &LockRequest) -> Result<()> {
             if request.lock.typ == LockType::Unlock {
@@ -544,10 +544,10 @@ fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
             Ok(())
         }
     }
-    let fs = Arc::new(Locked { inner: Arc::default(), dropped: AtomicI64::new(0) });
-    let service = Service::new(Quotas::default(), || ());
-    let who = Credentials { pid: 1, uid: 5, groups: vec![5] };
-    let connection = Connection::new(Arc::clone(&fs), service, who);
+    let fs = Arc::new(DroppedLocks { inner: Arc::default(), dropped: AtomicI64::new(0) });
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let who = PeerCredentials { pid: 1, uid: 5, groups: vec![5] };
+    let connection = PeerConnection::new(Arc::clone(&fs), service, who);
     let (cx, owner) = (context(5), LockOwner::of_process(1));
     let entry = connection.lookup(&cx, Ino::ROOT, Name::new(b"name").unwrap()).unwrap();
     let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
@@ -565,11 +565,11 @@ fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
 /// connection was closed between the two had the lock no more, and yet the answer was EAGAIN.
 #[test]
 fn a_lock_is_granted_whose_holder_ends_during_the_request() {
-    struct Held {
-        inner: Arc<Giving>,
+    struct OneHeldLock {
+        inner: Arc<CountingFileSystem>,
         held: AtomicI64,
     }
-    impl FileSystem for Held {
+    impl FileSystem for OneHeldLock {
         delegate!(to inner, except setlk);
         fn setlk(&self, _: &Context<'_>, _: File, _: &LockRequest) -> Result<()> {
             match self.held.swap(0, Ordering::Relaxed) {
@@ -578,10 +578,10 @@ fn a_lock_is_granted_whose_holder_ends_during_the_request() {
             }
         }
     }
-    let fs = Arc::new(Held { inner: Arc::default(), held: AtomicI64::new(1) });
-    let service = Service::new(Quotas::default(), || ());
-    let who = Credentials { pid: 1, uid: 5, groups: vec![5] };
-    let connection = Connection::new(fs, service, who);
+    let fs = Arc::new(OneHeldLock { inner: Arc::default(), held: AtomicI64::new(1) });
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let who = PeerCredentials { pid: 1, uid: 5, groups: vec![5] };
+    let connection = PeerConnection::new(fs, service, who);
     let (cx, owner) = (context(5), LockOwner::of_process(1));
     let entry = connection.lookup(&cx, Ino::ROOT, Name::new(b"name").unwrap()).unwrap();
     let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };

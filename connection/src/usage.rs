@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use defuse_fs::locks::LockTable;
 use defuse_fs::{Errno, Ino, LockKind, LockOwner, LockRequest, LockType, Result};
 
-use crate::ledger::Ledger;
-use crate::quotas::{Account, Reserved};
+use crate::ledger::ConnectionLedger;
+use crate::quotas::{ReservedBytes, UserAccount};
 
 const PAGE: u64 = 4096;
 
 /// Upper limits for one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// Inodes that were looked up and not given back. One more is `ENFILE`.
     pub lookups: u64,
     /// Open files and directories. One more is `EMFILE`.
@@ -30,9 +30,9 @@ pub struct Limits {
     pub mapped_bytes: u64,
 }
 
-impl Default for Limits {
+impl Default for ConnectionLimits {
     fn default() -> Self {
-        Limits {
+        ConnectionLimits {
             lookups: 1 << 22,
             opens: 1 << 16,
             locks: 1 << 16,
@@ -44,7 +44,7 @@ impl Default for Limits {
 
 /// The things that a client holds now, and the locks that it lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct ClientHoldings {
     /// Lookups of inodes that were not given back.
     pub inodes: u64,
     /// Open files and directories.
@@ -64,9 +64,9 @@ pub(super) type LockKey = (Ino, LockKind, LockOwner);
 
 /// A count.
 #[derive(Default)]
-pub(super) struct Number(AtomicU64);
+pub(super) struct UsageNumber(AtomicU64);
 
-impl Number {
+impl UsageNumber {
     pub(super) fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
@@ -90,37 +90,37 @@ impl Number {
 }
 
 /// Counts of the things that one connection has.
-pub(super) struct Usage {
-    limits: Limits,
+pub(super) struct ConnectionUsage {
+    limits: ConnectionLimits,
     /// The account of the user, which counts the same things of all its connections.
-    account: Arc<Account>,
-    lookups: Number,
-    opens: Number,
-    mapped: Number,
-    waits: Number,
+    account: Arc<UserAccount>,
+    lookups: UsageNumber,
+    opens: UsageNumber,
+    mapped: UsageNumber,
+    waits: UsageNumber,
     /// The locked ranges by owner, merged as the file system merges them.
     ranges: Mutex<LockTable<LockKey, ()>>,
     /// Held while a mapping is made.
     pub(super) mapping: Mutex<()>,
 }
 
-impl Usage {
-    pub(super) fn new(limits: Limits, account: Arc<Account>) -> Usage {
-        Usage {
+impl ConnectionUsage {
+    pub(super) fn new(limits: ConnectionLimits, account: Arc<UserAccount>) -> ConnectionUsage {
+        ConnectionUsage {
             limits,
             account,
-            lookups: Number::default(),
-            opens: Number::default(),
-            mapped: Number::default(),
-            waits: Number::default(),
+            lookups: UsageNumber::default(),
+            opens: UsageNumber::default(),
+            mapped: UsageNumber::default(),
+            waits: UsageNumber::default(),
             ranges: Mutex::default(),
             mapping: Mutex::default(),
         }
     }
 
     /// The present counts, but for the locks that were lost.
-    pub(super) fn held(&self) -> Holdings {
-        Holdings {
+    pub(super) fn held(&self) -> ClientHoldings {
+        ClientHoldings {
             inodes: self.lookups.get(),
             open_files: self.opens.get(),
             locks: self.ranges().held() as u64,
@@ -135,13 +135,13 @@ impl Usage {
     }
 
     /// The counts of another connection with the same user.
-    pub(super) fn sibling(&self) -> Usage {
-        Usage::new(self.limits, Arc::clone(&self.account))
+    pub(super) fn sibling(&self) -> ConnectionUsage {
+        ConnectionUsage::new(self.limits, Arc::clone(&self.account))
     }
 
     /// The counts of a connection with the same limits and the user of `account`.
-    pub(super) fn of(&self, account: Arc<Account>) -> Usage {
-        Usage::new(self.limits, account)
+    pub(super) fn of(&self, account: Arc<UserAccount>) -> ConnectionUsage {
+        ConnectionUsage::new(self.limits, account)
     }
 
     /// Lets one copy at a time be made of the connections of the user.
@@ -153,7 +153,9 @@ impl Usage {
     /// `ENOMEM`.
     pub(super) fn admit_copy(&self) -> Result<()> {
         let (account, limits) = (&self.account, &self.account.limits);
-        let fits = |all: &Number, own: &Number, most| all.get().saturating_add(own.get()) <= most;
+        let fits = |all: &UsageNumber, own: &UsageNumber, most| {
+            all.get().saturating_add(own.get()) <= most
+        };
         if !fits(&account.lookups, &self.lookups, limits.lookups) {
             return Err(Errno::ENFILE);
         }
@@ -201,7 +203,7 @@ impl Usage {
     }
 
     /// Reserves memory for a mapping of `len` bytes, as far as the limits allow.
-    pub(super) fn reserve_mapped(&self, len: u64) -> Reserved {
+    pub(super) fn reserve_mapped(&self, len: u64) -> ReservedBytes {
         // The memory has whole pages, and the range may begin and end within one.
         let pages = len.saturating_add(2 * PAGE);
         let own = self.limits.mapped_bytes.saturating_sub(self.mapped.get());
@@ -241,23 +243,23 @@ impl Usage {
     }
 }
 
-impl Drop for Usage {
+impl Drop for ConnectionUsage {
     fn drop(&mut self) {
         self.end();
     }
 }
 
 /// A wait for a lock, counted until it is dropped.
-pub(crate) struct Wait(Arc<Ledger>);
+pub(crate) struct CountedWait(Arc<ConnectionLedger>);
 
-impl Drop for Wait {
+impl Drop for CountedWait {
     fn drop(&mut self) {
         self.0.usage.waits.sub(1);
         self.0.usage.account.waits.sub(1);
     }
 }
 
-impl Ledger {
+impl ConnectionLedger {
     /// Checks the limit before a call that gives a lookup: `ENFILE`. Calls at the same time may all be
     /// the last one.
     pub(crate) fn admit_lookup(&self) -> Result<()> {
@@ -297,11 +299,11 @@ impl Ledger {
     }
 
     /// Counts one more wait for a lock: `ENOLCK`.
-    pub(crate) fn begin_wait(self: &Arc<Ledger>) -> Result<Wait> {
+    pub(crate) fn begin_wait(self: &Arc<ConnectionLedger>) -> Result<CountedWait> {
         let (usage, account) = (&self.usage, &self.usage.account);
         usage.waits.add(1);
         account.waits.add(1);
-        let wait = Wait(Arc::clone(self));
+        let wait = CountedWait(Arc::clone(self));
         let full = usage.waits.get() > usage.limits.lock_waits
             || account.waits.get() > account.limits.lock_waits;
         if full { Err(Errno::ENOLCK) } else { Ok(wait) }
@@ -313,23 +315,26 @@ mod tests {
     use defuse_fs::{Fh, File, Lock, OpenFlags};
 
     use super::*;
-    use crate::quotas::{Accounts, Quotas};
+    use crate::quotas::{ServiceQuotas, UserAccounts};
 
-    fn of(limits: Limits) -> Ledger {
-        Ledger::new(limits, Accounts::new(Quotas::default()).of(5), false)
+    fn of(limits: ConnectionLimits) -> ConnectionLedger {
+        ConnectionLedger::new(limits, UserAccounts::new(ServiceQuotas::default()).of(5), false)
     }
 
     /// The limits of a connection are high, those of a user low.
-    fn of_users(user: Limits) -> Accounts {
-        Accounts::new(Quotas { user, ..Quotas::default() })
+    fn of_users(user: ConnectionLimits) -> UserAccounts {
+        UserAccounts::new(ServiceQuotas { user, ..ServiceQuotas::default() })
     }
 
     /// Limits held for each connection alone, so that a user got everything by many of them.
     #[test]
     fn a_user_has_one_limit_for_all_its_connections() {
-        let limits = Limits { lookups: 2, opens: 2, locks: 2, lock_waits: 1, mapped_bytes: 0 };
+        let limits =
+            ConnectionLimits { lookups: 2, opens: 2, locks: 2, lock_waits: 1, mapped_bytes: 0 };
         let users = of_users(limits);
-        let ledger = |uid| Arc::new(Ledger::new(Limits::default(), users.of(uid), false));
+        let ledger = |uid| {
+            Arc::new(ConnectionLedger::new(ConnectionLimits::default(), users.of(uid), false))
+        };
         let (one, two, other) = (ledger(5), ledger(5), ledger(6));
         let lock = |owner| {
             let lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 };
@@ -343,7 +348,7 @@ mod tests {
         }
         let wait = one.begin_wait();
         assert!(wait.is_ok() && two.begin_wait().is_err() && other.begin_wait().is_ok());
-        let all = |ledger: &Ledger| {
+        let all = |ledger: &ConnectionLedger| {
             [ledger.admit_lookup(), ledger.admit_open(), ledger.admit_lock(&lock(9))]
         };
         let full = [Err(Errno::ENFILE), Err(Errno::EMFILE), Err(Errno::ENOLCK)];
@@ -359,7 +364,8 @@ mod tests {
 
     #[test]
     fn one_more_than_the_limit_is_refused_until_something_goes_back() {
-        let limits = Limits { lookups: 1, opens: 1, locks: 2, lock_waits: 1, mapped_bytes: 0 };
+        let limits =
+            ConnectionLimits { lookups: 1, opens: 1, locks: 2, lock_waits: 1, mapped_bytes: 0 };
         let ledger = Arc::new(of(limits));
         assert_eq!((ledger.admit_lookup(), ledger.admit_open()), (Ok(()), Ok(())));
         ledger.looked_up(Ino(5));
@@ -378,7 +384,7 @@ mod tests {
 
     #[test]
     fn ranges_are_counted_as_they_are_held() {
-        let ledger = of(Limits { locks: 2, ..Limits::default() });
+        let ledger = of(ConnectionLimits { locks: 2, ..ConnectionLimits::default() });
         let lock = |typ, start, end| LockRequest {
             kind: LockKind::Posix,
             owner: LockOwner(7),

@@ -5,9 +5,9 @@ use crate::{Attr, Context, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, Name
 /// A file system that has gone, or is not there yet: what every file system has fails with this error, and all the rest is not
 /// implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Absent(pub Errno);
+pub struct AbsentFileSystem(pub Errno);
 
-impl FileSystem for Absent {
+impl FileSystem for AbsentFileSystem {
     fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
         Err(self.0)
     }

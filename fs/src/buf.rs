@@ -211,7 +211,7 @@ impl<'a> WriteBuf<'a> {
 
     /// Runs `drain` on at most `max` of the remaining bytes, for writes that go to several places.
     pub fn with_limit<T>(&mut self, max: usize, drain: impl FnOnce(&mut WriteBuf<'_>) -> T) -> T {
-        let mut limited = Limited { source: &mut *self.source, left: max };
+        let mut limited = LimitedSource { source: &mut *self.source, left: max };
         drain(&mut WriteBuf::new(&mut limited))
     }
 
@@ -257,12 +257,12 @@ impl<'a> WriteBuf<'a> {
 }
 
 /// The first bytes of another source.
-struct Limited<'a> {
+struct LimitedSource<'a> {
     source: &'a mut dyn WriteSource,
     left: usize,
 }
 
-impl WriteSource for Limited<'_> {
+impl WriteSource for LimitedSource<'_> {
     fn remaining(&self) -> usize {
         self.source.remaining().min(self.left)
     }
@@ -413,7 +413,7 @@ pub struct DirItem<'a> {
 
 /// The result of adding an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Push {
+pub enum PushOutcome {
     /// The entry was added.
     Added,
     /// The entry did not fit and was not added. The listing must stop here.
@@ -452,7 +452,7 @@ impl<'a> DirBuf<'a> {
     }
 
     /// Appends `item` without attributes.
-    pub fn push(&mut self, item: DirItem<'_>) -> Push {
+    pub fn push(&mut self, item: DirItem<'_>) -> PushOutcome {
         self.push_with(item, || None)
     }
 
@@ -464,13 +464,13 @@ impl<'a> DirBuf<'a> {
         &mut self,
         item: DirItem<'_>,
         look_up: impl FnOnce() -> Option<Entry>,
-    ) -> Push {
+    ) -> PushOutcome {
         if !self.sink.fits(item.name.len()) {
-            return Push::Full;
+            return PushOutcome::Full;
         }
         let entry = if self.sink.wants_entries() { look_up() } else { None };
         self.sink.add(item, entry.as_ref());
-        Push::Added
+        PushOutcome::Added
     }
 }
 
@@ -508,9 +508,9 @@ mod tests {
     }
 
     /// Memory that another process can write to. Buffers over it do not lend.
-    struct Shared;
+    struct UnlendableMemory;
 
-    impl ReadSink for Shared {
+    impl ReadSink for UnlendableMemory {
         fn put(&mut self, _: &[u8]) -> Result<()> {
             Ok(())
         }
@@ -522,7 +522,7 @@ mod tests {
         }
     }
 
-    impl WriteSource for Shared {
+    impl WriteSource for UnlendableMemory {
         fn remaining(&self) -> usize {
             8
         }
@@ -536,7 +536,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_not_lent() {
-        let (mut sink, mut source) = (Shared, Shared);
+        let (mut sink, mut source) = (UnlendableMemory, UnlendableMemory);
         let mut out = ReadBuf::new(&mut sink, 8);
         assert!(out.lend().is_none());
         assert_eq!((out.advance(1), out.filled()), (Err(Errno::EINVAL), 0));

@@ -18,14 +18,14 @@ pub struct Caller {
 }
 
 /// Reports that the caller of an operation no longer waits.
-pub trait Interrupted: Sync {
+pub trait InterruptCheck: Sync {
     /// True once the caller was interrupted; never returns to false for the same operation.
     fn interrupted(&self) -> bool;
 }
 
 /// A source of supplementary groups, which few file systems ask for: one that checks access by itself,
 /// on a server of its own, say.
-pub trait Groups: Send + Sync {
+pub trait SupplementaryGroups: Send + Sync {
     /// The supplementary groups of `caller`, credentials(7). `ESRCH` where the process is gone or not
     /// visible from here, `ENOSYS` where the frontend cannot know them.
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>>;
@@ -45,8 +45,8 @@ pub struct Context<'a> {
     pub unique: u64,
     /// The frontend or connection that calls; [`Origin::NONE`] if it is not attached.
     pub origin: Origin,
-    interrupt: Option<&'a dyn Interrupted>,
-    groups: Option<&'a dyn Groups>,
+    interrupt: Option<&'a dyn InterruptCheck>,
+    groups: Option<&'a dyn SupplementaryGroups>,
 }
 
 impl<'a> Context<'a> {
@@ -56,7 +56,7 @@ impl<'a> Context<'a> {
     }
 
     /// A context of the request `unique`, which `interrupt` can interrupt.
-    pub fn with_interrupt(caller: Caller, unique: u64, interrupt: &'a dyn Interrupted) -> Self {
+    pub fn with_interrupt(caller: Caller, unique: u64, interrupt: &'a dyn InterruptCheck) -> Self {
         Context { caller, unique, origin: Origin::NONE, interrupt: Some(interrupt), groups: None }
     }
 
@@ -68,7 +68,7 @@ impl<'a> Context<'a> {
 
     /// The same context, with the groups of the caller from `groups`.
     #[must_use]
-    pub fn with_groups(self, groups: &'a dyn Groups) -> Self {
+    pub fn with_groups(self, groups: &'a dyn SupplementaryGroups) -> Self {
         Context { groups: Some(groups), ..self }
     }
 
@@ -82,7 +82,7 @@ impl<'a> Context<'a> {
     /// True if the supplementary groups are known without asking the system, and may be other ones for the next operation of the
     /// same process.
     pub fn groups_are_known(&self) -> bool {
-        self.groups.is_some_and(Groups::are_known)
+        self.groups.is_some_and(SupplementaryGroups::are_known)
     }
 
     /// True if the caller no longer waits. A long operation checks it between steps and returns
@@ -104,13 +104,13 @@ impl fmt::Debug for Context<'_> {
     }
 }
 
-type Wake = Box<dyn FnOnce() + Send>;
+type WakeCallback = Box<dyn FnOnce() + Send>;
 
 /// The interrupt of an operation that outlives the call that submitted it (see [`crate::Io`]).
 #[derive(Default)]
 pub struct InterruptToken {
     tripped: AtomicBool,
-    wakes: Mutex<Vec<Wake>>,
+    wakes: Mutex<Vec<WakeCallback>>,
 }
 
 impl InterruptToken {
@@ -136,12 +136,12 @@ impl InterruptToken {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Wake>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<WakeCallback>> {
         self.wakes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-impl Interrupted for InterruptToken {
+impl InterruptCheck for InterruptToken {
     fn interrupted(&self) -> bool {
         self.tripped.load(Ordering::Acquire)
     }

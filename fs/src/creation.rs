@@ -29,7 +29,7 @@ pub fn create_in_calls<F: FileSystem + ?Sized>(
 }
 
 /// Writes what comes after the first `done` bytes of `data` to a new file, and flushes it, unless `no_flush` says that it
-/// [need not be](crate::Opened::no_flush).
+/// [need not be](crate::OpenReply::no_flush).
 ///
 /// # Errors
 ///

@@ -9,7 +9,7 @@ pub struct Figure {
     /// The value, in `unit`.
     pub value: u64,
     /// The unit.
-    pub unit: Unit,
+    pub unit: MeasureUnit,
     /// The number only grows from the start of the file system on. Otherwise it is a state that goes up and
     /// down.
     pub total: bool,
@@ -17,7 +17,7 @@ pub struct Figure {
 
 /// The unit of a [`Figure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum MeasureUnit {
     /// How many.
     Count,
     /// Bytes.
@@ -29,17 +29,17 @@ pub enum Unit {
 impl Figure {
     /// How many there are at this moment.
     pub const fn count(name: &'static str, value: u64) -> Self {
-        Figure { name, value, unit: Unit::Count, total: false }
+        Figure { name, value, unit: MeasureUnit::Count, total: false }
     }
 
     /// Bytes at this moment.
     pub const fn bytes(name: &'static str, value: u64) -> Self {
-        Figure { name, value, unit: Unit::Bytes, total: false }
+        Figure { name, value, unit: MeasureUnit::Bytes, total: false }
     }
 
     /// A duration at this moment.
     pub const fn nanoseconds(name: &'static str, value: u64) -> Self {
-        Figure { name, value, unit: Unit::Nanoseconds, total: false }
+        Figure { name, value, unit: MeasureUnit::Nanoseconds, total: false }
     }
 
     /// The same, counted since the start.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, Ino, Io, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest,
-    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, ReadArgs,
+    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, OpenReply, Origin, PollHandle, ReadArgs,
     ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence,
     WriteArgs, WriteBuf, Xattr, XattrName,
 };
@@ -26,7 +26,7 @@ use crate::{
 /// * `attached` is called before the first operation of a frontend, and `detached` after its last.
 ///
 /// Some frontends serialize more. The kernel sends one change of a directory's names at a time, and
-/// one write to a file at a time unless [`Opened::parallel_direct_writes`] is set. The in-process
+/// one write to a file at a time unless [`OpenReply::parallel_direct_writes`] is set. The in-process
 /// client and sockets do not. A client on a socket may also violate the order of `release` and
 /// `forget`: a file system that is served there answers calls with unknown handles or inodes by
 /// `EBADF` or `ESTALE`.
@@ -266,8 +266,8 @@ pub trait FileSystem: Send + Sync {
 
     /// Opens a file. Fails with `EISDIR` when a directory is opened for writing. The default suits
     /// a file system without state per open file.
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
-        Ok(Opened::default())
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
+        Ok(OpenReply::default())
     }
 
     /// Creates a regular file and opens it. Adds a lookup. Fails with `EEXIST` if the name exists:
@@ -282,7 +282,7 @@ pub trait FileSystem: Send + Sync {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let entry = self.mknod(cx, parent, name, node)?;
         // A new file is empty, and truncating it would only take time.
         let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
@@ -305,7 +305,7 @@ pub trait FileSystem: Send + Sync {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         Err(Errno::EOPNOTSUPP)
     }
 
@@ -429,8 +429,8 @@ pub trait FileSystem: Send + Sync {
     // ---- directories ----------------------------------------------------------------------
 
     /// Opens a directory. Fails with `ENOTDIR`.
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
-        Ok(Opened::default())
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
+        Ok(OpenReply::default())
     }
 
     /// Lists entries from the position `from`: 0 for the start, otherwise the [`next`] of an entry.
@@ -486,9 +486,9 @@ mod tests {
         fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
             Err(Errno::EIO)
         }
-        fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
+        fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {
             self.opened.fetch_add(1, Ordering::Relaxed);
-            Ok(Opened::default())
+            Ok(OpenReply::default())
         }
         fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
             Err(Errno::ENOTDIR)

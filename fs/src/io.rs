@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Buffer, Caller, Context, Errno, File, FileSystem, Groups, InterruptToken, Origin, ReadArgs,
-    ReadBuf, ReadSink, Result, WriteArgs, WriteBuf, WriteSource,
+    Buffer, Caller, Context, Errno, File, FileSystem, InterruptToken, Origin, ReadArgs, ReadBuf,
+    ReadSink, Result, SupplementaryGroups, WriteArgs, WriteBuf, WriteSource,
 };
 
 /// An operation for [`FileSystem::submit`](crate::FileSystem::submit).
@@ -84,7 +84,7 @@ pub struct Io {
     unique: u64,
     origin: Origin,
     interrupt: Arc<InterruptToken>,
-    groups: Option<Arc<dyn Groups>>,
+    groups: Option<Arc<dyn SupplementaryGroups>>,
     filled: usize,
     completion: Option<Box<dyn Completion>>,
 }
@@ -120,7 +120,7 @@ impl Io {
 
     /// The same operation, with the groups of the caller from `groups`.
     #[must_use]
-    pub fn with_groups(mut self, groups: Arc<dyn Groups>) -> Self {
+    pub fn with_groups(mut self, groups: Arc<dyn SupplementaryGroups>) -> Self {
         self.groups = Some(groups);
         self
     }
@@ -324,7 +324,7 @@ pub(crate) fn context<'a>(
     (caller, origin): (Caller, Origin),
     unique: u64,
     interrupt: &'a InterruptToken,
-    groups: Option<&'a dyn Groups>,
+    groups: Option<&'a dyn SupplementaryGroups>,
 ) -> Context<'a> {
     let cx = Context::with_interrupt(caller, unique, interrupt).from_origin(origin);
     match groups {

@@ -42,26 +42,26 @@ pub mod source;
 mod types;
 mod versions;
 
-pub use absent::Absent;
+pub use absent::AbsentFileSystem;
 pub use buf::{
-    DirBuf, DirItem, DirSink, Push, ReadBuf, ReadSink, SliceSink, SliceSource, WriteBuf,
+    DirBuf, DirItem, DirSink, PushOutcome, ReadBuf, ReadSink, SliceSink, SliceSource, WriteBuf,
     WriteSource,
 };
 pub use buffer::Buffer;
-pub use context::{Caller, Context, Groups, InterruptToken, Interrupted};
+pub use context::{Caller, Context, InterruptCheck, InterruptToken, SupplementaryGroups};
 pub use creation::{CREATE_WITH, create_in_calls, fill_new};
 pub use dates::DateFloor;
 pub use errno::{Errno, Result};
-pub use figures::{Figure, Unit};
+pub use figures::{Figure, MeasureUnit};
 pub use file_system::FileSystem;
-pub use frontends::{Frontends, Given};
+pub use frontends::{AnswerLifetime, Frontends};
 pub use io::{Completion, Io, IoOp};
 pub use lifecycle::Lifecycle;
 pub use lock_wait::{LockAnswer, LockWait};
-pub use notify::{NoNotify, Notify, Recalled, Renumbered};
+pub use notify::{NoNotify, Notify, RecallCallback, RenumberedNotify};
 pub use number_hasher::NumberHasher;
 pub use origin::Origin;
-pub use resolve::{NormalPath, Resolved};
+pub use resolve::{NormalPath, PathResolution};
 pub use shortcuts::{Shortcuts, shortcuts_of};
 pub use types::*;
 pub use versions::{ATTRIBUTES_HOLD, Versions};

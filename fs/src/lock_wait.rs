@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::io::context;
-use crate::{Caller, Context, Errno, File, Groups, InterruptToken, LockRequest, Origin, Result};
+use crate::{
+    Caller, Context, Errno, File, InterruptToken, LockRequest, Origin, Result, SupplementaryGroups,
+};
 
 /// Receives the result of a [`LockWait`]. Called once, from any thread.
 pub type LockAnswer = Box<dyn FnOnce(Result<()>) + Send>;
@@ -19,7 +21,7 @@ pub struct LockWait {
     unique: u64,
     origin: Origin,
     interrupt: Arc<InterruptToken>,
-    groups: Option<Arc<dyn Groups>>,
+    groups: Option<Arc<dyn SupplementaryGroups>>,
     answer: Option<LockAnswer>,
 }
 
@@ -54,7 +56,7 @@ impl LockWait {
 
     /// The same wait, with the groups of the caller from `groups`.
     #[must_use]
-    pub fn with_groups(mut self, groups: Arc<dyn Groups>) -> Self {
+    pub fn with_groups(mut self, groups: Arc<dyn SupplementaryGroups>) -> Self {
         self.groups = Some(groups);
         self
     }

@@ -1,38 +1,38 @@
 //! Native files: open files that are those which a program would have opened itself.
 //!
-//! A frontend in the process of a program can call with the program's own threads ([`Threads::Callers`]), whose credentials and umask
+//! A frontend in the process of a program can call with the program's own threads ([`CallingThreads::Callers`]), whose credentials and umask
 //! the kernel then sees. A file system over files of the kernel opens them there as the program would, and an open file can serve
 //! the program without the file system. A file system and a frontend that both know native files keep these rules:
 //!
-//! 1. **Making.** A file system makes a [`NativeFile`] with the [`NativeOpener`] of its frontend, which exists for `Threads::Callers` alone. A kernel mount
+//! 1. **Making.** A file system makes a [`NativeFile`] with the [`NativeOpener`] of its frontend, which exists for `CallingThreads::Callers` alone. A kernel mount
 //!    or a server calls for others, and never sees one.
 //! 2. **Permission.** The kernel has decided that the caller may open the file. A frontend that gets one together with a lookup
 //!    ([`Shortcuts::lookup_to_open`](crate::Shortcuts::lookup_to_open)) does not check the permission to read again.
 //! 3. **Descriptor.** A native file may have a descriptor for the program: that with the lowest number that was free, with the flags
 //!    that the program asked for. The frontend gives it to the program ([`NativeFile::take_descriptor`]) instead of a duplicate of
-//!    [`Backing::fd`](crate::Backing::fd), or closes it.
+//!    [`BackingFile::fd`](crate::BackingFile::fd), or closes it.
 //! 4. **Attributes.** If it has the file's attributes ([`NativeFile::has_attributes`]), nobody keeps any of them, and the kernel decides about changes by
 //!    the credentials of the thread: fchmod(2), fchown(2), futimens(3), ftruncate(2), fallocate(2) and fsync(2) on the
 //!    descriptor need not call the file system.
 //! 5. **End.** A frontend that gives back all lookups of the inode next, unless another thread looks it up in between, says so with the
 //!    release ([`NativeFile::last_release`]). The file system need then not keep what would lead to the inode without
 //!    this open file.
-//! 6. **Layers.** A native file is a part of [`Opened::backing`](crate::Opened::backing). A layer that must see reads, writes or changes drops
+//! 6. **Layers.** A native file is a part of [`OpenReply::backing`](crate::OpenReply::backing). A layer that must see reads, writes or changes drops
 //!    that, and with it the native file: the frontend then checks and calls as for every other file.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::source::Threads;
+use crate::source::CallingThreads;
 
 /// The right to make native files: the frontend's threads are those of the callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NativeOpener(());
 
-impl Threads {
+impl CallingThreads {
     /// The right to make native files, for threads of the callers.
     pub fn native_opener(self) -> Option<NativeOpener> {
-        (self == Threads::Callers).then_some(NativeOpener(()))
+        (self == CallingThreads::Callers).then_some(NativeOpener(()))
     }
 }
 
@@ -81,13 +81,13 @@ pub struct LastRelease(());
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Backing, Opened};
+    use crate::{BackingFile, OpenReply};
 
     #[test]
     fn only_threads_of_callers_have_native_files() {
-        assert_eq!(Threads::Serving.native_opener(), None);
-        assert_eq!(Threads::Application.native_opener(), None);
-        assert!(Threads::Callers.native_opener().is_some());
+        assert_eq!(CallingThreads::Serving.native_opener(), None);
+        assert_eq!(CallingThreads::Application.native_opener(), None);
+        assert!(CallingThreads::Callers.native_opener().is_some());
     }
 
     fn null() -> Arc<OwnedFd> {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_descriptor_of_a_program_is_taken_once() {
-        let opener = Threads::Callers.native_opener().unwrap();
+        let opener = CallingThreads::Callers.native_opener().unwrap();
         let mut file = opener.file(Some(null()));
         assert!(!file.has_attributes());
         assert!(file.take_descriptor().is_some() && file.take_descriptor().is_none());
@@ -109,10 +109,10 @@ mod tests {
 
     #[test]
     fn a_layer_that_drops_the_backing_file_drops_the_native_one() {
-        let native = Threads::Callers.native_opener().map(|opener| opener.file(None));
-        let backing = Some(Backing { fd: null(), without_fsetid: true, native });
-        let opened = Opened { backing, ..Opened::default() };
+        let native = CallingThreads::Callers.native_opener().map(|opener| opener.file(None));
+        let backing = Some(BackingFile { fd: null(), without_fsetid: true, native });
+        let opened = OpenReply { backing, ..OpenReply::default() };
         assert!(opened.native().is_some());
-        assert!(Opened { backing: None, ..opened }.native().is_none());
+        assert!(OpenReply { backing: None, ..opened }.native().is_none());
     }
 }

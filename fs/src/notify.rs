@@ -84,7 +84,7 @@ pub trait Notify: Send + Sync {
     /// so that it holds nothing; `EAGAIN` where too many recalls run; `ENOSYS` where the frontend is
     /// not told when its cache is empty, such as a socket, whose protocol does not acknowledge
     /// notifications. A kernel mount does not say that a write-back failed; fsync(2) does.
-    fn recall(&self, _ino: Ino, _limit: Duration, done: Recalled) {
+    fn recall(&self, _ino: Ino, _limit: Duration, done: RecallCallback) {
         done(Err(Errno::ENOSYS));
     }
 
@@ -95,7 +95,7 @@ pub trait Notify: Send + Sync {
 }
 
 /// Receives the answer to a [recall](Notify::recall). Called once, from any thread.
-pub type Recalled = Box<dyn FnOnce(Result<()>) + Send>;
+pub type RecallCallback = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// The methods of a [`Notify`] whose frontend caches no data: it takes none, and has none to give.
 #[macro_export]
@@ -143,22 +143,22 @@ impl Notify for NoNotify {
     fn prune(&self, _: &[Ino]) -> Result<()> {
         Ok(())
     }
-    fn recall(&self, _: Ino, _: Duration, done: Recalled) {
+    fn recall(&self, _: Ino, _: Duration, done: RecallCallback) {
         done(Ok(()));
     }
 }
 
 /// The notifier for an inner file system whose inodes have other numbers for the frontend.
-pub struct Renumbered<M> {
+pub struct RenumberedNotify<M> {
     notify: Arc<dyn Notify>,
     map: M,
 }
 
-impl<M: Fn(Ino) -> Option<Ino>> Renumbered<M> {
+impl<M: Fn(Ino) -> Option<Ino>> RenumberedNotify<M> {
     /// Passes notifications on to `notify`, with the numbers that `map` returns: `None` for an inode that the
     /// frontend cannot know.
     pub fn new(notify: Arc<dyn Notify>, map: M) -> Self {
-        Renumbered { notify, map }
+        RenumberedNotify { notify, map }
     }
 
     /// Fails with `ENOENT` for an inode that the frontend cannot know.
@@ -167,7 +167,7 @@ impl<M: Fn(Ino) -> Option<Ino>> Renumbered<M> {
     }
 }
 
-impl<M: Fn(Ino) -> Option<Ino> + Send + Sync> Notify for Renumbered<M> {
+impl<M: Fn(Ino) -> Option<Ino> + Send + Sync> Notify for RenumberedNotify<M> {
     fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
         self.notify.invalidate_inode(self.outer(ino)?, range)
     }
@@ -207,7 +207,7 @@ impl<M: Fn(Ino) -> Option<Ino> + Send + Sync> Notify for Renumbered<M> {
         let inodes: Vec<_> = known.filter(|ino| *ino != Ino::ROOT).collect();
         self.notify.prune(&inodes)
     }
-    fn recall(&self, ino: Ino, limit: Duration, done: Recalled) {
+    fn recall(&self, ino: Ino, limit: Duration, done: RecallCallback) {
         match self.outer(ino) {
             Ok(ino) => self.notify.recall(ino, limit, done),
             Err(errno) => done(Err(errno)),

@@ -54,7 +54,7 @@ impl fmt::Debug for NormalPath<'_> {
 /// permission to everyone: its mode has all three `x` bits, and it has no access ACL. Otherwise a
 /// frontend that checks permissions must walk, unless the caller may search all directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resolved {
+pub enum PathResolution {
     /// The frontend must walk: a name before the last leads to a symbolic link or to no directory, or
     /// the file system cannot resolve this path in one call.
     Walk,

@@ -1,8 +1,8 @@
 //! Faster ways to results that the contract gives anyway.
 
 use crate::{
-    Attr, Context, Entry, Errno, FileSystem, Ino, Name, NewNode, NormalPath, OpenArgs, Opened,
-    Resolved, Result,
+    Attr, Context, Entry, Errno, FileSystem, Ino, Name, NewNode, NormalPath, OpenArgs, OpenReply,
+    PathResolution, Result,
 };
 
 /// Shortcuts: calls that take the place of several calls of [`FileSystem`], or of one that does more than is needed.
@@ -26,13 +26,13 @@ pub trait Shortcuts: Send + Sync {
     /// with `ESTALE` if `from` is unknown.
     ///
     /// The in-process client calls it, and makes the permission checks of a walk by means of the
-    /// answer; see [`Resolved`]. The answer is one that a walk during the call could give: each
+    /// answer; see [`PathResolution`]. The answer is one that a walk during the call could give: each
     /// name is looked up at some moment after the name before it.
     ///
     /// A file system that implements it accepts its numbers in every other method without a lookup,
     /// as long as the inode has a name or is open. Afterwards it returns `ESTALE`, and it never uses
     /// a number again.
-    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<PathResolution> {
         Err(Errno::ENOSYS)
     }
 
@@ -47,7 +47,7 @@ pub trait Shortcuts: Send + Sync {
         from: Ino,
         path: NormalPath<'_>,
         args: OpenArgs,
-    ) -> Result<(Resolved, Option<Opened>)> {
+    ) -> Result<(PathResolution, Option<OpenReply>)> {
         Ok((self.resolve(cx, from, path)?, None))
     }
 
@@ -60,7 +60,7 @@ pub trait Shortcuts: Send + Sync {
         parent: Ino,
         name: Name<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Option<Opened>)> {
+    ) -> Result<(Entry, Option<OpenReply>)> {
         Err(Errno::ENOSYS)
     }
 

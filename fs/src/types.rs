@@ -500,7 +500,7 @@ pub enum CacheMode {
 /// The backing file of an open file: it has the same data at the same offsets for as long as the
 /// file is open.
 #[derive(Clone, Debug)]
-pub struct Backing {
+pub struct BackingFile {
     /// The open file.
     pub fd: Arc<OwnedFd>,
     /// Reads and writes must be made without `CAP_FSETID`, so that the lower file system clears
@@ -513,14 +513,14 @@ pub struct Backing {
 
 /// The result of open.
 #[derive(Clone, Debug, Default)]
-pub struct Opened {
+pub struct OpenReply {
     /// The handle, passed to every operation on the open file until release.
     pub fh: Fh,
     /// The caching that the frontend may do.
     pub cache: CacheMode,
     /// The backing file, which a frontend may read and write without calling the file system. Only
     /// with [`Caps::backing_files`]. A layer that must see reads or writes sets this to `None`.
-    pub backing: Option<Backing>,
+    pub backing: Option<BackingFile>,
     /// The corresponding open file of the lower file system, with or without `backing`.
     ///
     /// An in-process frontend uses it for operations that a file system cannot provide across
@@ -542,10 +542,10 @@ pub struct Opened {
     pub cache_dir: bool,
 }
 
-impl Opened {
+impl OpenReply {
     /// A handle with default properties.
     pub fn new(fh: Fh) -> Self {
-        Opened { fh, ..Opened::default() }
+        OpenReply { fh, ..OpenReply::default() }
     }
 
     /// The native file, if it is one.
@@ -870,7 +870,7 @@ pub struct Caps {
     /// frontend should prefer it, unless its caller waits anyway: [`crate::FileSystem::read`] and
     /// `write` then get the memory of the caller, and may refuse by `ENOSYS`.
     pub submits: bool,
-    /// Open files come with [`Opened::backing`].
+    /// Open files come with [`OpenReply::backing`].
     pub backing_files: bool,
     /// [`NewNode::security`] is honoured.
     pub security_labels: bool,
@@ -896,13 +896,13 @@ pub struct Caps {
     /// in an application refuses the calls of its children.
     pub of_one_process: bool,
     /// Restrictions on the use of the files, regardless of their modes.
-    pub denied: Denied,
+    pub denied: SourceRestrictions,
 }
 
 /// The restrictions of the source, with their names in mount(8). A frontend must enforce them: they
 /// protect against users who can create files there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Denied {
+pub struct SourceRestrictions {
     /// Set-user-id, set-group-id and file capabilities have no effect (`nosuid`).
     pub suid: bool,
     /// Device files cannot be opened (`nodev`).
@@ -934,7 +934,7 @@ impl Default for Caps {
             decides_on_names: false,
             delays_changes: false,
             of_one_process: false,
-            denied: Denied::default(),
+            denied: SourceRestrictions::default(),
         }
     }
 }

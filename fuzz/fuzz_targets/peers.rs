@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
-use defuse_memory::{Memory, Options};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|script: &[u8]| {
-    let options = Options { root_perm: 0o755, size: Some(64 << 20), ..Options::default() };
-    defuse_socket::fuzz_peers(Arc::new(Memory::new(options)), script);
+    let options =
+        MemoryOptions { root_perm: 0o755, size: Some(64 << 20), ..MemoryOptions::default() };
+    defuse_socket::fuzz_peers(Arc::new(MemoryFileSystem::new(options)), script);
 });

@@ -5,7 +5,7 @@
 #![no_main]
 
 use defuse_ring::layout::{LANES, number_in};
-use defuse_ring::{LaneServer, ClientLane, MappedMemory, PeerMemory};
+use defuse_ring::{ClientLane, LaneServer, MappedMemory, PeerMemory};
 use libfuzzer_sys::fuzz_target;
 
 /// The words of lane 0 and of the header, and its first entries (ring/SPEC.md).

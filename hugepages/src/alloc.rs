@@ -66,8 +66,8 @@ unsafe impl Allocator for HugePages {
             // SAFETY: an allocation with this layout came from there.
             AllocationSource::Global => unsafe { Global.deallocate(start, layout) },
             AllocationSource::Pool(units) => self.pool().give(start, units),
-            // SAFETY: a mapping of this length was given up for the allocation, which ends.
             AllocationSource::Mapping(len) => {
+                // SAFETY: a mapping of this length was given up for the allocation, which ends.
                 drop(unsafe { AnonymousMapping::from_raw(start, len) })
             }
         }

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use defuse_block::{
-    Blocking, Clock, Device, Errno, Facts, Priority, Purpose, Queue, Region, Result,
+    BlockDevice, BlockingQueue, DeviceClock, DeviceProperties, DeviceQueue, Errno, MemoryRegion,
+    QueuePriority, QueuePurpose, Result,
 };
 
 use crate::ControllerTransport;
@@ -95,13 +96,13 @@ pub struct NvmeDevice {
     space: Arc<NamespaceParameters>,
     copy_all: bool,
     /// Regions that the controller reaches, with their addresses.
-    regions: Mutex<Vec<(Arc<Region>, u64)>>,
+    regions: Mutex<Vec<(Arc<MemoryRegion>, u64)>>,
 }
 
 /// Facts about a namespace that queues need.
 pub(crate) struct NamespaceParameters {
     pub(crate) id: u32,
-    pub(crate) facts: Facts,
+    pub(crate) facts: DeviceProperties,
     pub(crate) sgl: bool,
     pub(crate) writes_zeroes: bool,
     /// Blocks of a Write Zeroes command at most.
@@ -206,7 +207,7 @@ impl NvmeDevice {
         self.controller.resets()
     }
 
-    /// True where queues have priorities ([`queue_with`](Device::queue_with)).
+    /// True where queues have priorities ([`queue_with`](BlockDevice::queue_with)).
     pub fn has_priorities(&self) -> bool {
         self.controller.capabilities.has_priorities()
     }
@@ -229,7 +230,7 @@ impl NvmeDevice {
         }
         let compares = QueueParameters { compares: true, ..QueueParameters::default() };
         let queue = self.queue_of(1, compares).map_err(failed)?;
-        let mut line = Blocking::of(queue, &self.space.facts);
+        let mut line = BlockingQueue::of(queue, &self.space.facts);
         match line.write(block, data) {
             Ok(()) => Ok(true),
             Err(Errno::ILSEQ) => Ok(false),
@@ -237,7 +238,7 @@ impl NvmeDevice {
         }
     }
 
-    fn queue_of(&self, depth: u32, use_: QueueParameters) -> Result<Box<dyn Queue>> {
+    fn queue_of(&self, depth: u32, use_: QueueParameters) -> Result<Box<dyn DeviceQueue>> {
         let depth = depth.clamp(1, self.space.facts.max_depth) as u16;
         let known = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         let regions =
@@ -296,7 +297,7 @@ fn space(
         0 => ERASE_UNIT,
         blocks => blocks.saturating_mul(block_size).max(ERASE_UNIT),
     };
-    let facts = Facts {
+    let facts = DeviceProperties {
         name: format!("{name}, namespace {}", namespace.id),
         block_size,
         blocks: namespace.blocks,
@@ -322,12 +323,12 @@ fn space(
     }
 }
 
-impl Device for NvmeDevice {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for NvmeDevice {
+    fn facts(&self) -> &DeviceProperties {
         &self.space.facts
     }
 
-    fn register(&self, region: &Arc<Region>) -> Result<()> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         if self.copy_all || regions.iter().any(|(known, _)| known.id() == region.id()) {
             return Ok(());
@@ -338,19 +339,19 @@ impl Device for NvmeDevice {
         Ok(())
     }
 
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
-        self.queue_with(Priority::Medium, depth)
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
+        self.queue_with(QueuePriority::Medium, depth)
     }
 
-    fn queue_for(&self, purpose: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue_for(&self, purpose: QueuePurpose, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         let priority = match purpose {
-            Purpose::Caller => Priority::Medium,
-            Purpose::Behind | Purpose::Reclaim => Priority::Low,
+            QueuePurpose::Caller => QueuePriority::Medium,
+            QueuePurpose::Behind | QueuePurpose::Reclaim => QueuePriority::Low,
         };
         self.queue_with(priority, depth)
     }
 
-    fn queue_with(&self, priority: Priority, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue_with(&self, priority: QueuePriority, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         self.queue_of(depth, QueueParameters { priority, compares: false })
     }
 
@@ -358,7 +359,7 @@ impl Device for NvmeDevice {
         self.controller.transport.shortage()
     }
 
-    fn clock(&self) -> Arc<dyn Clock> {
+    fn clock(&self) -> Arc<dyn DeviceClock> {
         self.controller.transport.clock()
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use defuse_block::{Errno, FRAME, Frames, Region, Result};
+use defuse_block::{Errno, FRAME, FrameRun, MemoryRegion, Result};
 
 use crate::spec::PAGE;
 
@@ -71,7 +71,11 @@ impl DmaMemory {
     /// owners wait for them.
     ///
     /// `keep` is dropped before the region, and ends the access of the controller.
-    pub(crate) fn region(region: &Arc<Region>, bus: u64, keep: Box<dyn Any + Send + Sync>) -> Self {
+    pub(crate) fn region(
+        region: &Arc<MemoryRegion>,
+        bus: u64,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Self {
         let owner = Box::new((keep, Arc::clone(region)));
         // SAFETY: the mapping of a region begins on a page and lives as long as the region. The frames that are
         // accessed belong to operations in flight, whose memory nobody else uses (`defuse_block::Memory`).
@@ -79,7 +83,7 @@ impl DmaMemory {
     }
 
     /// The memory of `frames`, which belongs to the controller and the driver until it is dropped.
-    pub(crate) fn frames(frames: Frames, bus: u64) -> Self {
+    pub(crate) fn frames(frames: FrameRun, bus: u64) -> Self {
         let at = frames.index() as usize * FRAME;
         let (start, len) =
             (frames.region().start().wrapping_add(at), frames.count() as usize * FRAME);

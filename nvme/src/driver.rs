@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Access, Driver, Opened};
+use defuse_block::{DeviceAccess, DeviceDriver, DriverResult};
 
 use crate::host::{PciAddress, SysfsHost};
 use crate::{NvmeDevice, NvmeOptions, VfioController};
 
 /// The driver of devices that are named `nvme:ADDRESS`, such as the source `uhs:nvme:0000:01:00.0`.
-pub static DRIVER: Driver = Driver { scheme: "nvme", open };
+pub static DRIVER: DeviceDriver = DeviceDriver { scheme: "nvme", open };
 
-fn open(name: &str, _: Access) -> Opened {
+fn open(name: &str, _: DeviceAccess) -> DriverResult {
     let address = PciAddress::parse(name).ok_or_else(|| {
         format!("{name} is no address: write it as 0000:01:00.0; `defuse nvme list`")
     })?;

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Ram, Region, Result};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, Errno, FrameRun, MemoryRegion, RamDevice,
+    Result,
+};
 
 use crate::model::ModelProperties;
 use crate::{ControllerModel, NvmeDevice, NvmeOptions};
@@ -20,7 +23,7 @@ const OPERATIONS: u64 = 48;
 pub fn controller(script: &[u8]) {
     let shape =
         ModelProperties { maps: false, queues: 2, entries: 64, ..ModelProperties::default() };
-    let disk = Ram::new(4096, 256);
+    let disk = RamDevice::new(4096, 256);
     let Ok(model) = ControllerModel::with(&disk, 1, shape) else { return };
     let from_the_start = script.first().is_none_or(|byte| byte % 2 == 0);
     let script = script.get(1..).unwrap_or_default();
@@ -36,24 +39,24 @@ pub fn controller(script: &[u8]) {
     let facts = device.facts();
     assert!(facts.block_size >= 512 && facts.block_size.is_power_of_two(), "{facts:?}");
     assert!(facts.max_transfer >= facts.block_size && facts.blocks > 0, "{facts:?}");
-    let Ok(region) = Region::new(OPERATIONS as u32 * 16) else { return };
+    let Ok(region) = MemoryRegion::new(OPERATIONS as u32 * 16) else { return };
     run(&device, &region);
     assert_eq!(region.free_frames(), region.frames(), "memory is missing");
 }
 
 /// Pushes operations of every kind, and checks that each is answered once.
-fn run(device: &NvmeDevice, region: &Arc<Region>) {
+fn run(device: &NvmeDevice, region: &Arc<MemoryRegion>) {
     let Ok(mut queue) = device.queue(8) else { return };
     let mut random = fastrand::Rng::with_seed(1);
     let (mut done, mut pushed, mut answers) = (Vec::new(), 0, vec![0; OPERATIONS as usize]);
     while pushed < OPERATIONS || queue.in_flight() > 0 {
         if pushed < OPERATIONS {
             let kind = operation(device, region, &mut random);
-            pushed += u64::from(queue.push(Op { tag: pushed, kind }).is_ok());
+            pushed += u64::from(queue.push(BlockOp { tag: pushed, kind }).is_ok());
         }
         queue.wait(None);
         queue.reap(&mut done);
-        for Done { tag, result, .. } in done.drain(..) {
+        for BlockCompletion { tag, result, .. } in done.drain(..) {
             answers[tag as usize] += 1;
             known(result);
         }
@@ -63,18 +66,22 @@ fn run(device: &NvmeDevice, region: &Arc<Region>) {
     let _ = (device.smart(), device.errors(), device.events());
 }
 
-fn operation(device: &NvmeDevice, region: &Arc<Region>, random: &mut fastrand::Rng) -> OpKind {
+fn operation(
+    device: &NvmeDevice,
+    region: &Arc<MemoryRegion>,
+    random: &mut fastrand::Rng,
+) -> BlockOpKind {
     let facts = device.facts();
     let frame = u64::from(facts.block_size.max(4096));
     let frames = (frame / 4096 * random.u64(1..4)).min(16) as u32;
     let block = random.u64(..facts.blocks.min(200));
-    let memory = || region.take(frames).map(Frames::into);
+    let memory = || region.take(frames).map(FrameRun::into);
     match random.u8(..6) {
-        0 => OpKind::Flush,
-        1 => OpKind::Discard { block, blocks: 3 },
-        2 => OpKind::Zero { block, blocks: 3 },
-        3 => OpKind::Read { block, memory: memory().unwrap_or_default() },
-        fua => OpKind::Write { block, memory: memory().unwrap_or_default(), fua: fua == 4 },
+        0 => BlockOpKind::Flush,
+        1 => BlockOpKind::Discard { block, blocks: 3 },
+        2 => BlockOpKind::Zero { block, blocks: 3 },
+        3 => BlockOpKind::Read { block, memory: memory().unwrap_or_default() },
+        fua => BlockOpKind::Write { block, memory: memory().unwrap_or_default(), fua: fua == 4 },
     }
 }
 

@@ -1,6 +1,6 @@
 //! An NVMe driver in user space: a block device on the queues of a controller, without the kernel.
 //!
-//! [`NvmeDevice`] is a [`Device`](defuse_block::Device) on a namespace. It reaches the controller through a [`ControllerTransport`], such as
+//! [`NvmeDevice`] is a [`Device`](defuse_block::BlockDevice) on a namespace. It reaches the controller through a [`ControllerTransport`], such as
 //! [`vfio`]: a device of this machine, [`qemu`]: the controller that QEMU emulates, and [`model`]: one that lives in this process and fails on demand.
 //!
 //! The controller is not trusted: completions of no command, registers that lie, and silence are errors, and each operation is answered exactly

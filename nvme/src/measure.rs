@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use defuse_block::{Clock, Device, Done, Frames, Monotonic, Op, OpKind, Region, Result, Waker};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceClock, FrameRun, MemoryRegion,
+    MonotonicClock, QueueWaker, Result,
+};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::spec::{COMPLETION, SUBMISSION};
@@ -14,7 +17,7 @@ use crate::{ControllerModel, ControllerTransport, DmaMemory};
 pub struct InstantController {
     model: ControllerModel,
     line: Mutex<Option<QueuePairMemory>>,
-    clock: Monotonic,
+    clock: MonotonicClock,
 }
 
 /// The memory of a pair of queues.
@@ -61,30 +64,30 @@ impl RandomReadTest {
     /// # Errors
     ///
     /// Those of the device.
-    pub fn run(&self, device: &dyn Device) -> Result<ReadCost> {
+    pub fn run(&self, device: &dyn BlockDevice) -> Result<ReadCost> {
         let facts = device.facts();
         let frames = facts.block_size.div_ceil(4096);
         let count = frames.next_power_of_two() * self.depth;
-        let region = Region::new(count.next_power_of_two())?;
+        let region = MemoryRegion::new(count.next_power_of_two())?;
         device.register(&region)?;
         let mut queue = device.queue(self.depth)?;
         let mut random = fastrand::Rng::with_seed(1);
-        let mut memory: Vec<Frames> =
+        let mut memory: Vec<FrameRun> =
             std::iter::from_fn(|| region.take(frames)).take(queue.depth()).collect();
-        let mut done: Vec<Done> = Vec::new();
+        let mut done: Vec<BlockCompletion> = Vec::new();
         let (begin, cpu) = (Instant::now(), process_cpu());
         let mut operations = 0;
         loop {
             while let Some(frames) = memory.pop() {
                 let kind =
-                    OpKind::Read { block: random.u64(..facts.blocks), memory: frames.into() };
+                    BlockOpKind::Read { block: random.u64(..facts.blocks), memory: frames.into() };
                 // The memory is for no more than the depth.
-                let _ = queue.push(Op { tag: 0, kind });
+                let _ = queue.push(BlockOp { tag: 0, kind });
             }
             queue.wait(None);
             queue.reap(&mut done);
             operations += done.len() as u64;
-            for Done { result, memory: used, .. } in done.drain(..) {
+            for BlockCompletion { result, memory: used, .. } in done.drain(..) {
                 result?;
                 memory.extend(used.into_frames());
             }
@@ -104,7 +107,7 @@ fn process_cpu() -> Duration {
 impl InstantController {
     /// A controller with the facts of `model`, which has no queues yet.
     pub fn new(model: ControllerModel) -> Self {
-        InstantController { model, line: Mutex::default(), clock: Monotonic::default() }
+        InstantController { model, line: Mutex::default(), clock: MonotonicClock::default() }
     }
 
     fn line(&self) -> MutexGuard<'_, Option<QueuePairMemory>> {
@@ -167,7 +170,7 @@ impl ControllerTransport for InstantController {
         self.model.allocate(bytes)
     }
 
-    fn map(&self, region: &Arc<Region>) -> Result<Option<u64>> {
+    fn map(&self, region: &Arc<MemoryRegion>) -> Result<Option<u64>> {
         self.model.map(region)
     }
 
@@ -183,7 +186,7 @@ impl ControllerTransport for InstantController {
         self.model.sleep(vector, timeout);
     }
 
-    fn waker(&self, vector: u16) -> Waker {
+    fn waker(&self, vector: u16) -> QueueWaker {
         self.model.waker(vector)
     }
 

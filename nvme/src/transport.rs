@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Clock, Monotonic, Region, Result, Waker};
+use defuse_block::{DeviceClock, MemoryRegion, MonotonicClock, QueueWaker, Result};
 
 use crate::DmaMemory;
 
@@ -42,7 +42,7 @@ pub trait ControllerTransport: Send + Sync {
     /// # Errors
     ///
     /// `ENOMEM` at a limit.
-    fn map(&self, region: &Arc<Region>) -> Result<Option<u64>>;
+    fn map(&self, region: &Arc<MemoryRegion>) -> Result<Option<u64>>;
 
     /// The reason for `ENOMEM`, with the next step: a limit of this process that [`allocate`](ControllerTransport::allocate) or
     /// [`map`](ControllerTransport::map) has met.
@@ -66,7 +66,7 @@ pub trait ControllerTransport: Send + Sync {
     }
 
     /// Ends the present or the next sleep for `vector`.
-    fn waker(&self, vector: u16) -> Waker;
+    fn waker(&self, vector: u16) -> QueueWaker;
 
     /// A descriptor that is readable after an interrupt, until the next sleep.
     fn ready(&self, vector: u16) -> Option<BorrowedFd<'_>> {
@@ -77,10 +77,10 @@ pub trait ControllerTransport: Send + Sync {
     /// The clock by which commands time out.
     fn now(&self) -> Duration;
 
-    /// The clock by which the device is measured ([`Device::clock`](defuse_block::Device::clock)): that of the machine, unless the
+    /// The clock by which the device is measured ([`Device::clock`](defuse_block::BlockDevice::clock)): that of the machine, unless the
     /// controller lives in virtual time.
-    fn clock(&self) -> Arc<dyn Clock> {
-        Arc::new(Monotonic::default())
+    fn clock(&self) -> Arc<dyn DeviceClock> {
+        Arc::new(MonotonicClock::default())
     }
 
     /// The NUMA node of the device.

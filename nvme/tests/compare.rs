@@ -1,6 +1,6 @@
 //! The Compare command: blocks are compared with data in the controller.
 
-use defuse_block::{Blocking, Device, Errno, Ram};
+use defuse_block::{BlockDevice, BlockingQueue, Errno, RamDevice};
 use defuse_nvme::model::{ControllerFault, ModelProperties};
 use defuse_nvme::spec::CommandStatus;
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeError, NvmeOptions};
@@ -9,7 +9,7 @@ use defuse_nvme::{ControllerModel, NvmeDevice, NvmeError, NvmeOptions};
 const BLOCKS: usize = 7;
 
 fn open(shape: ModelProperties) -> (ControllerModel, NvmeDevice) {
-    let model = ControllerModel::with(&Ram::new(4096, 64), 5, shape).unwrap();
+    let model = ControllerModel::with(&RamDevice::new(4096, 64), 5, shape).unwrap();
     let disk = NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap();
     (model, disk)
 }
@@ -22,7 +22,7 @@ fn data() -> Vec<u8> {
 fn blocks_equal_their_data_and_differ_by_any_byte() {
     let (_, disk) = open(ModelProperties { mdts: 1, ..ModelProperties::default() });
     let data = data();
-    Blocking::new(&disk).unwrap().write(9, &data).unwrap();
+    BlockingQueue::new(&disk).unwrap().write(9, &data).unwrap();
     assert!(disk.compare(9, &data).unwrap());
     for at in [0, 5000, data.len() - 1] {
         let mut other = data.clone();
@@ -30,7 +30,7 @@ fn blocks_equal_their_data_and_differ_by_any_byte() {
         assert!(!disk.compare(9, &other).unwrap(), "byte {at}");
     }
     let mut same = vec![0; data.len()];
-    Blocking::new(&disk).unwrap().read(9, &mut same).unwrap();
+    BlockingQueue::new(&disk).unwrap().read(9, &mut same).unwrap();
     assert!(same == data, "nothing was written");
     assert!(disk.queue(1).is_ok(), "the queues of the calls are free again");
 }

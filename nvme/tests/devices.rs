@@ -4,15 +4,15 @@
 mod cases;
 
 use cases::BLOCKS;
-use defuse_block::model::Parts;
-use defuse_block::{Device, Ram, Sim};
+use defuse_block::model::SsdParameters;
+use defuse_block::{BlockDevice, RamDevice, SimDevice};
 use defuse_nvme::model::ModelProperties;
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
 device_cases!(each);
 
 /// Runs `case` on controllers of all shapes.
-fn each(case: impl Fn(&str, &dyn Device)) {
+fn each(case: impl Fn(&str, &dyn BlockDevice)) {
     let bare = ModelProperties {
         maps: false,
         interrupts: false,
@@ -33,7 +33,7 @@ fn each(case: impl Fn(&str, &dyn Device)) {
         (
             "one with an SSD",
             ModelProperties {
-                parts: Some(Parts::default()),
+                parts: Some(SsdParameters::default()),
                 mdts: 9,
                 ..ModelProperties::default()
             },
@@ -41,11 +41,11 @@ fn each(case: impl Fn(&str, &dyn Device)) {
         ("one that reaches its own memory only", bare),
     ];
     for (name, shape) in shapes {
-        let model = ControllerModel::with(&Ram::new(4096, BLOCKS), 1, shape).unwrap();
+        let model = ControllerModel::with(&RamDevice::new(4096, BLOCKS), 1, shape).unwrap();
         case(name, &NvmeDevice::open(model, &NvmeOptions::default()).unwrap());
     }
     let model = ControllerModel::with(
-        &Sim::new(BLOCKS, 1),
+        &SimDevice::new(BLOCKS, 1),
         1,
         ModelProperties { mdts: 9, ..ModelProperties::default() },
     );

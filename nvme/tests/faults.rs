@@ -3,15 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Blocking, Device, Done, Errno, Op, OpKind, Queue, Ram, Region};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, BlockingQueue, DeviceQueue, Errno,
+    MemoryRegion, RamDevice,
+};
 use defuse_nvme::model::{ControllerFault, ModelProperties};
 use defuse_nvme::spec::CommandStatus;
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
 const WRITE: u8 = 1;
 
-fn open(shape: ModelProperties) -> (Ram, ControllerModel, NvmeDevice) {
-    let ram = Ram::new(4096, 1024);
+fn open(shape: ModelProperties) -> (RamDevice, ControllerModel, NvmeDevice) {
+    let ram = RamDevice::new(4096, 1024);
     let model = ControllerModel::with(&ram, 7, shape).unwrap();
     let disk = NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap();
     (ram, model, disk)
@@ -23,19 +26,19 @@ fn strike(model: &ControllerModel, fault: ControllerFault, numbers: &'static [u6
     model.fail(move |victim| numbers.contains(&(victim.number - first)).then_some(fault));
 }
 
-fn push_writes(queue: &mut dyn Queue, region: &Arc<Region>, writes: u64) {
+fn push_writes(queue: &mut dyn DeviceQueue, region: &Arc<MemoryRegion>, writes: u64) {
     for tag in 0..writes {
         let mut frames = region.take(1).unwrap();
         frames.fill(tag as u8 + 1);
-        let kind = OpKind::Write { block: tag, memory: frames.into(), fua: false };
-        queue.push(Op { tag, kind }).unwrap();
+        let kind = BlockOpKind::Write { block: tag, memory: frames.into(), fua: false };
+        queue.push(BlockOp { tag, kind }).unwrap();
     }
     queue.kick();
 }
 
 /// The results by tag, each exactly once.
-fn finish(queue: &mut dyn Queue) -> Vec<Result<(), Errno>> {
-    let mut done: Vec<Done> = Vec::new();
+fn finish(queue: &mut dyn DeviceQueue) -> Vec<Result<(), Errno>> {
+    let mut done: Vec<BlockCompletion> = Vec::new();
     while queue.in_flight() > 0 {
         queue.wait(None);
         queue.reap(&mut done);
@@ -51,7 +54,7 @@ type SixteenWrites = (Vec<Result<(), Errno>>, (u64, u64), Vec<u8>);
 /// The results of sixteen writes, of which the fourth and the tenth command meet `fault`.
 fn sixteen(fault: ControllerFault) -> SixteenWrites {
     let (ram, model, disk) = open(ModelProperties::default());
-    let region = Region::new(64).unwrap();
+    let region = MemoryRegion::new(64).unwrap();
     disk.register(&region).unwrap();
     let mut queue = disk.queue(16).unwrap();
     strike(&model, fault, &[3, 9]);
@@ -64,7 +67,7 @@ fn sixteen(fault: ControllerFault) -> SixteenWrites {
     let works = finish(&mut *queue)[0].is_ok();
     assert_eq!(works, fault != ControllerFault::Unplug, "the queue works afterwards");
     let mut bytes = vec![0; 16 * 4096];
-    Blocking::new(&ram).unwrap().read(0, &mut bytes).unwrap();
+    BlockingQueue::new(&ram).unwrap().read(0, &mut bytes).unwrap();
     (results, lives, bytes.chunks(4096).map(|block| block[7]).collect())
 }
 
@@ -113,8 +116,8 @@ fn a_controller_that_is_pulled_out_answers_everything_with_errors() {
 #[test]
 fn a_controller_that_needs_too_many_resets_is_given_up_on_all_queues() {
     let (_ram, model, disk) = open(ModelProperties::default());
-    let region = Region::new(64).unwrap();
-    let mut queues: Vec<Box<dyn Queue>> = (0..2).map(|_| disk.queue(8).unwrap()).collect();
+    let region = MemoryRegion::new(64).unwrap();
+    let mut queues: Vec<Box<dyn DeviceQueue>> = (0..2).map(|_| disk.queue(8).unwrap()).collect();
     model.fail(|_| Some(ControllerFault::Forget));
     queues.iter_mut().for_each(|queue| push_writes(&mut **queue, &region, 8));
     for queue in &mut queues {
@@ -132,7 +135,7 @@ fn a_controller_that_needs_too_many_resets_is_given_up_on_all_queues() {
 #[test]
 fn errors_of_commands_become_errors_of_operations_and_passing_ones_are_retried() {
     let (_ram, model, disk) = open(ModelProperties::default());
-    let mut line = Blocking::new(&disk).unwrap();
+    let mut line = BlockingQueue::new(&disk).unwrap();
     let table = [
         (CommandStatus::READ_ERROR, Errno::IO),
         (CommandStatus::INVALID_FIELD, Errno::INVAL),
@@ -154,7 +157,7 @@ fn errors_of_commands_become_errors_of_operations_and_passing_ones_are_retried()
 #[test]
 fn lost_misdirected_and_torn_writes_are_lost_misdirected_and_torn() {
     let (_ram, model, disk) = open(ModelProperties::default());
-    let mut line = Blocking::new(&disk).unwrap();
+    let mut line = BlockingQueue::new(&disk).unwrap();
     let once = |fault| {
         let first = model.commands();
         model.fail(move |victim| {
@@ -179,7 +182,7 @@ fn a_controller_is_told_of_the_end_after_its_last_queue() {
     let mut queue = disk.queue(4).unwrap();
     drop(disk);
     assert_eq!(model.lives(), (1, 0), "a queue still needs it");
-    queue.push(Op { tag: 0, kind: OpKind::Flush }).unwrap();
+    queue.push(BlockOp { tag: 0, kind: BlockOpKind::Flush }).unwrap();
     assert_eq!(finish(&mut *queue), [Ok(())]);
     drop(queue);
     assert_eq!(model.lives(), (1, 1));
@@ -188,7 +191,7 @@ fn a_controller_is_told_of_the_end_after_its_last_queue() {
 #[test]
 fn events_and_logs_reach_the_user() {
     let (_ram, model, disk) = open(ModelProperties::default());
-    Blocking::new(&disk).unwrap().flush().unwrap();
+    BlockingQueue::new(&disk).unwrap().flush().unwrap();
     let smart = disk.smart().unwrap();
     assert_eq!((smart.temperature_k, smart.reads, smart.power_cycles), (300, 1, 1));
     assert_eq!(disk.errors().unwrap(), []);
@@ -206,7 +209,7 @@ fn events_and_logs_reach_the_user() {
 
 #[test]
 fn a_namespace_of_small_blocks_and_large_ranges_work() {
-    let ram = Ram::new(512, 400_000);
+    let ram = RamDevice::new(512, 400_000);
     let shape =
         ModelProperties { atomic: (15, 7), writes_zeroes: false, ..ModelProperties::default() };
     let disk =
@@ -214,12 +217,12 @@ fn a_namespace_of_small_blocks_and_large_ranges_work() {
             .unwrap();
     let facts = disk.facts();
     assert_eq!((facts.block_size, facts.atomic_write, facts.max_transfer), (512, 4096, 128 << 10));
-    let mut line = Blocking::new(&disk).unwrap();
+    let mut line = BlockingQueue::new(&disk).unwrap();
     line.write(99_999, &[5; 1024]).unwrap();
     line.write(301, &[6; 512]).unwrap();
     // More than a command holds.
-    line.run(OpKind::Zero { block: 302, blocks: 99_698 }).unwrap();
-    line.run(OpKind::Discard { block: 200_000, blocks: 200_000 }).unwrap();
+    line.run(BlockOpKind::Zero { block: 302, blocks: 99_698 }).unwrap();
+    line.run(BlockOpKind::Discard { block: 200_000, blocks: 200_000 }).unwrap();
     let mut bytes = [1; 1536];
     line.read(99_999, &mut bytes).unwrap();
     assert_eq!((bytes[0], bytes[511], bytes[512], bytes[1535]), (0, 0, 5, 0));
@@ -235,17 +238,17 @@ fn queues_have_an_end_and_their_numbers_come_back() {
     assert_eq!(disk.queue(4).err(), Some(Errno::BUSY));
     drop(queues);
     for _ in 0..5 {
-        Blocking::new(&disk).unwrap().flush().unwrap();
+        BlockingQueue::new(&disk).unwrap().flush().unwrap();
     }
 }
 
 #[test]
 fn a_controller_that_does_not_answer_is_refused() {
-    let model = ControllerModel::new(&Ram::new(4096, 16), 1).unwrap();
+    let model = ControllerModel::new(&RamDevice::new(4096, 16), 1).unwrap();
     model.unplug();
     let error = NvmeDevice::open(model, &NvmeOptions::default()).unwrap_err();
     assert!(error.to_string().contains("does not answer"), "{error}");
-    let model = ControllerModel::new(&Ram::new(4096, 16), 1).unwrap();
+    let model = ControllerModel::new(&RamDevice::new(4096, 16), 1).unwrap();
     let options = NvmeOptions { namespace: 2, ..NvmeOptions::default() };
     let error = NvmeDevice::open(model, &options).unwrap_err();
     assert!(error.to_string().contains("cannot identify the namespace"), "{error}");
@@ -270,11 +273,11 @@ fn a_lying_controller_gets_errors_and_no_memory() {
 #[test]
 fn a_time_out_takes_the_time_that_was_asked_for() {
     use defuse_nvme::ControllerTransport;
-    let ram = Ram::new(4096, 16);
+    let ram = RamDevice::new(4096, 16);
     let model = ControllerModel::new(&ram, 1).unwrap();
     let options = NvmeOptions { timeout: Duration::from_secs(8), ..NvmeOptions::default() };
     let disk = NvmeDevice::open(model.clone(), &options).unwrap();
-    let mut line = Blocking::new(&disk).unwrap();
+    let mut line = BlockingQueue::new(&disk).unwrap();
     strike(&model, ControllerFault::Ignore, &[0]);
     let begin = model.now();
     assert_eq!(line.write(0, &[1; 4096]), Err(Errno::TIMEDOUT));

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use defuse_block::{Device, Done, Op, OpKind, Queue, Ram, Region, Result, Waker};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceQueue, MemoryRegion, QueueWaker,
+    RamDevice, Result,
+};
 use defuse_nvme::model::{ControllerFault, ModelProperties};
 use defuse_nvme::{ControllerModel, ControllerTransport, DmaMemory, NvmeDevice, NvmeOptions};
 
@@ -61,7 +64,7 @@ impl ControllerTransport for SleepCountingModel {
         self.model.allocate(bytes)
     }
 
-    fn map(&self, region: &Arc<Region>) -> Result<Option<u64>> {
+    fn map(&self, region: &Arc<MemoryRegion>) -> Result<Option<u64>> {
         self.model.map(region)
     }
 
@@ -90,7 +93,7 @@ impl ControllerTransport for SleepCountingModel {
         }
     }
 
-    fn waker(&self, vector: u16) -> Waker {
+    fn waker(&self, vector: u16) -> QueueWaker {
         self.model.waker(vector)
     }
 
@@ -102,8 +105,8 @@ impl ControllerTransport for SleepCountingModel {
 /// A queue, and the controller below it.
 struct PollingFixture {
     transport: SleepCountingModel,
-    region: Arc<Region>,
-    queue: Box<dyn Queue>,
+    region: Arc<MemoryRegion>,
+    queue: Box<dyn DeviceQueue>,
     _disk: NvmeDevice,
 }
 
@@ -118,18 +121,18 @@ struct PollingTimes {
 impl PollingFixture {
     fn new(latency_us: (u64, u64), interrupts: bool) -> Self {
         let shape = ModelProperties { latency_us, interrupts, ..ModelProperties::default() };
-        let model = ControllerModel::with(&Ram::new(4096, 64), 5, shape).unwrap();
+        let model = ControllerModel::with(&RamDevice::new(4096, 64), 5, shape).unwrap();
         let transport = SleepCountingModel { model, counts: Arc::default() };
         let disk = NvmeDevice::open(transport.clone(), &NvmeOptions::default()).unwrap();
-        let region = Region::new(4).unwrap();
+        let region = MemoryRegion::new(4).unwrap();
         disk.register(&region).unwrap();
         let queue = disk.queue(1).unwrap();
         PollingFixture { transport, region, queue, _disk: disk }
     }
 
-    fn read(&mut self) -> Done {
+    fn read(&mut self) -> BlockCompletion {
         let memory = self.region.take(1).unwrap().into();
-        self.queue.push(Op { tag: 0, kind: OpKind::Read { block: 1, memory } }).unwrap();
+        self.queue.push(BlockOp { tag: 0, kind: BlockOpKind::Read { block: 1, memory } }).unwrap();
         let mut done = Vec::new();
         while done.is_empty() {
             self.queue.wait(None);
@@ -223,7 +226,7 @@ fn a_wait_looks_no_longer_than_it_may_last() {
     bench.reads(100);
     bench.transport.model.pace(LATE);
     let memory = bench.region.take(1).unwrap().into();
-    bench.queue.push(Op { tag: 0, kind: OpKind::Read { block: 1, memory } }).unwrap();
+    bench.queue.push(BlockOp { tag: 0, kind: BlockOpKind::Read { block: 1, memory } }).unwrap();
     *bench.transport.counts.asleep.lock().unwrap() = Duration::ZERO;
     let begin = bench.transport.model.now();
     bench.queue.wait(Some(Duration::from_micros(2)));

@@ -1,17 +1,20 @@
 //! Power cuts of a controller with a volatile cache: what was flushed survives, whatever else happens.
 
-use defuse_block::{Blocking, Device, Memory, Op, OpKind, Queue, Region, Segments, Sim};
+use defuse_block::{
+    BlockDevice, BlockOp, BlockOpKind, BlockingQueue, DeviceQueue, MemoryRegion, MemorySegments,
+    OperationMemory, SimDevice,
+};
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
 /// Writes one block in each of `rounds` rounds, each followed by a flush or written with FUA, and tells after how many events of the simulation it
 /// was durable.
-fn write(sim: &Sim, rounds: u64) -> Vec<usize> {
+fn write(sim: &SimDevice, rounds: u64) -> Vec<usize> {
     let model = ControllerModel::new(sim, 5).unwrap();
     let disk = NvmeDevice::open(model, &NvmeOptions::default()).unwrap();
-    let region = Region::new(8).unwrap();
+    let region = MemoryRegion::new(8).unwrap();
     disk.register(&region).unwrap();
     let mut queue = disk.queue(4).unwrap();
-    let finish = |queue: &mut dyn Queue| {
+    let finish = |queue: &mut dyn DeviceQueue| {
         let mut done = Vec::new();
         while queue.in_flight() > 0 {
             queue.wait(None);
@@ -24,11 +27,13 @@ fn write(sim: &Sim, rounds: u64) -> Vec<usize> {
         let fua = round % 2 == 1;
         let mut run = region.take(1).unwrap();
         run.fill(round as u8 + 1);
-        let memory = Segments::One(Memory::Frames(run));
-        queue.push(Op { tag: 0, kind: OpKind::Write { block: round, memory, fua } }).unwrap();
+        let memory = MemorySegments::One(OperationMemory::Frames(run));
+        queue
+            .push(BlockOp { tag: 0, kind: BlockOpKind::Write { block: round, memory, fua } })
+            .unwrap();
         finish(&mut *queue);
         if !fua {
-            queue.push(Op { tag: 1, kind: OpKind::Flush }).unwrap();
+            queue.push(BlockOp { tag: 1, kind: BlockOpKind::Flush }).unwrap();
             finish(&mut *queue);
         }
         durable.push(sim.events());
@@ -37,14 +42,14 @@ fn write(sim: &Sim, rounds: u64) -> Vec<usize> {
 }
 
 /// True where all rounds that were durable at a cut are there after it.
-fn holds(sim: &Sim, durable: &[usize]) -> bool {
+fn holds(sim: &SimDevice, durable: &[usize]) -> bool {
     let mut cuts = sim.cuts();
     let mut holds = true;
     while let Some(cut) = cuts.next() {
         let rounds = durable.iter().filter(|events| **events <= cut.at()).count();
         for state in cut.every() {
             let mut bytes = vec![0; durable.len() * 4096];
-            Blocking::new(&state).unwrap().read(0, &mut bytes).unwrap();
+            BlockingQueue::new(&state).unwrap().read(0, &mut bytes).unwrap();
             let mut blocks = bytes.chunks(4096).enumerate().take(rounds);
             holds &= blocks.all(|(at, block)| block.iter().all(|byte| *byte == at as u8 + 1));
         }
@@ -54,7 +59,7 @@ fn holds(sim: &Sim, durable: &[usize]) -> bool {
 
 #[test]
 fn what_was_flushed_or_written_through_survives_a_power_cut() {
-    let sim = Sim::new(64, 3);
+    let sim = SimDevice::new(64, 3);
     let durable = write(&sim, 12);
     assert!(holds(&sim, &durable));
 }
@@ -62,7 +67,7 @@ fn what_was_flushed_or_written_through_survives_a_power_cut() {
 /// The other test can fail.
 #[test]
 fn a_controller_whose_flushes_lie_is_noticed() {
-    let sim = Sim::new(64, 3);
+    let sim = SimDevice::new(64, 3);
     sim.lie_about_flushes();
     let durable = write(&sim, 12);
     assert!(!holds(&sim, &durable));

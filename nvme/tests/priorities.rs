@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Device, Done, Op, OpKind, Priority, Purpose, Queue, Ram, Region};
-use defuse_block::{Separated, Separation};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceQueue, MemoryRegion, QueuePriority,
+    QueuePurpose, RamDevice,
+};
+use defuse_block::{SeparatedDevice, SeparationOptions};
 use defuse_nvme::model::{ControllerFault, ModelProperties};
 use defuse_nvme::{ControllerModel, ControllerTransport, NvmeDevice, NvmeOptions};
 
@@ -21,7 +24,7 @@ fn open(priorities: bool) -> (ControllerModel, NvmeDevice) {
         latency_us: (20, 40),
         ..ModelProperties::default()
     };
-    let model = ControllerModel::with(&Ram::new(4096, 1024), 3, shape).unwrap();
+    let model = ControllerModel::with(&RamDevice::new(4096, 1024), 3, shape).unwrap();
     let disk = NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap();
     (model, disk)
 }
@@ -32,15 +35,15 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
     assert!(disk.has_priorities());
     let mut queues = vec![
         disk.queue(4).unwrap(),
-        disk.queue_with(Priority::High, 4).unwrap(),
-        disk.queue_with(Priority::Low, 4).unwrap(),
-        disk.queue_for(Purpose::Behind, 4).unwrap(),
+        disk.queue_with(QueuePriority::High, 4).unwrap(),
+        disk.queue_with(QueuePriority::Low, 4).unwrap(),
+        disk.queue_for(QueuePurpose::Behind, 4).unwrap(),
     ];
     let told = [(1, 2), (2, 1), (3, 3), (4, 3)];
     assert_eq!(model.priorities(), told);
     // A reset forgets them, and the queues are made as they were.
     model.fail(|victim| (victim.number == 0).then_some(ControllerFault::Break));
-    queues[1].push(Op { tag: 0, kind: OpKind::Flush }).unwrap();
+    queues[1].push(BlockOp { tag: 0, kind: BlockOpKind::Flush }).unwrap();
     for queue in &mut queues {
         let mut done = Vec::new();
         while queue.in_flight() > 0 {
@@ -48,7 +51,7 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
             queue.reap(&mut done);
         }
         queue.reap(&mut done);
-        queue.push(Op { tag: 0, kind: OpKind::Flush }).unwrap();
+        queue.push(BlockOp { tag: 0, kind: BlockOpKind::Flush }).unwrap();
         while queue.in_flight() > 0 {
             queue.wait(None);
             queue.reap(&mut done);
@@ -60,7 +63,7 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
     drop(queues);
     let (model, disk) = open(false);
     assert!(!disk.has_priorities());
-    let _queue = disk.queue_with(Priority::High, 4).unwrap();
+    let _queue = disk.queue_with(QueuePriority::High, 4).unwrap();
     assert_eq!(model.priorities(), [(1, 0)], "the field is reserved without priorities");
     assert_eq!(model.weights(), None);
 }
@@ -68,20 +71,22 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
 #[test]
 fn separated_queues_of_small_operations_are_of_high_priority() {
     let (model, disk) = open(true);
-    let separated = Separated::new(Arc::new(disk), &Separation::divided(4, 8)).unwrap();
+    let separated =
+        SeparatedDevice::new(Arc::new(disk), &SeparationOptions::divided(4, 8)).unwrap();
     // Small reads, large reads, writes, and what nobody waits for.
     assert_eq!(model.priorities(), [(1, 1), (2, 2), (3, 2), (4, 3)]);
     drop(separated);
 }
 
 /// Keeps a queue full of writes.
-fn refill(queue: &mut dyn Queue, region: &Arc<Region>, tag: u64) {
-    let mut done: Vec<Done> = Vec::new();
+fn refill(queue: &mut dyn DeviceQueue, region: &Arc<MemoryRegion>, tag: u64) {
+    let mut done: Vec<BlockCompletion> = Vec::new();
     queue.reap(&mut done);
     done.clear();
     while (queue.in_flight() as u64) < DEPTH {
-        let kind = OpKind::Write { block: tag, memory: region.take(1).unwrap().into(), fua: false };
-        queue.push(Op { tag, kind }).unwrap();
+        let kind =
+            BlockOpKind::Write { block: tag, memory: region.take(1).unwrap().into(), fua: false };
+        queue.push(BlockOp { tag, kind }).unwrap();
     }
     queue.kick();
 }
@@ -90,11 +95,11 @@ fn refill(queue: &mut dyn Queue, region: &Arc<Region>, tag: u64) {
 fn time_of_reads(priorities: bool) -> Duration {
     const READS: u32 = 200;
     let (model, disk) = open(priorities);
-    let region = Region::new(1024).unwrap();
+    let region = MemoryRegion::new(1024).unwrap();
     disk.register(&region).unwrap();
-    let low = || disk.queue_with(Priority::Low, DEPTH as u32).unwrap();
-    let mut crowd: Vec<Box<dyn Queue>> = (0..CROWD).map(|_| low()).collect();
-    let mut reads = disk.queue_with(Priority::High, 1).unwrap();
+    let low = || disk.queue_with(QueuePriority::Low, DEPTH as u32).unwrap();
+    let mut crowd: Vec<Box<dyn DeviceQueue>> = (0..CROWD).map(|_| low()).collect();
+    let mut reads = disk.queue_with(QueuePriority::High, 1).unwrap();
     let mut time = Duration::ZERO;
     for read in 0..READS {
         for (tag, queue) in crowd.iter_mut().enumerate() {
@@ -102,8 +107,8 @@ fn time_of_reads(priorities: bool) -> Duration {
         }
         let (begin, mut done) = (model.now(), Vec::new());
         let memory = region.take(1).unwrap().into();
-        let kind = OpKind::Read { block: u64::from(read), memory };
-        reads.push(Op { tag: 0, kind }).unwrap();
+        let kind = BlockOpKind::Read { block: u64::from(read), memory };
+        reads.push(BlockOp { tag: 0, kind }).unwrap();
         while done.is_empty() {
             reads.wait(None);
             reads.reap(&mut done);

@@ -5,7 +5,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use defuse_block::{Blocking, Device, Done, Errno, Op, OpKind, Queue, Region};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, BlockingQueue, DeviceQueue, Errno,
+    MemoryRegion,
+};
 use defuse_nvme::qemu::{QemuController, QemuOptions};
 use defuse_nvme::{NvmeDevice, NvmeOptions};
 
@@ -27,7 +30,7 @@ fn open(options: &QemuOptions) -> Option<(File, NvmeDevice)> {
     Some((file, NvmeDevice::open(qemu, &options).unwrap()))
 }
 
-fn finish(queue: &mut dyn Queue) -> Vec<Done> {
+fn finish(queue: &mut dyn DeviceQueue) -> Vec<BlockCompletion> {
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
         queue.wait(None);
@@ -43,7 +46,7 @@ fn operations_at_depth_reach_the_file_below_another_controller() {
     assert_eq!((facts.block_size, facts.bytes(), facts.volatile_cache), (4096, BYTES, true));
     assert!(disk.controller_facts().model.starts_with("QEMU"), "{:?}", disk.controller_facts());
     assert!(disk.smart().unwrap().temperature_k > 0);
-    let region = Region::new(2048).unwrap();
+    let region = MemoryRegion::new(2048).unwrap();
     let mut queue = disk.queue(32).unwrap();
     let frames = |count| region.take(count).unwrap();
     // From one page to the largest transfer, which needs a list.
@@ -57,21 +60,22 @@ fn operations_at_depth_reach_the_file_below_another_controller() {
             *byte = (at / 512 + tag as usize) as u8 | 1;
         }
         expected[block * 4096..][..run.len()].copy_from_slice(&run);
-        let kind = OpKind::Write { block: block as u64, memory: run.into(), fua: tag % 5 == 0 };
-        queue.push(Op { tag, kind }).unwrap();
+        let kind =
+            BlockOpKind::Write { block: block as u64, memory: run.into(), fua: tag % 5 == 0 };
+        queue.push(BlockOp { tag, kind }).unwrap();
         block += size as usize + 3;
     }
     assert!(finish(&mut *queue).iter().all(|done| done.result == Ok(())));
     let changes = [
-        OpKind::Zero { block: 0, blocks: 2 },
-        OpKind::Zero { block: 100, blocks: 4000 },
-        OpKind::Discard { block: 6000, blocks: 2000 },
-        OpKind::Flush,
+        BlockOpKind::Zero { block: 0, blocks: 2 },
+        BlockOpKind::Zero { block: 100, blocks: 4000 },
+        BlockOpKind::Discard { block: 6000, blocks: 2000 },
+        BlockOpKind::Flush,
     ];
     expected[..2 * 4096].fill(0);
     expected[100 * 4096..4100 * 4096].fill(0);
     for (tag, kind) in (0..).zip(changes) {
-        queue.push(Op { tag, kind }).unwrap();
+        queue.push(BlockOp { tag, kind }).unwrap();
         assert_eq!(finish(&mut *queue)[0].result, Ok(()), "change {tag}");
     }
     let mut content = vec![0; BYTES as usize];
@@ -79,9 +83,11 @@ fn operations_at_depth_reach_the_file_below_another_controller() {
     let wrong = content.chunks(4096).zip(expected.chunks(4096)).position(|(is, must)| is != must);
     assert_eq!(wrong, None, "the first block that differs");
     for (tag, block) in (0..).zip((0..block as u64).step_by(7)).take(32) {
-        queue.push(Op { tag, kind: OpKind::Read { block, memory: frames(2).into() } }).unwrap();
+        queue
+            .push(BlockOp { tag, kind: BlockOpKind::Read { block, memory: frames(2).into() } })
+            .unwrap();
     }
-    for Done { tag, result, memory } in finish(&mut *queue) {
+    for BlockCompletion { tag, result, memory } in finish(&mut *queue) {
         let run = memory.into_frames().unwrap();
         let must = &expected[tag as usize * 7 * 4096..][..run.len()];
         assert!(result == Ok(()) && run[..] == *must, "read {tag}");
@@ -100,7 +106,7 @@ fn small_blocks_small_transfers_and_few_queues_of_another_controller() {
     let Some((file, disk)) = open(&options) else { return };
     let facts = disk.facts();
     assert_eq!((facts.block_size, facts.max_transfer, facts.max_queues), (512, 8192, 3));
-    let mut line = Blocking::new(&disk).unwrap();
+    let mut line = BlockingQueue::new(&disk).unwrap();
     line.write(3, &[7; 40 * 512]).unwrap();
     line.flush().unwrap();
     let mut content = vec![0; 44 * 512];
@@ -142,8 +148,8 @@ fn data_in_the_memory_of_the_machine_is_reached_where_it_is() {
     for (block, fill) in [(0, 7), (5, 9)] {
         let mut frames = memory.take(3).unwrap();
         frames.fill(fill);
-        let kind = OpKind::Write { block, memory: frames.into(), fua: false };
-        queue.push(Op { tag: block, kind }).unwrap();
+        let kind = BlockOpKind::Write { block, memory: frames.into(), fua: false };
+        queue.push(BlockOp { tag: block, kind }).unwrap();
     }
     assert_eq!(memory.free_frames(), before - 6, "there are no copies");
     assert!(finish(&mut *queue).iter().all(|done| done.result == Ok(())));

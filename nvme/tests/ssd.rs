@@ -3,22 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::model::Parts;
-use defuse_block::separation::Mode;
+use defuse_block::model::SsdParameters;
+use defuse_block::separation::SeparationMode;
 use defuse_block::{
-    Device, Done, Errno, Op, OpKind, Queue, Ram, Region, Segments, Separated, Separation,
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceQueue, Errno, MemoryRegion,
+    MemorySegments, RamDevice, SeparatedDevice, SeparationOptions,
 };
 use defuse_nvme::model::{ControllerFault, ModelProperties};
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
 const BLOCKS: u64 = 1 << 16;
 
-fn open(parts: &Parts) -> (ControllerModel, NvmeDevice) {
+fn open(parts: &SsdParameters) -> (ControllerModel, NvmeDevice) {
     open_with(1, ModelProperties { parts: Some(parts.clone()), ..ModelProperties::default() })
 }
 
 fn open_with(seed: u64, shape: ModelProperties) -> (ControllerModel, NvmeDevice) {
-    let model = ControllerModel::with(&Ram::new(4096, BLOCKS), seed, shape).unwrap();
+    let model = ControllerModel::with(&RamDevice::new(4096, BLOCKS), seed, shape).unwrap();
     let disk = NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap();
     (model, disk)
 }
@@ -31,15 +32,17 @@ enum BlockTransfer {
 }
 
 impl BlockTransfer {
-    fn op(self, tag: u64, region: &Arc<Region>) -> Op {
-        let memory = |blocks| Segments::from(region.take(blocks).expect("a frame is free"));
+    fn op(self, tag: u64, region: &Arc<MemoryRegion>) -> BlockOp {
+        let memory = |blocks| MemorySegments::from(region.take(blocks).expect("a frame is free"));
         let kind = match self {
-            BlockTransfer::Read(block, blocks) => OpKind::Read { block, memory: memory(blocks) },
+            BlockTransfer::Read(block, blocks) => {
+                BlockOpKind::Read { block, memory: memory(blocks) }
+            }
             BlockTransfer::Write(block, blocks) => {
-                OpKind::Write { block, memory: memory(blocks), fua: false }
+                BlockOpKind::Write { block, memory: memory(blocks), fua: false }
             }
         };
-        Op { tag, kind }
+        BlockOp { tag, kind }
     }
 }
 
@@ -51,8 +54,8 @@ struct TransferTimes {
 }
 
 /// Carries out transfers with as many in flight as `depth` says.
-fn run(device: &dyn Device, depth: u32, steps: &[BlockTransfer]) -> TransferTimes {
-    let region = Region::new((depth * 16).next_power_of_two()).unwrap();
+fn run(device: &dyn BlockDevice, depth: u32, steps: &[BlockTransfer]) -> TransferTimes {
+    let region = MemoryRegion::new((depth * 16).next_power_of_two()).unwrap();
     device.register(&region).unwrap();
     let (mut queue, clock) = (device.queue(depth).unwrap(), device.clock());
     let (begin, mut waited) = (clock.now(), Duration::ZERO);
@@ -65,7 +68,7 @@ fn run(device: &dyn Device, depth: u32, steps: &[BlockTransfer]) -> TransferTime
         }
         queue.wait(None);
         queue.reap(&mut done);
-        for Done { tag, result, .. } in done.drain(..) {
+        for BlockCompletion { tag, result, .. } in done.drain(..) {
             assert_eq!(result, Ok(()));
             waited += clock.now() - begun[tag as usize];
             ended += 1;
@@ -75,9 +78,9 @@ fn run(device: &dyn Device, depth: u32, steps: &[BlockTransfer]) -> TransferTime
 }
 
 /// Carries out one operation, and returns its time.
-fn one(disk: &NvmeDevice, queue: &mut dyn Queue, kind: OpKind) -> Duration {
+fn one(disk: &NvmeDevice, queue: &mut dyn DeviceQueue, kind: BlockOpKind) -> Duration {
     let begin = disk.clock().now();
-    queue.push(Op { tag: 0, kind }).unwrap();
+    queue.push(BlockOp { tag: 0, kind }).unwrap();
     let mut done = Vec::new();
     while done.is_empty() {
         queue.wait(None);
@@ -109,7 +112,7 @@ fn mixed(count: usize) -> Vec<BlockTransfer> {
 
 #[test]
 fn a_read_takes_the_time_of_its_parts() {
-    let parts = Parts::default();
+    let parts = SsdParameters::default();
     let (_, disk) = open(&parts);
     let steps: Vec<BlockTransfer> =
         (0..1000).map(|block| BlockTransfer::Read(block * 7, 1)).collect();
@@ -120,7 +123,7 @@ fn a_read_takes_the_time_of_its_parts() {
 
 #[test]
 fn many_reads_use_all_dies() {
-    let parts = Parts { queue_commands: 128, ..Parts::default() };
+    let parts = SsdParameters { queue_commands: 128, ..SsdParameters::default() };
     let (_, disk) = open(&parts);
     let count = 20_000;
     let steps: Vec<BlockTransfer> =
@@ -132,7 +135,7 @@ fn many_reads_use_all_dies() {
 
 #[test]
 fn a_single_die_reads_one_page_after_the_other() {
-    let parts = Parts { dies: 1, channels: 1, ..Parts::default() };
+    let parts = SsdParameters { dies: 1, channels: 1, ..SsdParameters::default() };
     let (_, disk) = open(&parts);
     let steps: Vec<BlockTransfer> =
         (0..1000).map(|page| BlockTransfer::Read(page * 4, 1)).collect();
@@ -142,7 +145,7 @@ fn a_single_die_reads_one_page_after_the_other() {
 
 #[test]
 fn writes_are_complete_in_the_buffer_and_then_as_fast_as_the_dies_program() {
-    let parts = Parts::default();
+    let parts = SsdParameters::default();
     let (_, disk) = open(&parts);
     let write = |block: u64| BlockTransfer::Write(block * 16 % BLOCKS, 16);
     let few: Vec<BlockTransfer> = (0..parts.buffer_blocks / 16).map(write).collect();
@@ -158,31 +161,36 @@ fn writes_are_complete_in_the_buffer_and_then_as_fast_as_the_dies_program() {
 
 #[test]
 fn a_flush_and_a_write_with_fua_take_the_time_of_programs() {
-    let parts = Parts { dies: 2, channels: 2, ..Parts::default() };
+    let parts = SsdParameters { dies: 2, channels: 2, ..SsdParameters::default() };
     let (_, disk) = open(&parts);
-    let region = Region::new(32).unwrap();
+    let region = MemoryRegion::new(32).unwrap();
     disk.register(&region).unwrap();
     let mut queue = disk.queue(4).unwrap();
     let write = |blocks, fua| {
         let memory = region.take(blocks).unwrap().into();
-        OpKind::Write { block: 9, memory, fua }
+        BlockOpKind::Write { block: 9, memory, fua }
     };
     let mut one = |kind| one(&disk, &mut *queue, kind);
     assert!(one(write(1, true)) > parts.program);
     assert!(one(write(16, false)) < parts.read, "it is in the buffer");
-    let flush = one(OpKind::Flush);
+    let flush = one(BlockOpKind::Flush);
     // Two pages for each die.
     assert!(agree(flush, 2 * parts.program, 0.05), "{flush:?}");
-    let flush = one(OpKind::Flush);
+    let flush = one(BlockOpKind::Flush);
     assert!(flush < 2 * parts.command, "nothing is in the buffer: {flush:?}");
 }
 
 #[test]
 fn a_read_passes_a_queue_that_is_full_of_writes() {
-    let parts = Parts { commands: 8, queue_commands: 4, buffer_blocks: 4, ..Parts::default() };
-    let time_of_read = |parts: &Parts| {
+    let parts = SsdParameters {
+        commands: 8,
+        queue_commands: 4,
+        buffer_blocks: 4,
+        ..SsdParameters::default()
+    };
+    let time_of_read = |parts: &SsdParameters| {
         let (_, disk) = open(parts);
-        let region = Region::new(128).unwrap();
+        let region = MemoryRegion::new(128).unwrap();
         disk.register(&region).unwrap();
         let (mut writes, mut reads) = (disk.queue(64).unwrap(), disk.queue(1).unwrap());
         let begin = disk.clock().now();
@@ -195,11 +203,11 @@ fn a_read_passes_a_queue_that_is_full_of_writes() {
             writes.reap(&mut Vec::new());
         }
         let memory = region.take(1).unwrap().into();
-        one(&disk, &mut *reads, OpKind::Read { block: 1000, memory })
+        one(&disk, &mut *reads, BlockOpKind::Read { block: 1000, memory })
     };
     let time = time_of_read(&parts);
     assert!(time < 2 * parts.read, "{time:?}");
-    let time = time_of_read(&Parts { queue_commands: 8, ..parts.clone() });
+    let time = time_of_read(&SsdParameters { queue_commands: 8, ..parts.clone() });
     assert!(time > parts.program / 2, "writes have all places of the controller: {time:?}");
 }
 
@@ -209,7 +217,7 @@ fn nothing_is_left_to_chance() {
         let (_, disk) = open_with(seed, ModelProperties { parts, ..ModelProperties::default() });
         run(&disk, 64, &mixed(2000))
     };
-    let parts = || Some(Parts::default());
+    let parts = || Some(SsdParameters::default());
     assert_eq!(course(1, parts()), course(1, parts()));
     assert_eq!(course(1, parts()), course(2, parts()));
     assert_ne!(course(1, None), course(2, None), "times by chance show here");
@@ -218,9 +226,9 @@ fn nothing_is_left_to_chance() {
 #[test]
 fn transfers_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() {
     for depth in [1, 16, 256] {
-        let (_, disk) = open(&Parts::default());
+        let (_, disk) = open(&SsdParameters::default());
         let through = run(&disk, depth, &mixed(5000));
-        let ssd = defuse_block::Model::new(BLOCKS, &Parts::default());
+        let ssd = defuse_block::SsdModel::new(BLOCKS, &SsdParameters::default());
         let itself = run(&ssd, depth, &mixed(5000));
         println!("depth {depth}: {through:?} through the driver, {itself:?} itself");
         assert!(agree(through.took, itself.took, 0.01), "{depth}: {through:?} {itself:?}");
@@ -241,13 +249,15 @@ fn reads(count: usize) -> Vec<BlockTransfer> {
 /// The answers of all queues are seen when they come, although one queue at a time is waited for.
 #[test]
 fn several_queues_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() {
-    for mode in [Mode::Off, Mode::Learned] {
-        let course = |device: Arc<dyn Device>| {
-            let separated = Separated::new(device, &Separation::open(mode, 4, 4)).unwrap();
+    for mode in [SeparationMode::Off, SeparationMode::Learned] {
+        let course = |device: Arc<dyn BlockDevice>| {
+            let separated =
+                SeparatedDevice::new(device, &SeparationOptions::open(mode, 4, 4)).unwrap();
             run(&separated, 16, &reads(5000))
         };
-        let through = course(Arc::new(open(&Parts::default()).1));
-        let itself = course(Arc::new(defuse_block::Model::new(BLOCKS, &Parts::default())));
+        let through = course(Arc::new(open(&SsdParameters::default()).1));
+        let itself =
+            course(Arc::new(defuse_block::SsdModel::new(BLOCKS, &SsdParameters::default())));
         println!("{mode:?}: {through:?} through the driver, {itself:?} itself");
         assert!(agree(through.took, itself.took, 0.01), "{mode:?}: {through:?} {itself:?}");
         assert!(agree(through.waited, itself.waited, 0.01), "{mode:?}: {through:?} {itself:?}");
@@ -256,7 +266,7 @@ fn several_queues_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itse
 
 #[test]
 fn a_look_at_the_clock_that_measures_takes_no_time() {
-    let (_, disk) = open(&Parts::default());
+    let (_, disk) = open(&SsdParameters::default());
     let clock = disk.clock();
     let begin = clock.now();
     assert!(begin > Duration::ZERO, "it was opened in virtual time");
@@ -266,15 +276,15 @@ fn a_look_at_the_clock_that_measures_takes_no_time() {
 /// A namespace with blocks of 512 bytes: eight of them are a block of the SSD.
 #[test]
 fn small_blocks_of_a_page_are_read_at_once() {
-    let parts = Parts::default();
+    let parts = SsdParameters::default();
     let shape = ModelProperties { parts: Some(parts.clone()), ..ModelProperties::default() };
-    let model = ControllerModel::with(&Ram::new(512, 1024), 1, shape).unwrap();
+    let model = ControllerModel::with(&RamDevice::new(512, 1024), 1, shape).unwrap();
     let disk = NvmeDevice::open(model, &NvmeOptions::default()).unwrap();
-    let region = Region::new(4).unwrap();
+    let region = MemoryRegion::new(4).unwrap();
     disk.register(&region).unwrap();
     let mut queue = disk.queue(1).unwrap();
     let memory = region.take(1).unwrap().into();
-    let time = one(&disk, &mut *queue, OpKind::Read { block: 32, memory });
+    let time = one(&disk, &mut *queue, BlockOpKind::Read { block: 32, memory });
     let expected = parts.command + parts.read + parts.transfer;
     assert!(agree(time, expected, 0.01), "{time:?} for {expected:?}");
 }
@@ -282,9 +292,9 @@ fn small_blocks_of_a_page_are_read_at_once() {
 #[test]
 fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
     for (fault, resets) in [(ControllerFault::Ignore, 0), (ControllerFault::Forget, 1)] {
-        let parts = Parts { buffer_blocks: 16, ..Parts::default() };
+        let parts = SsdParameters { buffer_blocks: 16, ..SsdParameters::default() };
         let (model, disk) = open(&parts);
-        let region = Region::new(256).unwrap();
+        let region = MemoryRegion::new(256).unwrap();
         disk.register(&region).unwrap();
         let mut queue = disk.queue(64).unwrap();
         model.fail(move |victim| (victim.number == 5).then_some(fault));
@@ -296,7 +306,7 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
             };
             queue.push(step.op(tag, &region)).unwrap();
         }
-        let mut done: Vec<Done> = Vec::new();
+        let mut done: Vec<BlockCompletion> = Vec::new();
         while queue.in_flight() > 0 {
             queue.wait(None);
             queue.reap(&mut done);
@@ -306,7 +316,7 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
         assert_eq!((failed.len(), failed[0].result), (1, Err(Errno::TIMEDOUT)));
         assert_eq!(disk.resets(), resets);
         let memory = region.take(1).unwrap().into();
-        let time = one(&disk, &mut *queue, OpKind::Read { block: 1, memory });
+        let time = one(&disk, &mut *queue, BlockOpKind::Read { block: 1, memory });
         assert!(time < 2 * parts.read, "{time:?}");
     }
 }
@@ -314,16 +324,17 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
 /// The driver resets the controller at a wrong completion, while writes wait for the buffer: they are sent again, and take no time twice.
 #[test]
 fn commands_are_sent_again_after_a_reset_amid_work_that_is_forgotten() {
-    let parts = Parts { dies: 1, channels: 1, buffer_blocks: 16, ..Parts::default() };
+    let parts =
+        SsdParameters { dies: 1, channels: 1, buffer_blocks: 16, ..SsdParameters::default() };
     let (model, disk) = open(&parts);
-    let region = Region::new(1024).unwrap();
+    let region = MemoryRegion::new(1024).unwrap();
     disk.register(&region).unwrap();
     let (mut queue, begin) = (disk.queue(64).unwrap(), disk.clock().now());
     model.fail(|victim| (victim.number == 5).then_some(ControllerFault::AnswerTwice));
     for tag in 0..64 {
         queue.push(BlockTransfer::Write(tag * 16, 16).op(tag, &region)).unwrap();
     }
-    let mut done: Vec<Done> = Vec::new();
+    let mut done: Vec<BlockCompletion> = Vec::new();
     while queue.in_flight() > 0 {
         queue.wait(None);
         queue.reap(&mut done);

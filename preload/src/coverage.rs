@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use defuse_preload_plan::analysis::{self, Binary};
+use defuse_preload_plan::analysis::{self, ObjectFile};
 use defuse_preload_plan::{calls, reach};
 
 use crate::catch::symbols::{EXPORTS, OTHERS};
@@ -232,8 +232,8 @@ fn not_looked_at(number: u16) -> bool {
     NOT_LOOKED_AT.iter().any(|(_, numbers)| numbers.contains(&number))
 }
 
-fn libc() -> Option<Binary> {
-    let libc = Binary::read(Path::new(LIBC)).ok();
+fn libc() -> Option<ObjectFile> {
+    let libc = ObjectFile::read(Path::new(LIBC)).ok();
     if libc.is_none() {
         println!("not here: the C library is elsewhere");
     }
@@ -301,7 +301,7 @@ fn every_function_about_files_is_exported_or_comes_to_a_call_that_is_replaced() 
 #[test]
 fn calls_with_a_number_that_is_told_later_are_known() {
     let Some(libc) = libc() else { return };
-    let exports = reach::Exports::of(Path::new(LIBC)).unwrap();
+    let exports = reach::ExportedFunctions::of(Path::new(LIBC)).unwrap();
     let named: Vec<_> = libc.unknown.iter().filter_map(|address| exports.name(*address)).collect();
     let is_known = |name: &str| NUMBER_IS_TOLD_LATER.iter().any(|(known, _)| *known == name);
     let new: Vec<_> = named.iter().filter(|name| !is_known(name)).collect();
@@ -318,7 +318,7 @@ fn objects(program: &Path) -> Vec<PathBuf> {
         if all.contains(&path) || name.starts_with("ld-") {
             continue;
         }
-        if let Ok(binary) = Binary::read_for_run(&path, None) {
+        if let Ok(binary) = ObjectFile::read_for_run(&path, None) {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
         }
@@ -344,7 +344,7 @@ fn common_programs_and_their_libraries_have_no_call_that_goes_past_us() {
             if !seen.insert(object.clone()) || object.ends_with("libc.so.6") {
                 continue;
             }
-            let Ok(binary) = Binary::read_sites(&object) else { continue };
+            let Ok(binary) = ObjectFile::read_sites(&object) else { continue };
             for (address, number) in &binary.unreachable {
                 lost.push(format!("{}: {number} at {address:#x}", object.display()));
             }

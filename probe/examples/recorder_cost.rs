@@ -7,12 +7,12 @@ use std::time::Instant;
 use defuse_fs::{
     Attr, Caller, Context, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, Name, Result,
 };
-use defuse_probe::{Op, Probed, Recorder, clock};
+use defuse_probe::{Op, ProbedFileSystem, Recorder, clock};
 
 /// A file system that does nothing, so that only the layer takes time.
-struct Nothing;
+struct NullFileSystem;
 
-impl FileSystem for Nothing {
+impl FileSystem for NullFileSystem {
     fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
         Err(Errno::ENOENT)
     }
@@ -51,11 +51,12 @@ fn main() {
         recorder.with_cells(|cells| cells.record(Op::READ, black_box(round & 0xffff), true));
     });
     let cx = Context::new(Caller::default());
-    let plain: Box<dyn FileSystem> = Box::new(Nothing);
+    let plain: Box<dyn FileSystem> = Box::new(NullFileSystem);
     cost("a call through dyn", |_| {
         let _ = black_box(black_box(&plain).bmap(&cx, Ino::ROOT, 0, 0));
     });
-    let probed: Box<dyn FileSystem> = Box::new(Probed::new(Nothing, recorder.clone()));
+    let probed: Box<dyn FileSystem> =
+        Box::new(ProbedFileSystem::new(NullFileSystem, recorder.clone()));
     cost("the same through Probed", |_| {
         let _ = black_box(black_box(&probed).bmap(&cx, Ino::ROOT, 0, 0));
     });

@@ -6,26 +6,26 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::{BUCKETS, Histogram, Op, OpStats, Snapshot, Stage, clock};
+use crate::{BUCKETS, LatencyHistogram, Op, OpStats, RequestStage, StatsSnapshot, clock};
 
 /// Collects the measurements of all threads of a session. Clones refer to the same recorder.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    shared: Arc<Shared>,
+    shared: Arc<RecorderShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct RecorderShared {
     /// If set, nothing is counted.
     is_off: bool,
     started: Instant,
     started_unix_ms: u64,
-    blocks: Mutex<Blocks>,
+    blocks: Mutex<CellBlocks>,
 }
 
 #[derive(Debug, Default)]
-struct Blocks {
-    live: Vec<Arc<Block>>,
+struct CellBlocks {
+    live: Vec<Arc<CellBlock>>,
     /// The counts of threads that have ended, by stage and operation.
     ended: Vec<OpStats>,
 }
@@ -50,7 +50,7 @@ impl Recorder {
     fn counting(counts: bool) -> Self {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Recorder {
-            shared: Arc::new(Shared {
+            shared: Arc::new(RecorderShared {
                 is_off: !counts,
                 started: Instant::now(),
                 started_unix_ms: unix.as_millis() as u64,
@@ -61,17 +61,17 @@ impl Recorder {
 
     /// Creates cells for one thread, to keep as long as it measures. When they are dropped, the
     /// recorder keeps their counts.
-    pub fn cells(&self) -> Cells {
-        let block = Arc::new(Block::new());
+    pub fn cells(&self) -> ThreadCells {
+        let block = Arc::new(CellBlock::new());
         self.shared.lock().live.push(Arc::clone(&block));
         let (shared, is_off) = (Arc::downgrade(&self.shared), self.shared.is_off);
-        Cells { block, shared, is_off, one_thread: PhantomData }
+        ThreadCells { block, shared, is_off, one_thread: PhantomData }
     }
 
     /// Calls `measure` with the cells that this thread keeps for the recorder. For code that runs
     /// on unknown threads. Costs 1 to 2 ns more than cells that the caller holds.
     #[inline]
-    pub fn with_cells<T>(&self, measure: impl FnOnce(&Cells) -> T) -> T {
+    pub fn with_cells<T>(&self, measure: impl FnOnce(&ThreadCells) -> T) -> T {
         let key = Arc::as_ptr(&self.shared);
         let mut measure = Some(measure);
         let done = LOCAL.try_with(|local| {
@@ -91,7 +91,7 @@ impl Recorder {
         }
     }
 
-    /// Runs an operation and counts it. Only some are timed; see [`Cells::count_sampled`].
+    /// Runs an operation and counts it. Only some are timed; see [`ThreadCells::count_sampled`].
     #[inline]
     pub fn sample<T, E>(&self, op: Op, run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let start = self.with_cells(|cells| cells.count_sampled(op).then(clock::now));
@@ -108,7 +108,7 @@ impl Recorder {
 
     /// Moves this recorder's cells to the front of the thread's list.
     #[cold]
-    fn bring_to_front(&self, local: &mut Vec<Cells>) {
+    fn bring_to_front(&self, local: &mut Vec<ThreadCells>) {
         // Also removes cells whose recorder is gone, so that the list stays as short as the number
         // of recorders.
         local.retain(|cells| cells.shared.strong_count() > 0);
@@ -125,7 +125,7 @@ impl Recorder {
 
     /// The counts so far. Threads continue to count meanwhile, so a latency recorded at this moment
     /// may be included in a count and not yet in its sum.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> StatsSnapshot {
         let blocks = self.shared.lock();
         let mut ops = blocks.ended.clone();
         for block in &blocks.live {
@@ -133,7 +133,7 @@ impl Recorder {
         }
         drop(blocks);
         ops.sort_by_key(|stats| (stats.stage, stats.op));
-        Snapshot {
+        StatsSnapshot {
             started_unix_ms: self.shared.started_unix_ms,
             span_ns: self.shared.started.elapsed().as_nanos() as u64,
             ops,
@@ -144,15 +144,15 @@ impl Recorder {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Blocks> {
+impl RecorderShared {
+    fn lock(&self) -> MutexGuard<'_, CellBlocks> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 thread_local! {
     /// The cells of this thread for each recorder, the most recently used first.
-    static LOCAL: RefCell<Vec<Cells>> = const { RefCell::new(Vec::new()) };
+    static LOCAL: RefCell<Vec<ThreadCells>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The cells of one thread. Only one thread at a time can use them, so counting needs no lock and
@@ -163,14 +163,14 @@ thread_local! {
 /// shared(defuse_probe::Recorder::new().cells());
 /// ```
 #[derive(Debug)]
-pub struct Cells {
-    block: Arc<Block>,
-    shared: Weak<Shared>,
+pub struct ThreadCells {
+    block: Arc<CellBlock>,
+    shared: Weak<RecorderShared>,
     is_off: bool,
     one_thread: PhantomData<Cell<()>>,
 }
 
-impl Cells {
+impl ThreadCells {
     /// Counts one operation that took `ns` nanoseconds in user space. `ok` is true if it succeeded.
     #[inline]
     pub fn record(&self, op: Op, ns: u64, ok: bool) {
@@ -180,17 +180,17 @@ impl Cells {
     }
 
     /// Counts one operation that took `ns` nanoseconds in `stage`.
-    pub fn record_stage(&self, stage: Stage, op: Op, ns: u64, ok: bool) {
+    pub fn record_stage(&self, stage: RequestStage, op: Op, ns: u64, ok: bool) {
         if !self.is_off {
             self.block.stage(stage).rows[op.index()].record(ns, ok);
         }
     }
 
     /// Counts one operation without its time, and returns true if the caller should time it: the
-    /// first one, and then one in [`one_in`](Cells::one_in). For operations that take little longer
+    /// first one, and then one in [`one_in`](ThreadCells::one_in). For operations that take little longer
     /// than reading the clock. Report the time of timed operations to
-    /// [`record_sample`](Cells::record_sample), and errors of the others to
-    /// [`add_error`](Cells::add_error). A snapshot assumes that the others took as long as the
+    /// [`record_sample`](ThreadCells::record_sample), and errors of the others to
+    /// [`add_error`](ThreadCells::add_error). A snapshot assumes that the others took as long as the
     /// timed ones.
     #[inline]
     pub fn count_sampled(&self, op: Op) -> bool {
@@ -208,7 +208,7 @@ impl Cells {
         if matches!(op, Op::READ | Op::WRITE) { 64 } else { 8 }
     }
 
-    /// Records the time of an operation for which [`count_sampled`](Cells::count_sampled) returned
+    /// Records the time of an operation for which [`count_sampled`](ThreadCells::count_sampled) returned
     /// true.
     #[inline]
     pub fn record_sample(&self, op: Op, ns: u64, ok: bool) {
@@ -233,7 +233,7 @@ impl Cells {
     }
 }
 
-impl Drop for Cells {
+impl Drop for ThreadCells {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
             // Both under one lock, so that every snapshot has these counts exactly once.
@@ -244,37 +244,42 @@ impl Drop for Cells {
     }
 }
 
-/// The cells of one thread: those of [`Stage::User`], and other stages on first use.
+/// The cells of one thread: those of [`RequestStage::User`], and other stages on first use.
 #[derive(Debug)]
-struct Block {
-    user: Rows,
-    others: [OnceLock<Box<Rows>>; 5],
+struct CellBlock {
+    user: StageRows,
+    others: [OnceLock<Box<StageRows>>; 5],
 }
 
-impl Block {
+impl CellBlock {
     fn new() -> Self {
-        Block { user: Rows::new(), others: [const { OnceLock::new() }; 5] }
+        CellBlock { user: StageRows::new(), others: [const { OnceLock::new() }; 5] }
     }
 
-    fn stage(&self, stage: Stage) -> &Rows {
+    fn stage(&self, stage: RequestStage) -> &StageRows {
         let place = match stage {
-            Stage::User => return &self.user,
-            Stage::Background => 0,
-            Stage::Pending => 1,
-            Stage::Processing => 2,
-            Stage::Unsplit => 3,
-            Stage::Total => 4,
+            RequestStage::User => return &self.user,
+            RequestStage::Background => 0,
+            RequestStage::Pending => 1,
+            RequestStage::Processing => 2,
+            RequestStage::Unsplit => 3,
+            RequestStage::Total => 4,
         };
-        self.others[place].get_or_init(|| Box::new(Rows::new()))
+        self.others[place].get_or_init(|| Box::new(StageRows::new()))
     }
 
     /// Adds the counts to the statistics of the same stage and operation in `ops`.
     fn add_to(&self, ops: &mut Vec<OpStats>) {
-        let others =
-            [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::Total];
+        let others = [
+            RequestStage::Background,
+            RequestStage::Pending,
+            RequestStage::Processing,
+            RequestStage::Unsplit,
+            RequestStage::Total,
+        ];
         let others = others.into_iter().zip(&self.others);
         let others = others.filter_map(|(stage, rows)| Some((stage, &**rows.get()?)));
-        for (stage, rows) in others.chain([(Stage::User, &self.user)]) {
+        for (stage, rows) in others.chain([(RequestStage::User, &self.user)]) {
             for &op in Op::ALL {
                 rows.rows[op.index()].add_to(stage, op, ops);
             }
@@ -286,33 +291,33 @@ impl Block {
 /// pairs: threads thus share no line.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Rows {
-    rows: [Row; Op::COUNT],
+struct StageRows {
+    rows: [CounterRow; Op::COUNT],
 }
 
-impl Rows {
+impl StageRows {
     const fn new() -> Self {
-        Rows { rows: [const { Row::new() }; Op::COUNT] }
+        StageRows { rows: [const { CounterRow::new() }; Op::COUNT] }
     }
 }
 
 /// The counts of one operation. The total is the sum of the buckets. They are atomic for readers
 /// only: the single writer loads, adds and stores.
 #[derive(Debug)]
-struct Row {
+struct CounterRow {
     buckets: [AtomicU64; BUCKETS],
     errors: AtomicU64,
     sum_ns: AtomicU64,
     min_ns: AtomicU64,
     max_ns: AtomicU64,
     bytes: AtomicU64,
-    /// Number of operations counted by [`Cells::count_sampled`], timed or not.
+    /// Number of operations counted by [`ThreadCells::count_sampled`], timed or not.
     sampled: AtomicU64,
 }
 
-impl Row {
+impl CounterRow {
     const fn new() -> Self {
-        Row {
+        CounterRow {
             buckets: [const { AtomicU64::new(0) }; BUCKETS],
             errors: AtomicU64::new(0),
             sum_ns: AtomicU64::new(0),
@@ -325,7 +330,7 @@ impl Row {
 
     #[inline]
     fn record(&self, ns: u64, ok: bool) {
-        add(&self.buckets[Histogram::bucket_of(ns)], 1);
+        add(&self.buckets[LatencyHistogram::bucket_of(ns)], 1);
         add(&self.sum_ns, ns);
         if ns < self.min_ns.load(Relaxed) {
             self.min_ns.store(ns, Relaxed);
@@ -338,7 +343,7 @@ impl Row {
         }
     }
 
-    fn add_to(&self, stage: Stage, op: Op, ops: &mut Vec<OpStats>) {
+    fn add_to(&self, stage: RequestStage, op: Op, ops: &mut Vec<OpStats>) {
         let mut buckets = [0; BUCKETS];
         for (out, count) in buckets.iter_mut().zip(&self.buckets) {
             *out = count.load(Relaxed);
@@ -346,13 +351,13 @@ impl Row {
         let timed: u64 = buckets.iter().sum();
         let bytes = self.bytes.load(Relaxed);
         let sampled = self.sampled.load(Relaxed);
-        let untimed = sampled - sampled.div_ceil(Cells::one_in(op));
+        let untimed = sampled - sampled.div_ceil(ThreadCells::one_in(op));
         let sum_ns = extrapolate(&mut buckets, self.sum_ns.load(Relaxed), timed, untimed);
         let count = buckets.iter().sum();
         if count == 0 && bytes == 0 {
             return;
         }
-        let latency = Histogram {
+        let latency = LatencyHistogram {
             buckets,
             count,
             errors: self.errors.load(Relaxed),
@@ -366,7 +371,7 @@ impl Row {
             Some(stats) => {
                 stats.latency.merge(&latency);
                 // Another thread's cells may hold the correction of a count; see
-                // [`Cells::add_bytes`].
+                // [`ThreadCells::add_bytes`].
                 stats.bytes = stats.bytes.wrapping_add(bytes);
             }
             None => ops.push(OpStats { op, stage, bytes, latency }),
@@ -449,7 +454,7 @@ mod tests {
         let snapshot = recorder.snapshot();
         let reads = snapshot.get(Op::READ).unwrap();
         assert_eq!((reads.latency.count, reads.bytes), (1000, 1000));
-        let short = reads.latency.buckets[Histogram::bucket_of(100)];
+        let short = reads.latency.buckets[LatencyHistogram::bucket_of(100)];
         assert!((450..=550).contains(&short), "{short}");
         let mean = reads.latency.mean_ns();
         assert!((500..=600).contains(&mean), "{mean}");
@@ -461,7 +466,7 @@ mod tests {
         let recorder = Recorder::off();
         let cells = recorder.cells();
         cells.record(Op::READ, 100, true);
-        cells.record_stage(Stage::Total, Op::READ, 100, true);
+        cells.record_stage(RequestStage::Total, Op::READ, 100, true);
         cells.add_bytes(Op::READ, 4096);
         drop(cells);
         assert!(recorder.snapshot().ops.is_empty());
@@ -472,11 +477,14 @@ mod tests {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         cells.record(Op::READ, 100, true);
-        cells.record_stage(Stage::Pending, Op::READ, 900, true);
+        cells.record_stage(RequestStage::Pending, Op::READ, 900, true);
         let snapshot = recorder.snapshot();
         assert_eq!(snapshot.get(Op::READ).unwrap().latency.sum_ns, 100);
-        assert_eq!(snapshot.get_stage(Stage::Pending, Op::READ).unwrap().latency.sum_ns, 900);
-        assert!(snapshot.get_stage(Stage::Background, Op::READ).is_none());
+        assert_eq!(
+            snapshot.get_stage(RequestStage::Pending, Op::READ).unwrap().latency.sum_ns,
+            900
+        );
+        assert!(snapshot.get_stage(RequestStage::Background, Op::READ).is_none());
     }
 
     #[test]

@@ -12,13 +12,13 @@ use std::sync::{LazyLock, OnceLock};
 use std::time::Instant;
 
 /// The counter, its rate, and one moment by both clocks.
-struct Counter {
+struct TimestampCounter {
     clock: quanta::Clock,
     raw: u64,
     system_ns: u64,
 }
 
-static COUNTER: OnceLock<Counter> = OnceLock::new();
+static COUNTER: OnceLock<TimestampCounter> = OnceLock::new();
 
 /// The origin of times by the system's clock.
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -30,37 +30,37 @@ static READINGS: AtomicU32 = AtomicU32::new(0);
 /// pays off.
 const WORTH: u32 = 100_000;
 
-/// Marks a [`Moment`] by the system's clock, in nanoseconds. The counter would need a century to
+/// Marks a [`ClockMoment`] by the system's clock, in nanoseconds. The counter would need a century to
 /// reach this bit.
 const SYSTEM: u64 = 1 << 63;
 
 /// A moment, as the start of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment(u64);
+pub struct ClockMoment(u64);
 
 /// The current moment.
 #[inline]
-pub fn now() -> Moment {
+pub fn now() -> ClockMoment {
     match COUNTER.get() {
-        Some(counter) => Moment(counter.clock.raw()),
+        Some(counter) => ClockMoment(counter.clock.raw()),
         None => by_system(),
     }
 }
 
 #[cold]
-fn by_system() -> Moment {
+fn by_system() -> ClockMoment {
     // Exactly one thread gets this number; the others need not wait for it.
     if READINGS.fetch_add(1, Ordering::Relaxed) == WORTH {
         calibrate();
     }
-    Moment(system_ns() | SYSTEM)
+    ClockMoment(system_ns() | SYSTEM)
 }
 
 fn system_ns() -> u64 {
     BEGAN.elapsed().as_nanos() as u64
 }
 
-impl Moment {
+impl ClockMoment {
     /// Nanoseconds from this moment to now.
     #[inline]
     pub fn elapsed_ns(self) -> u64 {
@@ -69,7 +69,7 @@ impl Moment {
 
     /// Nanoseconds from this moment to `end`, or 0 if `end` is earlier.
     #[inline]
-    pub fn ns_until(self, end: Moment) -> u64 {
+    pub fn ns_until(self, end: ClockMoment) -> u64 {
         match COUNTER.get() {
             Some(counter) if (self.0 | end.0) & SYSTEM == 0 => {
                 counter.clock.delta_as_nanos(self.0, end.0)
@@ -80,7 +80,7 @@ impl Moment {
 
     /// The moment by the system's clock. Signed, because the counter may be slightly behind.
     #[cold]
-    fn system_ns(self, counter: Option<&Counter>) -> i64 {
+    fn system_ns(self, counter: Option<&TimestampCounter>) -> i64 {
         match counter {
             Some(counter) if self.0 & SYSTEM == 0 => {
                 let after = counter.clock.delta_as_nanos(counter.raw, self.0) as i64;
@@ -96,7 +96,7 @@ impl Moment {
 pub fn calibrate() {
     COUNTER.get_or_init(|| {
         let clock = quanta::Clock::new();
-        Counter { raw: clock.raw(), system_ns: system_ns(), clock }
+        TimestampCounter { raw: clock.raw(), system_ns: system_ns(), clock }
     });
 }
 
@@ -108,12 +108,12 @@ mod tests {
     /// Compares moments by the system's clock with moments by the counter.
     #[test]
     fn moments_of_both_clocks_can_be_compared() {
-        let before = Moment(system_ns() | SYSTEM);
+        let before = ClockMoment(system_ns() | SYSTEM);
         calibrate();
         let (middle, reference) = (now(), Instant::now());
         assert_eq!(middle.0 & SYSTEM, 0, "the counter is read once its rate is known");
         std::thread::sleep(Duration::from_millis(20));
-        let after = Moment(system_ns() | SYSTEM);
+        let after = ClockMoment(system_ns() | SYSTEM);
         let slept = reference.elapsed().as_nanos() as u64;
         assert!(middle.ns_until(after).abs_diff(slept) < slept / 100 + 20_000_000);
         let sum = before.ns_until(middle) + middle.ns_until(after);
@@ -135,7 +135,7 @@ mod tests {
     fn time_never_runs_backwards() {
         calibrate();
         let later = now();
-        let earlier = Moment(later.0.saturating_sub(1_000_000));
+        let earlier = ClockMoment(later.0.saturating_sub(1_000_000));
         assert_eq!(later.ns_until(earlier), 0);
     }
 }

@@ -9,7 +9,7 @@ pub const BUCKETS: usize = 32;
 /// 2^(N+2) ns. Shorter ones are in bucket 0 and longer ones in bucket 31, which begins at 4.3 s
 /// (*To FUSE or Not to FUSE*, FAST '17, section 3.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Histogram {
+pub struct LatencyHistogram {
     /// Number of latencies in each bucket.
     pub buckets: [u64; BUCKETS],
     /// Number of latencies.
@@ -24,13 +24,20 @@ pub struct Histogram {
     pub max_ns: u64,
 }
 
-impl Default for Histogram {
+impl Default for LatencyHistogram {
     fn default() -> Self {
-        Histogram { buckets: [0; BUCKETS], count: 0, errors: 0, sum_ns: 0, min_ns: 0, max_ns: 0 }
+        LatencyHistogram {
+            buckets: [0; BUCKETS],
+            count: 0,
+            errors: 0,
+            sum_ns: 0,
+            min_ns: 0,
+            max_ns: 0,
+        }
     }
 }
 
-impl Histogram {
+impl LatencyHistogram {
     /// The bucket of a latency of `ns` nanoseconds.
     #[inline]
     pub const fn bucket_of(ns: u64) -> usize {
@@ -60,7 +67,7 @@ impl Histogram {
     }
 
     /// Adds all latencies of `other`.
-    pub fn merge(&mut self, other: &Histogram) {
+    pub fn merge(&mut self, other: &LatencyHistogram) {
         if other.count == 0 {
             return;
         }
@@ -99,12 +106,12 @@ impl Histogram {
 
     /// The latencies since `earlier`, a histogram of the same operation. The shortest and longest
     /// of that span are unknown; the bounds of the buckets that grew are used instead.
-    pub fn since(&self, earlier: &Histogram) -> Histogram {
-        let mut span = Histogram {
+    pub fn since(&self, earlier: &LatencyHistogram) -> LatencyHistogram {
+        let mut span = LatencyHistogram {
             count: self.count.saturating_sub(earlier.count),
             errors: self.errors.saturating_sub(earlier.errors),
             sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns),
-            ..Histogram::default()
+            ..LatencyHistogram::default()
         };
         for (bucket, out) in span.buckets.iter_mut().enumerate() {
             *out = self.buckets[bucket].saturating_sub(earlier.buckets[bucket]);
@@ -126,20 +133,20 @@ mod tests {
     #[test]
     fn bucket_n_holds_two_to_n_plus_one_up_to_two_to_n_plus_two() {
         for bucket in 1..BUCKETS - 1 {
-            assert_eq!(Histogram::bucket_of(1 << (bucket + 1)), bucket);
-            assert_eq!(Histogram::bucket_of((1 << (bucket + 2)) - 1), bucket);
-            assert_eq!(Histogram::lower_ns(bucket), Histogram::upper_ns(bucket - 1));
+            assert_eq!(LatencyHistogram::bucket_of(1 << (bucket + 1)), bucket);
+            assert_eq!(LatencyHistogram::bucket_of((1 << (bucket + 2)) - 1), bucket);
+            assert_eq!(LatencyHistogram::lower_ns(bucket), LatencyHistogram::upper_ns(bucket - 1));
         }
         for low in 0..4 {
-            assert_eq!(Histogram::bucket_of(low), 0);
+            assert_eq!(LatencyHistogram::bucket_of(low), 0);
         }
-        assert_eq!(Histogram::bucket_of(u64::MAX), 31);
-        assert_eq!(Histogram::bucket_of(1 << 33), 31);
+        assert_eq!(LatencyHistogram::bucket_of(u64::MAX), 31);
+        assert_eq!(LatencyHistogram::bucket_of(1 << 33), 31);
     }
 
     #[test]
     fn percentiles_lie_in_the_bucket_that_holds_them() {
-        let mut histogram = Histogram::default();
+        let mut histogram = LatencyHistogram::default();
         assert_eq!((histogram.percentile_ns(0.5), histogram.mean_ns()), (0, 0));
         for ns in 1..=10_000 {
             histogram.record(ns, true);
@@ -156,7 +163,7 @@ mod tests {
 
     #[test]
     fn one_latency_is_all_of_its_percentiles() {
-        let mut histogram = Histogram::default();
+        let mut histogram = LatencyHistogram::default();
         histogram.record(12_345, false);
         for p in [0.0, 0.5, 0.99, 1.0] {
             assert_eq!(histogram.percentile_ns(p), 12_345);
@@ -166,7 +173,7 @@ mod tests {
 
     #[test]
     fn merge_and_since_are_inverse_except_for_the_extremes() {
-        let (mut first, mut second) = (Histogram::default(), Histogram::default());
+        let (mut first, mut second) = (LatencyHistogram::default(), LatencyHistogram::default());
         first.record(5, true);
         first.record(700, true);
         second.record(3_000, false);
@@ -176,6 +183,6 @@ mod tests {
         let span = both.since(&first);
         assert_eq!((span.buckets, span.count, span.sum_ns), (second.buckets, 1, 3_000));
         assert_eq!((span.min_ns, span.max_ns), (2_048, 3_000));
-        assert_eq!(both.since(&both), Histogram::default());
+        assert_eq!(both.since(&both), LatencyHistogram::default());
     }
 }

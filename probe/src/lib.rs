@@ -1,11 +1,11 @@
 //! Operations and their measurements, the same for every frontend.
 //!
 //! This crate has one vocabulary of operations ([`Op`]), latency histograms in the format of *To
-//! FUSE or Not to FUSE* (FAST '17) ([`Histogram`]), cells that worker threads write without locks
-//! ([`Recorder`], [`Cells`]), their readings ([`Snapshot`]), and a layer that measures any file
-//! system ([`Probed`]).
+//! FUSE or Not to FUSE* (FAST '17) ([`LatencyHistogram`]), cells that worker threads write without locks
+//! ([`Recorder`], [`ThreadCells`]), their readings ([`StatsSnapshot`]), and a layer that measures any file
+//! system ([`ProbedFileSystem`]).
 //!
-//! [`Limited`] writes warnings that another user can cause at any rate, and [`processors`] counts the processors once.
+//! [`WarningLimiter`] writes warnings that another user can cause at any rate, and [`processors`] counts the processors once.
 //!
 //! It starts no threads, and prints nothing but those warnings, to the log. Frontends and the command line decide
 //! when and where a snapshot is shown.
@@ -32,10 +32,10 @@ mod probed;
 mod processors;
 mod snapshot;
 
-pub use cells::{Cells, Recorder};
-pub use histogram::{BUCKETS, Histogram};
-pub use limited::Limited;
-pub use op::{Op, Stage};
-pub use probed::Probed;
+pub use cells::{Recorder, ThreadCells};
+pub use histogram::{BUCKETS, LatencyHistogram};
+pub use limited::WarningLimiter;
+pub use op::{Op, RequestStage};
+pub use probed::ProbedFileSystem;
 pub use processors::processors;
-pub use snapshot::{Bytes, FigureStats, FigureUnit, OpStats, Snapshot};
+pub use snapshot::{BytesText, FigureStats, FigureUnit, OpStats, StatsSnapshot};

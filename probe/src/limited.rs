@@ -8,24 +8,24 @@ const MOST: u32 = 20;
 const TIME: Duration = Duration::from_secs(60);
 
 /// One kind of warning, written to the log at a limited rate.
-pub struct Limited(Mutex<State>);
+pub struct WarningLimiter(Mutex<WarningLimiterState>);
 
-struct State {
+struct WarningLimiterState {
     since: Option<Instant>,
     written: u32,
     left_out: u64,
 }
 
-impl Default for Limited {
+impl Default for WarningLimiter {
     fn default() -> Self {
-        Limited::new()
+        WarningLimiter::new()
     }
 }
 
-impl Limited {
+impl WarningLimiter {
     /// A kind of warning of which none was written yet.
-    pub const fn new() -> Limited {
-        Limited(Mutex::new(State { since: None, written: 0, left_out: 0 }))
+    pub const fn new() -> WarningLimiter {
+        WarningLimiter(Mutex::new(WarningLimiterState { since: None, written: 0, left_out: 0 }))
     }
 
     /// Writes `text` to the log, unless too many were written lately.
@@ -59,7 +59,7 @@ mod tests {
     /// Strangers who connected over and over wrote 16 MB into the log of a server in six seconds.
     #[test]
     fn a_flood_of_warnings_is_counted_and_not_written() {
-        let (limited, now) = (Limited::new(), Instant::now());
+        let (limited, now) = (WarningLimiter::new(), Instant::now());
         let written = (0..100_000).filter(|_| limited.passes(now).is_some()).count();
         assert_eq!(written, MOST as usize);
         assert_eq!(limited.passes(now + TIME), Some(100_000 - u64::from(MOST)));

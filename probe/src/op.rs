@@ -117,8 +117,8 @@ impl Serialize for Op {
 impl<'de> Deserialize<'de> for Op {
     /// An unknown name (from a newer version) becomes [`Op::UNKNOWN`].
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Op, D::Error> {
-        struct Name;
-        impl de::Visitor<'_> for Name {
+        struct OpNameVisitor;
+        impl de::Visitor<'_> for OpNameVisitor {
             type Value = Op;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("the name of an operation")
@@ -127,7 +127,7 @@ impl<'de> Deserialize<'de> for Op {
                 Ok(Op::parse(name).unwrap_or(Op::UNKNOWN))
             }
         }
-        deserializer.deserialize_str(Name)
+        deserializer.deserialize_str(OpNameVisitor)
     }
 }
 
@@ -135,7 +135,7 @@ impl<'de> Deserialize<'de> for Op {
 /// (FAST '17, section 3.2), and two more for tracing in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Stage {
+pub enum RequestStage {
     /// In the kernel's queue of background requests.
     Background,
     /// In the kernel's queue of requests that the daemon has not read yet.
@@ -153,31 +153,31 @@ pub enum Stage {
     Total,
 }
 
-impl Stage {
+impl RequestStage {
     /// Every stage, in the order that a request passes them.
-    pub const ALL: [Stage; 6] = [
-        Stage::Background,
-        Stage::Pending,
-        Stage::Processing,
-        Stage::Unsplit,
-        Stage::User,
-        Stage::Total,
+    pub const ALL: [RequestStage; 6] = [
+        RequestStage::Background,
+        RequestStage::Pending,
+        RequestStage::Processing,
+        RequestStage::Unsplit,
+        RequestStage::User,
+        RequestStage::Total,
     ];
 
     /// The name, such as `user`.
     pub const fn name(self) -> &'static str {
         match self {
-            Stage::Background => "background",
-            Stage::Pending => "pending",
-            Stage::Processing => "processing",
-            Stage::Unsplit => "pending+processing",
-            Stage::User => "user",
-            Stage::Total => "total",
+            RequestStage::Background => "background",
+            RequestStage::Pending => "pending",
+            RequestStage::Processing => "processing",
+            RequestStage::Unsplit => "pending+processing",
+            RequestStage::User => "user",
+            RequestStage::Total => "total",
         }
     }
 }
 
-impl fmt::Display for Stage {
+impl fmt::Display for RequestStage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }

@@ -19,15 +19,15 @@ use crate::{Op, Recorder, clock};
 /// (`ENOENT` of a lookup); so does a panic. An operation passed to [`submit`](FileSystem::submit)
 /// is measured until it completes, on the thread that completes it.
 #[derive(Clone, Debug)]
-pub struct Probed<F> {
+pub struct ProbedFileSystem<F> {
     inner: F,
     recorder: Recorder,
 }
 
-impl<F: FileSystem> Probed<F> {
+impl<F: FileSystem> ProbedFileSystem<F> {
     /// Measures `inner` into `recorder`.
     pub fn new(inner: F, recorder: Recorder) -> Self {
-        Probed { inner, recorder }
+        ProbedFileSystem { inner, recorder }
     }
 
     /// The measured file system.
@@ -59,7 +59,7 @@ impl<F: FileSystem> Probed<F> {
         call: impl FnOnce(&F) -> Result<T>,
         bytes: impl FnOnce(&T) -> u64,
     ) -> Result<T> {
-        let mut span = Span::new(&self.recorder, op);
+        let mut span = CallSpan::new(&self.recorder, op);
         let result = call(&self.inner);
         if let Ok(value) = &result {
             span.bytes = bytes(value);
@@ -69,7 +69,7 @@ impl<F: FileSystem> Probed<F> {
     }
 }
 
-impl<F: FileSystem> FileSystem for Probed<F> {
+impl<F: FileSystem> FileSystem for ProbedFileSystem<F> {
     delegate!(around inner, except attached, detached, forget, submit, setlkw, rename, read, write,
         copy_file_range, readdir, setlk);
 
@@ -78,7 +78,7 @@ impl<F: FileSystem> FileSystem for Probed<F> {
     }
 
     fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
-        let mut span = Span::new(&self.recorder, Op::INIT);
+        let mut span = CallSpan::new(&self.recorder, Op::INIT);
         self.inner.attached(origin, notify);
         span.ok = true;
     }
@@ -88,7 +88,7 @@ impl<F: FileSystem> FileSystem for Probed<F> {
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
-        let mut span = Span::new(&self.recorder, Op::FORGET);
+        let mut span = CallSpan::new(&self.recorder, Op::FORGET);
         self.inner.forget(ino, lookups);
         span.ok = true;
     }
@@ -103,7 +103,7 @@ impl<F: FileSystem> FileSystem for Probed<F> {
         };
         let (recorder, start) = (self.recorder.clone(), clock::now());
         self.inner.submit(io.map_completion(|inner| {
-            Box::new(Measured { recorder, op, start, inner }) as Box<dyn Completion>
+            Box::new(MeasuredCompletion { recorder, op, start, inner }) as Box<dyn Completion>
         }));
     }
 
@@ -171,7 +171,7 @@ impl<F: FileSystem> FileSystem for Probed<F> {
     }
 }
 
-impl<F: FileSystem> Shortcuts for Probed<F> {
+impl<F: FileSystem> Shortcuts for ProbedFileSystem<F> {
     delegate!(around inner, only resolve, peek);
 }
 
@@ -223,22 +223,22 @@ const fn op_of(method: Method) -> Op {
 }
 
 /// A call in progress. It is counted when dropped, so that a panic is counted, too.
-struct Span<'a> {
+struct CallSpan<'a> {
     recorder: &'a Recorder,
     op: Op,
     ok: bool,
     bytes: u64,
-    start: clock::Moment,
+    start: clock::ClockMoment,
 }
 
-impl<'a> Span<'a> {
+impl<'a> CallSpan<'a> {
     #[inline]
     fn new(recorder: &'a Recorder, op: Op) -> Self {
-        Span { recorder, op, ok: false, bytes: 0, start: clock::now() }
+        CallSpan { recorder, op, ok: false, bytes: 0, start: clock::now() }
     }
 }
 
-impl Drop for Span<'_> {
+impl Drop for CallSpan<'_> {
     #[inline]
     fn drop(&mut self) {
         count(self.recorder, self.op, self.start.elapsed_ns(), self.ok, self.bytes);
@@ -246,14 +246,14 @@ impl Drop for Span<'_> {
 }
 
 /// A completion that counts the operation before it passes the result on.
-struct Measured {
+struct MeasuredCompletion {
     recorder: Recorder,
     op: Op,
-    start: clock::Moment,
+    start: clock::ClockMoment,
     inner: Box<dyn Completion>,
 }
 
-impl Completion for Measured {
+impl Completion for MeasuredCompletion {
     fn sink(&mut self) -> &mut dyn ReadSink {
         self.inner.sink()
     }
@@ -305,9 +305,9 @@ mod tests {
 
     /// Reads return 100 bytes, writes take all, submitted operations are completed by another
     /// thread.
-    struct Odd;
+    struct MixedResultFileSystem;
 
-    impl FileSystem for Odd {
+    impl FileSystem for MixedResultFileSystem {
         fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
             Err(Errno::ENOENT)
         }
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn calls_errors_bytes_and_panics_are_counted() {
-        let probed = Probed::new(Odd, Recorder::new());
+        let probed = ProbedFileSystem::new(MixedResultFileSystem, Recorder::new());
         let cx = Context::new(Caller::default());
         assert!(probed.lookup(&cx, Ino::ROOT, Name::new(b"x").unwrap()).is_err());
         let mut memory = [0; 60];
@@ -363,12 +363,12 @@ mod tests {
     }
 
     /// Keeps nothing, and sends the result to the test.
-    struct Channel {
+    struct ChannelCompletion {
         source: SliceSource<'static>,
         done: std::sync::mpsc::Sender<Result<usize>>,
     }
 
-    impl ReadSink for Channel {
+    impl ReadSink for ChannelCompletion {
         fn put(&mut self, _: &[u8]) -> Result<()> {
             Ok(())
         }
@@ -380,7 +380,7 @@ mod tests {
         }
     }
 
-    impl Completion for Channel {
+    impl Completion for ChannelCompletion {
         fn sink(&mut self) -> &mut dyn ReadSink {
             self
         }
@@ -394,9 +394,9 @@ mod tests {
 
     #[test]
     fn a_submitted_operation_is_measured_until_it_is_finished() {
-        let probed = Probed::new(Odd, Recorder::new());
+        let probed = ProbedFileSystem::new(MixedResultFileSystem, Recorder::new());
         let (done, result) = std::sync::mpsc::channel();
-        let channel = Channel { source: SliceSource::new(b""), done };
+        let channel = ChannelCompletion { source: SliceSource::new(b""), done };
         let op = IoOp::Read { file: FILE, args: ReadArgs::default(), len: 8 };
         let token = Arc::new(InterruptToken::default());
         probed.submit(Io::new(op, Caller::default(), 1, token, Box::new(channel)));

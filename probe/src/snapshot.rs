@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use defuse_fs::{Figure, FileSystem, Unit};
+use defuse_fs::{Figure, FileSystem, MeasureUnit};
 use serde::{Deserialize, Serialize};
 
-use crate::{Histogram, Op, Stage};
+use crate::{LatencyHistogram, Op, RequestStage};
 
 /// The measurements of a session up to one moment, or between two. It serializes to JSON and prints
 /// as a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct StatsSnapshot {
     /// Start of the measurement, in milliseconds since 1970 UTC.
     pub started_unix_ms: u64,
     /// Duration of the measurement in nanoseconds.
@@ -61,9 +61,9 @@ pub enum FigureUnit {
 impl From<Figure> for FigureStats {
     fn from(Figure { name, value, unit, total }: Figure) -> Self {
         let unit = match unit {
-            Unit::Count => FigureUnit::Count,
-            Unit::Bytes => FigureUnit::Bytes,
-            Unit::Nanoseconds => FigureUnit::Nanoseconds,
+            MeasureUnit::Count => FigureUnit::Count,
+            MeasureUnit::Bytes => FigureUnit::Bytes,
+            MeasureUnit::Nanoseconds => FigureUnit::Nanoseconds,
         };
         FigureStats { name: name.to_owned(), value, unit, total }
     }
@@ -87,8 +87,8 @@ impl fmt::Display for FigureStats {
         let FigureStats { name, value, unit, .. } = self;
         let shown = match unit {
             FigureUnit::Count => value.to_string(),
-            FigureUnit::Bytes => Bytes(*value).to_string(),
-            FigureUnit::Nanoseconds => Duration(*value).to_string(),
+            FigureUnit::Bytes => BytesText(*value).to_string(),
+            FigureUnit::Nanoseconds => DurationText(*value).to_string(),
         };
         write!(f, "{name:<30} {shown:>12}")
     }
@@ -100,15 +100,15 @@ pub struct OpStats {
     /// The operation.
     pub op: Op,
     /// The stage.
-    pub stage: Stage,
+    pub stage: RequestStage,
     /// Bytes transferred: read and written.
     pub bytes: u64,
     /// The latencies.
     #[serde(flatten)]
-    pub latency: Histogram,
+    pub latency: LatencyHistogram,
 }
 
-impl Snapshot {
+impl StatsSnapshot {
     /// Adds the figures and the notes of a file system; none after a panic.
     #[must_use]
     pub fn with_figures(mut self, fs: &dyn FileSystem) -> Self {
@@ -127,17 +127,17 @@ impl Snapshot {
 
     /// The operation `op` as seen in user space; `None` if it did not occur.
     pub fn get(&self, op: Op) -> Option<&OpStats> {
-        self.get_stage(Stage::User, op)
+        self.get_stage(RequestStage::User, op)
     }
 
     /// The operation `op` in `stage`; `None` if it did not occur.
-    pub fn get_stage(&self, stage: Stage, op: Op) -> Option<&OpStats> {
+    pub fn get_stage(&self, stage: RequestStage, op: Op) -> Option<&OpStats> {
         self.ops.iter().find(|stats| stats.stage == stage && stats.op == op)
     }
 
     /// The measurements since `earlier`, a snapshot of the same recorder. Gauges, and figures that are no
     /// totals, have their current values.
-    pub fn since(&self, earlier: &Snapshot) -> Snapshot {
+    pub fn since(&self, earlier: &StatsSnapshot) -> StatsSnapshot {
         let ops = self.ops.iter().filter_map(|stats| {
             let Some(before) = earlier.get_stage(stats.stage, stats.op) else {
                 return Some(stats.clone());
@@ -147,7 +147,7 @@ impl Snapshot {
             let nothing = latency.count == 0 && bytes == 0;
             (!nothing).then_some(OpStats { latency, bytes, ..stats.clone() })
         });
-        Snapshot {
+        StatsSnapshot {
             started_unix_ms: self.started_unix_ms + earlier.span_ns / 1_000_000,
             span_ns: self.span_ns.saturating_sub(earlier.span_ns),
             ops: ops.collect(),
@@ -159,7 +159,7 @@ impl Snapshot {
 
     /// Adds the measurements of another session. Gauges and figures are added, the duration is the longer one, and each note
     /// is there once.
-    pub fn merge(&mut self, other: &Snapshot) {
+    pub fn merge(&mut self, other: &StatsSnapshot) {
         self.started_unix_ms = match self.started_unix_ms {
             0 => other.started_unix_ms,
             begun => begun.min(other.started_unix_ms),
@@ -192,18 +192,18 @@ impl Snapshot {
     }
 
     /// The total time of all operations of `stage`, in nanoseconds.
-    pub fn total_ns(&self, stage: Stage) -> u64 {
+    pub fn total_ns(&self, stage: RequestStage) -> u64 {
         let of_stage = self.ops.iter().filter(|stats| stats.stage == stage);
         of_stage.fold(0, |sum, stats| sum.saturating_add(stats.latency.sum_ns))
     }
 }
 
-impl fmt::Display for Snapshot {
+impl fmt::Display for StatsSnapshot {
     /// Prints a table for each stage, sorted by total time. `share` is an operation's part of the
     /// time of all operations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} measured", Duration(self.span_ns))?;
-        for stage in Stage::ALL {
+        writeln!(f, "{} measured", DurationText(self.span_ns))?;
+        for stage in RequestStage::ALL {
             let mut ops: Vec<_> = self.ops.iter().filter(|stats| stats.stage == stage).collect();
             if ops.is_empty() {
                 continue;
@@ -249,15 +249,15 @@ fn write_row(f: &mut fmt::Formatter<'_>, stats: &OpStats, total_ns: u64) -> fmt:
     ];
     write!(f, "{:<18} {:>10} {:>8}", stats.op, latency.count, latency.errors)?;
     for time in times {
-        write!(f, " {:>9}", Duration(time).to_string())?;
+        write!(f, " {:>9}", DurationText(time).to_string())?;
     }
-    writeln!(f, " {share:>6.1}% {:>10}", Bytes(stats.bytes).to_string())
+    writeln!(f, " {share:>6.1}% {:>10}", BytesText(stats.bytes).to_string())
 }
 
 /// Nanoseconds with a unit, in three or four digits.
-struct Duration(u64);
+struct DurationText(u64);
 
-impl fmt::Display for Duration {
+impl fmt::Display for DurationText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ns = self.0 as f64;
         match self.0 {
@@ -270,9 +270,9 @@ impl fmt::Display for Duration {
 }
 
 /// Bytes with a unit; `-` for none.
-pub struct Bytes(pub u64);
+pub struct BytesText(pub u64);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for BytesText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
         match self.0 {
@@ -307,7 +307,7 @@ mod tests {
         snapshot.figures.push(Figure::nanoseconds("waited", 7).since_start().into());
         let json = serde_json::to_string(&snapshot).unwrap();
         assert!(json.contains(r#"{"name":"dirty","value":4096,"unit":"bytes","total":false}"#));
-        assert_eq!(serde_json::from_str::<Snapshot>(&json).unwrap(), snapshot);
+        assert_eq!(serde_json::from_str::<StatsSnapshot>(&json).unwrap(), snapshot);
         assert!(json.contains(r#""op":"WRITE","stage":"user","bytes":4096"#), "{json}");
     }
 
@@ -335,20 +335,20 @@ mod tests {
         let of = |total, state| {
             let total = Figure::count("groups", total).since_start();
             let figures = [total, Figure::bytes("dirty", state)].map(FigureStats::from);
-            Snapshot { figures: figures.into(), ..Snapshot::default() }
+            StatsSnapshot { figures: figures.into(), ..StatsSnapshot::default() }
         };
         assert_eq!(of(9, 100).since(&of(7, 300)).figures, of(2, 100).figures);
-        assert_eq!(of(9, 100).since(&Snapshot::default()).figures, of(9, 100).figures);
+        assert_eq!(of(9, 100).since(&StatsSnapshot::default()).figures, of(9, 100).figures);
         let mut both = of(9, 100);
         both.merge(&of(1, 1));
-        both.merge(&Snapshot::default());
+        both.merge(&StatsSnapshot::default());
         assert_eq!(both.figures, of(10, 101).figures);
     }
 
     #[test]
     fn notes_of_a_file_system_are_bounded_and_each_is_shown_once() {
-        struct Talkative;
-        impl FileSystem for Talkative {
+        struct TalkativeFileSystem;
+        impl FileSystem for TalkativeFileSystem {
             fn notes(&self) -> Vec<String> {
                 (0..100).map(|number| format!("{number} {}", "x".repeat(1000))).collect()
             }
@@ -362,25 +362,30 @@ mod tests {
                 Ok(())
             }
         }
-        let noted = Snapshot::default().with_figures(&Talkative);
+        let noted = StatsSnapshot::default().with_figures(&TalkativeFileSystem);
         assert_eq!(noted.notes.len(), NOTES.0);
         assert!(noted.notes.iter().all(|note| note.chars().count() == NOTES.1));
-        assert_eq!(noted.since(&Snapshot::default()).notes, noted.notes);
+        assert_eq!(noted.since(&StatsSnapshot::default()).notes, noted.notes);
         let mut both = noted.clone();
         both.merge(&noted);
         assert_eq!(both.notes, noted.notes);
-        let json = serde_json::to_string(&Snapshot::default()).unwrap();
+        let json = serde_json::to_string(&StatsSnapshot::default()).unwrap();
         assert!(!json.contains("notes"), "{json}");
     }
 
     #[test]
     fn the_table_has_the_expected_text() {
-        let mut snapshot = Snapshot { span_ns: 12_340_000_000, ..Snapshot::default() };
-        let mut latency = Histogram::default();
+        let mut snapshot = StatsSnapshot { span_ns: 12_340_000_000, ..StatsSnapshot::default() };
+        let mut latency = LatencyHistogram::default();
         for _ in 0..3 {
             latency.record(1_500, true);
         }
-        snapshot.ops.push(OpStats { op: Op::READ, stage: Stage::User, bytes: 12288, latency });
+        snapshot.ops.push(OpStats {
+            op: Op::READ,
+            stage: RequestStage::User,
+            bytes: 12288,
+            latency,
+        });
         snapshot.gauges.insert("workers".into(), 2);
         snapshot.figures.push(Figure::count("groups", 12).since_start().into());
         snapshot.figures.push(Figure::bytes("dirty", 0).into());

@@ -1,7 +1,7 @@
 //! The number of this process, known without a system call, also in children of fork(2).
 //!
 //! What a library has in its process (threads, rings, connections, memory that a device changes) does not go over fork(2) to the
-//! child. [`Owner`] tells the process that made it from its children, for the price of a load.
+//! child. [`ProcessOwner`] tells the process that made it from its children, for the price of a load.
 //!
 //! It starts no processes, and does not notice execve(2), which leaves nothing of the program.
 
@@ -33,13 +33,13 @@ pub fn id() -> u32 {
 
 /// The process that something belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner(u32);
+pub struct ProcessOwner(u32);
 
-impl Owner {
+impl ProcessOwner {
     /// This process. A child that shares its parent's memory must not call it.
-    pub fn here() -> Owner {
+    pub fn here() -> ProcessOwner {
         keep_id();
-        Owner(id())
+        ProcessOwner(id())
     }
 
     /// True in this process, and false in a child of it.
@@ -78,14 +78,14 @@ mod tests {
     #[test]
     fn a_child_is_not_taken_for_its_parent() {
         assert_eq!(id(), std::process::id());
-        let owner = Owner::here();
+        let owner = ProcessOwner::here();
         assert!(owner.is_here() && owner.id() == std::process::id());
         assert_eq!(id(), std::process::id());
         // SAFETY: the child makes no calls but getpid(2) and _exit(2).
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_right =
-                id() == std::process::id() && !owner.is_here() && Owner::here().is_here();
+                id() == std::process::id() && !owner.is_here() && ProcessOwner::here().is_here();
             // SAFETY: it ends the child without running anything of the parent.
             unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
         }

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use defuse_fs::{Backing, Errno, Fh, Ino, Result};
+use defuse_fs::{BackingFile, Errno, Fh, Ino, Result};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use defuse_wire::abi::{self, BackingMap};
@@ -22,20 +22,20 @@ const RECENT_MAX: usize = 64;
 /// The id of a file that was opened for reading is kept for a moment after its last user, for those
 /// who open it again. The kernel holds the file open as long; one that is open for writing could
 /// not be executed.
-pub(crate) struct Backings {
+pub(crate) struct BackingFiles {
     device: Arc<OwnedFd>,
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Mutex<BackingShard>; SHARDS],
     /// Ids that are kept without users, so that nobody looks for them where there are none.
     kept: AtomicUsize,
 }
 
 #[derive(Default)]
-struct Shard {
-    used: HashMap<Ino, Used>,
-    recent: Vec<Recent>,
+struct BackingShard {
+    used: HashMap<Ino, UsedBacking>,
+    recent: Vec<RecentBacking>,
 }
 
-struct Used {
+struct UsedBacking {
     /// `None`: there is none, or the kernel refused. It does not allow an inode to be open both with
     /// and without a backing file, so those who come later do as the first did.
     id: Option<i32>,
@@ -44,7 +44,7 @@ struct Used {
 }
 
 /// A backing file without users.
-struct Recent {
+struct RecentBacking {
     ino: Ino,
     id: i32,
     /// Used since the last trim.
@@ -53,21 +53,21 @@ struct Recent {
 
 /// The backing file that the file system offers for an open file.
 #[derive(Clone, Copy)]
-pub(crate) struct Offer<'a> {
-    pub(crate) backing: &'a Backing,
+pub(crate) struct BackingOffer<'a> {
+    pub(crate) backing: &'a BackingFile,
     /// It was opened for reading only.
     pub(crate) only_reads: bool,
 }
 
-impl Backings {
+impl BackingFiles {
     pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
         let shards = std::array::from_fn(|_| Mutex::default());
-        Backings { device, shards, kept: AtomicUsize::new(0) }
+        BackingFiles { device, shards, kept: AtomicUsize::new(0) }
     }
 
     /// The id under which the kernel knows the backing file of `ino`, for the open file `fh`; or none,
     /// if it has to do without. The first open decides: what it offers becomes the backing file.
-    pub(crate) fn open(&self, ino: Ino, fh: Fh, offer: Option<Offer<'_>>) -> Option<i32> {
+    pub(crate) fn open(&self, ino: Ino, fh: Fh, offer: Option<BackingOffer<'_>>) -> Option<i32> {
         let mut guard = self.shard(ino);
         let shard = &mut *guard;
         if let Some(backing) = shard.used.get_mut(&ino) {
@@ -83,7 +83,7 @@ impl Backings {
                 (None, false)
             }
         };
-        shard.used.insert(ino, Used { id, users: vec![fh], only_reads });
+        shard.used.insert(ino, UsedBacking { id, users: vec![fh], only_reads });
         id
     }
 
@@ -92,7 +92,7 @@ impl Backings {
         self.shard(ino).used.get(&ino).is_some_and(|used| used.id.is_some())
     }
 
-    fn register(&self, ino: Ino, backing: &Backing) -> Option<i32> {
+    fn register(&self, ino: Ino, backing: &BackingFile) -> Option<i32> {
         let id = match backing.without_fsetid {
             true => without_fsetid(|| register(&self.device, &backing.fd)),
             false => register(&self.device, &backing.fd),
@@ -100,7 +100,7 @@ impl Backings {
         id.inspect_err(|errno| log::debug!("no backing file for inode {}: {errno}", ino.0)).ok()
     }
 
-    /// Takes back [`open`](Backings::open), if there was one.
+    /// Takes back [`open`](BackingFiles::open), if there was one.
     pub(crate) fn close(&self, ino: Ino, fh: Fh) {
         let mut guard = self.shard(ino);
         let shard = &mut *guard;
@@ -114,7 +114,7 @@ impl Backings {
         shard.used.remove(&ino);
         match id {
             Some(id) if only_reads && shard.recent.len() < RECENT_MAX => {
-                shard.recent.push(Recent { ino, id, fresh: true });
+                shard.recent.push(RecentBacking { ino, id, fresh: true });
                 self.kept.fetch_add(1, Ordering::Relaxed);
             }
             Some(id) => unregister(&self.device, id),
@@ -150,13 +150,13 @@ impl Backings {
         }
     }
 
-    fn take_recent(&self, shard: &mut Shard, ino: Ino) -> Option<i32> {
+    fn take_recent(&self, shard: &mut BackingShard, ino: Ino) -> Option<i32> {
         let place = shard.recent.iter().position(|recent| recent.ino == ino)?;
         self.kept.fetch_sub(1, Ordering::Relaxed);
         Some(shard.recent.swap_remove(place).id)
     }
 
-    fn shard(&self, ino: Ino) -> std::sync::MutexGuard<'_, Shard> {
+    fn shard(&self, ino: Ino) -> std::sync::MutexGuard<'_, BackingShard> {
         let shard = &self.shards[ino.0 as usize % SHARDS];
         shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

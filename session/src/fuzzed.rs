@@ -8,20 +8,20 @@ use std::time::Duration;
 
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, DirItem, Entry, Errno, Fallocate, Fh, File, FileKind,
-    FileSystem, Ino, Interrupted, Io, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
-    LockSupport, LockType, LockWait, Name, NewNode, OpenArgs, OpenFlags, Opened, PollHandle, Push,
-    ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, SetAttr, SetXattrFlags, Timestamp, Whence,
-    WriteArgs, WriteBuf, WriteSource, Xattr, XattrName,
+    FileSystem, Ino, InterruptCheck, Io, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
+    LockSupport, LockType, LockWait, Name, NewNode, OpenArgs, OpenFlags, OpenReply, PollHandle,
+    PushOutcome, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, SetAttr, SetXattrFlags,
+    Timestamp, Whence, WriteArgs, WriteBuf, WriteSource, Xattr, XattrName,
 };
 use defuse_probe::clock;
 
-use crate::dispatch::{Dispatcher, Peer};
+use crate::dispatch::{Dispatcher, SessionPeer};
 use crate::init::negotiate;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
-use crate::transport::{Deferred, DeferredReply, Reply, ReplyPort};
+use crate::transport::{DeferredKind, DeferredReply, ReplyPort, RequestReply};
 use defuse_wire::abi::InitIn;
-use defuse_wire::request::{DecodeOptions, Request};
+use defuse_wire::request::{DecodeOptions, DecodedRequest};
 
 /// Handles the request in `bytes` with a file system that answers by chance, from `seed`.
 ///
@@ -32,7 +32,7 @@ use defuse_wire::request::{DecodeOptions, Request};
 pub fn dispatch(seed: u64, bytes: &[u8]) {
     let fs = Arc::new(NullFs { state: AtomicU64::new(seed | 1), given: AtomicU64::new(0) });
     let Ok(request) =
-        Request::parse(bytes, &DecodeOptions { setxattr_ext: true, ..Default::default() })
+        DecodedRequest::parse(bytes, &DecodeOptions { setxattr_ext: true, ..Default::default() })
     else {
         return;
     };
@@ -42,8 +42,8 @@ pub fn dispatch(seed: u64, bytes: &[u8]) {
         return;
     }
     let gone = seed & (1 << 40) != 0;
-    let mut reply = Recorded::new(gone);
-    let outcome = dispatcher.handle(&request, &mut reply, &Never, clock::now());
+    let mut reply = FuzzedReply::new(gone);
+    let outcome = dispatcher.handle(&request, &mut reply, &FuzzedInterrupt, clock::now());
     let answers = reply.answers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     assert_eq!(answers.len(), 1, "{}: {answers:?}", request.opcode.name());
     let most = 16 + dispatcher.negotiated.max_read + 4096;
@@ -67,14 +67,14 @@ fn dispatcher(fs: Arc<NullFs>, seed: u64) -> Arc<Dispatcher> {
         Ok((_, negotiated)) => negotiated,
         Err(error) => panic!("{error}"),
     };
-    let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
+    let port: Arc<dyn ReplyPort> = Arc::new(FuzzedPort);
     let notify = Arc::new(KernelNotify::new(&port, negotiated.minor, false));
     Arc::new(Dispatcher::new(
         (fs, defuse_fs::Origin::new()),
         notify,
         negotiated,
         &options,
-        Peer::Kernel(nothing()),
+        SessionPeer::Kernel(nothing()),
     ))
 }
 
@@ -84,31 +84,31 @@ fn nothing() -> Arc<OwnedFd> {
     Arc::new(file.into())
 }
 
-struct Never;
-impl Interrupted for Never {
+struct FuzzedInterrupt;
+impl InterruptCheck for FuzzedInterrupt {
     fn interrupted(&self) -> bool {
         false
     }
 }
 
-struct Nowhere;
-impl ReplyPort for Nowhere {
+struct FuzzedPort;
+impl ReplyPort for FuzzedPort {
     fn send(&self, _: &[std::io::IoSlice<'_>]) -> Result<()> {
         Ok(())
     }
 }
 
 /// Remembers the length of each answer. `gone`: the kernel takes none.
-struct Recorded {
+struct FuzzedReply {
     buf: Vec<u8>,
     filled: usize,
     gone: bool,
     answers: Arc<Mutex<Vec<usize>>>,
 }
 
-impl Recorded {
+impl FuzzedReply {
     fn new(gone: bool) -> Self {
-        Recorded { buf: vec![0; 1 << 18], filled: 0, gone, answers: Arc::default() }
+        FuzzedReply { buf: vec![0; 1 << 18], filled: 0, gone, answers: Arc::default() }
     }
 
     fn answer(&self, len: usize) -> Result<()> {
@@ -117,7 +117,7 @@ impl Recorded {
     }
 }
 
-impl Reply for Recorded {
+impl RequestReply for FuzzedReply {
     fn send(&mut self, body: &[&[u8]]) -> Result<()> {
         self.answer(body.iter().map(|part| part.len()).sum())
     }
@@ -141,13 +141,13 @@ impl Reply for Recorded {
     fn piped(&mut self) -> &mut dyn WriteSource {
         unreachable!("nothing is in a pipe")
     }
-    fn defer(&mut self, _: Deferred) -> Box<dyn DeferredReply> {
+    fn defer(&mut self, _: DeferredKind) -> Box<dyn DeferredReply> {
         let answers = Arc::clone(&self.answers);
-        Box::new(Recorded { buf: vec![0; 1 << 18], filled: 0, gone: self.gone, answers })
+        Box::new(FuzzedReply { buf: vec![0; 1 << 18], filled: 0, gone: self.gone, answers })
     }
 }
 
-impl ReadSink for Recorded {
+impl ReadSink for FuzzedReply {
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.filled += bytes.len();
         Ok(())
@@ -162,7 +162,7 @@ impl ReadSink for Recorded {
     }
 }
 
-impl DeferredReply for Recorded {
+impl DeferredReply for FuzzedReply {
     fn sink(&mut self) -> &mut dyn ReadSink {
         self
     }
@@ -239,8 +239,8 @@ impl NullFs {
         Ok(entry)
     }
 
-    fn opened(&self) -> Opened {
-        Opened { no_flush: self.next() & 1 == 0, ..Opened::new(Fh(self.next())) }
+    fn opened(&self) -> OpenReply {
+        OpenReply { no_flush: self.next() & 1 == 0, ..OpenReply::new(Fh(self.next())) }
     }
 }
 
@@ -312,7 +312,7 @@ impl FileSystem for NullFs {
         // Also values where only a size was asked for, and longer ones than there is room for.
         self.chance(|| Xattr::Value(vec![0; (self.next() % 65536) as usize]))
     }
-    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {
         self.chance(|| self.opened())
     }
     fn create(
@@ -322,7 +322,7 @@ impl FileSystem for NullFs {
         _: Name<'_>,
         _: &NewNode<'_>,
         _: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         Ok((self.entry()?, self.opened()))
     }
     fn read(&self, _: &Context<'_>, _: File, _: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
@@ -373,7 +373,7 @@ impl FileSystem for NullFs {
     fn getlk(&self, _: &Context<'_>, _: File, request: &LockRequest) -> Result<Option<Lock>> {
         self.chance(|| Some(request.lock).filter(|lock| lock.typ != LockType::Unlock))
     }
-    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, _: &Context<'_>, _: Ino, _: OpenFlags) -> Result<OpenReply> {
         self.chance(|| self.opened())
     }
     fn readdir(&self, _: &Context<'_>, _: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
@@ -382,7 +382,7 @@ impl FileSystem for NullFs {
             let name = &name[..1 + (self.next() % 255) as usize];
             let kind = FileKind::Regular;
             let item = DirItem { ino: next, next: from.wrapping_add(next), kind, name };
-            if out.push_with(item, || self.entry().ok()) == Push::Full {
+            if out.push_with(item, || self.entry().ok()) == PushOutcome::Full {
                 break;
             }
         }

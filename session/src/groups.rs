@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use defuse_fs::{Caller, Errno, Groups, Result};
+use defuse_fs::{Caller, Errno, Result, SupplementaryGroups};
 
 /// Reads them in `/proc/PID/status`, proc_pid_status(5): a request of the kernel names one group.
-pub struct OfProcesses;
+pub struct ProcessGroups;
 
-impl Groups for OfProcesses {
+impl SupplementaryGroups for ProcessGroups {
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {
         // The kernel names no process where it has none to name, or where it is in another namespace.
         if caller.pid == 0 {
@@ -22,9 +22,9 @@ impl Groups for OfProcesses {
 }
 
 /// The groups of the caller of one request, as its client tells them.
-pub(crate) struct Told(pub Vec<u32>);
+pub(crate) struct ClientGroups(pub Vec<u32>);
 
-impl Groups for Told {
+impl SupplementaryGroups for ClientGroups {
     fn groups_of(&self, _: Caller) -> Result<Vec<u32>> {
         Ok(self.0.clone())
     }
@@ -35,9 +35,9 @@ impl Groups for Told {
 }
 
 /// Groups that nobody here can know.
-pub(crate) struct Unknown;
+pub(crate) struct UnknownGroups;
 
-impl Groups for Unknown {
+impl SupplementaryGroups for UnknownGroups {
     fn groups_of(&self, _: Caller) -> Result<Vec<u32>> {
         Err(Errno::ENOSYS)
     }
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn the_groups_of_a_process_are_read_and_those_of_one_that_is_gone_are_not() {
-        let of = |pid| OfProcesses.groups_of(Caller { pid, ..Caller::default() });
+        let of = |pid| ProcessGroups.groups_of(Caller { pid, ..Caller::default() });
         let own = rustix::process::getgroups().unwrap();
         assert_eq!(of(std::process::id()), Ok(own.into_iter().map(|gid| gid.as_raw()).collect()));
         let mut child = std::process::Command::new("true").spawn().unwrap();

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{FileSystem, Interrupted, Origin, Result};
+use defuse_fs::{FileSystem, InterruptCheck, Origin, Result};
 use defuse_probe::clock;
 use defuse_wire::abi::InitIn;
-use defuse_wire::request::Request;
+use defuse_wire::request::DecodedRequest;
 
-use crate::dispatch::{ClientHooks, Dispatcher, Peer};
+use crate::dispatch::{ClientHooks, Dispatcher, SessionPeer};
 use crate::init::negotiate;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
-use crate::transport::{Answer, ReplyPort};
+use crate::transport::{ReplyPort, RequestAnswer};
 
 /// Handles requests one after the other.
 pub struct Handler(Arc<Dispatcher>);
@@ -26,19 +26,25 @@ impl Handler {
         let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
         let notify = Arc::new(KernelNotify::new(&port, negotiated.minor, false));
         let from = (fs, Origin::NONE);
-        Handler(Arc::new(Dispatcher::new(from, notify, negotiated, &options, Peer::Client(client))))
+        Handler(Arc::new(Dispatcher::new(
+            from,
+            notify,
+            negotiated,
+            &options,
+            SessionPeer::Client(client),
+        )))
     }
 
     /// Handles a request that wants an answer.
-    pub fn handle(&self, request: &Request<'_>) -> Answer {
-        let mut answer = Answer::default();
+    pub fn handle(&self, request: &DecodedRequest<'_>) -> RequestAnswer {
+        let mut answer = RequestAnswer::default();
         self.0.handle(request, &mut answer, &Never, clock::now());
         answer
     }
 }
 
 struct Never;
-impl Interrupted for Never {
+impl InterruptCheck for Never {
     fn interrupted(&self) -> bool {
         false
     }

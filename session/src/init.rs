@@ -12,7 +12,7 @@ use defuse_wire::vendor::{CALLER_GROUPS, COMPOUND, DECIDES_ON_NAMES, NO_BIRTH_TI
 
 /// The decision about one INIT capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct InitDecision {
     /// The name in the kernel's header, without `FUSE_`.
     pub name: &'static str,
     /// The bit.
@@ -23,7 +23,7 @@ pub struct Decision {
     pub reason: &'static str,
 }
 
-impl fmt::Display for Decision {
+impl fmt::Display for InitDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = if self.used { "used" } else { "not used" };
         write!(f, "{:22} {verdict:8}  {}", self.name, self.reason)
@@ -32,7 +32,7 @@ impl fmt::Display for Decision {
 
 /// The outcome of INIT.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Negotiated {
+pub struct NegotiatedInit {
     /// The minor version: the smaller one of both sides.
     pub minor: u32,
     /// The bits that are used.
@@ -48,10 +48,10 @@ pub struct Negotiated {
     /// When they are started and ended.
     pub policy: ThreadPolicy,
     /// The decision on each bit.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<InitDecision>,
 }
 
-impl Negotiated {
+impl NegotiatedInit {
     /// True if all bits of `flags` are used.
     pub fn uses(&self, flags: u64) -> bool {
         self.flags & flags == flags
@@ -102,7 +102,7 @@ pub fn negotiate(
     kernel: &InitIn,
     caps: &Caps,
     options: &SessionOptions,
-) -> Result<(InitOut, Negotiated), InitError> {
+) -> Result<(InitOut, NegotiatedInit), InitError> {
     if kernel.major > FUSE_KERNEL_VERSION {
         return Err(InitError::LaterMajor(kernel.major));
     }
@@ -144,7 +144,7 @@ pub fn negotiate(
         unused: [0; 11],
     };
     let max_read = pages * PAGE;
-    let negotiated = Negotiated {
+    let negotiated = NegotiatedInit {
         minor,
         flags,
         max_write,
@@ -186,7 +186,7 @@ pub(crate) fn takes_locks(caps: &Caps, options: &SessionOptions) -> bool {
         || options.forward_locks && caps.locks != LockSupport::Frontend
 }
 
-fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<Decision> {
+fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<InitDecision> {
     let wishes = wishes(caps, options);
     let decision = |&(name, bit, wanted, reason): &(&'static str, u64, bool, &'static str)| {
         let (used, reason) = match (wanted, offered & bit != 0, options.disabled & bit != 0) {
@@ -195,7 +195,7 @@ fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<Decision> 
             (true, false, _) => (false, "the kernel does not offer it"),
             (wanted, _, _) => (wanted, reason),
         };
-        Decision { name, bit, used, reason }
+        InitDecision { name, bit, used, reason }
     };
     wishes.iter().map(decision).collect()
 }

@@ -2,7 +2,7 @@
 //!
 //! A session begins with INIT and serves one client until it ends the connection. The client is the
 //! kernel, over /dev/fuse or over io_uring ([`Session::start`]), or a process in its place, over any
-//! [`Line`] ([`Session::over`]). A session has threads that receive requests ([`Session`] starts them),
+//! [`RequestSource`] ([`Session::over`]). A session has threads that receive requests ([`Session`] starts them),
 //! and a dispatcher with one short function for each operation.
 //!
 //! This crate does not mount (`frontends/fuse`), does not listen (`frontends/socket`), does not check the
@@ -33,21 +33,26 @@ pub use defuse_wire::abi;
 pub use dispatch::{ClientHooks, SharedMemory};
 #[cfg(fuzzing)]
 pub use fuzzed::dispatch as fuzz_dispatch;
-pub use groups::OfProcesses;
+pub use groups::ProcessGroups;
 #[cfg(fuzzing)]
 pub use handler::Handler;
-pub use init::{Decision, InitError, Negotiated, negotiate};
+pub use init::{InitDecision, InitError, NegotiatedInit, negotiate};
 pub use options::{GroupSource, IoUring, SessionOptions, ThreadPolicy};
-pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
-pub use share::{Count, Share, ShareLimits, Taken};
+pub use session::{ResizeError, Session, SessionEnd, SessionStatistics, StartError, WorkerControl};
+pub use share::{CountGuard, LimitedCount, ShareLimits, UserShare};
 #[cfg(fuzzing)]
-pub use transport::Answer;
+pub use transport::RequestAnswer;
 pub use transport::dev::SpliceLimits;
-pub use transport::{COPIED_MOST, LaneCounts, Line, Lines, Places, Port, ReplyPort};
-pub use workers::sentinel::Sentinel;
+pub use transport::{
+    COPIED_MOST, ReplyPort, RequestPort, RequestSource, ServerLaneCounts, SharedData,
+    TransportUpgrade,
+};
+pub use workers::sentinel::SharedWatchdog;
 
 /// The worker pool's bookkeeping, for its checker in `tests/shuttle.rs`.
 #[cfg(feature = "shuttle")]
 pub mod checked {
-    pub use crate::workers::pool::{Growth, Pool, PoolCounts, PoolLimits, Standing, Woken};
+    pub use crate::workers::pool::{
+        PoolCounts, PoolGrowth, PoolLimits, PoolLoad, WakeReason, WorkerPool,
+    };
 }

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use defuse_fs::{Errno, Ino, Name, Notify, PollHandle, Recalled, Result};
+use defuse_fs::{Errno, Ino, Name, Notify, PollHandle, RecallCallback, Result};
 
-use crate::recall::Recalls;
+use crate::recall::RecallCount;
 use crate::transport::ReplyPort;
 use defuse_wire::abi;
 use defuse_wire::reply::Notification;
 
-type Retrieved = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
+type RetrieveCallback = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 
 /// Most RETRIEVE notifications without an answer; the kernel answers each, so more are a mistake.
 const RETRIEVES_MAX: usize = 1024;
@@ -30,9 +30,9 @@ pub(crate) struct KernelNotify {
     port: Weak<dyn ReplyPort>,
     minor: u32,
     next: AtomicU64,
-    retrieves: Mutex<HashMap<u64, Retrieved>>,
+    retrieves: Mutex<HashMap<u64, RetrieveCallback>>,
     /// `None` where a notification is not acknowledged.
-    recalls: Option<Recalls>,
+    recalls: Option<RecallCount>,
 }
 
 impl KernelNotify {
@@ -44,7 +44,7 @@ impl KernelNotify {
             minor,
             next: AtomicU64::new(FIRST_RETRIEVE),
             retrieves: Mutex::default(),
-            recalls: acknowledges.then(Recalls::default),
+            recalls: acknowledges.then(RecallCount::default),
         }
     }
 
@@ -83,7 +83,7 @@ impl KernelNotify {
         if self.minor >= minor { Ok(()) } else { Err(Errno::ENOSYS) }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Retrieved>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, RetrieveCallback>> {
         self.retrieves.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -114,7 +114,7 @@ impl Notify for KernelNotify {
         self.send(&Notification::Store { nodeid: ino.0, offset, size }, data)
     }
 
-    fn retrieve(&self, ino: Ino, offset: u64, len: u32, done: Retrieved) -> Result<()> {
+    fn retrieve(&self, ino: Ino, offset: u64, len: u32, done: RetrieveCallback) -> Result<()> {
         let notify_unique = self.next.fetch_add(2, Ordering::Relaxed);
         {
             let mut retrieves = self.lock();
@@ -156,7 +156,7 @@ impl Notify for KernelNotify {
 
     /// fuse_reverse_inval_inode of the kernel's `fs/fuse/inode.c` writes dirty pages back and waits for
     /// that before write(2) returns.
-    fn recall(&self, ino: Ino, limit: Duration, done: Recalled) {
+    fn recall(&self, ino: Ino, limit: Duration, done: RecallCallback) {
         let (Some(recalls), Some(port)) = (&self.recalls, self.port.upgrade()) else {
             let gone = self.recalls.is_some();
             return done(Err(if gone { Errno::ENOTCONN } else { Errno::ENOSYS }));

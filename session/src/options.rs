@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_fs::Groups;
+use defuse_fs::SupplementaryGroups;
 
 use crate::transport::dev::SpliceLimits;
 
@@ -14,7 +14,7 @@ use crate::transport::dev::SpliceLimits;
 pub enum IoUring {
     /// Never.
     Off,
-    /// Where the kernel and this process can, and it is the faster way. [`crate::Negotiated`] says
+    /// Where the kernel and this process can, and it is the faster way. [`crate::NegotiatedInit`] says
     /// what became of it.
     Auto,
     /// The session does not start without it.
@@ -115,7 +115,7 @@ pub struct SessionOptions {
 
 /// A source of the supplementary groups of callers. Two are equal if they are the same object.
 #[derive(Clone)]
-pub struct GroupSource(pub Arc<dyn Groups>);
+pub struct GroupSource(pub Arc<dyn SupplementaryGroups>);
 
 impl fmt::Debug for GroupSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use defuse_fs::{Errno, Recalled, Result};
+use defuse_fs::{Errno, RecallCallback, Result};
 
 /// Most recalls that the kernel has not finished; each has a thread, and may wait for requests that the
 /// file system answers later.
@@ -15,29 +15,29 @@ const RECALLS_MAX: usize = 64;
 
 /// The recalls of a session.
 #[derive(Default)]
-pub(crate) struct Recalls {
+pub(crate) struct RecallCount {
     running: Arc<AtomicUsize>,
 }
 
 /// Counts one recall until the kernel has finished it.
-struct Running(Arc<AtomicUsize>);
+struct RunningRecall(Arc<AtomicUsize>);
 
-impl Drop for Running {
+impl Drop for RunningRecall {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Recalls {
+impl RecallCount {
     /// Runs `invalidate`, which blocks until the kernel is done, on a thread of its own, and answers by
     /// `done`: with its result, or `ETIMEDOUT` after `limit`. `EAGAIN` where too many recalls run.
     pub(crate) fn start(
         &self,
         limit: Duration,
         invalidate: impl FnOnce() -> Result<()> + Send + 'static,
-        done: Recalled,
+        done: RecallCallback,
     ) {
-        let running = Running(Arc::clone(&self.running));
+        let running = RunningRecall(Arc::clone(&self.running));
         if self.running.fetch_add(1, Ordering::AcqRel) >= RECALLS_MAX {
             return done(Err(Errno::EAGAIN));
         }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     fn recall(
-        recalls: &Recalls,
+        recalls: &RecallCount,
         limit: Duration,
         run: impl FnOnce() -> Result<()> + Send + 'static,
     ) -> mpsc::Receiver<Result<()>> {
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_recall_is_answered_once_at_its_end_or_at_its_time_limit() {
-        let recalls = Recalls::default();
+        let recalls = RecallCount::default();
         let long = Duration::from_secs(60);
         assert_eq!(recall(&recalls, long, || Ok(())).recv(), Ok(Ok(())));
         assert_eq!(recall(&recalls, long, || Err(Errno::ENOENT)).recv(), Ok(Err(Errno::ENOENT)));
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn no_more_recalls_run_than_there_may_be_threads() {
-        let recalls = Recalls::default();
+        let recalls = RecallCount::default();
         let gate = Arc::new(std::sync::Barrier::new(RECALLS_MAX + 1));
         let long = Duration::from_secs(60);
         let answers: Vec<_> = (0..RECALLS_MAX)

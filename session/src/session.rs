@@ -9,31 +9,33 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Caps, Errno, FileSystem, Notify, Origin, Result};
-use defuse_probe::Snapshot;
-use defuse_probe::clock::{self, Moment};
+use defuse_probe::StatsSnapshot;
+use defuse_probe::clock::{self, ClockMoment};
 use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
-use crate::dispatch::{ClientHooks, Dispatcher, Peer};
-use crate::init::{InitError, MAX_IO, Negotiated, WORKERS_MOST, negotiate};
+use crate::dispatch::{ClientHooks, Dispatcher, SessionPeer};
+use crate::init::{InitError, MAX_IO, NegotiatedInit, WORKERS_MOST, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
-use crate::share::Taken;
-use crate::transport::dev::{DevChannel, DevLimits, DeviceLine};
+use crate::share::CountGuard;
+use crate::transport::dev::{ChannelLimits, DeviceSource, PortChannel};
 use crate::transport::uring;
-use crate::transport::{Channel, Line, Message, Port, Received, ReplyPort};
+use crate::transport::{
+    ReceiveOutcome, ReplyPort, RequestMessage, RequestPort, RequestSource, WorkerChannel,
+};
 use crate::workers::bulkhead::Bulkhead;
-use crate::workers::fair::{Fair, Threads};
-use crate::workers::inflight::Slots;
-use crate::workers::pool::{Growth, Pool, PoolLimits};
-use crate::workers::ring::Rings;
-use crate::workers::sentinel::{Bell, Sentinel};
-use crate::workers::set_aside::{self, SetAside};
-use crate::workers::stuck::Stuck;
+use crate::workers::fair::{FairQueue, ThreadBudget};
+use crate::workers::inflight::WorkerSlots;
+use crate::workers::pool::{PoolGrowth, PoolLimits, WorkerPool};
+use crate::workers::ring::SessionRings;
+use crate::workers::sentinel::{SharedWatchdog, WatchdogWaker};
+use crate::workers::set_aside::{self, RequestBacklog};
+use crate::workers::stuck::StuckWorkers;
 use crate::workers::{policy, ring, sentinel, serve, signal};
-use defuse_probe::Limited;
+use defuse_probe::WarningLimiter;
 use defuse_wire::abi::{self, InitIn, Opcode};
-use defuse_wire::request::{Body, DecodeOptions, Request};
+use defuse_wire::request::{DecodeOptions, DecodedRequest, RequestBody};
 use defuse_wire::vendor::SOCKET_IO_MAX;
 
 /// Time between two interrupts of threads that shall end: the first may come before their system call.
@@ -43,7 +45,7 @@ const INTERRUPT_EVERY: Duration = Duration::from_millis(1);
 const FURTHER: usize = 16;
 
 /// Limits warnings about workers that are stuck.
-static STUCK: Limited = Limited::new();
+static STUCK: WarningLimiter = WarningLimiter::new();
 
 /// A session could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +69,7 @@ pub enum StartError {
 
 /// A mount that is being served. Dropping it does not end it: unmount, then [`wait`](Session::wait).
 pub struct Session {
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
 }
 
 impl Session {
@@ -80,11 +82,11 @@ impl Session {
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let device = Arc::new(device);
-        let line: Arc<dyn Line> = Arc::new(DeviceLine::new(Arc::clone(&device)));
+        let line: Arc<dyn RequestSource> = Arc::new(DeviceSource::new(Arc::clone(&device)));
         let agreed = handshake(&line, Some(&device), &fs.caps(), options)?;
         // A kernel's mount lives long enough for it; a connection may not.
         clock::calibrate();
-        Session::begin(&line, Peer::Kernel(device), fs, agreed, options)
+        Session::begin(&line, SessionPeer::Kernel(device), fs, agreed, options)
     }
 
     /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to serve
@@ -94,26 +96,26 @@ impl Session {
     ///
     /// As of [`start`](Session::start).
     pub fn over(
-        line: Arc<dyn Line>,
+        line: Arc<dyn RequestSource>,
         fs: Arc<dyn FileSystem>,
         options: &SessionOptions,
         client: ClientHooks,
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let agreed = handshake(&line, None, &fs.caps(), options)?;
-        Session::begin(&line, Peer::Client(client), fs, agreed, options)
+        Session::begin(&line, SessionPeer::Client(client), fs, agreed, options)
     }
 
     fn begin(
-        line: &Arc<dyn Line>,
-        peer: Peer,
+        line: &Arc<dyn RequestSource>,
+        peer: SessionPeer,
         fs: Arc<dyn FileSystem>,
-        agreed: Agreed,
+        agreed: HandshakeOutcome,
         options: &SessionOptions,
     ) -> std::result::Result<Session, StartError> {
-        let Agreed { mut negotiated, port, mut plan } = agreed;
+        let HandshakeOutcome { mut negotiated, port, mut plan } = agreed;
         let reply_port = Arc::clone(&port) as Arc<dyn ReplyPort>;
-        let is_kernel = matches!(peer, Peer::Kernel(_));
+        let is_kernel = matches!(peer, SessionPeer::Kernel(_));
         let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor, is_kernel));
         let origin = Origin::new();
         fs.attached(origin, Arc::clone(&notify) as Arc<dyn Notify>);
@@ -126,15 +128,15 @@ impl Session {
                 peer.clone(),
             );
             let queues = match (&plan, &peer) {
-                (Some(plan), Peer::Kernel(device)) => Some((plan.queues, device)),
+                (Some(plan), SessionPeer::Kernel(device)) => Some((plan.queues, device)),
                 _ => None,
             };
-            let shared = Shared::new(dispatcher, options, line, &port, queues);
+            let shared = SessionShared::new(dispatcher, options, line, &port, queues);
             let shared = Arc::new(shared.map_err(StartError::Thread)?);
             *lock(&shared.view.0) = ViewState::Running(Arc::downgrade(&shared));
             let sentinel = match &peer {
-                Peer::Client(client) => client.sentinel.as_ref(),
-                Peer::Kernel(_) => None,
+                SessionPeer::Client(client) => client.sentinel.as_ref(),
+                SessionPeer::Kernel(_) => None,
             };
             let failed = match shared.start(sentinel) {
                 Ok(()) => return Ok(Session { shared }),
@@ -153,7 +155,7 @@ impl Session {
     }
 
     /// The agreement with the kernel.
-    pub fn negotiated(&self) -> &Negotiated {
+    pub fn negotiated(&self) -> &NegotiatedInit {
         &self.shared.dispatcher.negotiated
     }
 
@@ -163,13 +165,13 @@ impl Session {
     }
 
     /// A handle to read statistics from another thread.
-    pub fn statistics(&self) -> Statistics {
-        Statistics { view: Arc::clone(&self.shared.view) }
+    pub fn statistics(&self) -> SessionStatistics {
+        SessionStatistics { view: Arc::clone(&self.shared.view) }
     }
 
     /// A handle to change the number of threads from another thread.
-    pub fn workers(&self) -> Workers {
-        Workers { view: Arc::clone(&self.shared.view) }
+    pub fn workers(&self) -> WorkerControl {
+        WorkerControl { view: Arc::clone(&self.shared.view) }
     }
 
     /// Waits until the client has ended the connection, while [`wait`](Session::wait) has not made anything durable yet.
@@ -179,9 +181,9 @@ impl Session {
 
     /// Waits until the kernel ends the session (unmount or abort), ends the workers, and lets the
     /// file system make everything durable. Workers that are stuck in a handler are left behind
-    /// after two seconds. Otherwise nothing of the session keeps the file system any more, neither [`Statistics`] nor
-    /// [`Workers`], so that it ends with its last owner.
-    pub fn wait(self) -> Ended {
+    /// after two seconds. Otherwise nothing of the session keeps the file system any more, neither [`SessionStatistics`] nor
+    /// [`WorkerControl`], so that it ends with its last owner.
+    pub fn wait(self) -> SessionEnd {
         self.shared.wait_for_end();
         self.shared.dispatcher.interrupt_all_deferred();
         self.shared.dispatcher.notify.close();
@@ -192,14 +194,14 @@ impl Session {
         let Dispatcher { fs, origin, .. } = &*self.shared.dispatcher;
         let detached = catch_unwind(AssertUnwindSafe(|| fs.detached(*origin)));
         self.shared.view.end();
-        Ended { clean, durable: detached.unwrap_or(Err(Errno::EIO)) }
+        SessionEnd { clean, durable: detached.unwrap_or(Err(Errno::EIO)) }
     }
 }
 
 /// The end of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Ended {
+pub struct SessionEnd {
     /// All handlers have returned.
     pub clean: bool,
     /// The answer of [`FileSystem::detached`]: an error says that something the file system had
@@ -213,17 +215,20 @@ struct SessionView(Mutex<ViewState>);
 
 enum ViewState {
     /// Until the end of the session.
-    Running(Weak<Shared>),
+    Running(Weak<SessionShared>),
     /// The statistics at the end.
-    Ended(Box<Snapshot>),
+    Ended(Box<StatsSnapshot>),
 }
 
 impl SessionView {
     /// Calls `look` while the session cannot end. After the end, fails with the statistics of that time.
-    fn look<T>(&self, look: impl FnOnce(&Shared) -> T) -> std::result::Result<T, Snapshot> {
+    fn look<T>(
+        &self,
+        look: impl FnOnce(&SessionShared) -> T,
+    ) -> std::result::Result<T, StatsSnapshot> {
         match &*lock(&self.0) {
             ViewState::Running(shared) => {
-                shared.upgrade().map(|shared| look(&shared)).ok_or_else(Snapshot::default)
+                shared.upgrade().map(|shared| look(&shared)).ok_or_else(StatsSnapshot::default)
             }
             ViewState::Ended(last) => Err(last.as_ref().clone()),
         }
@@ -231,28 +236,28 @@ impl SessionView {
 
     /// Lets the session go.
     fn end(&self) {
-        let last = self.look(Shared::snapshot).unwrap_or_else(|ended| ended);
+        let last = self.look(SessionShared::snapshot).unwrap_or_else(|ended| ended);
         *lock(&self.0) = ViewState::Ended(Box::new(last));
     }
 }
 
 /// Reads the statistics of a session, also after its end.
 #[derive(Clone)]
-pub struct Statistics {
+pub struct SessionStatistics {
     view: Arc<SessionView>,
 }
 
-impl Statistics {
+impl SessionStatistics {
     /// The statistics so far, with the numbers of workers as gauges and the figures of the file system. After the end
     /// those of the end.
-    pub fn snapshot(&self) -> Snapshot {
-        self.view.look(Shared::snapshot).unwrap_or_else(|ended| ended)
+    pub fn snapshot(&self) -> StatsSnapshot {
+        self.view.look(SessionShared::snapshot).unwrap_or_else(|ended| ended)
     }
 }
 
 /// Changes the number of threads of a session.
 #[derive(Clone)]
-pub struct Workers {
+pub struct WorkerControl {
     view: Arc<SessionView>,
 }
 
@@ -272,7 +277,7 @@ pub enum ResizeError {
     Ended,
 }
 
-impl Workers {
+impl WorkerControl {
     /// Changes the maximum number of threads to `max`. Those beyond it end after their request.
     /// `max_background` stays as it is.
     pub fn resize(&self, max: usize) -> std::result::Result<(), ResizeError> {
@@ -285,22 +290,22 @@ impl Workers {
 }
 
 /// The state that all threads of a session share.
-pub(crate) struct Shared {
+pub(crate) struct SessionShared {
     pub(crate) dispatcher: Arc<Dispatcher>,
-    pub(crate) pool: Pool,
-    pub(crate) slots: Slots,
-    pub(crate) bell: Bell,
-    pub(crate) set_aside: SetAside,
-    pub(crate) stuck: Stuck,
+    pub(crate) pool: WorkerPool,
+    pub(crate) slots: WorkerSlots,
+    pub(crate) bell: WatchdogWaker,
+    pub(crate) set_aside: RequestBacklog,
+    pub(crate) stuck: StuckWorkers,
     pub(crate) bulkhead: Bulkhead,
-    pub(crate) fair: Fair,
+    pub(crate) fair: FairQueue,
     /// Threads beyond the maximum that there may be while all are stuck; 0 where all requests are of one user.
     further: usize,
     /// The workers' source of requests.
-    line: Arc<dyn Line>,
+    line: Arc<dyn RequestSource>,
     /// Where requests come over rings and not over the device.
-    pub(crate) rings: Option<Rings>,
-    limits: DevLimits,
+    pub(crate) rings: Option<SessionRings>,
+    limits: ChannelLimits,
     clone_fd: bool,
     policy: ThreadPolicy,
     /// A file in the format of `/proc/pressure/memory`.
@@ -308,25 +313,25 @@ pub(crate) struct Shared {
     /// How long a worker looks for a request before it sleeps, in nanoseconds.
     spin_ns: u64,
     /// When the session began, and how many nanoseconds later a backlog was last seen.
-    begun: Moment,
+    begun: ClockMoment,
     backlog_ns: AtomicU64,
     /// The notifier's way to the client, also to see whether requests wait.
-    port: Arc<dyn Port>,
+    port: Arc<dyn RequestPort>,
     /// The sentinel's own channel, for when all workers are stuck.
-    emergency: Mutex<Option<DevChannel>>,
-    threads: Mutex<Vec<Thread>>,
-    thread_ends: Arc<ThreadEnds>,
+    emergency: Mutex<Option<PortChannel>>,
+    threads: Mutex<Vec<SessionThread>>,
+    thread_ends: Arc<ThreadEndCount>,
     end: Mutex<bool>,
     ended: Condvar,
     view: Arc<SessionView>,
 }
 
-impl Shared {
+impl SessionShared {
     fn new(
         dispatcher: Dispatcher,
         options: &SessionOptions,
-        line: &Arc<dyn Line>,
-        port: &Arc<dyn Port>,
+        line: &Arc<dyn RequestSource>,
+        port: &Arc<dyn RequestPort>,
         queues: Option<(usize, &Arc<OwnedFd>)>,
     ) -> Result<Self> {
         let negotiated = &dispatcher.negotiated;
@@ -337,11 +342,11 @@ impl Shared {
         let spin_ns = if spins { options.spin.as_nanos() as u64 } else { 0 };
         let payload = negotiated.max_write.max(negotiated.max_read);
         let payload = payload.max(abi::FUSE_MIN_READ_BUFFER);
-        let stuck = Stuck::new(dispatcher.is_of_kernel());
+        let stuck = StuckWorkers::new(dispatcher.is_of_kernel());
         let rings = queues.map(|(queues, device)| {
             let caps = dispatcher.fs.caps();
             let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
-            Rings::new((device, queues), payload, max, &caps, defers)
+            SessionRings::new((device, queues), payload, max, &caps, defers)
         });
         // That of a policy is kept, and one worker, which stands for requests one at a time. Another number that was asked for is that of a
         // mount that goes on, where several users share it.
@@ -352,18 +357,18 @@ impl Shared {
         };
         let is_fair = dispatcher.serves_many() && !is_kept;
         let further = if is_fair { max.max(FURTHER).min(WORKERS_MOST - max) } else { 0 };
-        Ok(Shared {
-            pool: Pool::new(PoolLimits { max, parallel: 2 * processors }),
+        Ok(SessionShared {
+            pool: WorkerPool::new(PoolLimits { max, parallel: 2 * processors }),
             // One for whoever reads the device beside the rings.
-            slots: Slots::new(max + further + usize::from(rings.is_some())),
-            bell: Bell::default(),
-            set_aside: SetAside::default(),
+            slots: WorkerSlots::new(max + further + usize::from(rings.is_some())),
+            bell: WatchdogWaker::default(),
+            set_aside: RequestBacklog::default(),
             stuck,
             bulkhead: Bulkhead::default(),
-            fair: Fair::default(),
+            fair: FairQueue::default(),
             further,
             rings: rings.transpose()?,
-            limits: DevLimits {
+            limits: ChannelLimits {
                 // Longer data is not received with its message.
                 max_write: match port.places() {
                     Some(_) => negotiated.max_write.min(SOCKET_IO_MAX),
@@ -391,7 +396,7 @@ impl Shared {
     }
 
     /// Starts the first threads, among them a sentinel if there is none.
-    fn start(self: &Arc<Self>, sentinel: Option<&Sentinel>) -> Result<()> {
+    fn start(self: &Arc<Self>, sentinel: Option<&SharedWatchdog>) -> Result<()> {
         if let Some(sentinel) = sentinel {
             sentinel.take(self)?;
         }
@@ -410,9 +415,9 @@ impl Shared {
     /// Starts a worker or calls a parked one back. False where there are as many as there may be.
     pub(crate) fn add_worker(self: &Arc<Self>) -> bool {
         match self.pool.grow() {
-            Growth::AtLimit => false,
-            Growth::Unparked => true,
-            Growth::Spawn => self.start_worker(),
+            PoolGrowth::AtLimit => false,
+            PoolGrowth::Unparked => true,
+            PoolGrowth::Spawn => self.start_worker(),
         }
     }
 
@@ -439,7 +444,7 @@ impl Shared {
     }
 
     /// Counts a thread for the user of the client, if it is a further one. `None` beyond the limit.
-    pub(crate) fn take_thread(&self, is_further: bool) -> Option<Option<Taken>> {
+    pub(crate) fn take_thread(&self, is_further: bool) -> Option<Option<CountGuard>> {
         match &self.dispatcher.share {
             Some(share) if is_further => share.workers.take(1).map(Some),
             _ => Some(None),
@@ -455,14 +460,14 @@ impl Shared {
     /// says so.
     pub(crate) fn hand_over(self: &Arc<Self>, opcode: Opcode) {
         let grown = self.pool.grow_if(|standing| policy::starts_another(opcode, standing));
-        if grown == Growth::Spawn {
+        if grown == PoolGrowth::Spawn {
             self.start_worker();
         }
     }
 
     pub(crate) fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
         let has_ended = Arc::<AtomicBool>::default();
-        let end = ThreadEnd(Arc::clone(&has_ended), Arc::clone(&self.thread_ends));
+        let end = ThreadEndGuard(Arc::clone(&has_ended), Arc::clone(&self.thread_ends));
         let body = move || {
             let _end = end;
             run();
@@ -470,7 +475,7 @@ impl Shared {
         let handle = std::thread::Builder::new().name(name.to_string()).spawn(body)?;
         let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.has_ended());
-        threads.push(Thread { handle, has_ended });
+        threads.push(SessionThread { handle, has_ended });
         Ok(())
     }
 
@@ -479,25 +484,25 @@ impl Shared {
     pub(crate) fn add_for_set_aside(self: &Arc<Self>) {
         if !self.hands_over() {
             self.add_worker();
-        } else if self.pool.grow_if(|standing| standing.free == 0) == Growth::Spawn {
+        } else if self.pool.grow_if(|standing| standing.free == 0) == PoolGrowth::Spawn {
             self.start_worker();
         }
     }
 
     /// More requests came at once than a worker could handle, at `now`.
-    pub(crate) fn saw_backlog(&self, now: Moment) {
+    pub(crate) fn saw_backlog(&self, now: ClockMoment) {
         self.backlog_ns.store(self.begun.ns_until(now), Ordering::Relaxed);
     }
 
     /// Nanoseconds from the last backlog to `now`.
-    pub(crate) fn since_backlog_ns(&self, now: Moment) -> u64 {
+    pub(crate) fn since_backlog_ns(&self, now: ClockMoment) -> u64 {
         self.begun.ns_until(now).saturating_sub(self.backlog_ns.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn worker_channel(&self) -> DevChannel {
+    pub(crate) fn worker_channel(&self) -> PortChannel {
         // The only worker needs no descriptor of its own.
         let own = self.clone_fd && self.pool.max() > 1;
-        let mut channel = DevChannel::new(self.line.port(own), self.limits);
+        let mut channel = PortChannel::new(self.line.port(own), self.limits);
         if self.spin_ns > 0 {
             match self.line.port_without_waiting() {
                 Ok(port) => channel.spin_through(port, self.spin_ns),
@@ -534,7 +539,7 @@ impl Shared {
     /// Answers a request that waits at the bulkhead or for others of its user. False where it does not.
     pub(crate) fn interrupt_held_back(&self, unique: u64) -> bool {
         let request = self.bulkhead.take(unique).or_else(|| self.fair.take(unique));
-        request.map(set_aside::Request::refuse_interrupted).is_some()
+        request.map(set_aside::QueuedRequest::refuse_interrupted).is_some()
     }
 
     /// True if the user of the client may have more requests that hold no thread.
@@ -556,14 +561,17 @@ impl Shared {
     }
 
     /// True if the user of the request holds its part of the threads.
-    pub(crate) fn has_to_wait(&self, request: &Request<'_>) -> bool {
+    pub(crate) fn has_to_wait(&self, request: &DecodedRequest<'_>) -> bool {
         // What ends something is not held up, and does not wait for others.
-        let ends = matches!(request.body, Body::Release(_) | Body::Releasedir(_) | Body::Destroy);
+        let ends = matches!(
+            request.body,
+            RequestBody::Release(_) | RequestBody::Releasedir(_) | RequestBody::Destroy
+        );
         self.pool.is_stretched() && !ends && !self.threads_now().may_hold_one_more(request.uid)
     }
 
     /// A request waits for others of its user. Beyond the limit it is refused.
-    pub(crate) fn wait_for_others(&self, uid: u32, request: set_aside::Request) {
+    pub(crate) fn wait_for_others(&self, uid: u32, request: set_aside::QueuedRequest) {
         let unique = request.unique;
         if let Some(request) = self.fair.wait(uid, request) {
             STUCK.warn(|| format!("user {uid} has too many calls that wait: EAGAIN"));
@@ -576,12 +584,12 @@ impl Shared {
     }
 
     /// A request that need not wait for others of its user any more.
-    pub(crate) fn next_of_users(&self) -> Option<set_aside::Request> {
+    pub(crate) fn next_of_users(&self) -> Option<set_aside::QueuedRequest> {
         self.fair.next(self.threads_now())
     }
 
-    fn threads_now(&self) -> Threads<'_> {
-        Threads { slots: &self.slots, most: self.pool.most() }
+    fn threads_now(&self) -> ThreadBudget<'_> {
+        ThreadBudget { slots: &self.slots, most: self.pool.most() }
     }
 
     /// A request that waits without a thread.
@@ -589,10 +597,10 @@ impl Shared {
         &self,
         unique: u64,
         bytes: Vec<u8>,
-        port: Arc<dyn Port>,
-    ) -> set_aside::Request {
+        port: Arc<dyn RequestPort>,
+    ) -> set_aside::QueuedRequest {
         let (has_room, _queued) = (self.has_room_aside(), self.dispatcher.queued(bytes.len()));
-        set_aside::Request { unique, bytes, port, interrupted: false, has_room, _queued }
+        set_aside::QueuedRequest { unique, bytes, port, interrupted: false, has_room, _queued }
     }
 
     /// Makes a worker that waits for requests look around.
@@ -614,13 +622,13 @@ impl Shared {
                     return;
                 }
             };
-            let limits = DevLimits { splice: SpliceLimits::NEVER, ..self.limits };
-            *emergency = Some(DevChannel::new(port, limits));
+            let limits = ChannelLimits { splice: SpliceLimits::NEVER, ..self.limits };
+            *emergency = Some(PortChannel::new(port, limits));
         }
         let Some(channel) = emergency.as_mut() else { return };
         let is_full = || self.set_aside.is_full() || !self.has_room_aside();
         for _ in 0..64 {
-            if is_full() || !matches!(channel.receive(false), Ok(Received::Request)) {
+            if is_full() || !matches!(channel.receive(false), Ok(ReceiveOutcome::Request)) {
                 return;
             }
             serve::set_aside_or_handle(self, channel);
@@ -641,7 +649,7 @@ impl Shared {
     }
 
     /// The statistics so far.
-    fn snapshot(&self) -> Snapshot {
+    fn snapshot(&self) -> StatsSnapshot {
         let mut snapshot = self.dispatcher.recorder.snapshot();
         let counts = self.pool.counts();
         let held_back = self.bulkhead.waiting() + self.fair.waiting();
@@ -705,12 +713,12 @@ impl Shared {
 }
 
 /// A thread of the session.
-struct Thread {
+struct SessionThread {
     handle: JoinHandle<()>,
     has_ended: Arc<AtomicBool>,
 }
 
-impl Thread {
+impl SessionThread {
     /// True if it does nothing more: joining it takes no time.
     fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
@@ -719,12 +727,12 @@ impl Thread {
 
 /// The ends of threads, for whoever waits for them.
 #[derive(Default)]
-struct ThreadEnds {
+struct ThreadEndCount {
     count: Mutex<usize>,
     changed: Condvar,
 }
 
-impl ThreadEnds {
+impl ThreadEndCount {
     /// Waits until there are others than `seen`, at most for `patience`.
     fn wait(&self, seen: usize, patience: Duration) {
         let is_same = |count: &mut usize| *count == seen;
@@ -733,9 +741,9 @@ impl ThreadEnds {
 }
 
 /// Tells of the end of a thread when dropped, also by a panic.
-struct ThreadEnd(Arc<AtomicBool>, Arc<ThreadEnds>);
+struct ThreadEndGuard(Arc<AtomicBool>, Arc<ThreadEndCount>);
 
-impl Drop for ThreadEnd {
+impl Drop for ThreadEndGuard {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
         *lock(&self.1.count) += 1;
@@ -748,30 +756,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The outcome of INIT.
-struct Agreed {
-    negotiated: Negotiated,
-    port: Arc<dyn Port>,
+struct HandshakeOutcome {
+    negotiated: NegotiatedInit,
+    port: Arc<dyn RequestPort>,
     /// How requests come over rings, unless they come over the device.
     plan: Option<uring::RingPlan>,
 }
 
 /// Answers INIT.
 fn handshake(
-    line: &Arc<dyn Line>,
+    line: &Arc<dyn RequestSource>,
     device: Option<&Arc<OwnedFd>>,
     caps: &Caps,
     options: &SessionOptions,
-) -> std::result::Result<Agreed, StartError> {
+) -> std::result::Result<HandshakeOutcome, StartError> {
     let port = line.port(false);
     // Until INIT is answered, the kernel wants room for what it would send by default. A client sends INIT alone.
     let max_write = if device.is_some() { MAX_IO } else { 0 };
-    let limits = DevLimits { max_write, max_read: 4096, splice: SpliceLimits::NEVER };
-    let mut channel = DevChannel::new(Arc::clone(&port), limits);
+    let limits = ChannelLimits { max_write, max_read: 4096, splice: SpliceLimits::NEVER };
+    let mut channel = PortChannel::new(Arc::clone(&port), limits);
     loop {
         match channel.receive(false) {
-            Ok(Received::Request) => {}
-            Ok(Received::Nothing) => continue,
-            Ok(Received::Unmounted) => return Err(StartError::Device(Errno::ENODEV)),
+            Ok(ReceiveOutcome::Request) => {}
+            Ok(ReceiveOutcome::Nothing) => continue,
+            Ok(ReceiveOutcome::Unmounted) => return Err(StartError::Device(Errno::ENODEV)),
             Err(errno) => return Err(StartError::Device(errno)),
         }
         let (message, reply) = channel.exchange();
@@ -790,7 +798,7 @@ fn handshake(
                     return Err(StartError::Rings(reason));
                 }
                 reply.send(&[out.as_bytes()]).map_err(StartError::Device)?;
-                return Ok(Agreed { negotiated, port, plan });
+                return Ok(HandshakeOutcome { negotiated, port, plan });
             }
             // The kernel learns our major version and asks again.
             Err(InitError::LaterMajor(_)) => {
@@ -809,9 +817,9 @@ fn handshake(
     }
 }
 
-fn init_of(message: &Message<'_>) -> std::result::Result<InitIn, StartError> {
+fn init_of(message: &RequestMessage<'_>) -> std::result::Result<InitIn, StartError> {
     match message.parse(&DecodeOptions::default()) {
-        Ok(Request { body: Body::Init(init), .. }) => Ok(init),
+        Ok(DecodedRequest { body: RequestBody::Init(init), .. }) => Ok(init),
         Ok(other) => Err(StartError::NotInit(other.opcode.name().to_string())),
         Err(error) => Err(StartError::NotInit(error.to_string())),
     }

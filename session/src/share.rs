@@ -35,55 +35,55 @@ impl Default for ShareLimits {
 
 /// The things that the sessions of one user have together.
 #[derive(Debug)]
-pub struct Share {
+pub struct UserShare {
     /// See [`ShareLimits`].
-    pub workers: Arc<Count>,
+    pub workers: Arc<LimitedCount>,
     /// See [`ShareLimits`].
-    pub senders: Arc<Count>,
+    pub senders: Arc<LimitedCount>,
     /// See [`ShareLimits`].
-    pub unsent_bytes: Arc<Count>,
+    pub unsent_bytes: Arc<LimitedCount>,
     /// See [`ShareLimits`].
-    pub queued_bytes: Arc<Count>,
+    pub queued_bytes: Arc<LimitedCount>,
     /// See [`ShareLimits`].
-    pub descriptors: Arc<Count>,
+    pub descriptors: Arc<LimitedCount>,
 }
 
-impl Share {
+impl UserShare {
     /// The share of a user that has nothing yet.
-    pub fn new(limits: ShareLimits) -> Share {
-        Share {
-            workers: Count::up_to(limits.workers),
-            senders: Count::up_to(limits.senders),
-            unsent_bytes: Count::up_to(limits.unsent_bytes),
-            queued_bytes: Count::up_to(limits.queued_bytes),
-            descriptors: Count::up_to(limits.descriptors),
+    pub fn new(limits: ShareLimits) -> UserShare {
+        UserShare {
+            workers: LimitedCount::up_to(limits.workers),
+            senders: LimitedCount::up_to(limits.senders),
+            unsent_bytes: LimitedCount::up_to(limits.unsent_bytes),
+            queued_bytes: LimitedCount::up_to(limits.queued_bytes),
+            descriptors: LimitedCount::up_to(limits.descriptors),
         }
     }
 }
 
 /// The number of things of one kind, with its limit.
 #[derive(Debug)]
-pub struct Count {
+pub struct LimitedCount {
     now: AtomicUsize,
     most: usize,
 }
 
-impl Count {
-    fn up_to(most: usize) -> Arc<Count> {
-        Arc::new(Count { now: AtomicUsize::new(0), most })
+impl LimitedCount {
+    fn up_to(most: usize) -> Arc<LimitedCount> {
+        Arc::new(LimitedCount { now: AtomicUsize::new(0), most })
     }
 
     /// Counts `count` more until the result is dropped; `None` beyond the limit.
-    pub fn take(self: &Arc<Count>, count: usize) -> Option<Taken> {
+    pub fn take(self: &Arc<LimitedCount>, count: usize) -> Option<CountGuard> {
         let fits = |now: usize| now.checked_add(count).filter(|sum| *sum <= self.most);
         self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
-        Some(Taken { of: Arc::clone(self), count })
+        Some(CountGuard { of: Arc::clone(self), count })
     }
 
     /// Counts `count` more, whatever the limit says, until the result is dropped.
-    pub fn add(self: &Arc<Count>, count: usize) -> Taken {
+    pub fn add(self: &Arc<LimitedCount>, count: usize) -> CountGuard {
         self.now.fetch_add(count, Ordering::Relaxed);
-        Taken { of: Arc::clone(self), count }
+        CountGuard { of: Arc::clone(self), count }
     }
 
     /// True below the limit.
@@ -99,12 +99,12 @@ impl Count {
 
 /// Things that are counted until this is dropped.
 #[derive(Debug)]
-pub struct Taken {
-    of: Arc<Count>,
+pub struct CountGuard {
+    of: Arc<LimitedCount>,
     count: usize,
 }
 
-impl Drop for Taken {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.of.now.fetch_sub(self.count, Ordering::Relaxed);
     }
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn nobody_takes_more_than_the_limit_and_everything_comes_back() {
-        let count = Count::up_to(3);
+        let count = LimitedCount::up_to(3);
         let (first, second) = (count.take(2), count.take(1));
         assert!(first.is_some() && second.is_some() && count.take(1).is_none());
         assert!(!count.has_room() && count.take(usize::MAX).is_none());

@@ -7,34 +7,34 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use defuse_session::checked::{Growth, Pool, PoolLimits, Woken};
+use defuse_session::checked::{PoolGrowth, PoolLimits, WakeReason, WorkerPool};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
 /// The kernel's side: a queue of requests, and the end of the connection.
 #[derive(Default)]
-struct Device {
+struct FakeDevice {
     state: Mutex<DeviceState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct DeviceState {
-    queue: VecDeque<Request>,
+    queue: VecDeque<FakeRequest>,
     handled: usize,
     unmounted: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Request {
+enum FakeRequest {
     /// Is done at once.
     Quick,
     /// Is done when so many requests have been handled.
     Until(usize),
 }
 
-impl Device {
-    fn receive(&self) -> Option<Request> {
+impl FakeDevice {
+    fn receive(&self) -> Option<FakeRequest> {
         let mut state = self.state.lock().unwrap();
         loop {
             if state.unmounted {
@@ -47,9 +47,9 @@ impl Device {
         }
     }
 
-    fn handle(&self, request: Request) {
+    fn handle(&self, request: FakeRequest) {
         let mut state = self.state.lock().unwrap();
-        if let Request::Until(count) = request {
+        if let FakeRequest::Until(count) = request {
             while state.handled < count && !state.unmounted {
                 state = self.changed.wait(state).unwrap();
             }
@@ -64,7 +64,7 @@ impl Device {
     }
 }
 
-fn worker(pool: &Arc<Pool>, device: &Arc<Device>) {
+fn worker(pool: &Arc<WorkerPool>, device: &Arc<FakeDevice>) {
     pool.arrive();
     loop {
         if pool.exiting() {
@@ -86,17 +86,17 @@ fn worker(pool: &Arc<Pool>, device: &Arc<Device>) {
             }
         }
         match pool.park(Duration::from_secs(1)) {
-            Woken::Work => {}
-            Woken::Retire | Woken::Exit => return,
+            WakeReason::Work => {}
+            WakeReason::Retire | WakeReason::Exit => return,
         }
     }
 }
 
-fn add(pool: &Arc<Pool>, device: &Arc<Device>) -> bool {
+fn add(pool: &Arc<WorkerPool>, device: &Arc<FakeDevice>) -> bool {
     match pool.grow() {
-        Growth::AtLimit => false,
-        Growth::Unparked => true,
-        Growth::Spawn => {
+        PoolGrowth::AtLimit => false,
+        PoolGrowth::Unparked => true,
+        PoolGrowth::Spawn => {
             let (pool, device) = (Arc::clone(pool), Arc::clone(device));
             thread::spawn(move || worker(&pool, &device));
             true
@@ -104,10 +104,10 @@ fn add(pool: &Arc<Pool>, device: &Arc<Device>) -> bool {
     }
 }
 
-fn check(requests: &'static [Request], limits: PoolLimits) {
+fn check(requests: &'static [FakeRequest], limits: PoolLimits) {
     let run = move || {
-        let pool = Arc::new(Pool::new(limits));
-        let device = Arc::new(Device::default());
+        let pool = Arc::new(WorkerPool::new(limits));
+        let device = Arc::new(FakeDevice::default());
         add(&pool, &device);
         let feeder = {
             let device = Arc::clone(&device);
@@ -142,7 +142,7 @@ fn check(requests: &'static [Request], limits: PoolLimits) {
         }
         let counts = pool.counts();
         assert_eq!((counts.idle, counts.parked, pool.active()), (0, 0, 0), "{counts:?}");
-        assert_eq!(pool.grow(), Growth::AtLimit, "nobody is started after the end");
+        assert_eq!(pool.grow(), PoolGrowth::AtLimit, "nobody is started after the end");
     };
     let runs = std::env::var("SHUTTLE_RUNS").ok().and_then(|runs| runs.parse().ok());
     shuttle::check_random(run, runs.unwrap_or(2_000));
@@ -151,17 +151,17 @@ fn check(requests: &'static [Request], limits: PoolLimits) {
 
 #[test]
 fn every_request_is_handled_and_every_worker_ends() {
-    check(&[Request::Quick; 6], PoolLimits { max: 3, parallel: 2 });
+    check(&[FakeRequest::Quick; 6], PoolLimits { max: 3, parallel: 2 });
 }
 
 #[test]
 fn a_handler_that_waits_for_later_requests_is_helped() {
-    const REQUESTS: &[Request] =
-        &[Request::Until(2), Request::Until(1), Request::Quick, Request::Quick];
+    const REQUESTS: &[FakeRequest] =
+        &[FakeRequest::Until(2), FakeRequest::Until(1), FakeRequest::Quick, FakeRequest::Quick];
     check(REQUESTS, PoolLimits { max: 3, parallel: 1 });
 }
 
 #[test]
 fn one_worker_handles_everything_in_turn() {
-    check(&[Request::Quick; 4], PoolLimits { max: 1, parallel: 8 });
+    check(&[FakeRequest::Quick; 4], PoolLimits { max: 1, parallel: 8 });
 }

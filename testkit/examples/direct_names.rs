@@ -6,16 +6,19 @@
 
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Options, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientOptions, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart,
+    WorkDir,
+};
 use defuse_fs::*;
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 
 /// A file system without `resolve`.
-struct Walks {
-    inner: Memory,
+struct WalkedMemory {
+    inner: MemoryFileSystem,
 }
 
-impl FileSystem for Walks {
+impl FileSystem for WalkedMemory {
     delegate!(to inner, except lookup);
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -25,10 +28,13 @@ impl FileSystem for Walks {
 
 fn main() {
     let count = std::env::args().nth(1).map_or(1_000_000, |text| text.parse().expect("a number"));
-    let options = || defuse_memory::Options { inodes: None, ..Default::default() };
-    let resolves = through_the_client(Arc::new(Memory::new(options())), count);
-    let walks = through_the_client(Arc::new(Walks { inner: Memory::new(options()) }), count);
-    let alone = alone(&Memory::new(options()), count);
+    let options = || defuse_memory::MemoryOptions { inodes: None, ..Default::default() };
+    let resolves = through_the_client(Arc::new(MemoryFileSystem::new(options())), count);
+    let walks = through_the_client(
+        Arc::new(WalkedMemory { inner: MemoryFileSystem::new(options()) }),
+        count,
+    );
+    let alone = alone(&MemoryFileSystem::new(options()), count);
     println!("{count} names, ns of CPU a call   client   walking   file system alone");
     for (index, (name, ns)) in resolves.iter().enumerate() {
         let other = alone.get(index).map_or(String::new(), |ns| format!("{ns:.0}"));
@@ -58,19 +64,20 @@ fn shuffled(count: usize) -> Vec<u32> {
 }
 
 fn through_the_client(fs: Arc<dyn FileSystem>, count: usize) -> Vec<(&'static str, f64)> {
-    let client = Client::new(Options::default());
-    client.mount(b"m:", fs, &MountArgs::default()).expect("mount");
-    let task = Task::new(Credentials::user(1000, 1000, &[]), WorkDir::Outside(b"/".to_vec()));
-    client.mkdir(&task, At::Cwd, b"m:/dir", 0o755).expect("mkdir");
+    let client = DirectClient::new(ClientOptions::default());
+    client.mount(b"m:", fs, &ClientMountArgs::default()).expect("mount");
+    let task =
+        ClientTask::new(TaskCredentials::user(1000, 1000, &[]), WorkDir::Outside(b"/".to_vec()));
+    client.mkdir(&task, WalkStart::Cwd, b"m:/dir", 0o755).expect("mkdir");
     let paths: Vec<_> = (0..count).map(path).collect();
     let missing: Vec<_> = (0..count).map(|number| path(number) + "x").collect();
     let order = shuffled(count);
     let open = |path: &str, flags| {
-        let how = How { flags, mode: 0o644, ..How::default() };
-        let file = client.open(&task, At::Cwd, path.as_bytes(), how).expect("open");
+        let how = OpenHow { flags, mode: 0o644, ..OpenHow::default() };
+        let file = client.open(&task, WalkStart::Cwd, path.as_bytes(), how).expect("open");
         file.close(&task).expect("close");
     };
-    let stat = |path: &str| client.stat(&task, At::Cwd, path.as_bytes(), true);
+    let stat = |path: &str| client.stat(&task, WalkStart::Cwd, path.as_bytes(), true);
     let is_there = |path: &str| assert!(stat(path).is_ok());
     let at = |number: usize| order[number] as usize;
     vec![
@@ -84,13 +91,15 @@ fn through_the_client(fs: Arc<dyn FileSystem>, count: usize) -> Vec<(&'static st
         (
             "chmod in order",
             time(count, |number| {
-                client.chmod(&task, At::Cwd, paths[number].as_bytes(), 0o600, true).expect("chmod");
+                client
+                    .chmod(&task, WalkStart::Cwd, paths[number].as_bytes(), 0o600, true)
+                    .expect("chmod");
             }),
         ),
         (
             "unlink",
             time(count, |number| {
-                client.unlink(&task, At::Cwd, paths[number].as_bytes()).expect("unlink");
+                client.unlink(&task, WalkStart::Cwd, paths[number].as_bytes()).expect("unlink");
             }),
         ),
     ]
@@ -114,7 +123,7 @@ fn alone(fs: &dyn FileSystem, count: usize) -> Vec<f64> {
         shortcuts_of(fs).resolve(&cx, Ino::ROOT, path).expect("resolve")
     };
     let found = |path: &str| match resolve(path) {
-        Resolved::Inode { ino, .. } => ino,
+        PathResolution::Inode { ino, .. } => ino,
         other => panic!("{other:?}"),
     };
     let close = |ino| {
@@ -147,7 +156,7 @@ fn alone(fs: &dyn FileSystem, count: usize) -> Vec<f64> {
             found(&paths[at(number % 1000)]);
         }),
         time(count, |number| {
-            assert!(matches!(resolve(&missing[number]), Resolved::Missing { .. }))
+            assert!(matches!(resolve(&missing[number]), PathResolution::Missing { .. }))
         }),
         time(count, open),
         time(count, open),

@@ -9,35 +9,38 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Options, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientOptions, ClientTask, DirectClient, FileDescription, OpenHow,
+    TaskCredentials, WalkStart, WorkDir,
+};
 use defuse_fs::FileSystem;
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_passthrough::Passthrough;
-use defuse_remote::{Remote, RemoteOptions};
-use defuse_socket::{Server, ServerOptions};
-use defuse_testkit::mounted::{self, Mount};
+use defuse_remote::{RemoteClient, RemoteOptions};
+use defuse_socket::{ServerOptions, SocketServer};
+use defuse_testkit::mounted::{self, ServedMount};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
 const ROUNDS: usize = 15;
 
-type Read = Box<dyn FnMut(&mut [u8], u64)>;
-type Write = Box<dyn FnMut(&[u8], u64)>;
+type ReadFunction = Box<dyn FnMut(&mut [u8], u64)>;
+type WriteFunction = Box<dyn FnMut(&[u8], u64)>;
 
-struct Target {
+struct ThroughputTarget {
     name: &'static str,
-    read: Read,
-    write: Write,
+    read: ReadFunction,
+    write: WriteFunction,
     /// The best of all rounds, in nanoseconds per call.
     best: [f64; 2],
 }
 
 fn direct(
     name: &'static str,
-    client: &Arc<Client>,
-    task: &Arc<Task>,
-    file: Arc<Description>,
-) -> Target {
+    client: &Arc<DirectClient>,
+    task: &Arc<ClientTask>,
+    file: Arc<FileDescription>,
+) -> ThroughputTarget {
     let (c, t, f) = (Arc::clone(client), Arc::clone(task), Arc::clone(&file));
     let read = move |room: &mut [u8], at: u64| {
         let _ = c.pread(&t, &f, room, at);
@@ -46,10 +49,10 @@ fn direct(
     let write = move |bytes: &[u8], at: u64| {
         c.pwrite(&t, &file, bytes, at).expect("write");
     };
-    Target { name, read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
+    ThroughputTarget { name, read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
 }
 
-fn native(name: &'static str, dir: &Path) -> Target {
+fn native(name: &'static str, dir: &Path) -> ThroughputTarget {
     let mut file = std::fs::File::options();
     file.read(true).write(true).create(true).truncate(true);
     let file = Arc::new(file.open(dir.join("native")).expect("a file in /dev/shm"));
@@ -60,27 +63,29 @@ fn native(name: &'static str, dir: &Path) -> Target {
     let write = move |bytes: &[u8], at: u64| {
         rustix::io::pwrite(&*other, bytes, at).expect("write");
     };
-    Target { name, read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
+    ThroughputTarget { name, read: Box::new(read), write: Box::new(write), best: [f64::MAX; 2] }
 }
 
 fn main() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
-    let client = Arc::new(Client::new(Options::default()));
-    let task =
-        Task::new(Credentials::of_this_process().expect("ids"), WorkDir::Outside(b"/".to_vec()));
+    let client = Arc::new(DirectClient::new(ClientOptions::default()));
+    let task = ClientTask::new(
+        TaskCredentials::of_this_process().expect("ids"),
+        WorkDir::Outside(b"/".to_vec()),
+    );
     let task = Arc::new(task);
-    let options = defuse_passthrough::Options {
-        credentials: defuse_passthrough::Credentials::Restore,
+    let options = defuse_passthrough::PassthroughOptions {
+        credentials: defuse_passthrough::CredentialsPolicy::Restore,
         ..Default::default()
     };
     let passthrough = Passthrough::new(dir.path(), options).expect("a source");
-    let memory = || Memory::new(defuse_memory::Options::default());
+    let memory = || MemoryFileSystem::new(defuse_memory::MemoryOptions::default());
     let socket = dir.path().join("socket");
-    let server = Server::bind(&socket, Arc::new(memory()), ServerOptions::default());
+    let server = SocketServer::bind(&socket, Arc::new(memory()), ServerOptions::default());
     let server = Arc::new(server.expect("a socket"));
     let running = Arc::clone(&server);
     std::thread::spawn(move || running.run());
-    let over = Remote::connect(&socket, RemoteOptions::default()).expect("a connection");
+    let over = RemoteClient::connect(&socket, RemoteOptions::default()).expect("a connection");
     let mounts: [(&str, &[u8], Arc<dyn FileSystem>); 3] = [
         ("passthrough", b"p:", Arc::new(passthrough)),
         ("memory", b"m:", Arc::new(memory())),
@@ -88,14 +93,14 @@ fn main() {
     ];
     let mut targets = vec![native("native", dir.path())];
     for (name, target, fs) in mounts {
-        client.mount(target, fs, &MountArgs::default()).expect("mount");
+        client.mount(target, fs, &ClientMountArgs::default()).expect("mount");
         let path = [target, b"/file"].concat();
-        let how = How { flags: 0o102, mode: 0o600, ..How::default() };
-        let file = client.open(&task, At::Cwd, &path, how).expect("open");
+        let how = OpenHow { flags: 0o102, mode: 0o600, ..OpenHow::default() };
+        let file = client.open(&task, WalkStart::Cwd, &path, how).expect("open");
         targets.push(direct(name, &client, &task, file));
     }
     let mount = match mounted::why_not() {
-        None => Mount::new(OsStr::new("memory:"), dir.path(), &["-o", "direct_io"]).ok(),
+        None => ServedMount::new(OsStr::new("memory:"), dir.path(), &["-o", "direct_io"]).ok(),
         Some(_) => None,
     };
     targets.extend(mount.as_ref().map(|mount| native("kernel mount", mount.path())));
@@ -116,7 +121,7 @@ fn main() {
         }
     }
     let base = targets[0].best;
-    for Target { name, best, .. } in &targets {
+    for ThroughputTarget { name, best, .. } in &targets {
         let [read, write] = *best;
         println!(
             "{name:<12} read {read:>6.0} ns, {:>5.2} of native   write {write:>6.0} ns, {:>5.2} of native",

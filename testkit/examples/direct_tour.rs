@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use defuse_direct::{
-    At, Client, Description, How, MountArgs, Options, Outcome, Queue, QueueOptions, Result, Stop,
-    Task,
+    CallError, ClientMountArgs, ClientOptions, ClientTask, DirectClient, FileDescription,
+    JobOutcome, JobQueue, OpenHow, QueueOptions, Result, WalkStart,
 };
 use defuse_fs::{Errno, FileKind, FileSystem, OpenFlags};
-use defuse_memory::Memory;
-use defuse_passthrough::{Credentials, Options as PassthroughOptions, Passthrough};
+use defuse_memory::MemoryFileSystem;
+use defuse_passthrough::{CredentialsPolicy, Passthrough, PassthroughOptions};
 
 const PIECES: usize = 4;
 const PIECE: usize = 64 << 10;
@@ -21,21 +21,21 @@ const SIZE: usize = PIECES * PIECE;
 const READ: u32 = 0;
 const NEW: u32 = OpenFlags::WRONLY | OpenFlags::CREAT | OpenFlags::TRUNC;
 
-struct Tour {
-    client: Client,
-    task: Task,
+struct DirectTour {
+    client: DirectClient,
+    task: ClientTask,
 }
 
-impl Tour {
+impl DirectTour {
     fn mount(&self, target: &str, fs: impl FileSystem + 'static) -> Result<(), defuse_fs::Errno> {
-        self.client.mount(target.as_bytes(), Arc::new(fs), &MountArgs::default())?;
+        self.client.mount(target.as_bytes(), Arc::new(fs), &ClientMountArgs::default())?;
         println!("mounted {target}");
         Ok(())
     }
 
-    fn open(&self, path: &str, flags: u32) -> Result<Arc<Description>> {
-        let how = How { flags, mode: 0o644, ..How::default() };
-        self.client.open(&self.task, At::Cwd, path.as_bytes(), how)
+    fn open(&self, path: &str, flags: u32) -> Result<Arc<FileDescription>> {
+        let how = OpenHow { flags, mode: 0o644, ..OpenHow::default() };
+        self.client.open(&self.task, WalkStart::Cwd, path.as_bytes(), how)
     }
 
     /// Copies between mounts of any types.
@@ -68,7 +68,7 @@ impl Tour {
     /// Several concurrent reads, which complete in any order.
     fn read_later(self: &Arc<Self>, path: &str, expected: &[u8]) -> Result<()> {
         let file = self.open(path, READ)?;
-        let queue = Queue::new(QueueOptions::default())?;
+        let queue = JobQueue::new(QueueOptions::default())?;
         for piece in 0..PIECES {
             let (tour, file) = (Arc::clone(self), Arc::clone(&file));
             let work = move || {
@@ -76,13 +76,13 @@ impl Tour {
                 let offset = (piece * PIECE) as u64;
                 let count = tour.client.pread(&tour.task, &file, &mut room, offset)?;
                 room.truncate(count);
-                Ok::<_, Stop>(room)
+                Ok::<_, CallError>(room)
             };
             queue.submit(piece as u64, Box::new(work), None)?;
         }
         let mut memory = vec![0; SIZE];
         for (piece, outcome) in queue.collect(PIECES, PIECES, None)? {
-            let Outcome::Done(bytes) = outcome else { return Err(Errno::EIO.into()) };
+            let JobOutcome::Done(bytes) = outcome else { return Err(Errno::EIO.into()) };
             memory[piece as usize * PIECE..][..PIECE].copy_from_slice(&bytes?);
         }
         let same = if memory == expected { "the same bytes" } else { "other bytes" };
@@ -105,12 +105,13 @@ impl Tour {
 fn main() -> Result<(), Box<dyn Error>> {
     let dir =
         std::env::args_os().nth(1).map(PathBuf::from).ok_or("usage: direct_tour DIRECTORY")?;
-    let client = Client::new(Options::default());
-    let tour = Arc::new(Tour { client, task: Task::of_this_process()? });
+    let client = DirectClient::new(ClientOptions::default());
+    let tour = Arc::new(DirectTour { client, task: ClientTask::of_this_process()? });
     // The threads belong to the program, so their credentials must be restored.
-    let options = PassthroughOptions { credentials: Credentials::Restore, ..Default::default() };
-    tour.mount("mem:", Memory::new(Default::default()))?;
-    tour.mount("scratch:", Memory::new(Default::default()))?;
+    let options =
+        PassthroughOptions { credentials: CredentialsPolicy::Restore, ..Default::default() };
+    tour.mount("mem:", MemoryFileSystem::new(Default::default()))?;
+    tour.mount("scratch:", MemoryFileSystem::new(Default::default()))?;
     tour.mount("/data", Passthrough::new(&dir, options.clone())?)?;
     tour.mount("/more", Passthrough::new(&dir, options)?)?;
 

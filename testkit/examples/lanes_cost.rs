@@ -10,18 +10,18 @@ use defuse_fs::{
     Caller, Context, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs, OpenFlags, ReadArgs,
     ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::{LaneOffers, Paged, PagedOptions};
-use defuse_socket::{Server, ServerOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
+use defuse_shared::{LaneOffers, PagedFileSystem, PagedOptions};
+use defuse_socket::{ServerOptions, SocketServer};
 
 const CALLS: u32 = 2000;
 const ROUNDS: usize = 15;
 const BLOCK: usize = 4096;
 
-struct Way {
+struct LaneCase {
     name: &'static str,
-    client: Remote,
+    client: RemoteClient,
     file: File,
     /// The best of all rounds, in nanoseconds per call.
     best: [f64; 3],
@@ -31,11 +31,11 @@ fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })
 }
 
-impl Way {
-    fn new(name: &'static str, path: &Path, shared: bool) -> Way {
+impl LaneCase {
+    fn new(name: &'static str, path: &Path, shared: bool) -> LaneCase {
         let lanes = if shared { LaneUse::Required } else { LaneUse::Never };
         let options = RemoteOptions { lanes, ..RemoteOptions::default() };
-        let client = Remote::connect(path, options).expect("a connection");
+        let client = RemoteClient::connect(path, options).expect("a connection");
         let node = NewNode::new(FileKind::Regular, 0o644, cx().caller);
         let flags = OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT);
         let args = OpenArgs { flags, kill_suidgid: false };
@@ -43,7 +43,7 @@ impl Way {
         let (entry, opened) =
             client.create(&cx(), Ino::ROOT, text, &node, args).expect("a new file");
         let file = File { ino: entry.ino, fh: opened.fh };
-        Way { name, client, file, best: [f64::MAX; 3] }
+        LaneCase { name, client, file, best: [f64::MAX; 3] }
     }
 
     fn look(&self) {
@@ -75,14 +75,15 @@ fn main() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
     let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let memory = Arc::new(Memory::new(Options::default()));
-    let paged = Paged::over(memory, PagedOptions::default()).expect("memory is exclusive");
+    let memory = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
+    let paged =
+        PagedFileSystem::over(memory, PagedOptions::default()).expect("memory is exclusive");
     let pages = Some(Arc::clone(&paged) as _);
     let options = ServerOptions { lines, pages, ..ServerOptions::default() };
-    let server = Arc::new(Server::bind(&path, paged, options).expect("a socket"));
+    let server = Arc::new(SocketServer::bind(&path, paged, options).expect("a socket"));
     let running = Arc::clone(&server);
     std::thread::spawn(move || running.run());
-    let mut ways = [Way::new("socket", &path, false), Way::new("shared", &path, true)];
+    let mut ways = [LaneCase::new("socket", &path, false), LaneCase::new("shared", &path, true)];
     let mut block = vec![7u8; BLOCK];
     for _ in 0..ROUNDS {
         for way in &mut ways {
@@ -95,7 +96,7 @@ fn main() {
         }
     }
     let base = ways[0].best;
-    for Way { name, best, client, .. } in &ways {
+    for LaneCase { name, best, client, .. } in &ways {
         let [look, read, write] = std::array::from_fn(|at| (best[at], best[at] / base[at]));
         println!(
             "{name:<8} lookup {:>6.0} ns, {:.2}   read {:>6.0} ns, {:.2}   write {:>6.0} ns, {:.2}",

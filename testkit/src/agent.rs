@@ -10,15 +10,15 @@ use std::os::unix::fs::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::posix::sys::{self, LockCommand, LockKind};
+use crate::posix::sys::{self, FcntlLockType, LockCommand};
 
 /// Open files by the names that the caller gave them.
 #[derive(Debug, Default)]
-pub struct Agent {
+pub struct FileAgent {
     held: Mutex<HashMap<String, Arc<File>>>,
 }
 
-impl Agent {
+impl FileAgent {
     /// Carries out an operation.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl Agent {
             ["lock", id, path] => {
                 let file = OpenOptions::new().read(true).write(true).open(path)?;
                 // By the C library, because a run does not replace system calls of programs that are executed later.
-                sys::lock(&file, LockCommand::Set, LockKind::Write, 0, 0)?;
+                sys::lock(&file, LockCommand::Set, FcntlLockType::Write, 0, 0)?;
                 let inode = inode(&file)?;
                 self.held().insert((*id).to_owned(), Arc::new(file));
                 Ok(inode)
@@ -206,7 +206,7 @@ mod tests {
              stat {dir}/d/f\n"
         );
         let mut answers = Vec::new();
-        Agent::default().serve(lines.as_bytes(), &mut answers).unwrap();
+        FileAgent::default().serve(lines.as_bytes(), &mut answers).unwrap();
         let text = String::from_utf8(answers).unwrap();
         let answers: Vec<&str> = text.lines().collect();
         let inode = answers[1].strip_prefix("ok ").unwrap();

@@ -35,7 +35,7 @@ pub const PYTHON: [&str; 11] = [
 /// A case that cannot pass in a program under `defuse run`. docs/conformance.md repeats it, and a
 /// test compares them.
 #[derive(Debug)]
-pub struct Exclusion {
+pub struct InsideExclusion {
     /// The case as unittest names it, without the part in parentheses.
     pub case: &'static str,
     /// The [`MOUNTS`] that it applies to.
@@ -47,7 +47,7 @@ pub struct Exclusion {
 const ALL: &[&str] = &["passthrough", "placeholders", "memory"];
 
 /// All exclusions.
-pub const EXCLUSIONS: &[Exclusion] = &[Exclusion {
+pub const EXCLUSIONS: &[InsideExclusion] = &[InsideExclusion {
     case: "test_fcntl_64_bit",
     mounts: ALL,
     reason: "The test requests signals on changes of a directory (F_NOTIFY), which only the \
@@ -58,13 +58,14 @@ pub const EXCLUSIONS: &[Exclusion] = &[Exclusion {
 /// The reason why `case` cannot pass on the mount of this name.
 pub fn reason(mount: &str, case: &str) -> Option<&'static str> {
     let name = case.split(' ').next().unwrap_or(case);
-    let fits = |exclusion: &&Exclusion| exclusion.case == name && exclusion.mounts.contains(&mount);
+    let fits =
+        |exclusion: &&InsideExclusion| exclusion.case == name && exclusion.mounts.contains(&mount);
     EXCLUSIONS.iter().find(fits).map(|exclusion| exclusion.reason)
 }
 
 /// The place of a program's files.
 #[derive(Clone, Copy, Debug)]
-pub enum Where<'a> {
+pub enum ProgramPlace<'a> {
     /// In a directory of the machine.
     Native,
     /// In one of [`MOUNTS`], given by its source.
@@ -80,17 +81,17 @@ const TARGET: &str = "/defuse-inside";
 /// # Errors
 ///
 /// Fails if the program cannot be started.
-pub fn run(at: Where<'_>, seconds: u32, command: &[&str]) -> Result<Output> {
+pub fn run(at: ProgramPlace<'_>, seconds: u32, command: &[&str]) -> Result<Output> {
     let directory = tempfile::tempdir()?;
     let place = directory.path().canonicalize()?;
     let mut limited = Command::new("timeout");
     limited.args(["-s", "KILL", &seconds.to_string()]);
     let temporary: PathBuf = match at {
-        Where::Native => {
+        ProgramPlace::Native => {
             limited.current_dir(&place);
             place.clone()
         }
-        Where::Mount(source) => {
+        ProgramPlace::Mount(source) => {
             let source = source.replace("SRC", &place.display().to_string());
             let mount = format!("{TARGET}={source}");
             limited.arg(program()?).args(["run", "-C", TARGET, "--mount", &mount, "--"]);
@@ -114,15 +115,15 @@ pub fn python() -> Option<String> {
 
 /// The result of a module of Python's tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tests {
+pub struct ModuleResult {
     /// Number of tests run.
     pub ran: usize,
     /// The names of the failed tests.
     pub failed: BTreeSet<String>,
 }
 
-impl Tests {
-    fn of(output: &Output) -> Result<Tests> {
+impl ModuleResult {
+    fn of(output: &Output) -> Result<ModuleResult> {
         let said = String::from_utf8_lossy(&output.stderr);
         let ran = said.lines().find_map(|line| line.strip_prefix("Ran "));
         let ran = ran.and_then(|rest| rest.split(' ').next()?.parse().ok());
@@ -132,7 +133,7 @@ impl Tests {
             let rest = line.strip_prefix("FAIL: ").or_else(|| line.strip_prefix("ERROR: "))?;
             Some(rest.to_owned())
         };
-        Ok(Tests { ran, failed: said.lines().filter_map(named).collect() })
+        Ok(ModuleResult { ran, failed: said.lines().filter_map(named).collect() })
     }
 }
 
@@ -141,10 +142,11 @@ impl Tests {
 /// # Errors
 ///
 /// Fails if it does not run to its end.
-pub fn python_tests(python: &str, module: &str, at: Where<'_>) -> Result<Tests> {
+pub fn python_tests(python: &str, module: &str, at: ProgramPlace<'_>) -> Result<ModuleResult> {
     let module = format!("test.{module}");
     // The slowest takes a minute on an idle machine.
-    Tests::of(&run(at, 900, &[python, "-m", "unittest", &module])?).with_context(|| module.clone())
+    ModuleResult::of(&run(at, 900, &[python, "-m", "unittest", &module])?)
+        .with_context(|| module.clone())
 }
 
 /// The tests of `module` that fail on a mount, but neither natively nor for a known reason. A
@@ -157,11 +159,11 @@ pub fn python_tests(python: &str, module: &str, at: Where<'_>) -> Result<Tests> 
 pub fn python_failures(
     python: &str,
     module: &str,
-    native: &Tests,
+    native: &ModuleResult,
     (name, source): (&str, &str),
 ) -> Result<BTreeSet<String>> {
     let once = || -> Result<BTreeSet<String>> {
-        let seen = python_tests(python, module, Where::Mount(source))?;
+        let seen = python_tests(python, module, ProgramPlace::Mount(source))?;
         ensure!(seen.ran == native.ran, "{} tests instead of {}", seen.ran, native.ran);
         let new = seen.failed.difference(&native.failed);
         Ok(new.filter(|case| reason(name, case).is_none()).cloned().collect())
@@ -180,7 +182,7 @@ pub fn python_failures(
 /// # Errors
 ///
 /// Fails if fio cannot be started.
-pub fn fio(at: Where<'_>, engine: &str, size: &str) -> Result<Option<String>> {
+pub fn fio(at: ProgramPlace<'_>, engine: &str, size: &str) -> Result<Option<String>> {
     let (engine, size) = (format!("--ioengine={engine}"), format!("--size={size}"));
     let command = [
         "fio",
@@ -225,12 +227,12 @@ mod tests {
             "..F\nFAIL: test_a (test.test_os.A)\n----\nERROR: test_b (x)\nRan 7 tests in 1s\n";
         let status = std::process::ExitStatus::from_raw(256);
         let output = Output { status, stdout: Vec::new(), stderr: said.into() };
-        let tests = Tests::of(&output).unwrap();
+        let tests = ModuleResult::of(&output).unwrap();
         let failed = ["test_a (test.test_os.A)", "test_b (x)"].map(str::to_owned);
-        assert_eq!(tests, Tests { ran: 7, failed: failed.into() });
+        assert_eq!(tests, ModuleResult { ran: 7, failed: failed.into() });
         let status = std::process::ExitStatus::from_raw(11);
         let output = Output { status, stdout: Vec::new(), stderr: "test_a ... ".into() };
-        let error = format!("{:#}", Tests::of(&output).unwrap_err());
+        let error = format!("{:#}", ModuleResult::of(&output).unwrap_err());
         assert!(error.contains("signal: 11") && error.contains("test_a"), "{error}");
     }
 

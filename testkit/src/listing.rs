@@ -4,9 +4,9 @@ use defuse_fs::{Context, DirBuf, DirItem, DirSink, Entry, File, FileSystem};
 
 /// Names, and the position after them.
 #[derive(Default)]
-struct Names(Vec<String>, u64);
+struct ListedNames(Vec<String>, u64);
 
-impl DirSink for Names {
+impl DirSink for ListedNames {
     fn wants_entries(&self) -> bool {
         false
     }
@@ -27,7 +27,7 @@ impl DirSink for Names {
 ///
 /// If it cannot be read, and for names that are no text.
 pub fn list(fs: &dyn FileSystem, cx: &Context<'_>, dir: File) -> Vec<String> {
-    let mut names = Names::default();
+    let mut names = ListedNames::default();
     loop {
         let (count, from) = (names.0.len(), names.1);
         fs.readdir(cx, dir, from, &mut DirBuf::new(&mut names)).unwrap();

@@ -16,10 +16,10 @@ use defuse_fs::{
     Caller, Caps, Context, Entry, FileKind, FileSystem, Ino, Io, Name, NewNode, Result, StatFs,
     delegate,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{Remote, RemoteError, RemoteOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{RemoteClient, RemoteError, RemoteOptions};
 
-use defuse_socket::{Admission, Server, ServerOptions, ShareLimits};
+use defuse_socket::{AdmissionPolicy, ServerOptions, ShareLimits, SocketServer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -37,17 +37,18 @@ static ONE: Mutex<()> = Mutex::new(());
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// Files in memory. STATFS waits until the gate is open. Operations that may be submitted are, and are finished at once.
-struct Waits {
-    inner: Memory,
+struct GatedMemory {
+    inner: MemoryFileSystem,
     submits: bool,
     is_open: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Waits {
-    fn new(submits: bool) -> Arc<Waits> {
-        let inner = Memory::new(Options { root_perm: 0o777, ..Options::default() });
-        Arc::new(Waits { inner, submits, is_open: Mutex::default(), opened: Condvar::new() })
+impl GatedMemory {
+    fn new(submits: bool) -> Arc<GatedMemory> {
+        let inner =
+            MemoryFileSystem::new(MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() });
+        Arc::new(GatedMemory { inner, submits, is_open: Mutex::default(), opened: Condvar::new() })
     }
 
     fn let_all_go(&self) {
@@ -56,7 +57,7 @@ impl Waits {
     }
 }
 
-impl FileSystem for Waits {
+impl FileSystem for GatedMemory {
     delegate!(to inner, except caps, statfs, submit);
 
     fn caps(&self) -> Caps {
@@ -83,14 +84,18 @@ fn is_root() -> bool {
 }
 
 /// A server that admits two users, on which `run` carries out an attack.
-fn with_server(fs: &Arc<Waits>, options: ServerOptions, run: impl FnOnce(&Server, &Path)) {
+fn with_server(
+    fs: &Arc<GatedMemory>,
+    options: ServerOptions,
+    run: impl FnOnce(&SocketServer, &Path),
+) {
     let _one = ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = format!("@defuse-bounds-{}-{number}", std::process::id());
-    let admission = Admission::Users(vec![USER, OTHER]);
+    let admission = AdmissionPolicy::Users(vec![USER, OTHER]);
     let served = Arc::clone(fs) as Arc<dyn FileSystem>;
     let options = ServerOptions { admission, ..options };
-    let server = Server::bind(path.as_ref(), served, options).unwrap();
+    let server = SocketServer::bind(path.as_ref(), served, options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let attack = || run(&server, path.as_ref());
@@ -103,8 +108,8 @@ fn with_server(fs: &Arc<Waits>, options: ServerOptions, run: impl FnOnce(&Server
     });
 }
 
-fn connect(path: &Path, uid: u32) -> std::result::Result<Remote, RemoteError> {
-    as_user(uid, || Remote::connect(path, RemoteOptions::default()))
+fn connect(path: &Path, uid: u32) -> std::result::Result<RemoteClient, RemoteError> {
+    as_user(uid, || RemoteClient::connect(path, RemoteOptions::default()))
 }
 
 /// A connection on which INIT was sent and answered.
@@ -116,7 +121,7 @@ fn answered(path: &Path, uid: u32) -> OwnedFd {
 }
 
 /// Makes a file and finds it.
-fn works(client: &Remote, uid: u32, text: &str) -> Entry {
+fn works(client: &RemoteClient, uid: u32, text: &str) -> Entry {
     let cx = Context::new(Caller { uid, gid: uid, pid: 1 });
     let name = Name::new(text.as_bytes()).unwrap();
     let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);
@@ -165,7 +170,7 @@ fn the_threads_of_one_user_are_few_however_many_connections_wait() {
     if !is_root() {
         return;
     }
-    let fs = Waits::new(false);
+    let fs = GatedMemory::new(false);
     let shares = ShareLimits { workers: FURTHER, senders: 10, ..ShareLimits::default() };
     let options =
         ServerOptions { shares, max_connections_of_user: CONNECTIONS, ..ServerOptions::default() };
@@ -200,7 +205,7 @@ fn a_user_that_reads_no_answers_takes_little_memory_by_all_its_connections() {
     if !is_root() {
         return;
     }
-    let fs = Waits::new(true);
+    let fs = GatedMemory::new(true);
     let shares = ShareLimits { unsent_bytes: 256 << 10, senders: 6, ..ShareLimits::default() };
     with_server(&fs, ServerOptions { shares, ..ServerOptions::default() }, |_, path| {
         let sockets: Vec<OwnedFd> =
@@ -226,14 +231,14 @@ fn a_connection_beyond_a_limit_is_told_of_it_and_root_has_only_that_of_all() {
     if !is_root() {
         return;
     }
-    let fs = Waits::new(false);
+    let fs = GatedMemory::new(false);
     let options = ServerOptions {
         max_connections: 5,
         max_connections_of_user: 2,
         ..ServerOptions::default()
     };
     with_server(&fs, options, |_, path| {
-        let root = || Remote::connect(path, RemoteOptions::default());
+        let root = || RemoteClient::connect(path, RemoteOptions::default());
         let _held = [connect(path, USER).unwrap(), connect(path, USER).unwrap()];
         let refused = connect(path, USER).err().unwrap();
         assert!(matches!(refused, RemoteError::UserIsFull), "{refused:?}");
@@ -256,7 +261,7 @@ fn copies_of_a_large_connection_hold_up_no_new_ones() {
     if !is_root() {
         return;
     }
-    let fs = Waits::new(false);
+    let fs = GatedMemory::new(false);
     let cx = Context::new(Caller { uid: 0, gid: 0, pid: 1 });
     let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
     for number in 0..FILES {

@@ -5,22 +5,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use defuse_connection::{
-    Connection, Credentials, Legacy, Quotas, Service, ToldNames, VersionSource, Wanted,
+    InheritedInode, NameSource, PeerConnection, PeerCredentials, ServiceQuotas, ServiceState,
+    VersionSource, WantedFiles,
 };
 use defuse_fs::{
     AccessMode, Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Name, NewNode,
     NormalPath, OpenArgs, OpenFlags, RenameFlags, Result, SetAttr, SetXattrFlags, XattrName,
     delegate,
 };
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_ring::names::NameReader;
-use defuse_shared::Versioned;
+use defuse_shared::VersionedFileSystem;
 
 const USER: u32 = 7;
 /// A group of the user.
 const GROUP: u32 = 100;
 
-type Client = Connection<Arc<dyn FileSystem>>;
+type DynConnection = PeerConnection<Arc<dyn FileSystem>>;
 
 fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
@@ -31,19 +32,19 @@ fn of(uid: u32) -> Context<'static> {
 }
 
 /// The tree `above/dir/file`, of which a client of the user was told, and the directory `closed`.
-struct Tree {
-    fs: Arc<Versioned>,
-    service: Arc<Service>,
+struct ClosedTree {
+    fs: Arc<VersionedFileSystem>,
+    service: Arc<ServiceState>,
     above: Ino,
     dir: Ino,
     file: Ino,
     closed: Ino,
 }
 
-impl Tree {
-    fn new(perm: u32) -> Tree {
-        let memory = Memory::new(defuse_memory::Options::default());
-        let fs = Versioned::over(Arc::new(memory)).unwrap();
+impl ClosedTree {
+    fn new(perm: u32) -> ClosedTree {
+        let memory = MemoryFileSystem::new(defuse_memory::MemoryOptions::default());
+        let fs = VersionedFileSystem::over(Arc::new(memory)).unwrap();
         let root = of(0);
         let make = |parent, text, perm| {
             let node = NewNode::new(FileKind::Directory, perm, root.caller);
@@ -53,31 +54,31 @@ impl Tree {
         let (dir, closed) = (make(above, "dir", perm), make(Ino::ROOT, "closed", 0o700));
         let node = NewNode::new(FileKind::Regular, 0o644, root.caller);
         let file = fs.mknod(&root, dir, name("file"), &node).unwrap().ino;
-        let service = Service::new(Quotas::default(), || ());
-        Tree { fs, service, above, dir, file, closed }
+        let service = ServiceState::new(ServiceQuotas::default(), || ());
+        ClosedTree { fs, service, above, dir, file, closed }
     }
 
     /// A new client of the user.
-    fn client(&self) -> Client {
-        let who = Credentials { pid: 1, uid: USER, groups: vec![USER, GROUP] };
+    fn client(&self) -> DynConnection {
+        let who = PeerCredentials { pid: 1, uid: USER, groups: vec![USER, GROUP] };
         let shared: Arc<dyn FileSystem> = Arc::clone(&self.fs) as _;
-        let connection = Connection::new(shared, Arc::clone(&self.service), who);
+        let connection = PeerConnection::new(shared, Arc::clone(&self.service), who);
         connection.share(self.names(&connection));
         connection
     }
 
-    fn names(&self, client: &Client) -> Arc<dyn ToldNames> {
+    fn names(&self, client: &DynConnection) -> Arc<dyn NameSource> {
         self.fs.names(client.credentials()).unwrap()
     }
 
-    fn walk(&self, client: &Client) -> Result<Option<Ino>> {
+    fn walk(&self, client: &DynConnection) -> Result<Option<Ino>> {
         let mut last = None;
         let path = NormalPath::new(b"above/dir/file").unwrap();
         client.steps(&of(USER), Ino::ROOT, path, |step| last = Some(step.ino))?;
         Ok(last)
     }
 
-    fn open(&self, client: &Client, ino: Ino) -> Result<Fh> {
+    fn open(&self, client: &DynConnection, ino: Ino) -> Result<Fh> {
         client.open(&of(USER), ino, OpenArgs::default()).map(|opened| opened.fh)
     }
 
@@ -108,9 +109,9 @@ impl Tree {
 }
 
 /// A change after which the user does not find the file.
-type Closes = fn(&Tree);
+type ClosingChange = fn(&ClosedTree);
 
-const CLOSES: [(&str, Closes); 7] = [
+const CLOSES: [(&str, ClosingChange); 7] = [
     ("the mode of its directory", |tree| tree.chmod(tree.dir, 0o700)),
     ("the mode of a directory above", |tree| tree.chmod(tree.above, 0o700)),
     ("the group of its directory", |tree| {
@@ -129,8 +130,8 @@ const CLOSES: [(&str, Closes); 7] = [
 ];
 
 /// A tree that the user may search by the group of its directories or by their lists.
-fn open_to_user(closes: &str) -> Tree {
-    let tree = Tree::new(0o750);
+fn open_to_user(closes: &str) -> ClosedTree {
+    let tree = ClosedTree::new(0o750);
     for ino in [tree.above, tree.dir] {
         match closes.contains("list") {
             true => tree.list(ino, true),
@@ -174,10 +175,10 @@ fn the_next_program_takes_over_no_file_of_a_directory_that_was_closed_since() {
         let told = tree.client();
         tree.walk(&told).unwrap();
         let process = tree.client();
-        let take_over = |process: &Client| {
+        let take_over = |process: &DynConnection| {
             let heir = process.heir(process.credentials().clone());
             let mode = AccessMode::Read;
-            let legacy = Legacy { ino: tree.file, fh: None, mode, process_locks: false };
+            let legacy = InheritedInode { ino: tree.file, fh: None, mode, process_locks: false };
             heir.take_over(&legacy)
         };
         assert_eq!(take_over(&process), Ok(()), "{text}");
@@ -202,7 +203,7 @@ fn nothing_of_a_file_in_a_directory_that_was_closed_comes_with_another_answer() 
         assert!(client.may_read(&cx, file).is_err(), "{text}");
         assert!(client.whole(&cx, file, 100).is_none(), "{text}");
         let flags = OpenFlags(0);
-        let wanted = Wanted { from: 0, flags, most: 8, most_bytes: 100 };
+        let wanted = WantedFiles { from: 0, flags, most: 8, most_bytes: 100 };
         for dir in [tree.dir, tree.closed] {
             let mut count = 0;
             let opened = client.open_ahead(
@@ -224,7 +225,7 @@ fn nothing_of_a_file_in_a_directory_that_was_closed_comes_with_another_answer() 
 /// A directory that is opened again is found again.
 #[test]
 fn a_directory_that_is_opened_again_leads_to_its_files() {
-    let tree = Tree::new(0o755);
+    let tree = ClosedTree::new(0o755);
     let told = tree.client();
     tree.walk(&told).unwrap();
     tree.chmod(tree.above, 0o700);
@@ -236,14 +237,14 @@ fn a_directory_that_is_opened_again_leads_to_its_files() {
 }
 
 /// A file system in which root closes a directory right after somebody has looked at its mode.
-struct ClosesBehind {
-    inner: Memory,
-    this: OnceLock<Weak<Versioned>>,
+struct ClosingFileSystem {
+    inner: MemoryFileSystem,
+    this: OnceLock<Weak<VersionedFileSystem>>,
     is_armed: AtomicBool,
     dir: OnceLock<Ino>,
 }
 
-impl FileSystem for ClosesBehind {
+impl FileSystem for ClosingFileSystem {
     delegate!(to inner, except getattr);
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
@@ -261,14 +262,14 @@ impl FileSystem for ClosesBehind {
 #[test]
 fn a_name_is_told_with_the_rights_that_were_checked() {
     for lists in [false, true] {
-        let inner = Memory::new(defuse_memory::Options::default());
-        let closes = Arc::new(ClosesBehind {
+        let inner = MemoryFileSystem::new(defuse_memory::MemoryOptions::default());
+        let closes = Arc::new(ClosingFileSystem {
             inner,
             this: OnceLock::new(),
             is_armed: AtomicBool::new(false),
             dir: OnceLock::new(),
         });
-        let fs = Versioned::over(Arc::clone(&closes) as Arc<dyn FileSystem>).unwrap();
+        let fs = VersionedFileSystem::over(Arc::clone(&closes) as Arc<dyn FileSystem>).unwrap();
         closes.this.set(Arc::downgrade(&fs)).unwrap();
         let root = of(0);
         let node = NewNode::new(FileKind::Directory, 0o755, root.caller);
@@ -276,11 +277,11 @@ fn a_name_is_told_with_the_rights_that_were_checked() {
         closes.dir.set(dir).unwrap();
         let node = NewNode::new(FileKind::Regular, 0o644, root.caller);
         let file = fs.mknod(&root, dir, name("file"), &node).unwrap().ino;
-        let service = Service::new(Quotas::default(), || ());
-        let client = || -> Client {
-            let who = Credentials { pid: 1, uid: USER, groups: vec![USER] };
+        let service = ServiceState::new(ServiceQuotas::default(), || ());
+        let client = || -> DynConnection {
+            let who = PeerCredentials { pid: 1, uid: USER, groups: vec![USER] };
             let shared: Arc<dyn FileSystem> = Arc::clone(&fs) as _;
-            let client = Connection::new(shared, Arc::clone(&service), who);
+            let client = PeerConnection::new(shared, Arc::clone(&service), who);
             client.share(fs.names(client.credentials()).unwrap());
             client
         };

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use defuse_connection::VersionSource;
 use defuse_direct::{
-    At, Client, Credentials, DirEntry, How, MountArgs, Options as ClientOptions, Stop, Task,
-    WorkDir,
+    CallError, ClientMountArgs, ClientOptions, ClientTask, DirEntry, DirectClient, OpenHow,
+    TaskCredentials, WalkStart, WorkDir,
 };
 use defuse_fs::Errno;
-use defuse_memory::{Memory, Options};
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::{LaneOffers, Versioned};
-use defuse_socket::{Server, ServerOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
+use defuse_shared::{LaneOffers, VersionedFileSystem};
+use defuse_socket::{ServerOptions, SocketServer};
 use rustix::net::{RecvFlags, SendFlags};
 use tempfile::TempDir;
 
@@ -25,14 +25,14 @@ mod raw;
 const RDWR: u32 = 0o2;
 
 /// A server of files in memory, with versions, on a new socket. It is stopped when dropped.
-struct Served {
-    server: Arc<Server>,
+struct CompoundServer {
+    server: Arc<SocketServer>,
     path: PathBuf,
     thread: Option<JoinHandle<bool>>,
     _dir: TempDir,
 }
 
-impl Drop for Served {
+impl Drop for CompoundServer {
     fn drop(&mut self) {
         self.server.shut_down();
         let clean = self.thread.take().unwrap().join().unwrap();
@@ -40,53 +40,54 @@ impl Drop for Served {
     }
 }
 
-fn served_with(options: Options) -> Served {
+fn served_with(options: MemoryOptions) -> CompoundServer {
     served_by(options, ServerOptions::default())
 }
 
 /// As [`served_with`], with further options of the server.
-fn served_by(options: Options, server: ServerOptions) -> Served {
-    let fs = Versioned::over(Arc::new(Memory::new(options))).unwrap();
+fn served_by(options: MemoryOptions, server: ServerOptions) -> CompoundServer {
+    let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(options))).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let dir = TempDir::with_prefix("defuse-compound-").unwrap();
     let path = dir.path().join("socket");
     let options = ServerOptions { versions, ..server };
-    let server = Arc::new(Server::bind(&path, fs, options).unwrap());
+    let server = Arc::new(SocketServer::bind(&path, fs, options).unwrap());
     let running = Arc::clone(&server);
     let thread = Some(std::thread::spawn(move || running.run()));
-    Served { server, path, thread, _dir: dir }
+    CompoundServer { server, path, thread, _dir: dir }
 }
 
-fn served() -> Served {
-    served_with(Options::default())
+fn served() -> CompoundServer {
+    served_with(MemoryOptions::default())
 }
 
 /// A program with a connection of its own.
-struct Program {
-    client: Client,
+struct CompoundProgram {
+    client: DirectClient,
 }
 
-impl Program {
-    fn new(served: &Served) -> Program {
+impl CompoundProgram {
+    fn new(served: &CompoundServer) -> CompoundProgram {
         let options = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
-        let client = Client::new(ClientOptions { kernel_links: false, ..ClientOptions::default() });
+        let client =
+            DirectClient::new(ClientOptions { kernel_links: false, ..ClientOptions::default() });
         client
             .mount(
                 b"a:",
-                Arc::new(Remote::connect(&served.path, options).unwrap()),
-                &MountArgs::default(),
+                Arc::new(RemoteClient::connect(&served.path, options).unwrap()),
+                &ClientMountArgs::default(),
             )
             .unwrap();
-        Program { client }
+        CompoundProgram { client }
     }
 }
 
-fn task(uid: u32) -> Task {
-    Task::new(Credentials::user(uid, uid, &[]), WorkDir::Outside(b"/".to_vec()))
+fn task(uid: u32) -> ClientTask {
+    ClientTask::new(TaskCredentials::user(uid, uid, &[]), WorkDir::Outside(b"/".to_vec()))
 }
 
 /// The requests on files that the server has counted, by their kinds, links of chains among them.
-fn counted(served: &Served) -> BTreeMap<&'static str, u64> {
+fn counted(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
     let of_files = |name: &&str| !matches!(*name, "SETUPMAPPING" | "DESTROY" | "INIT");
     let ops = served.server.snapshot().ops;
     let all = ops.iter().map(|op| (op.op.name(), op.latency.count));
@@ -94,7 +95,7 @@ fn counted(served: &Served) -> BTreeMap<&'static str, u64> {
 }
 
 /// The requests that the server has handled so far: it counts them soon after the answers.
-fn handled(served: &Served) -> BTreeMap<&'static str, u64> {
+fn handled(served: &CompoundServer) -> BTreeMap<&'static str, u64> {
     let mut last = counted(served);
     loop {
         std::thread::sleep(Duration::from_millis(50));
@@ -108,7 +109,7 @@ fn handled(served: &Served) -> BTreeMap<&'static str, u64> {
 
 /// Waits until the server has handled `expected` since it had handled `before`: it counts a request after the answer. Nothing else may come.
 fn handles(
-    served: &Served,
+    served: &CompoundServer,
     before: &BTreeMap<&'static str, u64>,
     expected: &[(&'static str, u64)],
 ) {
@@ -124,10 +125,10 @@ fn handles(
     assert_eq!(since(), expected);
 }
 
-fn errno<T>(result: Result<T, Stop>) -> Errno {
+fn errno<T>(result: Result<T, CallError>) -> Errno {
     match result {
-        Err(Stop::Errno(errno)) => errno,
-        Err(Stop::Outside(_)) => panic!("led out of the mount"),
+        Err(CallError::Errno(errno)) => errno,
+        Err(CallError::Outside(_)) => panic!("led out of the mount"),
         Ok(_) => panic!("no error"),
     }
 }
@@ -136,13 +137,14 @@ fn errno<T>(result: Result<T, Stop>) -> Errno {
 fn an_unknown_path_is_opened_and_read_by_one_message() {
     let served = served();
     let root = task(0);
-    let maker = Program::new(&served);
-    maker.client.mkdir(&root, At::Cwd, b"a:/d", 0o755).unwrap();
-    maker.client.mkdir(&root, At::Cwd, b"a:/d/e", 0o755).unwrap();
-    maker.client.create_with(&root, At::Cwd, b"a:/d/e/file", 0o644, b"contents").unwrap();
-    let program = Program::new(&served);
+    let maker = CompoundProgram::new(&served);
+    maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d", 0o755).unwrap();
+    maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d/e", 0o755).unwrap();
+    maker.client.create_with(&root, WalkStart::Cwd, b"a:/d/e/file", 0o644, b"contents").unwrap();
+    let program = CompoundProgram::new(&served);
     let before = handled(&served);
-    let file = program.client.open(&root, At::Cwd, b"a:/d/e/file", How::default()).unwrap();
+    let file =
+        program.client.open(&root, WalkStart::Cwd, b"a:/d/e/file", OpenHow::default()).unwrap();
     let mut bytes = [0; 20];
     assert_eq!(program.client.pread(&root, &file, &mut bytes, 0), Ok(8));
     assert_eq!(&bytes[..8], b"contents");
@@ -150,7 +152,7 @@ fn an_unknown_path_is_opened_and_read_by_one_message() {
     handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
     // What is missing is not opened. The server is told of the read before, which has changed an access time.
     let before = handled(&served);
-    let open = program.client.open(&root, At::Cwd, b"a:/d/none", How::default());
+    let open = program.client.open(&root, WalkStart::Cwd, b"a:/d/none", OpenHow::default());
     assert_eq!(errno(open), Errno::ENOENT);
     handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("READ", 1)]);
 }
@@ -160,25 +162,26 @@ fn an_unknown_path_is_opened_and_read_by_one_message() {
 fn a_chain_is_one_request_of_a_lane() {
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let options = ServerOptions { lines, ..ServerOptions::default() };
-    let served = served_by(Options::default(), options);
+    let served = served_by(MemoryOptions::default(), options);
     let root = task(0);
-    let maker = Program::new(&served);
-    maker.client.mkdir(&root, At::Cwd, b"a:/d", 0o755).unwrap();
-    maker.client.create_with(&root, At::Cwd, b"a:/d/file", 0o644, &[9; 20_000]).unwrap();
+    let maker = CompoundProgram::new(&served);
+    maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d", 0o755).unwrap();
+    maker.client.create_with(&root, WalkStart::Cwd, b"a:/d/file", 0o644, &[9; 20_000]).unwrap();
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    let remote = Arc::new(Remote::connect(&served.path, options).unwrap());
-    let client = Client::new(ClientOptions { kernel_links: false, ..ClientOptions::default() });
-    client.mount(b"a:", Arc::clone(&remote) as _, &MountArgs::default()).unwrap();
+    let remote = Arc::new(RemoteClient::connect(&served.path, options).unwrap());
+    let client =
+        DirectClient::new(ClientOptions { kernel_links: false, ..ClientOptions::default() });
+    client.mount(b"a:", Arc::clone(&remote) as _, &ClientMountArgs::default()).unwrap();
     let by_lanes = || remote.lane_counts().unwrap().requests;
     for (path, data) in [(&b"a:/one"[..], &b"contents"[..]), (b"a:/two", &[7; 30_000])] {
         let before = (handled(&served), by_lanes());
-        client.create_with(&root, At::Cwd, path, 0o644, data).unwrap();
+        client.create_with(&root, WalkStart::Cwd, path, 0o644, data).unwrap();
         let all = [("COMPOUND", 1), ("CREATE", 1), ("FLUSH", 1), ("RELEASE", 1), ("WRITE", 1)];
         handles(&served, &before.0, &all);
         assert_eq!(by_lanes(), before.1 + 1);
     }
     let before = (handled(&served), by_lanes());
-    let file = client.open(&root, At::Cwd, b"a:/d/file", How::default()).unwrap();
+    let file = client.open(&root, WalkStart::Cwd, b"a:/d/file", OpenHow::default()).unwrap();
     let mut bytes = [0; 20_001];
     assert_eq!(client.pread(&root, &file, &mut bytes, 0), Ok(20_000));
     assert!(bytes[..20_000] == [9; 20_000]);
@@ -190,11 +193,11 @@ fn a_chain_is_one_request_of_a_lane() {
 fn a_changed_file_is_read_anew_after_an_open_by_a_chain() {
     let served = served();
     let root = task(0);
-    let (writer, reader) = (Program::new(&served), Program::new(&served));
-    writer.client.create_with(&root, At::Cwd, b"a:/file", 0o644, b"before").unwrap();
-    let file = reader.client.open(&root, At::Cwd, b"a:/file", How::default()).unwrap();
-    let how = How { flags: RDWR, ..How::default() };
-    let other = writer.client.open(&root, At::Cwd, b"a:/file", how).unwrap();
+    let (writer, reader) = (CompoundProgram::new(&served), CompoundProgram::new(&served));
+    writer.client.create_with(&root, WalkStart::Cwd, b"a:/file", 0o644, b"before").unwrap();
+    let file = reader.client.open(&root, WalkStart::Cwd, b"a:/file", OpenHow::default()).unwrap();
+    let how = OpenHow { flags: RDWR, ..OpenHow::default() };
+    let other = writer.client.open(&root, WalkStart::Cwd, b"a:/file", how).unwrap();
     let mut bytes = [0; 6];
     reader.client.pread(&root, &file, &mut bytes, 0).unwrap();
     assert_eq!(&bytes, b"before");
@@ -206,19 +209,19 @@ fn a_changed_file_is_read_anew_after_an_open_by_a_chain() {
 #[test]
 fn a_file_that_the_caller_may_not_open_is_released() {
     let served = served();
-    let maker = Program::new(&served);
-    maker.client.create_with(&task(0), At::Cwd, b"a:/secret", 0o600, b"secret").unwrap();
-    maker.client.symlink(&task(0), b"secret", At::Cwd, b"a:/link").unwrap();
-    maker.client.mkdir(&task(0), At::Cwd, b"a:/dir", 0o755).unwrap();
+    let maker = CompoundProgram::new(&served);
+    maker.client.create_with(&task(0), WalkStart::Cwd, b"a:/secret", 0o600, b"secret").unwrap();
+    maker.client.symlink(&task(0), b"secret", WalkStart::Cwd, b"a:/link").unwrap();
+    maker.client.mkdir(&task(0), WalkStart::Cwd, b"a:/dir", 0o755).unwrap();
     // The process is root, for the server, and its task is not.
-    let program = Program::new(&served);
+    let program = CompoundProgram::new(&served);
     let before = handled(&served);
-    let open = program.client.open(&task(1000), At::Cwd, b"a:/secret", How::default());
+    let open = program.client.open(&task(1000), WalkStart::Cwd, b"a:/secret", OpenHow::default());
     assert_eq!(errno(open), Errno::EACCES);
     handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1), ("RELEASE", 1)]);
     // Directories and links are opened in their own ways.
     for path in [&b"a:/dir"[..], b"a:/link"] {
-        program.client.open(&task(0), At::Cwd, path, How::default()).unwrap();
+        program.client.open(&task(0), WalkStart::Cwd, path, OpenHow::default()).unwrap();
     }
     drop((program, maker));
 }
@@ -227,43 +230,44 @@ fn a_file_that_the_caller_may_not_open_is_released() {
 fn a_file_is_created_with_its_contents_by_one_message() {
     let served = served();
     let root = task(0);
-    let program = Program::new(&served);
+    let program = CompoundProgram::new(&served);
     for (path, data) in [(&b"a:/empty"[..], &b""[..]), (b"a:/file", b"contents")] {
-        let create = |client: &Client| client.create_with(&root, At::Cwd, path, 0o640, data);
+        let create =
+            |client: &DirectClient| client.create_with(&root, WalkStart::Cwd, path, 0o640, data);
         let before = handled(&served);
         create(&program.client).unwrap();
         let all = [("COMPOUND", 1), ("CREATE", 1), ("FLUSH", 1), ("RELEASE", 1), ("WRITE", 1)];
         handles(&served, &before, &all[..if data.is_empty() { 4 } else { 5 }]);
         assert_eq!(errno(create(&program.client)), Errno::EEXIST);
-        let stat = program.client.stat(&root, At::Cwd, path, true).unwrap();
+        let stat = program.client.stat(&root, WalkStart::Cwd, path, true).unwrap();
         assert_eq!((stat.attr.size, stat.attr.perm), (data.len() as u64, 0o640));
     }
     let long: Vec<u8> = (0..1_000_000u32).map(|at| at as u8).collect();
-    program.client.create_with(&root, At::Cwd, b"a:/long", 0o644, &long).unwrap();
-    let file = program.client.open(&root, At::Cwd, b"a:/long", How::default()).unwrap();
+    program.client.create_with(&root, WalkStart::Cwd, b"a:/long", 0o644, &long).unwrap();
+    let file = program.client.open(&root, WalkStart::Cwd, b"a:/long", OpenHow::default()).unwrap();
     let mut bytes = vec![0; long.len() + 1];
     assert_eq!(program.client.pread(&root, &file, &mut bytes, 0), Ok(long.len()));
     assert!(bytes[..long.len()] == long);
     for (path, error) in [(&b"a:/none/file"[..], Errno::ENOENT), (b"a:/file/", Errno::EISDIR)] {
-        let made = program.client.create_with(&root, At::Cwd, path, 0o644, b"x");
+        let made = program.client.create_with(&root, WalkStart::Cwd, path, 0o644, b"x");
         assert_eq!(errno(made), error);
     }
-    program.client.chmod(&root, At::Cwd, b"a:/", 0o755, true).unwrap();
-    let denied = program.client.create_with(&task(1000), At::Cwd, b"a:/other", 0o644, b"x");
+    program.client.chmod(&root, WalkStart::Cwd, b"a:/", 0o755, true).unwrap();
+    let denied = program.client.create_with(&task(1000), WalkStart::Cwd, b"a:/other", 0o644, b"x");
     assert_eq!(errno(denied), Errno::EACCES);
     drop(file);
 }
 
 #[test]
 fn a_creation_on_a_full_file_system_says_so_and_closes_the_file() {
-    let served = served_with(Options { size: Some(1 << 20), ..Options::default() });
+    let served = served_with(MemoryOptions { size: Some(1 << 20), ..MemoryOptions::default() });
     let root = task(0);
-    let program = Program::new(&served);
+    let program = CompoundProgram::new(&served);
     let some = vec![7; 60_000];
     let mut made = 0;
     let error = loop {
         let path = format!("a:/{made}");
-        match program.client.create_with(&root, At::Cwd, path.as_bytes(), 0o644, &some) {
+        match program.client.create_with(&root, WalkStart::Cwd, path.as_bytes(), 0o644, &some) {
             Ok(()) => made += 1,
             Err(stop) => break errno(Err::<(), _>(stop)),
         }
@@ -289,17 +293,18 @@ fn names(entries: &[DirEntry]) -> Vec<&str> {
 fn a_small_directory_is_opened_and_listed_by_one_message() {
     let served = served();
     let root = task(0);
-    let maker = Program::new(&served);
+    let maker = CompoundProgram::new(&served);
     let create = |path: &str| {
-        maker.client.create_with(&root, At::Cwd, path.as_bytes(), 0o644, b"x").unwrap();
+        maker.client.create_with(&root, WalkStart::Cwd, path.as_bytes(), 0o644, b"x").unwrap();
     };
-    maker.client.mkdir(&root, At::Cwd, b"a:/empty", 0o755).unwrap();
-    maker.client.mkdir(&root, At::Cwd, b"a:/d", 0o755).unwrap();
+    maker.client.mkdir(&root, WalkStart::Cwd, b"a:/empty", 0o755).unwrap();
+    maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d", 0o755).unwrap();
     ["one", "two", "three"].iter().for_each(|name| create(&format!("a:/d/{name}")));
-    let program = Program::new(&served);
-    let open = |path: &[u8]| program.client.open(&root, At::Cwd, path, How::default()).unwrap();
-    program.client.stat(&root, At::Cwd, b"a:/d", true).unwrap();
-    program.client.stat(&root, At::Cwd, b"a:/empty", true).unwrap();
+    let program = CompoundProgram::new(&served);
+    let open =
+        |path: &[u8]| program.client.open(&root, WalkStart::Cwd, path, OpenHow::default()).unwrap();
+    program.client.stat(&root, WalkStart::Cwd, b"a:/d", true).unwrap();
+    program.client.stat(&root, WalkStart::Cwd, b"a:/empty", true).unwrap();
     for (path, expected) in [(&b"a:/empty"[..], &[][..]), (b"a:/d", &["one", "three", "two"])] {
         let before = handled(&served);
         let dir = open(path);
@@ -319,7 +324,7 @@ fn a_small_directory_is_opened_and_listed_by_one_message() {
     create("a:/d/four");
     let now = program.client.read_dir(&root, &dir).unwrap();
     assert_eq!(names(&now), ["four", "one", "three", "two"]);
-    maker.client.unlink(&root, At::Cwd, b"a:/d/one").unwrap();
+    maker.client.unlink(&root, WalkStart::Cwd, b"a:/d/one").unwrap();
     program.client.seek_dir(&dir, 0).unwrap();
     assert_eq!(names(&program.client.read_dir(&root, &dir).unwrap()), ["four", "three", "two"]);
 }
@@ -328,18 +333,18 @@ fn a_small_directory_is_opened_and_listed_by_one_message() {
 fn a_large_directory_is_listed_whole() {
     let served = served();
     let root = task(0);
-    let maker = Program::new(&served);
-    maker.client.mkdir(&root, At::Cwd, b"a:/d", 0o755).unwrap();
+    let maker = CompoundProgram::new(&served);
+    maker.client.mkdir(&root, WalkStart::Cwd, b"a:/d", 0o755).unwrap();
     // Of the sizes at which one answer, or both, are full.
     let mut made = Vec::new();
     for count in [100, 300, 400, 450, 500, 520, 600, 2000] {
         for number in made.len()..count {
             let path = format!("a:/d/{number:08}");
-            maker.client.create_with(&root, At::Cwd, path.as_bytes(), 0o644, b"").unwrap();
+            maker.client.create_with(&root, WalkStart::Cwd, path.as_bytes(), 0o644, b"").unwrap();
             made.push(format!("{number:08}"));
         }
-        let program = Program::new(&served);
-        let dir = program.client.open(&root, At::Cwd, b"a:/d", How::default()).unwrap();
+        let program = CompoundProgram::new(&served);
+        let dir = program.client.open(&root, WalkStart::Cwd, b"a:/d", OpenHow::default()).unwrap();
         let all = program.client.read_dir(&root, &dir).unwrap();
         assert!(names(&all) == made, "{count} names");
     }
@@ -349,9 +354,9 @@ fn a_large_directory_is_listed_whole() {
 fn who_lists_no_directories_asks_for_few_listings() {
     let served = served();
     let root = task(0);
-    let program = Program::new(&served);
+    let program = CompoundProgram::new(&served);
     for _ in 0..100 {
-        program.client.open(&root, At::Cwd, b"a:/", How::default()).unwrap();
+        program.client.open(&root, WalkStart::Cwd, b"a:/", OpenHow::default()).unwrap();
     }
     let listed = handled(&served).get("READDIR").copied().unwrap_or(0);
     assert!((8..=16).contains(&(listed / 2)), "{listed} parts of listings");
@@ -432,7 +437,7 @@ fn errors(socket: &OwnedFd, links: &[((u32, u32), &[u8])]) -> Vec<i32> {
 }
 
 /// A connection that has agreed on everything.
-fn agreed(served: &Served) -> OwnedFd {
+fn agreed(served: &CompoundServer) -> OwnedFd {
     let socket = raw::begun_with(&served.path, 0, u32::MAX);
     let mut room = [0; 4096];
     rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap();
@@ -466,8 +471,8 @@ fn hostile_chains_are_refused_and_do_nothing() {
     // A link that uses what an earlier one has not told, or that has no place for it.
     let root = request(LOOKUP, 1, b"file\0");
     let (open, write) = (request(OPEN, 0, &[0; 8]), request(WRITE, 0, &[0; 40]));
-    let program = Program::new(&served);
-    program.client.create_with(&task(0), At::Cwd, b"a:/file", 0o644, b"contents").unwrap();
+    let program = CompoundProgram::new(&served);
+    program.client.create_with(&task(0), WalkStart::Cwd, b"a:/file", 0o644, b"contents").unwrap();
     let none = Errno::ENOENT.raw();
     assert_eq!(errors(&socket, &[((0, 0), &root), ((INODE | FILE, 0), &write)]), [0, none]);
     let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((FILE, 1), &open)];
@@ -509,15 +514,15 @@ fn hostile_chains_are_refused_and_do_nothing() {
         assert_eq!(ask(&socket, 0, COMPOUND, &body).0, Errno::EINVAL.raw());
     }
     // The server serves on.
-    let stat = program.client.stat(&task(0), At::Cwd, b"a:/file", true).unwrap();
+    let stat = program.client.stat(&task(0), WalkStart::Cwd, b"a:/file", true).unwrap();
     assert_eq!(stat.attr.size, 8);
 }
 
 #[test]
 fn links_act_for_the_caller_of_the_chain_whatever_they_say() {
     let served = served();
-    let program = Program::new(&served);
-    program.client.chmod(&task(0), At::Cwd, b"a:/", 0o777, true).unwrap();
+    let program = CompoundProgram::new(&served);
+    program.client.chmod(&task(0), WalkStart::Cwd, b"a:/", 0o777, true).unwrap();
     let create = request(
         CREATE,
         1,
@@ -525,6 +530,6 @@ fn links_act_for_the_caller_of_the_chain_whatever_they_say() {
     );
     let (error, body) = ask(&agreed(&served), 1000, COMPOUND, &chain(&[((0, 0), &create)]));
     assert_eq!((error, &body[4..8]), (0, &[0; 4][..]));
-    let stat = program.client.stat(&task(0), At::Cwd, b"a:/new", true).unwrap();
+    let stat = program.client.stat(&task(0), WalkStart::Cwd, b"a:/new", true).unwrap();
     assert_eq!((stat.attr.uid, stat.attr.gid), (1000, 1000));
 }

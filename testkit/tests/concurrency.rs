@@ -8,17 +8,17 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use defuse_fs::{
-    Caps, Context, Entry, Fh, File, FileSystem, Ino, Name, NewNode, OpenArgs, Opened, ReadArgs,
+    Caps, Context, Entry, Fh, File, FileSystem, Ino, Name, NewNode, OpenArgs, OpenReply, ReadArgs,
     ReadBuf, ReleaseArgs, Result, WriteArgs, WriteBuf, delegate,
 };
-use defuse_memory::{Memory, Options};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
 
 /// Calls that must be inside at the same time.
 const AT_ONCE: usize = 3;
 
 /// A file system that watches which calls overlap.
-struct Watched {
-    inner: Memory,
+struct OverlapWatcher {
+    inner: MemoryFileSystem,
     next: AtomicU64,
     /// Calls on each open file that have not returned.
     open: Mutex<HashMap<Fh, usize>>,
@@ -30,10 +30,10 @@ struct Watched {
     met: Condvar,
 }
 
-impl Watched {
+impl OverlapWatcher {
     fn new() -> Arc<Self> {
-        Arc::new(Watched {
-            inner: Memory::new(Options::default()),
+        Arc::new(OverlapWatcher {
+            inner: MemoryFileSystem::new(MemoryOptions::default()),
             next: AtomicU64::new(1),
             open: Mutex::default(),
             wrong: AtomicUsize::new(0),
@@ -43,10 +43,10 @@ impl Watched {
         })
     }
 
-    fn opened(&self, opened: Opened) -> Opened {
+    fn opened(&self, opened: OpenReply) -> OpenReply {
         let fh = Fh(self.next.fetch_add(1, Ordering::SeqCst));
         self.open.lock().unwrap().insert(fh, 0);
-        Opened { fh, ..opened }
+        OpenReply { fh, ..opened }
     }
 
     fn inside<T>(&self, fh: Fh, call: impl FnOnce() -> T) -> T {
@@ -74,7 +74,7 @@ impl Watched {
     }
 }
 
-impl FileSystem for Watched {
+impl FileSystem for OverlapWatcher {
     delegate!(to inner, except caps, open, create, read, write, release);
 
     fn caps(&self) -> Caps {
@@ -82,7 +82,7 @@ impl FileSystem for Watched {
         Caps { blocking: true, ..self.inner.caps() }
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         Ok(self.opened(FileSystem::open(&self.inner, cx, ino, args)?))
     }
 
@@ -93,7 +93,7 @@ impl FileSystem for Watched {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = FileSystem::create(&self.inner, cx, parent, name, node, args)?;
         Ok((entry, self.opened(opened)))
     }
@@ -132,7 +132,7 @@ impl FileSystem for Watched {
 
 #[test]
 fn calls_on_one_open_file_arrive_at_the_same_time() {
-    ways::each(Watched::new, |way, fs, open| {
+    ways::each(OverlapWatcher::new, |way, fs, open| {
         let file = open();
         assert_eq!(file.pwrite(b"text", 0), 4);
         *fs.meeting.lock().unwrap() = (AT_ONCE, 0);
@@ -150,7 +150,7 @@ fn calls_on_one_open_file_arrive_at_the_same_time() {
 
 #[test]
 fn an_open_file_is_released_once_and_after_its_last_call() {
-    ways::each(Watched::new, |way, fs, open| {
+    ways::each(OverlapWatcher::new, |way, fs, open| {
         const ROUNDS: usize = 30;
         for _ in 0..ROUNDS {
             let file = open();

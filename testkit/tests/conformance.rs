@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use defuse_testkit::mounted;
-use defuse_testkit::suites::{CONFIGS, Config, Suite, exclusions, run};
+use defuse_testkit::suites::{CONFIGS, ConformanceSuite, StageConfig, exclusions, run};
 
 /// One test, because the suites share two processors and one set of tools.
 #[test]
@@ -14,14 +14,14 @@ fn no_case_fails_that_passes_on_native_ext4() {
         return;
     }
     // Configurations without a mount are a step of `cargo xtask test`, whose runner is an optimised build.
-    let plain: Vec<&Config> = CONFIGS.iter().filter(|config| config.args.is_empty()).collect();
-    for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::Programs] {
+    let plain: Vec<&StageConfig> = CONFIGS.iter().filter(|config| config.args.is_empty()).collect();
+    for suite in [ConformanceSuite::Pjdfstest, ConformanceSuite::Fsx, ConformanceSuite::Programs] {
         if let Err(error) = suite.install() {
             println!("skipped: {}: {error:#}", suite.name());
             continue;
         }
-        let fits = |config: &&&Config| suite.runs_on(config);
-        let plain: Vec<&Config> = plain.iter().filter(fits).copied().collect();
+        let fits = |config: &&&StageConfig| suite.runs_on(config);
+        let plain: Vec<&StageConfig> = plain.iter().filter(fits).copied().collect();
         let rows = run(suite, &plain, true, &mut |row| println!("{row}")).unwrap();
         for row in rows {
             assert!(row.unexpected.is_empty(), "{row}\n{:#?}", row.unexpected);

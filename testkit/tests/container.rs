@@ -4,25 +4,25 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use defuse_testkit::container::Container;
+use defuse_testkit::container::ContainerSpec;
 use defuse_testkit::mounted::program;
 
 /// The containers of these tests, by name.
-fn containers() -> Vec<(&'static str, Container)> {
-    let usual = || Container::USUAL;
+fn containers() -> Vec<(&'static str, ContainerSpec)> {
+    let usual = || ContainerSpec::USUAL;
     vec![
         ("usual", usual()),
-        ("without /dev/shm", Container { shm: None, ..usual() }),
-        ("without /tmp", Container { has_tmp: false, ..usual() }),
-        ("without both", Container { shm: None, has_tmp: false, ..usual() }),
-        ("rootless", Container { is_rootless: true, ..usual() }),
-        ("little", Container { memory: Some(64 << 20), pids: Some(32), ..usual() }),
+        ("without /dev/shm", ContainerSpec { shm: None, ..usual() }),
+        ("without /tmp", ContainerSpec { has_tmp: false, ..usual() }),
+        ("without both", ContainerSpec { shm: None, has_tmp: false, ..usual() }),
+        ("rootless", ContainerSpec { is_rootless: true, ..usual() }),
+        ("little", ContainerSpec { memory: Some(64 << 20), pids: Some(32), ..usual() }),
     ]
 }
 
 /// Runs `line` by sh(1), with `defuse` as the program, in an empty directory with an image `img` and a directory `src`. `None`
 /// without root, or where there are no control groups.
-fn run(container: &Container, line: &str) -> Option<Output> {
+fn run(container: &ContainerSpec, line: &str) -> Option<Output> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root makes containers");
         return None;
@@ -62,7 +62,7 @@ fn works_everywhere(line: &str, expected: &str) {
 }
 
 /// Runs a line in a container. It must fail with one error of the program, which has `expected` in it.
-fn says(container: &Container, line: &str, expected: &str) {
+fn says(container: &ContainerSpec, line: &str, expected: &str) {
     let Some(output) = run(container, line) else { return };
     let err = text(&output.stderr);
     assert!(matches!(output.status.code(), Some(1..=125)), "{line}: {:?}: {err}", output.status);
@@ -97,7 +97,7 @@ fn programs_run_on_an_image_in_containers_and_a_line_says_that_there_is_no_ring(
     let line = "defuse run --mount /x=uhs:img -- sh -c 'echo text > /x/f; cp /x/f /x/g; sync; cat /x/g' && \
                 defuse fsck img > checked && defuse run --mount /x=uhs:img -- cat /x/f";
     works_everywhere(line, "text");
-    let Some(output) = run(&Container::USUAL, line) else { return };
+    let Some(output) = run(&ContainerSpec::USUAL, line) else { return };
     let err = text(&output.stderr);
     let notes = err.lines().filter(|line| line.contains("img: io_uring is refused here"));
     assert!(notes.count() == 2 && err.lines().count() == 2, "{err}");
@@ -124,7 +124,7 @@ fn servers_serve_in_containers_and_say_if_they_are_not_registered() {
              defuse run --mount /x={way}:sock -- sh -c 'echo text > /x/f; cat /x/f'"
         );
         works_everywhere(&line, "text");
-        let Some(output) = run(&Container::USUAL, &line) else { return };
+        let Some(output) = run(&ContainerSpec::USUAL, &line) else { return };
         let err = text(&output.stderr);
         assert!(err.contains("the server is not registered") && err.contains("kill "), "{err}");
     }
@@ -149,13 +149,13 @@ fn commands_that_need_nothing_work_in_containers() {
 
 #[test]
 fn commands_that_need_more_say_what_a_container_lacks() {
-    let usual = Container::USUAL;
+    let usual = ContainerSpec::USUAL;
     for source in ["uhs:img", "passthrough:src", "memory:"] {
         let line = format!("defuse mount {source} mnt");
         says(&usual, &line, "pass the device into this container (--device /dev/fuse)");
-        let device = Container { devices: "fuse", ..usual.clone() };
+        let device = ContainerSpec { devices: "fuse", ..usual.clone() };
         says(&device, &line, "--cap-add SYS_ADMIN");
-        says(&Container { is_rootless: true, ..device }, &line, "--cap-add SYS_ADMIN");
+        says(&ContainerSpec { is_rootless: true, ..device }, &line, "--cap-add SYS_ADMIN");
     }
     says(&usual, "defuse top --once", "run it as root with CAP_BPF and CAP_PERFMON");
     says(&usual, "defuse umount mnt", "is not mounted: `defuse list` shows the mounts");
@@ -169,7 +169,7 @@ fn a_limit_of_processes_is_named() {
     for line in ["defuse serve uhs:img sock", "defuse run --mount /x=uhs:img -- touch /x/f"] {
         let mut named = 0;
         for pids in 4..16 {
-            let few = Container { pids: Some(pids), ..Container::USUAL };
+            let few = ContainerSpec { pids: Some(pids), ..ContainerSpec::USUAL };
             let Some(output) = run(&few, line) else { return };
             let err = text(&output.stderr);
             // The shell or timeout(1) did not come so far.
@@ -237,7 +237,7 @@ fn programs_of_people_without_fuse_work_in_containers() {
             format!("export HOME=/x; defuse run --mount /x={source} -- sh -c '{quoted}'")
         };
         works_everywhere(&on("memory:"), "done");
-        let Some(output) = run(&Container::USUAL, &on("uhs:img")) else { return };
+        let Some(output) = run(&ContainerSpec::USUAL, &on("uhs:img")) else { return };
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(out.lines().last(), Some("done"), "{name} on an image: {out}{err}");
     }

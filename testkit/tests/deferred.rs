@@ -7,25 +7,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart, WorkDir,
+};
 use defuse_fs::{
     Caps, Context, Errno, File as Open, FileSystem, Io, IoOp, ReadArgs, ReadBuf, Result, WriteArgs,
     WriteBuf, delegate,
 };
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
-use defuse_memory::{Memory, Options};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
 use defuse_remote::RemoteOptions;
 use defuse_socket::ServerOptions;
-use served::{Served, context, create, read, write};
+use served::{TestServer, context, create, read, write};
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
 
 /// A memory file system whose data operations take time on separate threads.
 #[derive(Clone)]
-struct Later {
-    inner: Arc<Memory>,
+struct DelayedFileSystem {
+    inner: Arc<MemoryFileSystem>,
     /// How often fsyncdir, syncfs and operations on data were submitted.
     dirs: Arc<AtomicUsize>,
     all: Arc<AtomicUsize>,
@@ -34,10 +36,10 @@ struct Later {
     refuses_calls: bool,
 }
 
-impl Later {
+impl DelayedFileSystem {
     fn new() -> Self {
-        let inner = Arc::new(Memory::new(Options::default()));
-        Later {
+        let inner = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
+        DelayedFileSystem {
             inner,
             dirs: Arc::default(),
             all: Arc::default(),
@@ -51,7 +53,7 @@ impl Later {
     }
 }
 
-impl FileSystem for Later {
+impl FileSystem for DelayedFileSystem {
     delegate!(to inner, except caps, submit, read, write);
 
     fn read(
@@ -130,7 +132,7 @@ fn data_operations_may_complete_later_without_blocking_a_worker() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let fs = Arc::new(Later::new());
+    let fs = Arc::new(DelayedFileSystem::new());
     let dirs = Arc::clone(&fs.dirs);
     let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
     let options = SessionOptions { workers: Some(1), direct_io: true, ..SessionOptions::default() };
@@ -158,14 +160,14 @@ fn data_operations_may_complete_later_without_blocking_a_worker() {
 
 #[test]
 fn the_in_process_client_submits_what_makes_changes_durable() {
-    let fs = Later::new();
-    let client = Client::new(defuse_direct::Options::default());
-    client.mount(b"a:", Arc::new(fs.clone()), &MountArgs::default()).unwrap();
+    let fs = DelayedFileSystem::new();
+    let client = DirectClient::new(defuse_direct::ClientOptions::default());
+    client.mount(b"a:", Arc::new(fs.clone()), &ClientMountArgs::default()).unwrap();
     let outside = WorkDir::Outside(b"/".to_vec());
-    let task = Task::new(Credentials::user(0, 0, &[]), outside);
+    let task = ClientTask::new(TaskCredentials::user(0, 0, &[]), outside);
     let flags = libc::O_DIRECTORY as u32;
-    let how = How { flags, mode: 0, ..How::default() };
-    let dir = client.open(&task, At::Cwd, b"a:/", how).unwrap();
+    let how = OpenHow { flags, mode: 0, ..OpenHow::default() };
+    let dir = client.open(&task, WalkStart::Cwd, b"a:/", how).unwrap();
     client.fsync(&task, &dir, false).unwrap();
     client.start_fsync(&task, &dir, true, None).unwrap().wait().0.unwrap();
     client.syncfs(&task, &dir).unwrap();
@@ -175,10 +177,10 @@ fn the_in_process_client_submits_what_makes_changes_durable() {
     dir.close(&task).unwrap();
 }
 
-fn served_later(refuses_calls: bool) -> (Later, Served) {
-    let fs = Later { refuses_calls, ..Later::new() };
+fn served_later(refuses_calls: bool) -> (DelayedFileSystem, TestServer) {
+    let fs = DelayedFileSystem { refuses_calls, ..DelayedFileSystem::new() };
     let served =
-        Served::new(Arc::new(fs.clone()), ServerOptions::default(), RemoteOptions::default());
+        TestServer::new(Arc::new(fs.clone()), ServerOptions::default(), RemoteOptions::default());
     (fs, served)
 }
 
@@ -219,13 +221,14 @@ fn submitted_operations_of_clients_see_what_others_have_mapped() {
 fn a_file_system_that_takes_only_submissions_has_no_mappings_and_small_files_all_the_same() {
     for refuses_calls in [false, true] {
         let (fs, served) = served_later(refuses_calls);
-        let client = Client::new(defuse_direct::Options::default());
-        client.mount(b"a:", Arc::new(served.client()), &MountArgs::default()).unwrap();
-        let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
-        client.create_with(&task, At::Cwd, b"a:/small", 0o644, b"contents").unwrap();
+        let client = DirectClient::new(defuse_direct::ClientOptions::default());
+        client.mount(b"a:", Arc::new(served.client()), &ClientMountArgs::default()).unwrap();
+        let task =
+            ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+        client.create_with(&task, WalkStart::Cwd, b"a:/small", 0o644, b"contents").unwrap();
         // A chain of requests is answered at once where it may be.
         assert_eq!(fs.submitted() > 0, refuses_calls);
-        let file = client.open(&task, At::Cwd, b"a:/small", How::default()).unwrap();
+        let file = client.open(&task, WalkStart::Cwd, b"a:/small", OpenHow::default()).unwrap();
         let mut bytes = [0; 9];
         assert_eq!(client.pread(&task, &file, &mut bytes, 0), Ok(8));
         assert_eq!(&bytes[..8], b"contents");

@@ -4,20 +4,23 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Options, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientOptions, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart,
+    WorkDir,
+};
 use defuse_fs::FileSystem;
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_passthrough::Passthrough;
 
 /// The system allocator with a counter of allocations per thread.
-struct Counting;
+struct ThreadAllocations;
 
 thread_local! {
     static TAKEN: Cell<u64> = const { Cell::new(0) };
 }
 
 // SAFETY: everything is the system allocator's, beside a counter of the thread.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for ThreadAllocations {
     // SAFETY: the trait's own requirements.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         TAKEN.set(TAKEN.get() + 1);
@@ -33,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: ThreadAllocations = ThreadAllocations;
 
 fn taken(run: impl FnOnce()) -> u64 {
     let before = TAKEN.get();
@@ -46,20 +49,20 @@ fn reads_and_writes_allocate_nothing() {
     // Check that allocations are counted at all.
     assert_eq!(taken(|| drop(std::hint::black_box(vec![1u8]))), 1);
     let dir = tempfile::tempdir().unwrap();
-    let options = defuse_passthrough::Options {
-        credentials: defuse_passthrough::Credentials::Restore,
+    let options = defuse_passthrough::PassthroughOptions {
+        credentials: defuse_passthrough::CredentialsPolicy::Restore,
         ..Default::default()
     };
     let backends: [(&str, Arc<dyn FileSystem>); 2] = [
-        ("memory", Arc::new(Memory::new(Default::default()))),
+        ("memory", Arc::new(MemoryFileSystem::new(Default::default()))),
         ("passthrough", Arc::new(Passthrough::new(dir.path(), options).unwrap())),
     ];
-    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+    let task = ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     for (name, fs) in backends {
-        let client = Client::new(Options::default());
-        client.mount(b"/data", fs, &MountArgs::default()).unwrap();
-        let how = How { flags: 0o102, mode: 0o644, ..How::default() };
-        let file = client.open(&task, At::Cwd, b"/data/file", how).unwrap();
+        let client = DirectClient::new(ClientOptions::default());
+        client.mount(b"/data", fs, &ClientMountArgs::default()).unwrap();
+        let how = OpenHow { flags: 0o102, mode: 0o644, ..OpenHow::default() };
+        let file = client.open(&task, WalkStart::Cwd, b"/data/file", how).unwrap();
         let mut bytes = vec![7u8; 64 << 10];
         // The first round allocates the pages of the file, and the cells of the thread's
         // statistics.

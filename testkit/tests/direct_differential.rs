@@ -17,12 +17,12 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use defuse_direct::Credentials;
+use defuse_direct::TaskCredentials;
 use defuse_fs::FileSystem;
-use defuse_memory::Memory;
-use defuse_passthrough::{Options, Passthrough};
-use ops::{EXTRA, GROUP, ITEMS, Op, USER, What, sequence};
-use ours::Mounted;
+use defuse_memory::MemoryFileSystem;
+use defuse_passthrough::{Passthrough, PassthroughOptions};
+use ops::{DirectOp, EXTRA, GROUP, ITEMS, ItemKind, USER, sequence};
+use ours::TestedMount;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -39,10 +39,10 @@ fn prepare(root: &Path) {
     for item in ITEMS {
         let path = root.join(item.path);
         match item.what {
-            What::Dir if item.path.is_empty() => {}
-            What::Dir => std::fs::create_dir(&path).unwrap(),
-            What::File => std::fs::write(&path, item.content()).unwrap(),
-            What::Link(to) => {
+            ItemKind::Dir if item.path.is_empty() => {}
+            ItemKind::Dir => std::fs::create_dir(&path).unwrap(),
+            ItemKind::File => std::fs::write(&path, item.content()).unwrap(),
+            ItemKind::Link(to) => {
                 symlink(to, &path).unwrap();
                 continue;
             }
@@ -54,7 +54,7 @@ fn prepare(root: &Path) {
 
 /// The file system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Served {
+enum TestedBackend {
     Passthrough,
     Memory,
     /// A directory of the first is a mount of the second; natively a tmpfs.
@@ -63,32 +63,37 @@ enum Served {
     Shared,
 }
 
-impl Served {
+impl TestedBackend {
     fn has_passthrough(self) -> bool {
-        matches!(self, Served::Passthrough | Served::Both)
+        matches!(self, TestedBackend::Passthrough | TestedBackend::Both)
     }
 }
 
 /// A tmpfs of the kernel, unmounted when dropped.
-struct Tmpfs(PathBuf);
+struct KernelTmpfs(PathBuf);
 
-impl Tmpfs {
+impl KernelTmpfs {
     fn new(at: PathBuf) -> Self {
         std::fs::create_dir_all(&at).unwrap();
         let options = Some(c"mode=0777");
         rustix::mount::mount("tmpfs", &at, "tmpfs", MountFlags::empty(), options).unwrap();
-        Tmpfs(at)
+        KernelTmpfs(at)
     }
 }
 
-impl Drop for Tmpfs {
+impl Drop for KernelTmpfs {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
     }
 }
 
 /// Runs `ops` on both sides as `who`, in directories below `base`.
-fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result<(), String> {
+fn compare(
+    base: &Path,
+    served: TestedBackend,
+    who: &TaskCredentials,
+    ops: &[DirectOp],
+) -> Result<(), String> {
     let (real, source) = (tempfile::tempdir_in(base).unwrap(), tempfile::tempdir_in(base).unwrap());
     let is_passthrough = served.has_passthrough();
     // Links of the tree may lead to the parent directory, so there must be one.
@@ -98,29 +103,32 @@ fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result
     let real_root = real.path().join("r");
     std::fs::create_dir(&real_root).unwrap();
     prepare(&real_root);
-    let mount = (served == Served::Both).then(|| Tmpfs::new(real_root.join("m")));
+    let mount = (served == TestedBackend::Both).then(|| KernelTmpfs::new(real_root.join("m")));
     let mut mounts = Vec::new();
     if is_passthrough {
         let root = source.path().join("r");
         std::fs::create_dir(&root).unwrap();
         prepare(&root);
-        let credentials = defuse_passthrough::Credentials::Restore;
-        let fs = Passthrough::new(source.path(), Options { credentials, ..Options::default() });
-        mounts.push(Mounted { target: "t:", fs: Arc::new(fs.unwrap()), is_empty: false });
+        let credentials = defuse_passthrough::CredentialsPolicy::Restore;
+        let fs = Passthrough::new(
+            source.path(),
+            PassthroughOptions { credentials, ..PassthroughOptions::default() },
+        );
+        mounts.push(TestedMount { target: "t:", fs: Arc::new(fs.unwrap()), is_empty: false });
         if mount.is_some() {
             std::fs::create_dir(root.join("m")).unwrap();
-            let options = defuse_memory::Options { root_perm: 0o777, ..Default::default() };
-            let fs = Arc::new(Memory::new(options));
-            mounts.push(Mounted { target: "t:/r/m", fs, is_empty: false });
+            let options = defuse_memory::MemoryOptions { root_perm: 0o777, ..Default::default() };
+            let fs = Arc::new(MemoryFileSystem::new(options));
+            mounts.push(TestedMount { target: "t:/r/m", fs, is_empty: false });
         }
     } else {
-        let options = defuse_memory::Options { root_perm: 0o755, ..Default::default() };
-        let fs: Arc<dyn FileSystem> = Arc::new(Memory::new(options));
+        let options = defuse_memory::MemoryOptions { root_perm: 0o755, ..Default::default() };
+        let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(options));
         let fs = match served {
-            Served::Shared => Arc::new(offers::serve(fs).with_client()),
+            TestedBackend::Shared => Arc::new(offers::serve(fs).with_client()),
             _ => fs,
         };
-        mounts.push(Mounted { target: "t:", fs, is_empty: true });
+        mounts.push(TestedMount { target: "t:", fs, is_empty: true });
     }
     let ops: Vec<_> = ops.iter().map(|op| comparable(op, served, who)).collect();
     let theirs = kernel::run(&real_root, who, &ops);
@@ -139,36 +147,38 @@ fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result
     }
     // The client's view must match the directory below.
     let below = kernel::tree(source.path());
-    if served == Served::Passthrough && left != below {
+    if served == TestedBackend::Passthrough && left != below {
         return Err(format!("trees differ:\n{below}\n---\n{left}"));
     }
     Ok(())
 }
 
 /// The call, changed so that the file systems have no reason for different results.
-fn comparable(op: &Op, served: Served, who: &Credentials) -> Op {
+fn comparable(op: &DirectOp, served: TestedBackend, who: &TaskCredentials) -> DirectOp {
     match *op {
         // A passthrough that restores credentials (`Credentials::Restore`) creates files without
         // the supplementary groups of a user other than the process. A new file with set-group-id
         // in a directory of such a group would lose the bit.
-        Op::Open { path, flags, mode } if who.uid != 0 && served.has_passthrough() => {
-            Op::Open { path, flags, mode: mode & !0o2000 }
+        DirectOp::Open { path, flags, mode } if who.uid != 0 && served.has_passthrough() => {
+            DirectOp::Open { path, flags, mode: mode & !0o2000 }
         }
-        Op::OpenIn { dir, path, flags, mode } if who.uid != 0 && served.has_passthrough() => {
-            Op::OpenIn { dir, path, flags, mode: mode & !0o2000 }
+        DirectOp::OpenIn { dir, path, flags, mode } if who.uid != 0 && served.has_passthrough() => {
+            DirectOp::OpenIn { dir, path, flags, mode: mode & !0o2000 }
         }
-        Op::Mknod { path, mode } if who.uid != 0 && served.has_passthrough() => {
-            Op::Mknod { path, mode: mode & !0o2000 }
+        DirectOp::Mknod { path, mode } if who.uid != 0 && served.has_passthrough() => {
+            DirectOp::Mknod { path, mode: mode & !0o2000 }
         }
         // Memory supports operations on holes that tmpfs lacks.
-        Op::Fallocate { file, mode, offset, length } if served != Served::Passthrough => {
-            Op::Fallocate { file, mode: mode & 1, offset, length }
+        DirectOp::Fallocate { file, mode, offset, length }
+            if served != TestedBackend::Passthrough =>
+        {
+            DirectOp::Fallocate { file, mode: mode & 1, offset, length }
         }
         op => op,
     }
 }
 
-fn check(served: Served, who: &Credentials) {
+fn check(served: TestedBackend, who: &TaskCredentials) {
     if !is_root() {
         return;
     }
@@ -182,56 +192,56 @@ fn check(served: Served, who: &Credentials) {
         None => TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha)),
     };
     let base = Path::new("/dev/shm");
-    let run = |ops: Vec<Op>| compare(base, served, who, &ops).map_err(TestCaseError::fail);
+    let run = |ops: Vec<DirectOp>| compare(base, served, who, &ops).map_err(TestCaseError::fail);
     if let Err(error) = runner.run(&sequence(), run) {
         panic!("{error}");
     }
 }
 
-fn root() -> Credentials {
-    Credentials::user(0, 0, &[])
+fn root() -> TaskCredentials {
+    TaskCredentials::user(0, 0, &[])
 }
 
-fn user() -> Credentials {
-    Credentials::user(USER, GROUP, &[EXTRA])
+fn user() -> TaskCredentials {
+    TaskCredentials::user(USER, GROUP, &[EXTRA])
 }
 
 #[test]
 fn root_gets_the_answers_of_the_kernel() {
-    check(Served::Passthrough, &root());
+    check(TestedBackend::Passthrough, &root());
 }
 
 #[test]
 fn a_user_gets_the_answers_of_the_kernel() {
-    check(Served::Passthrough, &user());
+    check(TestedBackend::Passthrough, &user());
 }
 
 #[test]
 fn root_gets_the_answers_of_tmpfs_from_memory() {
-    check(Served::Memory, &root());
+    check(TestedBackend::Memory, &root());
 }
 
 #[test]
 fn a_user_gets_the_answers_of_tmpfs_from_memory() {
-    check(Served::Memory, &user());
+    check(TestedBackend::Memory, &user());
 }
 
 #[test]
 fn root_gets_the_answers_of_the_kernel_across_mounts() {
-    check(Served::Both, &root());
+    check(TestedBackend::Both, &root());
 }
 
 #[test]
 fn a_user_gets_the_answers_of_the_kernel_across_mounts() {
-    check(Served::Both, &user());
+    check(TestedBackend::Both, &user());
 }
 
 #[test]
 fn root_gets_the_answers_of_tmpfs_from_memory_by_shared_memory() {
-    check(Served::Shared, &root());
+    check(TestedBackend::Shared, &root());
 }
 
 #[test]
 fn a_user_gets_the_answers_of_tmpfs_from_memory_by_shared_memory() {
-    check(Served::Shared, &user());
+    check(TestedBackend::Shared, &user());
 }

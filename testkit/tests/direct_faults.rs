@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_direct::{
-    Access, At, Client, Credentials, Description, Descriptors, FdFlags, How, LockFamily, MountArgs,
-    Options, Owner, Result, Stop, Task, Times, WorkDir,
+    CallError, ClientMountArgs, ClientOptions, ClientTask, DescriptorTable, DirectClient, FdFlags,
+    FileDescription, LockFamily, NeededAccess, NewOwner, NewTimes, OpenHow, Result,
+    TaskCredentials, WalkStart, WorkDir,
 };
-use defuse_fs::layer::{Action, Fault, Method, Rule, When};
+use defuse_fs::layer::{FaultAction, FaultLayer, FaultRule, FaultTrigger, Method};
 use defuse_fs::{Context, Errno, FileSystem, Ino, Lock, LockType, RenameFlags, SetXattrFlags};
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_passthrough::Passthrough;
 
 const RDWR: u32 = libc::O_RDWR as u32;
@@ -48,43 +49,53 @@ fn errors_of(turn: usize) -> impl Iterator<Item = Errno> {
 }
 
 /// A file system, a client on it, and its open files.
-struct Side {
-    client: Client,
-    task: Task,
-    file: Arc<Description>,
-    dir: Arc<Description>,
+struct FaultSide {
+    client: DirectClient,
+    task: ClientTask,
+    file: Arc<FileDescription>,
+    dir: Arc<FileDescription>,
 }
 
-impl Side {
+impl FaultSide {
     fn new(fs: Arc<dyn FileSystem>) -> Self {
         let (client, task) = client(fs);
         let file = open(&client, &task, "a:/d/f", RDWR).unwrap();
         let dir = open(&client, &task, "a:/d", DIRECTORY).unwrap();
-        Side { client, task, file, dir }
+        FaultSide { client, task, file, dir }
     }
 
     fn open(&self, path: &str, flags: u32) -> Result<()> {
         let file = open(&self.client, &self.task, path, flags)?;
-        file.close(&self.task).map_err(Stop::from)
+        file.close(&self.task).map_err(CallError::from)
     }
 }
 
-fn client(fs: Arc<dyn FileSystem>) -> (Client, Task) {
-    let client = Client::new(Options::default());
-    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
+fn client(fs: Arc<dyn FileSystem>) -> (DirectClient, ClientTask) {
+    let client = DirectClient::new(ClientOptions::default());
+    client.mount(b"a:", fs, &ClientMountArgs::default()).unwrap();
     let place = WorkDir::Outside(b"/".to_vec());
-    (client, Task::new(Credentials::user(0, 0, &[]), place))
+    (client, ClientTask::new(TaskCredentials::user(0, 0, &[]), place))
 }
 
-fn open(client: &Client, task: &Task, path: &str, flags: u32) -> Result<Arc<Description>> {
-    client.open(task, At::Cwd, path.as_bytes(), How { flags, mode: 0o644, ..How::default() })
+fn open(
+    client: &DirectClient,
+    task: &ClientTask,
+    path: &str,
+    flags: u32,
+) -> Result<Arc<FileDescription>> {
+    client.open(
+        task,
+        WalkStart::Cwd,
+        path.as_bytes(),
+        OpenHow { flags, mode: 0o644, ..OpenHow::default() },
+    )
 }
 
 /// The initial tree of every call.
 fn prepare(fs: Arc<dyn FileSystem>) {
     let (client, task) = client(fs);
     for dir in ["a:/d", "a:/e"] {
-        client.mkdir(&task, At::Cwd, dir.as_bytes(), 0o755).unwrap();
+        client.mkdir(&task, WalkStart::Cwd, dir.as_bytes(), 0o755).unwrap();
     }
     for path in ["a:/f", "a:/d/f"] {
         let file = open(&client, &task, path, CREATE).unwrap();
@@ -92,48 +103,62 @@ fn prepare(fs: Arc<dyn FileSystem>) {
         let flags = SetXattrFlags::default();
         client.fsetxattr(&task, &file, b"user.a", b"value", flags).unwrap();
     }
-    client.symlink(&task, b"f", At::Cwd, b"a:/l").unwrap();
+    client.symlink(&task, b"f", WalkStart::Cwd, b"a:/l").unwrap();
     client.unmount(b"a:", false).unwrap();
 }
 
-type Run = fn(&Side) -> Result<()>;
+type FaultCall = fn(&FaultSide) -> Result<()>;
 
 const LOCK: Lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 0 };
 
 /// Every call of the client that reaches a file system.
-const CALLS: &[(&str, Run)] = &[
-    ("stat", |s| s.client.stat(&s.task, At::Cwd, b"a:/l", true).map(drop)),
-    ("lstat", |s| s.client.stat(&s.task, At::Cwd, b"a:/l", false).map(drop)),
+const CALLS: &[(&str, FaultCall)] = &[
+    ("stat", |s| s.client.stat(&s.task, WalkStart::Cwd, b"a:/l", true).map(drop)),
+    ("lstat", |s| s.client.stat(&s.task, WalkStart::Cwd, b"a:/l", false).map(drop)),
     ("fstat", |s| s.client.fstat(&s.task, &s.file).map(drop)),
-    ("access", |s| s.client.access(&s.task, At::Cwd, b"a:/f", Access::READ, (true, true))),
-    ("chmod", |s| s.client.chmod(&s.task, At::Cwd, b"a:/f", 0o600, true)),
+    ("access", |s| {
+        s.client.access(&s.task, WalkStart::Cwd, b"a:/f", NeededAccess::READ, (true, true))
+    }),
+    ("chmod", |s| s.client.chmod(&s.task, WalkStart::Cwd, b"a:/f", 0o600, true)),
     ("fchmod", |s| s.client.fchmod(&s.task, &s.file, 0o600)),
     ("chown", |s| {
-        let owner = Owner { uid: Some(1), gid: None };
-        s.client.chown(&s.task, At::Cwd, b"a:/f", owner, true)
+        let owner = NewOwner { uid: Some(1), gid: None };
+        s.client.chown(&s.task, WalkStart::Cwd, b"a:/f", owner, true)
     }),
-    ("fchown", |s| s.client.fchown(&s.task, &s.file, Owner { uid: Some(1), gid: None })),
-    ("utimens", |s| s.client.utimens(&s.task, At::Cwd, b"a:/f", Times::NOW, true)),
-    ("futimens", |s| s.client.futimens(&s.task, &s.file, Times::NOW)),
-    ("truncate", |s| s.client.truncate(&s.task, At::Cwd, b"a:/f", 10)),
+    ("fchown", |s| s.client.fchown(&s.task, &s.file, NewOwner { uid: Some(1), gid: None })),
+    ("utimens", |s| s.client.utimens(&s.task, WalkStart::Cwd, b"a:/f", NewTimes::NOW, true)),
+    ("futimens", |s| s.client.futimens(&s.task, &s.file, NewTimes::NOW)),
+    ("truncate", |s| s.client.truncate(&s.task, WalkStart::Cwd, b"a:/f", 10)),
     ("ftruncate", |s| s.client.ftruncate(&s.task, &s.file, 10)),
-    ("statfs", |s| s.client.statfs(&s.task, At::Cwd, b"a:/f").map(drop)),
+    ("statfs", |s| s.client.statfs(&s.task, WalkStart::Cwd, b"a:/f").map(drop)),
     ("fstatfs", |s| s.client.fstatfs(&s.task, &s.file).map(drop)),
-    ("mkdir", |s| s.client.mkdir(&s.task, At::Cwd, b"a:/n", 0o755)),
-    ("mkdirat", |s| s.client.mkdir(&s.task, At::Dir(&s.dir), b"n", 0o755)),
-    ("mknod", |s| s.client.mknod(&s.task, At::Cwd, b"a:/n", 0o10644, 0)),
-    ("symlink", |s| s.client.symlink(&s.task, b"f", At::Cwd, b"a:/n")),
-    ("readlink", |s| s.client.readlink(&s.task, At::Cwd, b"a:/l").map(drop)),
-    ("link", |s| s.client.link(&s.task, (At::Cwd, b"a:/f"), (At::Cwd, b"a:/n"), false)),
-    ("flink", |s| s.client.flink(&s.task, &s.file, (At::Cwd, b"a:/n"))),
-    ("unlink", |s| s.client.unlink(&s.task, At::Cwd, b"a:/f")),
-    ("unlink of an open file", |s| s.client.unlink(&s.task, At::Cwd, b"a:/d/f")),
-    ("rmdir", |s| s.client.rmdir(&s.task, At::Cwd, b"a:/e")),
+    ("mkdir", |s| s.client.mkdir(&s.task, WalkStart::Cwd, b"a:/n", 0o755)),
+    ("mkdirat", |s| s.client.mkdir(&s.task, WalkStart::Dir(&s.dir), b"n", 0o755)),
+    ("mknod", |s| s.client.mknod(&s.task, WalkStart::Cwd, b"a:/n", 0o10644, 0)),
+    ("symlink", |s| s.client.symlink(&s.task, b"f", WalkStart::Cwd, b"a:/n")),
+    ("readlink", |s| s.client.readlink(&s.task, WalkStart::Cwd, b"a:/l").map(drop)),
+    ("link", |s| {
+        s.client.link(&s.task, (WalkStart::Cwd, b"a:/f"), (WalkStart::Cwd, b"a:/n"), false)
+    }),
+    ("flink", |s| s.client.flink(&s.task, &s.file, (WalkStart::Cwd, b"a:/n"))),
+    ("unlink", |s| s.client.unlink(&s.task, WalkStart::Cwd, b"a:/f")),
+    ("unlink of an open file", |s| s.client.unlink(&s.task, WalkStart::Cwd, b"a:/d/f")),
+    ("rmdir", |s| s.client.rmdir(&s.task, WalkStart::Cwd, b"a:/e")),
     ("rename", |s| {
-        s.client.rename(&s.task, (At::Cwd, b"a:/f"), (At::Cwd, b"a:/e/n"), RenameFlags(0))
+        s.client.rename(
+            &s.task,
+            (WalkStart::Cwd, b"a:/f"),
+            (WalkStart::Cwd, b"a:/e/n"),
+            RenameFlags(0),
+        )
     }),
     ("rename over an open file", |s| {
-        s.client.rename(&s.task, (At::Cwd, b"a:/f"), (At::Cwd, b"a:/d/f"), RenameFlags(0))
+        s.client.rename(
+            &s.task,
+            (WalkStart::Cwd, b"a:/f"),
+            (WalkStart::Cwd, b"a:/d/f"),
+            RenameFlags(0),
+        )
     }),
     ("read", |s| s.client.read(&s.task, &s.file, &mut [0; 100]).map(drop)),
     ("pread", |s| s.client.pread(&s.task, &s.file, &mut [0; 100], 9).map(drop)),
@@ -155,33 +180,35 @@ const CALLS: &[(&str, Run)] = &[
     ("open with O_TMPFILE", |s| s.open("a:/d", RDWR | libc::O_TMPFILE as u32)),
     ("open with O_PATH", |s| s.open("a:/f", libc::O_PATH as u32)),
     ("read_dir", |s| s.client.read_dir(&s.task, &s.dir).map(drop)),
-    ("getxattr", |s| s.client.getxattr(&s.task, (At::Cwd, b"a:/f", true), b"user.a", 99).map(drop)),
+    ("getxattr", |s| {
+        s.client.getxattr(&s.task, (WalkStart::Cwd, b"a:/f", true), b"user.a", 99).map(drop)
+    }),
     ("fgetxattr", |s| s.client.fgetxattr(&s.task, &s.file, b"user.a", 99).map(drop)),
     ("setxattr", |s| {
-        let place = (At::Cwd, &b"a:/f"[..], true);
+        let place = (WalkStart::Cwd, &b"a:/f"[..], true);
         s.client.setxattr(&s.task, place, b"user.b", b"x", SetXattrFlags::default())
     }),
     ("fsetxattr", |s| {
         s.client.fsetxattr(&s.task, &s.file, b"user.b", b"x", SetXattrFlags::default())
     }),
-    ("listxattr", |s| s.client.listxattr(&s.task, At::Cwd, b"a:/f", true, 999).map(drop)),
+    ("listxattr", |s| s.client.listxattr(&s.task, WalkStart::Cwd, b"a:/f", true, 999).map(drop)),
     ("flistxattr", |s| s.client.flistxattr(&s.task, &s.file, 999).map(drop)),
-    ("removexattr", |s| s.client.removexattr(&s.task, (At::Cwd, b"a:/f", true), b"user.a")),
+    ("removexattr", |s| s.client.removexattr(&s.task, (WalkStart::Cwd, b"a:/f", true), b"user.a")),
     ("fremovexattr", |s| s.client.fremovexattr(&s.task, &s.file, b"user.a")),
     ("set_lock", |s| s.client.set_lock(&s.task, &s.file, LockFamily::Process, LOCK)),
     ("test_lock", |s| s.client.test_lock(&s.task, &s.file, LockFamily::OpenFile, LOCK).map(drop)),
     ("chdir", |s| s.client.chdir(&s.task, b"a:/e")),
-    ("close", |s| s.file.close(&s.task).map_err(Stop::from)),
+    ("close", |s| s.file.close(&s.task).map_err(CallError::from)),
 ];
 
 /// A file system for one call, and the resources that it still holds at the end.
-trait Backend: FileSystem + Sized + 'static {
+trait FaultBackend: FileSystem + Sized + 'static {
     fn new(place: &std::path::Path) -> Self;
     /// Number of inodes with references beside the root, and of open files.
     fn held(&self) -> (u64, u64);
 }
 
-impl Backend for Passthrough {
+impl FaultBackend for Passthrough {
     fn new(place: &std::path::Path) -> Self {
         Passthrough::new(place, Default::default()).unwrap()
     }
@@ -192,15 +219,15 @@ impl Backend for Passthrough {
     }
 }
 
-impl Backend for Memory {
+impl FaultBackend for MemoryFileSystem {
     fn new(_: &std::path::Path) -> Self {
-        Memory::new(Default::default())
+        MemoryFileSystem::new(Default::default())
     }
 
     /// An inode without a name lives as long as it is known or open. If nothing has a name, only
     /// the root may be left.
     fn held(&self) -> (u64, u64) {
-        let cx = Context::new(Credentials::user(0, 0, &[]).caller());
+        let cx = Context::new(TaskCredentials::user(0, 0, &[]).caller());
         let space = self.statfs(&cx, Ino::ROOT).unwrap();
         (space.files - space.files_free - 1, 0)
     }
@@ -210,19 +237,23 @@ impl Backend for Memory {
 fn clear(fs: Arc<dyn FileSystem>) {
     let (client, task) = client(fs);
     for path in ["a:/f", "a:/n", "a:/l", "a:/d/f", "a:/d/n", "a:/e/n"] {
-        let _ = client.unlink(&task, At::Cwd, path.as_bytes());
+        let _ = client.unlink(&task, WalkStart::Cwd, path.as_bytes());
     }
     for path in ["a:/n", "a:/d/n", "a:/d", "a:/e"] {
-        let _ = client.rmdir(&task, At::Cwd, path.as_bytes());
+        let _ = client.rmdir(&task, WalkStart::Cwd, path.as_bytes());
     }
     client.unmount(b"a:", false).unwrap();
 }
 
 /// The client's view of all names.
-fn view(client: &Client, task: &Task) -> Vec<String> {
+fn view(client: &DirectClient, task: &ClientTask) -> Vec<String> {
     let names = ["f", "n", "l", "d", "d/f", "d/n", "e", "e/n"];
-    let one = |name: &&str| match client.stat(task, At::Cwd, format!("a:/{name}").as_bytes(), false)
-    {
+    let one = |name: &&str| match client.stat(
+        task,
+        WalkStart::Cwd,
+        format!("a:/{name}").as_bytes(),
+        false,
+    ) {
         Ok(stat) => {
             let attr = stat.attr;
             let size = if attr.kind == defuse_fs::FileKind::Directory { 0 } else { attr.size };
@@ -233,17 +264,17 @@ fn view(client: &Client, task: &Task) -> Vec<String> {
     names.iter().map(one).collect()
 }
 
-fn rule(method: Method, action: Action) -> Rule {
-    Rule { method: Some(method), when: When::Always, action }
+fn rule(method: Method, action: FaultAction) -> FaultRule {
+    FaultRule { method: Some(method), when: FaultTrigger::Always, action }
 }
 
 /// Runs one call under a rule and returns its result. Panics if something leaks, or if the client's
 /// caches are wrong.
-fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64>) {
+fn one<F: FaultBackend>(what: &str, run: FaultCall, rules: &[FaultRule]) -> (Result<()>, Vec<u64>) {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
-    let fault = Arc::new(Fault::new(F::new(place.path()), 1));
+    let fault = Arc::new(FaultLayer::new(F::new(place.path()), 1));
     prepare(Arc::clone(&fault) as _);
-    let side = Side::new(Arc::clone(&fault) as _);
+    let side = FaultSide::new(Arc::clone(&fault) as _);
     fault.set_rules(rules);
     let result = run(&side);
     let fired = fault.fired();
@@ -251,9 +282,9 @@ fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64
     let seen = view(&side.client, &side.task);
     let (fresh, task) = client(Arc::clone(&fault) as _);
     // If the file system says that a name does not exist, the client may believe it.
-    let lies = |rule: &Rule| {
+    let lies = |rule: &FaultRule| {
         matches!(rule.method, Some(Method::Lookup | Method::Shortcut(_)))
-            && rule.action == Action::Fail(Errno::ENOENT)
+            && rule.action == FaultAction::Fail(Errno::ENOENT)
     };
     if !rules.iter().any(lies) {
         assert_eq!(
@@ -263,14 +294,16 @@ fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64
         );
     }
     fresh.unmount(b"a:", false).unwrap();
-    let Side { client, task, file, dir } = side;
+    let FaultSide { client, task, file, dir } = side;
     task.set_cwd(WorkDir::Outside(b"/".to_vec()));
     drop((file, dir));
     client.unmount(b"a:", false).unwrap_or_else(|errno| panic!("{what}: {errno}: still in use"));
     drop(client);
     clear(Arc::clone(&fault) as _);
     // A file system that was told to release something and did not is responsible itself.
-    if !rules.iter().any(|rule| gives_back(rule.method) && !matches!(rule.action, Action::Delay(_)))
+    if !rules
+        .iter()
+        .any(|rule| gives_back(rule.method) && !matches!(rule.action, FaultAction::Delay(_)))
     {
         assert_eq!(fault.inner().held(), (0, 0), "{what}: inodes and open files that are left");
     }
@@ -282,9 +315,11 @@ fn gives_back(method: Option<Method>) -> bool {
 }
 
 /// The methods that a call uses.
-fn used<F: Backend>(name: &str, run: Run) -> Vec<Method> {
-    let counting: Vec<_> =
-        Method::ALL.iter().map(|&method| rule(method, Action::Delay(Duration::ZERO))).collect();
+fn used<F: FaultBackend>(name: &str, run: FaultCall) -> Vec<Method> {
+    let counting: Vec<_> = Method::ALL
+        .iter()
+        .map(|&method| rule(method, FaultAction::Delay(Duration::ZERO)))
+        .collect();
     let (result, fired) = one::<F>(name, run, &counting);
     assert_eq!(result, Ok(()), "{name} without faults");
     let fired = Method::ALL.iter().zip(fired).filter(|(_, count)| *count > 0);
@@ -320,19 +355,19 @@ fn expected(name: &str, method: Method, errno: Errno) -> Result<()> {
         (Create, Errno::EEXIST) => Errno::EIO,
         _ => errno,
     };
-    Err(Stop::Errno(seen))
+    Err(CallError::Errno(seen))
 }
 
-fn check<F: Backend>() {
+fn check<F: FaultBackend>() {
     let mut wrong = BTreeMap::<String, Vec<String>>::new();
     let mut turn = 0;
     for &(name, run) in CALLS {
         let methods = used::<F>(name, run);
         for &method in &methods {
             turn += 1;
-            let fails = errors_of(turn).map(|errno| (Action::Fail(errno), errno));
+            let fails = errors_of(turn).map(|errno| (FaultAction::Fail(errno), errno));
             // A panic is an error of that call only.
-            for (action, errno) in fails.chain([(Action::Panic, Errno::EIO)]) {
+            for (action, errno) in fails.chain([(FaultAction::Panic, Errno::EIO)]) {
                 let what = format!("{name}, {} fails: {action:?}", method.name());
                 let (result, _) = one::<F>(&what, run, &[rule(method, action)]);
                 if expected(name, method, errno) != result {
@@ -347,7 +382,7 @@ fn check<F: Backend>() {
 
 #[test]
 fn every_error_of_memory_arrives_and_nothing_leaks() {
-    check::<Memory>();
+    check::<MemoryFileSystem>();
 }
 
 #[test]
@@ -365,9 +400,9 @@ fn every_error_of_a_passthrough_arrives_and_nothing_leaks() {
 fn a_full_table_refuses_and_files_without_a_number_are_closed() {
     const LIMIT: usize = 1100;
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
-    let fs = Arc::new(<Passthrough as Backend>::new(place.path()));
+    let fs = Arc::new(<Passthrough as FaultBackend>::new(place.path()));
     let (client, task) = client(Arc::clone(&fs) as _);
-    let table = Descriptors::new(LIMIT);
+    let table = DescriptorTable::new(LIMIT);
     let add = |number: usize| {
         let file = open(&client, &task, &format!("a:/{}", number % 7), CREATE).unwrap();
         table.insert(file, 0, FdFlags::default())
@@ -408,14 +443,14 @@ fn a_full_table_refuses_and_files_without_a_number_are_closed() {
 #[test]
 fn a_thousand_threads_on_a_failing_file_system_leave_nothing_open() {
     let place = tempfile::tempdir_in("/dev/shm").unwrap();
-    let fault = Arc::new(Fault::new(<Passthrough as Backend>::new(place.path()), 7));
+    let fault = Arc::new(FaultLayer::new(<Passthrough as FaultBackend>::new(place.path()), 7));
     prepare(Arc::clone(&fault) as _);
     let (client, task) = client(Arc::clone(&fault) as _);
     let methods = Method::ALL.iter().copied().map(Some).filter(|&method| !gives_back(method));
     let rules = methods.flat_map(|method| {
-        [Action::Fail(Errno::EDQUOT), Action::Panic].map(|action| Rule {
+        [FaultAction::Fail(Errno::EDQUOT), FaultAction::Panic].map(|action| FaultRule {
             method,
-            when: When::Chance(0.1),
+            when: FaultTrigger::Chance(0.1),
             action,
         })
     });
@@ -426,10 +461,10 @@ fn a_thousand_threads_on_a_failing_file_system_leave_nothing_open() {
         let mut room = [0; 5000];
         let read = client.pread(&task, &file, &mut room, 0)?;
         assert!(read == 5000 && room == [7; 5000], "{read} bytes");
-        client.stat(&task, At::Cwd, path.as_bytes(), true)?;
-        file.close(&task).map_err(Stop::from)
+        client.stat(&task, WalkStart::Cwd, path.as_bytes(), true)?;
+        file.close(&task).map_err(CallError::from)
     };
-    let known = [Ok(()), Err(Stop::Errno(Errno::EDQUOT)), Err(Stop::Errno(Errno::EIO))];
+    let known = [Ok(()), Err(CallError::Errno(Errno::EDQUOT)), Err(CallError::Errno(Errno::EIO))];
     let seen: Vec<_> = std::thread::scope(|scope| {
         let start = |number: usize| {
             let thread = std::thread::Builder::new().stack_size(256 << 10);
@@ -455,15 +490,20 @@ fn a_thousand_threads_on_a_failing_file_system_leave_nothing_open() {
 /// The file system said nothing at its end, so an unmount succeeded whatever it had lost.
 #[test]
 fn an_unmount_tells_that_something_could_not_be_made_durable() {
-    let fault = Arc::new(Fault::new(defuse_memory::Memory::new(Default::default()), 7));
+    let fault =
+        Arc::new(FaultLayer::new(defuse_memory::MemoryFileSystem::new(Default::default()), 7));
     let (client, _) = client(Arc::clone(&fault) as _);
     for (action, told) in [
-        (Action::Fail(Errno::ENOSPC), Err(Errno::ENOSPC)),
-        (Action::Panic, Err(Errno::EIO)),
-        (Action::Short(0), Ok(())),
+        (FaultAction::Fail(Errno::ENOSPC), Err(Errno::ENOSPC)),
+        (FaultAction::Panic, Err(Errno::EIO)),
+        (FaultAction::Short(0), Ok(())),
     ] {
-        fault.set_rules(&[Rule { method: Some(Method::Syncfs), when: When::Always, action }]);
-        client.mount(b"b:", Arc::clone(&fault) as _, &MountArgs::default()).unwrap();
+        fault.set_rules(&[FaultRule {
+            method: Some(Method::Syncfs),
+            when: FaultTrigger::Always,
+            action,
+        }]);
+        client.mount(b"b:", Arc::clone(&fault) as _, &ClientMountArgs::default()).unwrap();
         assert_eq!(client.unmount(b"b:", false), told);
         assert_eq!(client.unmount(b"b:", false), Err(Errno::EINVAL), "it is gone");
     }

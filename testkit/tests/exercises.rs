@@ -6,18 +6,18 @@
 use std::sync::Mutex;
 
 use defuse_testkit::mounted;
-use defuse_testkit::suites::{CONFIGS, Config, Suite, run};
+use defuse_testkit::suites::{CONFIGS, ConformanceSuite, StageConfig, run};
 
 /// One at a time, because both share two processors and start processes.
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn exercise(suite: Suite) {
+fn exercise(suite: ConformanceSuite) {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(reason) = mounted::why_not() {
         println!("skipped: {reason}");
         return;
     }
-    let all: Vec<&Config> = CONFIGS.iter().filter(|config| suite.runs_on(config)).collect();
+    let all: Vec<&StageConfig> = CONFIGS.iter().filter(|config| suite.runs_on(config)).collect();
     let rows = run(suite, &all, true, &mut |row| println!("{row}")).unwrap();
     for row in rows {
         assert!(row.tally.failed.is_empty(), "{row}\n{}", told(&row.tally.failed));
@@ -30,10 +30,10 @@ fn told(failed: &[(String, String)]) -> String {
 
 #[test]
 fn random_operations_on_a_file_match_a_copy_in_memory() {
-    exercise(Suite::File);
+    exercise(ConformanceSuite::File);
 }
 
 #[test]
 fn a_tree_changed_at_random_by_processes_has_one_consistent_state() {
-    exercise(Suite::Tree);
+    exercise(ConformanceSuite::Tree);
 }

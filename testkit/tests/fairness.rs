@@ -7,14 +7,14 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
-    Caller, Caps, Context, Errno, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs, Opened,
+    Caller, Caps, Context, Errno, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs, OpenReply,
     Result, delegate,
 };
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{IoUring, Session, SessionOptions};
-use defuse_memory::{Memory, Options};
-use defuse_remote::{Remote, RemoteOptions};
-use defuse_socket::{Server, ServerOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{RemoteClient, RemoteOptions};
+use defuse_socket::{ServerOptions, SocketServer};
 
 const USER: u32 = 4321;
 const OTHER: u32 = 4322;
@@ -22,8 +22,8 @@ const CALLS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Files in memory. An open of the file "waits" waits until the gate is open, as one that somebody has a lease on.
-struct Leased {
-    inner: Memory,
+struct LeasedMemory {
+    inner: MemoryFileSystem,
     waits: Ino,
     opening: AtomicUsize,
     is_open: Mutex<bool>,
@@ -31,15 +31,16 @@ struct Leased {
     blocking: bool,
 }
 
-impl Leased {
-    fn new(blocking: bool) -> Arc<Leased> {
-        let inner = Memory::new(Options { root_perm: 0o777, ..Options::default() });
+impl LeasedMemory {
+    fn new(blocking: bool) -> Arc<LeasedMemory> {
+        let inner =
+            MemoryFileSystem::new(MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() });
         let cx = context(0);
         let node = NewNode::new(FileKind::Regular, 0o666, cx.caller);
         let [waits, _] = ["waits", "free"]
             .map(|text| inner.mknod(&cx, Ino::ROOT, name(text), &node).unwrap().ino);
         let (opening, is_open, opened) = (AtomicUsize::new(0), Mutex::default(), Condvar::new());
-        Arc::new(Leased { inner, waits, opening, is_open, opened, blocking })
+        Arc::new(LeasedMemory { inner, waits, opening, is_open, opened, blocking })
     }
 
     fn let_all_go(&self) {
@@ -61,14 +62,14 @@ impl Leased {
     }
 }
 
-impl FileSystem for Leased {
+impl FileSystem for LeasedMemory {
     delegate!(to inner, except caps, open);
 
     fn caps(&self) -> Caps {
         Caps { blocking: self.blocking, ..self.inner.caps() }
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         if ino == self.waits {
             self.opening.fetch_add(1, Ordering::SeqCst);
             let mut is_open = self.is_open.lock().unwrap();
@@ -121,14 +122,15 @@ fn waiting_opens_of_one_user_leave_threads_of_a_connection_for_others() {
         return;
     }
     for blocking in [false, true] {
-        let fs = Leased::new(blocking);
+        let fs = LeasedMemory::new(blocking);
         let path = format!("@defuse-fairness-{}-{blocking}", std::process::id());
         let served = Arc::clone(&fs) as Arc<dyn FileSystem>;
         let server =
-            Arc::new(Server::bind(path.as_ref(), served, ServerOptions::default()).unwrap());
+            Arc::new(SocketServer::bind(path.as_ref(), served, ServerOptions::default()).unwrap());
         let running = Arc::clone(&server);
         let thread = std::thread::spawn(move || running.run());
-        let client = Arc::new(Remote::connect(path.as_ref(), RemoteOptions::default()).unwrap());
+        let client =
+            Arc::new(RemoteClient::connect(path.as_ref(), RemoteOptions::default()).unwrap());
         let ino = client.lookup(&context(0), Ino::ROOT, name("waits")).unwrap().ino;
         let waiting: Vec<_> = (0..CALLS)
             .map(|_| {
@@ -182,7 +184,7 @@ fn waiting_opens_of_one_user_leave_threads_of_a_mount_for_others() {
 }
 
 fn others_go_on_while_one_user_waits(workers: Option<usize>) {
-    let (fs, dir) = (Leased::new(true), tempfile::tempdir().unwrap());
+    let (fs, dir) = (LeasedMemory::new(true), tempfile::tempdir().unwrap());
     let options = MountOptions { allow_other: true, ..MountOptions::default() };
     let mounted = mount::mount(dir.path(), &options).unwrap();
     let options = SessionOptions {

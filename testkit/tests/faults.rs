@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use defuse_fs::Errno;
-use defuse_fs::layer::{Action, Fault, Method, Rule, When};
+use defuse_fs::layer::{FaultAction, FaultLayer, FaultRule, FaultTrigger, Method};
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{IoUring, Session, SessionOptions};
-use defuse_memory::Memory;
-use defuse_testkit::mounted::{self, Ext4, Mount, scratch};
+use defuse_memory::MemoryFileSystem;
+use defuse_testkit::mounted::{self, Ext4Mount, ServedMount, scratch};
 
 fn full() -> bool {
     std::env::var_os("DEFUSE_FULL").is_some()
@@ -29,7 +29,7 @@ fn passthrough(source: &Path) -> std::ffi::OsString {
 }
 
 /// A test in an empty directory.
-type Test = fn(&Path);
+type DirectoryTest = fn(&Path);
 
 /// One test, because they count the descriptors, threads and mounts of this process and compare
 /// times.
@@ -41,7 +41,7 @@ fn faults_are_survived() {
     }
     // Built first, so that no time below includes compiling.
     mounted::program().unwrap();
-    let tests: [(&str, Test); 9] = [
+    let tests: [(&str, DirectoryTest); 9] = [
         ("a killed server", a_killed_server_gives_errors_and_can_be_replaced),
         ("many mounts in this process", many_sessions_leave_nothing_behind),
         ("many mounts by the program", many_mounts_leave_nothing_behind),
@@ -74,7 +74,7 @@ fn source(place: &Path) -> PathBuf {
 
 fn a_killed_server_gives_errors_and_can_be_replaced(place: &Path) {
     let source = source(place);
-    let mut mount = Mount::new(&passthrough(&source), place, &[]).unwrap();
+    let mut mount = ServedMount::new(&passthrough(&source), place, &[]).unwrap();
     let (stop, written) = (AtomicBool::new(false), AtomicU64::new(0));
     let dir = mount.path().to_path_buf();
     let work = |number: u32| {
@@ -115,7 +115,7 @@ fn a_killed_server_gives_errors_and_can_be_replaced(place: &Path) {
         }
     });
     drop(mount);
-    let mount = Mount::new(&passthrough(&source), place, &[]).unwrap();
+    let mount = ServedMount::new(&passthrough(&source), place, &[]).unwrap();
     let kept = fs::read_dir(mount.path()).unwrap().count() as u64;
     assert!(kept >= written.load(Ordering::Relaxed) && kept > 0, "{kept} of {written:?}");
     mount.end().unwrap();
@@ -141,7 +141,10 @@ fn in_process(dir: &Path, fs: Arc<dyn defuse_fs::FileSystem>) -> Session {
 fn many_sessions_leave_nothing_behind(place: &Path) {
     let dir = place.join("mnt");
     let once = || {
-        let session = in_process(&dir, Arc::new(Memory::new(defuse_memory::Options::default())));
+        let session = in_process(
+            &dir,
+            Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default())),
+        );
         fs::write(dir.join("a"), b"content").unwrap();
         assert_eq!(fs::read(dir.join("a")).unwrap(), b"content");
         mount::unmount(&dir, false).unwrap();
@@ -161,7 +164,7 @@ fn many_mounts_leave_nothing_behind(place: &Path) {
     let before = held("self");
     for turn in 0..if full() { 1000 } else { 100 } {
         let what = if turn % 2 == 0 { passthrough(&source) } else { "memory:".into() };
-        let mount = Mount::new(&what, place, &[]).unwrap();
+        let mount = ServedMount::new(&what, place, &[]).unwrap();
         fs::write(mount.path().join("a"), b"content").unwrap();
         mount.end().unwrap();
     }
@@ -176,8 +179,8 @@ fn many_mounts_leave_nothing_behind(place: &Path) {
 fn files_removed_below_are_not_held_for_long(place: &Path) {
     const LEN: u64 = 4 << 20;
     for args in [&[][..], &["-o", "no_passthrough"]] {
-        let lower = Ext4::new(&place.join("held"), 16 << 20, 1000).unwrap();
-        let mount = Mount::new(&passthrough(lower.path()), place, args).unwrap();
+        let lower = Ext4Mount::new(&place.join("held"), 16 << 20, 1000).unwrap();
+        let mount = ServedMount::new(&passthrough(lower.path()), place, args).unwrap();
         for through_us in [true, false] {
             fs::write(lower.path().join("file"), vec![7; LEN as usize]).unwrap();
             let path = mount.path().join("file");
@@ -209,8 +212,8 @@ fn wait_for_space(dir: &Path, bytes: u64) {
 
 fn a_full_disk_below_is_reported_and_recovered_from(place: &Path) {
     for args in [&[][..], &["-o", "writeback"], &["-o", "no_passthrough"]] {
-        let lower = Ext4::new(&place.join("small"), 16 << 20, 1000).unwrap();
-        let mount = Mount::new(&passthrough(lower.path()), place, args).unwrap();
+        let lower = Ext4Mount::new(&place.join("small"), 16 << 20, 1000).unwrap();
+        let mount = ServedMount::new(&passthrough(lower.path()), place, args).unwrap();
         let mut kept = Vec::new();
         let error = (0..).find_map(|number: u32| {
             let (path, bytes) = (format!("f{number}"), vec![number as u8; 100_000]);
@@ -250,13 +253,13 @@ fn a_full_disk_below_is_reported_and_recovered_from(place: &Path) {
 
 fn errors_of_the_file_system_arrive_and_end(place: &Path) {
     let dir = place.join("mnt");
-    let memory = Memory::new(defuse_memory::Options::default());
-    let fault = Arc::new(Fault::new(memory, 1));
+    let memory = MemoryFileSystem::new(defuse_memory::MemoryOptions::default());
+    let fault = Arc::new(FaultLayer::new(memory, 1));
     let session = in_process(&dir, Arc::clone(&fault) as Arc<dyn defuse_fs::FileSystem>);
-    let rule = |method, errno| Rule {
+    let rule = |method, errno| FaultRule {
         method: Some(method),
-        when: When::Always,
-        action: Action::Fail(errno),
+        when: FaultTrigger::Always,
+        action: FaultAction::Fail(errno),
     };
     fs::write(dir.join("a"), b"content").unwrap();
     let file = File::options().read(true).write(true).open(dir.join("a")).unwrap();
@@ -269,7 +272,11 @@ fn errors_of_the_file_system_arrive_and_end(place: &Path) {
         fs::metadata(dir.join("b")).is_err()
             && fs::read_dir(&dir).unwrap().next().unwrap().is_err()
     );
-    fault.set_rules(&[Rule { method: None, when: When::Always, action: Action::Panic }]);
+    fault.set_rules(&[FaultRule {
+        method: None,
+        when: FaultTrigger::Always,
+        action: FaultAction::Panic,
+    }]);
     assert!(fs::create_dir(dir.join("d")).is_err());
     fault.set_rules(&[]);
     fs::create_dir(dir.join("d")).unwrap();
@@ -288,7 +295,7 @@ fn running_out_of_descriptors_is_survived(place: &Path) {
     (0..500).for_each(|number| fs::write(source.join(format!("f{number}")), b"content").unwrap());
     let few = ["prlimit", "--nofile=64:64"];
     for args in [&[][..], &["-o", "handles=off"]] {
-        let mount = Mount::under(&few, &passthrough(&source), place, args).unwrap();
+        let mount = ServedMount::under(&few, &passthrough(&source), place, args).unwrap();
         let mut open = Vec::new();
         let error = (0..500).find_map(|number| {
             let file = File::open(mount.path().join(format!("f{number}")));
@@ -318,14 +325,15 @@ fn running_out_of_descriptors_is_survived(place: &Path) {
 fn many_inodes_need_few_descriptors_and_little_memory(place: &Path) {
     let (dirs, per_dir) = if full() { (1000, 1000) } else { (100, 1000) };
     let files = dirs * per_dir;
-    let lower = Ext4::new(&place.join("lower"), 16 << 30, files as u64 * 11 / 10 + 5000).unwrap();
+    let lower =
+        Ext4Mount::new(&place.join("lower"), 16 << 30, files as u64 * 11 / 10 + 5000).unwrap();
     for dir in 0..dirs {
         let path = lower.path().join(format!("d{dir}"));
         fs::create_dir(&path).unwrap();
         (0..per_dir).for_each(|file| drop(File::create(path.join(format!("f{file}"))).unwrap()));
     }
     let few = ["prlimit", "--nofile=1024:1024"];
-    let mount = Mount::under(&few, &passthrough(lower.path()), place, &[]).unwrap();
+    let mount = ServedMount::under(&few, &passthrough(lower.path()), place, &[]).unwrap();
     let pid = mount.pid().to_string();
     let (before, begun) = (held(&pid), Instant::now());
     let (mut seen, mut most) = (0, 0);
@@ -354,7 +362,7 @@ fn truncating_creation_shows_the_new_size(place: &Path) {
     let source = source(place);
     for (what, args) in [(passthrough(&source), &[][..]), ("memory:".into(), &["-o", "writeback"])]
     {
-        let mount = Mount::new(&what, place, args).unwrap();
+        let mount = ServedMount::new(&what, place, args).unwrap();
         let path = mount.path().join("a");
         for turn in 0..50 {
             fs::write(&path, vec![1; 5000]).unwrap();

@@ -5,20 +5,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use defuse_block::Ram;
+use defuse_block::RamDevice;
 use defuse_fs::layer::Method;
 use defuse_fs::*;
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_uhs::Uhs;
 
 /// A frontend that notes what it is told.
 #[derive(Default)]
-struct Ear {
+struct NotificationRecorder {
     epochs: Mutex<u64>,
     inodes: Mutex<Vec<Ino>>,
 }
 
-impl Ear {
+impl NotificationRecorder {
     /// Returns, and forgets, the number of epochs and the inodes.
     fn take(&self) -> (u64, Vec<Ino>) {
         let epochs = std::mem::take(&mut *self.epochs.lock().unwrap());
@@ -26,7 +26,7 @@ impl Ear {
     }
 }
 
-impl Notify for Ear {
+impl Notify for NotificationRecorder {
     fn invalidate_inode(&self, ino: Ino, _: Option<(u64, u64)>) -> Result<()> {
         self.inodes.lock().unwrap().push(ino);
         Ok(())
@@ -54,12 +54,12 @@ impl Notify for Ear {
 }
 
 fn memory() -> Arc<dyn FileSystem> {
-    Arc::new(Memory::new(defuse_memory::Options::default()))
+    Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default()))
 }
 
 fn uhs() -> Arc<dyn FileSystem> {
-    let options = defuse_uhs::Options { commit: None, ..defuse_uhs::Options::default() };
-    let device = Arc::new(Ram::new(4096, 8192));
+    let options = defuse_uhs::UhsOptions { commit: None, ..defuse_uhs::UhsOptions::default() };
+    let device = Arc::new(RamDevice::new(4096, 8192));
     let mut random = fastrand::Rng::with_seed(1);
     Uhs::make(device.clone(), (0o1777, 0, 0), &mut random).unwrap();
     let (fs, problems) = Uhs::open(device, options, random).unwrap();
@@ -67,9 +67,9 @@ fn uhs() -> Arc<dyn FileSystem> {
     Arc::new(fs)
 }
 
-type Make = fn() -> Arc<dyn FileSystem>;
+type FileSystemMaker = fn() -> Arc<dyn FileSystem>;
 
-const EACH: [(&str, Make); 2] = [("memory", memory), ("uhs", uhs)];
+const EACH: [(&str, FileSystemMaker); 2] = [("memory", memory), ("uhs", uhs)];
 
 fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
@@ -88,11 +88,11 @@ fn node(kind: FileKind) -> NewNode<'static> {
 }
 
 /// A small tree, and three frontends: one that was the first, one that changes the tree, and one that has cached all of it.
-struct Tree {
+struct FrontendTree {
     fs: Arc<dyn FileSystem>,
-    first: (Origin, Arc<Ear>),
-    own: (Origin, Arc<Ear>),
-    other: (Origin, Arc<Ear>),
+    first: (Origin, Arc<NotificationRecorder>),
+    own: (Origin, Arc<NotificationRecorder>),
+    other: (Origin, Arc<NotificationRecorder>),
     file: Ino,
     target: Ino,
     link: Ino,
@@ -116,10 +116,10 @@ const PLACES: [(bool, &str); 11] = [
     (true, "link"),
 ];
 
-impl Tree {
-    fn new(fs: Arc<dyn FileSystem>) -> Tree {
+impl FrontendTree {
+    fn new(fs: Arc<dyn FileSystem>) -> FrontendTree {
         let attach = || {
-            let (origin, ear) = (Origin::new(), Arc::new(Ear::default()));
+            let (origin, ear) = (Origin::new(), Arc::new(NotificationRecorder::default()));
             fs.attached(origin, ear.clone());
             (origin, ear)
         };
@@ -136,7 +136,7 @@ impl Tree {
         let inner = make(dir, "inner", FileKind::Regular);
         let symlink = node(FileKind::Symlink);
         let link = fs.symlink(cx, Ino::ROOT, name("link"), b"file", &symlink).unwrap().ino;
-        let tree = Tree { fs, first, own, other, file, target, link, dir, inner, empty };
+        let tree = FrontendTree { fs, first, own, other, file, target, link, dir, inner, empty };
         write(&tree, tree.file, 0, &[1; 9000]).unwrap();
         for ino in [tree.file, tree.dir] {
             tree.fs.setxattr(cx, ino, xattr("user.old"), b"1", Default::default()).unwrap();
@@ -168,15 +168,15 @@ impl Tree {
     }
 }
 
-fn write(tree: &Tree, ino: Ino, offset: u64, bytes: &[u8]) -> Result<usize> {
+fn write(tree: &FrontendTree, ino: Ino, offset: u64, bytes: &[u8]) -> Result<usize> {
     let args = WriteArgs { offset, ..WriteArgs::default() };
     let mut source = SliceSource::new(bytes);
     tree.fs.write(&cx(tree.own.0), tree.open(ino), args, &mut WriteBuf::new(&mut source))
 }
 
-struct NoNames;
+struct NoEntrySink;
 
-impl DirSink for NoNames {
+impl DirSink for NoEntrySink {
     fn wants_entries(&self) -> bool {
         true
     }
@@ -189,20 +189,20 @@ impl DirSink for NoNames {
 }
 
 /// An operation of the first frontend.
-type Change = Box<dyn Fn(&Tree, &Context<'_>)>;
+type FrontendChange = Box<dyn Fn(&FrontendTree, &Context<'_>)>;
 
-fn change(run: impl Fn(&Tree, &Context<'_>) + 'static) -> Change {
+fn change(run: impl Fn(&FrontendTree, &Context<'_>) + 'static) -> FrontendChange {
     Box::new(run)
 }
 
-fn rename(from: (bool, &'static str), to: (bool, &'static str), flags: u32) -> Change {
+fn rename(from: (bool, &'static str), to: (bool, &'static str), flags: u32) -> FrontendChange {
     change(move |tree, cx| {
         let place = |(inner, text)| (if inner { tree.dir } else { Ino::ROOT }, name(text));
         tree.fs.rename(cx, place(from), place(to), RenameFlags(flags)).unwrap();
     })
 }
 
-fn set(set: impl Fn(&Tree) -> (Ino, SetAttr) + 'static) -> Change {
+fn set(set: impl Fn(&FrontendTree) -> (Ino, SetAttr) + 'static) -> FrontendChange {
     change(move |tree, cx| {
         let (ino, set) = set(tree);
         tree.fs.setattr(cx, ino, None, &set).unwrap();
@@ -210,7 +210,7 @@ fn set(set: impl Fn(&Tree) -> (Ino, SetAttr) + 'static) -> Change {
 }
 
 /// Operations of a method, and whether they must change something. Exhaustive, so that a new method is looked at.
-fn operations(method: Method) -> (bool, Vec<Change>) {
+fn operations(method: Method) -> (bool, Vec<FrontendChange>) {
     let regular = || node(FileKind::Regular);
     let changes = match method {
         Method::Mknod => vec![change(move |tree, cx| {
@@ -293,7 +293,7 @@ fn operations(method: Method) -> (bool, Vec<Change>) {
             let opened = tree.fs.opendir(cx, tree.dir, OpenFlags::default()).unwrap();
             assert!(!opened.cache_dir);
             let dir = File { ino: tree.dir, fh: opened.fh };
-            tree.fs.readdir(cx, dir, 0, &mut DirBuf::new(&mut NoNames)).unwrap();
+            tree.fs.readdir(cx, dir, 0, &mut DirBuf::new(&mut NoEntrySink)).unwrap();
         })],
         // These change nothing, or not always.
         Method::Readlink => {
@@ -355,7 +355,7 @@ fn every_method_tells_the_other_frontends_what_it_changes_and_not_its_own() {
             let (changes, operations) = operations(*method);
             for (number, operation) in operations.iter().enumerate() {
                 let case = format!("{what}: {}, {number}", method.name());
-                let tree = Tree::new(make());
+                let tree = FrontendTree::new(make());
                 let before = tree.look(tree.other.0);
                 assert_eq!(tree.look(tree.own.0), before, "{case}");
                 for (_, ear) in [&tree.first, &tree.own, &tree.other] {
@@ -384,7 +384,7 @@ fn every_method_tells_the_other_frontends_what_it_changes_and_not_its_own() {
 }
 
 /// Changes a name for no frontend.
-fn operation_of_nobody(tree: &Tree) {
+fn operation_of_nobody(tree: &FrontendTree) {
     let made = tree.fs.mknod(&cx(Origin::NONE), Ino::ROOT, name("last"), &node(FileKind::Fifo));
     made.unwrap();
 }
@@ -392,7 +392,7 @@ fn operation_of_nobody(tree: &Tree) {
 #[test]
 fn an_operation_that_fails_before_it_changes_anything_drops_no_names() {
     for (what, make) in EACH {
-        let tree = Tree::new(make());
+        let tree = FrontendTree::new(make());
         tree.look(tree.other.0);
         tree.other.1.take();
         let cx = cx(tree.own.0);
@@ -409,7 +409,7 @@ fn an_operation_that_fails_before_it_changes_anything_drops_no_names() {
 #[test]
 fn only_getattr_answers_with_attributes_that_stay_valid_beside_other_frontends() {
     for (what, make) in EACH {
-        let tree = Tree::new(make());
+        let tree = FrontendTree::new(make());
         let (fs, cx) = (&tree.fs, cx(tree.other.0));
         let entries = [
             fs.lookup(&cx, Ino::ROOT, name("file")).unwrap(),
@@ -435,7 +435,7 @@ fn only_getattr_answers_with_attributes_that_stay_valid_beside_other_frontends()
 #[test]
 fn an_acl_that_was_read_is_told_like_attributes() {
     for (what, make) in EACH {
-        let tree = Tree::new(make());
+        let tree = FrontendTree::new(make());
         let acl = xattr("system.posix_acl_access");
         assert!(tree.fs.getxattr(&cx(tree.other.0), tree.file, acl, 100).is_err());
         tree.other.1.take();
@@ -449,7 +449,7 @@ fn an_acl_that_was_read_is_told_like_attributes() {
 #[test]
 fn a_frontend_that_was_given_a_name_or_its_absence_is_told_of_the_next_change() {
     for (what, make) in EACH {
-        let tree = Tree::new(make());
+        let tree = FrontendTree::new(make());
         for text in ["file", "new"] {
             let found = tree.fs.lookup(&cx(tree.other.0), Ino::ROOT, name(text));
             assert_eq!(found.is_ok(), text == "file");
@@ -460,7 +460,7 @@ fn a_frontend_that_was_given_a_name_or_its_absence_is_told_of_the_next_change() 
     }
 }
 
-fn operation_of_nobody_at(tree: &Tree, text: &str) {
+fn operation_of_nobody_at(tree: &FrontendTree, text: &str) {
     let cx = cx(Origin::NONE);
     match text {
         "new" => drop(tree.fs.mknod(&cx, Ino::ROOT, name(text), &node(FileKind::Fifo)).unwrap()),
@@ -469,7 +469,7 @@ fn operation_of_nobody_at(tree: &Tree, text: &str) {
 }
 
 /// A frontend that caches as the kernel does: an answer is valid if nothing was dropped since its request.
-struct Mirror {
+struct CachingFrontend {
     origin: Origin,
     fs: Arc<dyn FileSystem>,
     epoch: AtomicU64,
@@ -482,9 +482,9 @@ struct Mirror {
 
 const WATCHED: &str = "watched";
 
-impl Mirror {
-    fn new(fs: &Arc<dyn FileSystem>) -> Arc<Mirror> {
-        let mirror = Arc::new(Mirror {
+impl CachingFrontend {
+    fn new(fs: &Arc<dyn FileSystem>) -> Arc<CachingFrontend> {
+        let mirror = Arc::new(CachingFrontend {
             origin: Origin::new(),
             fs: Arc::clone(fs),
             epoch: AtomicU64::new(0),
@@ -492,7 +492,7 @@ impl Mirror {
             name: Mutex::default(),
             perm: Mutex::default(),
         });
-        fs.attached(mirror.origin, Arc::new(OfMirror(Arc::clone(&mirror))));
+        fs.attached(mirror.origin, Arc::new(CachingNotify(Arc::clone(&mirror))));
         mirror
     }
 
@@ -522,9 +522,9 @@ impl Mirror {
     }
 }
 
-struct OfMirror(Arc<Mirror>);
+struct CachingNotify(Arc<CachingFrontend>);
 
-impl Notify for OfMirror {
+impl Notify for CachingNotify {
     fn invalidate_inode(&self, _: Ino, _: Option<(u64, u64)>) -> Result<()> {
         self.0.version.fetch_add(1, SeqCst);
         Ok(())
@@ -558,7 +558,7 @@ fn a_frontend_whose_answers_are_under_way_during_a_change_never_shows_old_names_
         fs.attached(Origin::new(), Arc::new(NoNotify));
         let own = cx(Origin::new());
         fs.attached(own.origin, Arc::new(NoNotify));
-        let mirrors = [(); 2].map(|()| Mirror::new(&fs));
+        let mirrors = [(); 2].map(|()| CachingFrontend::new(&fs));
         let file = fs.mknod(&own, Ino::ROOT, name("file"), &node(FileKind::Regular)).unwrap().ino;
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -599,13 +599,13 @@ fn a_frontend_whose_answers_are_under_way_during_a_change_never_shows_old_names_
 }
 
 /// A listing that stops at the entry `at`, where the file system holds a lock for reading.
-struct Paused<'a> {
+struct PausedListing<'a> {
     at: Ino,
     reached: &'a AtomicBool,
     goes_on: &'a AtomicBool,
 }
 
-impl DirSink for Paused<'_> {
+impl DirSink for PausedListing<'_> {
     fn wants_entries(&self) -> bool {
         false
     }
@@ -637,7 +637,7 @@ fn becomes(mut is_true: impl FnMut() -> bool) -> bool {
 /// While `change` waits for a listing of `tree.dir` and `look` waits for `change`, repeats `other`, until the frontend that
 /// looks is told something.
 fn is_told_while_it_looks(
-    tree: &Tree,
+    tree: &FrontendTree,
     change: impl FnOnce() + Send,
     look: impl FnOnce(&Context<'_>) + Send,
     other: impl Fn(),
@@ -649,7 +649,7 @@ fn is_told_while_it_looks(
         scope.spawn(move || {
             let cx = cx(Origin::NONE);
             let fh = tree.fs.opendir(&cx, tree.dir, OpenFlags::default()).unwrap().fh;
-            let mut sink = Paused { at: tree.inner, reached, goes_on };
+            let mut sink = PausedListing { at: tree.inner, reached, goes_on };
             let dir = File { ino: tree.dir, fh };
             tree.fs.readdir(&cx, dir, 0, &mut DirBuf::new(&mut sink)).unwrap();
         });
@@ -675,7 +675,7 @@ fn is_told_while_it_looks(
 /// A mark after the reading would come too late for a change that happens between them.
 #[test]
 fn names_are_marked_before_they_are_read() {
-    let tree = Tree::new(memory());
+    let tree = FrontendTree::new(memory());
     let change = || {
         let made = tree.fs.mknod(&cx(Origin::NONE), tree.dir, name("x"), &node(FileKind::Fifo));
         made.unwrap();
@@ -691,7 +691,7 @@ fn names_are_marked_before_they_are_read() {
 
 #[test]
 fn attributes_are_marked_before_they_are_read() {
-    let tree = Tree::new(uhs());
+    let tree = FrontendTree::new(uhs());
     let change = || {
         let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
         tree.fs.setattr(&cx(Origin::NONE), tree.inner, None, &set).unwrap();

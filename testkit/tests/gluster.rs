@@ -10,16 +10,18 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart, WorkDir,
+};
 use defuse_fs::{
     Caller, Completion, Context, Errno, File, FileKind, FileSystem, Ino, Io, IoOp, Name, NewNode,
     NoNotify, OpenArgs, OpenFlags, Origin, ReadSink, ReleaseArgs, RenameFlags, SetAttr,
     SliceSource, WriteArgs, WriteBuf, WriteSource,
 };
 use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, why_not};
-use defuse_testkit::mounted::{self, Mount, program};
+use defuse_testkit::mounted::{self, ServedMount, program};
 use defuse_testkit::posix;
-use defuse_testkit::suites::{self, Suite, exclusions, exercise};
+use defuse_testkit::suites::{self, ConformanceSuite, exclusions, exercise};
 
 /// The only test with servers, because the POSIX cases must be alone in their process.
 #[test]
@@ -29,7 +31,7 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
         return;
     }
     let others = mounted::scratch().unwrap();
-    let others = Mount::new("memory:".as_ref(), others.path(), &[]).unwrap();
+    let others = ServedMount::new("memory:".as_ref(), others.path(), &[]).unwrap();
     let servers = timed("start", || GlusterServers::start().unwrap());
     servers_keep_no_mount_of_others(&servers, &others);
     for volume in ["dist", "repl"] {
@@ -77,8 +79,9 @@ fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
         return;
     }
     // The other test has the POSIX cases on our mounts.
-    let is_apart = |suite, name: &str| suite == Suite::Posix && !name.starts_with("native-");
-    for (_, suite) in Suite::ALL {
+    let is_apart =
+        |suite, name: &str| suite == ConformanceSuite::Posix && !name.starts_with("native-");
+    for (_, suite) in ConformanceSuite::ALL {
         if let Err(error) = suite.install() {
             println!("skipped: {}: {error:#}", suite.name());
             continue;
@@ -101,7 +104,7 @@ fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
 }
 
 /// A test that ended a mount waited for the end of the servers of another one.
-fn servers_keep_no_mount_of_others(servers: &GlusterServers, mount: &Mount) {
+fn servers_keep_no_mount_of_others(servers: &GlusterServers, mount: &ServedMount) {
     let mounts = servers.within("cat".as_ref()).arg("/proc/self/mountinfo").output().unwrap();
     let place = mount.path().to_str().unwrap();
     let has_it = |mounts: &str| mounts.lines().any(|line| line.contains(place));
@@ -109,11 +112,11 @@ fn servers_keep_no_mount_of_others(servers: &GlusterServers, mount: &Mount) {
     assert!(mounts.status.success() && !has_it(&String::from_utf8_lossy(&mounts.stdout)));
 }
 
-fn mount(servers: &GlusterServers, volume: &str, place: &Path) -> Mount {
+fn mount(servers: &GlusterServers, volume: &str, place: &Path) -> ServedMount {
     let inside = servers.inside();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{HOST}/{volume}");
-    Mount::under(&inside, source.as_ref(), place, &[]).unwrap()
+    ServedMount::under(&inside, source.as_ref(), place, &[]).unwrap()
 }
 
 /// Cases with many names, which take half of the time and differ little between the kinds of volumes.
@@ -128,17 +131,18 @@ const MANY_NAMES: [&str; 5] = [
 fn posix_cases(dir: &Path, volume: &str) {
     let is_full = std::env::var_os("DEFUSE_FULL").is_some();
     let config = format!("gluster-{volume}");
-    let left_out = |case: &str| match exclusions::hangs(Suite::Posix, &config, case) {
+    let left_out = |case: &str| match exclusions::hangs(ConformanceSuite::Posix, &config, case) {
         Some(reason) => Some(reason),
         None if is_full || volume == "dist" || !MANY_NAMES.contains(&case) => None,
         None => Some("it runs on the distributed volume"),
     };
     let report = posix::run_except(dir, "", &left_out);
     let failed = report.failed();
-    let is_new = |case: &&&str| exclusions::reason(Suite::Posix, &config, case).is_none();
+    let is_new =
+        |case: &&&str| exclusions::reason(ConformanceSuite::Posix, &config, case).is_none();
     let unexpected: Vec<_> = failed.iter().filter(is_new).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}\n{report}");
-    let outdated = exclusions::outdated(Suite::Posix, &config, &failed);
+    let outdated = exclusions::outdated(ConformanceSuite::Posix, &config, &failed);
     assert!(outdated.is_empty(), "these pass: {outdated:?}");
     let (passed, _, skipped) = report.counts();
     assert!(passed >= 170, "only {passed} passed and {skipped} skipped");
@@ -193,7 +197,7 @@ fn sqlite_commits(dir: &Path) {
     assert_eq!(shell(dir, script), "ok\n500\n");
 }
 
-fn the_last_write_survives_an_unmount(mount: Mount) {
+fn the_last_write_survives_an_unmount(mount: ServedMount) {
     let bytes = vec![7; 16 << 20];
     fs::write(mount.path().join("last"), &bytes).unwrap();
     mount.end().unwrap();
@@ -237,7 +241,7 @@ fn the_last_write_is_there(dir: &Path) {
 
 fn a_killed_daemon_frees_its_locks_and_keeps_synced_data(
     servers: &GlusterServers,
-    mut first: Mount,
+    mut first: ServedMount,
     volume: &str,
 ) {
     let file = fs::File::create(first.path().join("locked")).unwrap();
@@ -280,13 +284,13 @@ fn two_clients_see_each_other(servers: &GlusterServers) {
             ..Default::default()
         },
     );
-    let client = Arc::new(Client::new(defuse_direct::Options::default()));
-    client.mount(b"g:", Arc::new(fs.unwrap()), &MountArgs::default()).unwrap();
-    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+    let client = Arc::new(DirectClient::new(defuse_direct::ClientOptions::default()));
+    client.mount(b"g:", Arc::new(fs.unwrap()), &ClientMountArgs::default()).unwrap();
+    let task = ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
 
     let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
-    let how = How { flags, mode: 0o600, ..How::default() };
-    let file = client.open(&task, At::Cwd, b"g:/shared", how).unwrap();
+    let how = OpenHow { flags, mode: 0o600, ..OpenHow::default() };
+    let file = client.open(&task, WalkStart::Cwd, b"g:/shared", how).unwrap();
     // Close-to-open consistency: the other client opens after the write, also of a small file.
     for round in 0..40_u8 {
         let len = if round < 20 { 40 } else { 70_000 };
@@ -300,9 +304,9 @@ fn two_clients_see_each_other(servers: &GlusterServers) {
     file.close(&task).unwrap();
     drop(file);
     fs::rename(mount.path().join("shared"), mount.path().join("moved")).unwrap();
-    let plain = How { flags: 0, ..How::default() };
-    assert!(client.open(&task, At::Cwd, b"g:/shared", plain).is_err());
-    let file = client.open(&task, At::Cwd, b"g:/moved", plain).unwrap();
+    let plain = OpenHow { flags: 0, ..OpenHow::default() };
+    assert!(client.open(&task, WalkStart::Cwd, b"g:/shared", plain).is_err());
+    let file = client.open(&task, WalkStart::Cwd, b"g:/moved", plain).unwrap();
     fs::remove_file(mount.path().join("moved")).unwrap();
     let mut read = [0; 4];
     assert_eq!(client.pread(&task, &file, &mut read, 100).unwrap(), 4);
@@ -333,12 +337,12 @@ fn a_write_for_another_user_drops_set_user_id(servers: &GlusterServers) {
     let submit = |_: &Context<'_>, file, kill_suidgid| {
         let (send, answer) = std::sync::mpsc::channel();
         let args = WriteArgs { flags, kill_suidgid, ..WriteArgs::default() };
-        let done = Box::new(Written { source: SliceSource::new(b"x"), send });
+        let done = Box::new(ByteWrite { source: SliceSource::new(b"x"), send });
         let op = IoOp::Write { file, args, len: 1 };
         fs.submit(Io::new(op, other.caller, 1, Arc::default(), done));
         answer.recv().unwrap().unwrap();
     };
-    for way in [&write as &Way<'_>, &submit] {
+    for way in [&write as &WriteMethod<'_>, &submit] {
         // The second time, the file was seen without the bits before.
         for _ in 0..2 {
             let set = SetAttr { perm: Some(0o6777), ..SetAttr::default() };
@@ -483,7 +487,7 @@ fn a_file_that_is_closed_answers_its_writes_in_flight(servers: &GlusterServers) 
         for offset in 0..WRITES as u64 {
             let args = WriteArgs { flags, offset, ..WriteArgs::default() };
             let send = send.clone();
-            let done = Box::new(Written { source: SliceSource::new(b"x"), send });
+            let done = Box::new(ByteWrite { source: SliceSource::new(b"x"), send });
             let op = IoOp::Write { file, args, len: 1 };
             fs.submit(Io::new(op, root.caller, 1, Arc::default(), done));
         }
@@ -498,15 +502,15 @@ fn a_file_that_is_closed_answers_its_writes_in_flight(servers: &GlusterServers) 
 }
 
 /// A function that writes to an open file for a caller, with or without a request to drop set-user-id.
-type Way<'a> = dyn Fn(&Context<'_>, File, bool) + 'a;
+type WriteMethod<'a> = dyn Fn(&Context<'_>, File, bool) + 'a;
 
 /// One byte to write, and the receiver of the result.
-struct Written {
+struct ByteWrite {
     source: SliceSource<'static>,
     send: std::sync::mpsc::Sender<defuse_fs::Result<usize>>,
 }
 
-impl Completion for Written {
+impl Completion for ByteWrite {
     fn sink(&mut self) -> &mut dyn ReadSink {
         unreachable!("nothing is read")
     }
@@ -588,7 +592,7 @@ fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
 }
 
 /// Looks at files again when answers that are kept for a second are old, and counts requests.
-fn names_and_attributes_are_kept(mount: &Mount, dir: &Path) -> bool {
+fn names_and_attributes_are_kept(mount: &ServedMount, dir: &Path) -> bool {
     let dir = tempfile::tempdir_in(dir).unwrap();
     let look = || {
         for number in 0..40 {
@@ -671,22 +675,23 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     };
     let volume = defuse_gluster::Gluster::connect(&format!("//{HOST}/repl"), &options).unwrap();
     let volume: Arc<dyn FileSystem> = Arc::new(volume);
-    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+    let task = ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     let clients = [(); 2].map(|()| {
-        let client = Arc::new(Client::new(defuse_direct::Options::default()));
-        client.mount(b"g:", Arc::clone(&volume), &MountArgs::default()).unwrap();
+        let client = Arc::new(DirectClient::new(defuse_direct::ClientOptions::default()));
+        client.mount(b"g:", Arc::clone(&volume), &ClientMountArgs::default()).unwrap();
         client
     });
     let path = |name: &str| format!("g:/kept-here/{name}").into_bytes();
-    let stat = |client: &Client, name: &str| client.stat(&task, At::Cwd, &path(name), true);
+    let stat =
+        |client: &DirectClient, name: &str| client.stat(&task, WalkStart::Cwd, &path(name), true);
     let given = || {
         let figures = volume.figures();
         figures.iter().find(|figure| figure.name == "answers_given").unwrap().value
     };
 
     until("attributes of listed files are answers", || {
-        let how = How { flags: libc::O_DIRECTORY as u32, ..How::default() };
-        let dir = clients[0].open(&task, At::Cwd, b"g:/kept-here", how).unwrap();
+        let how = OpenHow { flags: libc::O_DIRECTORY as u32, ..OpenHow::default() };
+        let dir = clients[0].open(&task, WalkStart::Cwd, b"g:/kept-here", how).unwrap();
         let before = given();
         assert_eq!(clients[0].read_dir(&task, &dir).unwrap().len(), names.len() + 2);
         names.iter().for_each(|name| assert_eq!(stat(&clients[1], name).unwrap().attr.size, 1));
@@ -696,24 +701,26 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     });
 
     // Each sees what the other has changed.
-    let how = How { flags: libc::O_WRONLY as u32, ..How::default() };
+    let how = OpenHow { flags: libc::O_WRONLY as u32, ..OpenHow::default() };
     for (number, name) in names.iter().take(60).enumerate() {
         let [one, other] = [&clients[number % 2], &clients[(number + 1) % 2]];
         stat(one, name).unwrap();
         let new = format!("{name}.new");
         match number % 6 {
-            0 => one.unlink(&task, At::Cwd, &path(name)).unwrap(),
-            1 => one.chmod(&task, At::Cwd, &path(name), 0o600, true).unwrap(),
+            0 => one.unlink(&task, WalkStart::Cwd, &path(name)).unwrap(),
+            1 => one.chmod(&task, WalkStart::Cwd, &path(name), 0o600, true).unwrap(),
             2 => {
-                let file = one.open(&task, At::Cwd, &path(name), how).unwrap();
+                let file = one.open(&task, WalkStart::Cwd, &path(name), how).unwrap();
                 assert_eq!(one.pwrite(&task, &file, b"longer", 0).unwrap(), 6);
             }
-            3 => one.link(&task, (At::Cwd, &path(name)), (At::Cwd, &path(&new)), false).unwrap(),
-            4 => one.truncate(&task, At::Cwd, &path(name), 9).unwrap(),
+            3 => one
+                .link(&task, (WalkStart::Cwd, &path(name)), (WalkStart::Cwd, &path(&new)), false)
+                .unwrap(),
+            4 => one.truncate(&task, WalkStart::Cwd, &path(name), 9).unwrap(),
             _ => {
                 let (from, to) = (path(name), path(&new));
                 let flags = defuse_fs::RenameFlags::default();
-                one.rename(&task, (At::Cwd, &from), (At::Cwd, &to), flags).unwrap();
+                one.rename(&task, (WalkStart::Cwd, &from), (WalkStart::Cwd, &to), flags).unwrap();
             }
         }
         let seen = stat(other, name).map(|stat| stat.attr);
@@ -738,8 +745,8 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
 
     // That a file lacks an attribute is kept, until another client gives it one.
     let [asked, capable] = [&names[102], &names[103]];
-    let value = |client: &Client, name: &str, attribute: &[u8]| {
-        client.getxattr(&task, (At::Cwd, &path(name), true), attribute, 100).map(drop)
+    let value = |client: &DirectClient, name: &str, attribute: &[u8]| {
+        client.getxattr(&task, (WalkStart::Cwd, &path(name), true), attribute, 100).map(drop)
     };
     for attribute in [&b"system.posix_acl_default"[..], b"system.posix_acl_access"] {
         stat(&clients[0], asked).unwrap();
@@ -760,11 +767,12 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     until("a capability", || value(&clients[1], capable, CAPABILITY).is_ok());
 
     // A name is not kept for a user who may not search the directory.
-    clients[0].chmod(&task, At::Cwd, b"g:/kept-here", 0o700, true).unwrap();
-    let user = Task::new(Credentials::user(4321, 4321, &[]), WorkDir::Outside(b"/".to_vec()));
+    clients[0].chmod(&task, WalkStart::Cwd, b"g:/kept-here", 0o700, true).unwrap();
+    let user =
+        ClientTask::new(TaskCredentials::user(4321, 4321, &[]), WorkDir::Outside(b"/".to_vec()));
     let name = Name::new(names[200].as_bytes()).unwrap();
     stat(&clients[0], &names[200]).unwrap();
-    assert!(clients[1].stat(&user, At::Cwd, &path(&names[200]), true).is_err());
+    assert!(clients[1].stat(&user, WalkStart::Cwd, &path(&names[200]), true).is_err());
     let [root, other] = [0, 4321].map(|id| Context::new(Caller { uid: id, gid: id, pid: 0 }));
     let dir = volume.lookup(&root, Ino::ROOT, Name::new(b"kept-here").unwrap()).unwrap().ino;
     assert!(volume.lookup(&root, dir, name).is_ok() && volume.lookup(&other, dir, name).is_err());
@@ -803,7 +811,7 @@ fn a_program_of_a_run_sees_what_its_children_change(servers: &GlusterServers) {
 }
 
 /// Number of requests of these kinds so far.
-fn requests(mount: &Mount, kinds: &[&str]) -> u64 {
+fn requests(mount: &ServedMount, kinds: &[&str]) -> u64 {
     let mut stat = Command::new(program().unwrap());
     let place = mount.path().parent().unwrap();
     stat.args(["stat", "--json"]).arg(mount.path()).env("DEFUSE_RUNTIME_DIR", place.join("run"));
@@ -843,7 +851,7 @@ fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &GlusterServers)
     let source = format!("gluster:{}", file.display());
     let inside = servers.inside();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
-    let mount = || Mount::under(&inside, source.as_ref(), place.path(), &[]);
+    let mount = || ServedMount::under(&inside, source.as_ref(), place.path(), &[]);
     let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
     mode(0o666);
     let error = format!("{:#}", mount().map(drop).unwrap_err());

@@ -9,9 +9,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use clients::{Client, Counts, Episode};
+use clients::{ClientEpisode, ComparedClient, EpisodeCounts};
 use defuse_testkit::gluster::{GlusterServers, HOST, why_not};
-use defuse_testkit::mounted::{self, Mount, program};
+use defuse_testkit::mounted::{self, ServedMount, program};
 use tempfile::TempDir;
 
 /// The promise: a change by another client is seen within a second, by a message of the servers or because answers are
@@ -39,10 +39,10 @@ fn changes_by_other_clients_are_seen_within_a_second() {
         let mounts = [mount(&servers, "repl"), mount(&servers, "repl")];
         let native = native(&servers, "repl");
         let clients = [
-            Client::mounted("one", mounts[0].path(), PROMISE),
-            Client::mounted("other", mounts[1].path(), PROMISE),
+            ComparedClient::mounted("one", mounts[0].path(), PROMISE),
+            ComparedClient::mounted("other", mounts[1].path(), PROMISE),
             run(&servers, "repl"),
-            Client::mounted("native", native.path(), Duration::ZERO),
+            ComparedClient::mounted("native", native.path(), Duration::ZERO),
         ];
         work("all clients, with messages of the servers", &clients, count / 2);
         work("two mounts, with messages of the servers", &clients[..2], count / 4);
@@ -52,18 +52,19 @@ fn changes_by_other_clients_are_seen_within_a_second() {
     let mounts = [mount(&servers, "dist"), mount(&servers, "dist")];
     let native = native(&servers, "dist");
     let clients = [
-        Client::mounted("one", mounts[0].path(), PROMISE),
-        Client::mounted("other", mounts[1].path(), PROMISE),
-        Client::mounted("native", native.path(), Duration::ZERO),
+        ComparedClient::mounted("one", mounts[0].path(), PROMISE),
+        ComparedClient::mounted("other", mounts[1].path(), PROMISE),
+        ComparedClient::mounted("native", native.path(), Duration::ZERO),
     ];
     work("all mounts, without messages", &clients, count / 4);
 }
 
 /// Runs episodes with this number of operations. `DEFUSE_SEED` is the seed of the first one.
-fn work(what: &str, clients: &[Client], operations: u64) {
+fn work(what: &str, clients: &[ComparedClient], operations: u64) {
     let named = std::env::var("DEFUSE_SEED").ok().and_then(|text| text.parse().ok());
     let seed = AtomicU64::new(named.unwrap_or_else(|| fastrand::u64(..1 << 40)));
-    let (begun, counts, failed) = (Instant::now(), Counts::default(), AtomicBool::new(false));
+    let (begun, counts, failed) =
+        (Instant::now(), EpisodeCounts::default(), AtomicBool::new(false));
     println!("{what}: the first seed is {}", seed.load(Ordering::Relaxed));
     let errors = Mutex::new(Vec::new());
     let done = || {
@@ -73,7 +74,7 @@ fn work(what: &str, clients: &[Client], operations: u64) {
     let lane = || {
         while !done() {
             let seed = seed.fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = Episode::run(clients, &counts, seed) {
+            if let Err(error) = ClientEpisode::run(clients, &counts, seed) {
                 failed.store(true, Ordering::Relaxed);
                 errors.lock().unwrap().push(error);
             }
@@ -94,7 +95,7 @@ fn work(what: &str, clients: &[Client], operations: u64) {
 }
 
 /// A mount asks libgfapi for messages of the servers, because its callback is dear. It asked 25 times a second for ever.
-fn an_idle_mount_wakes_seldom(mount: &Mount) {
+fn an_idle_mount_wakes_seldom(mount: &ServedMount) {
     const SECONDS: u64 = 2;
     let wakes = || -> u64 {
         let threads = fs::read_dir(format!("/proc/{}/task", mount.pid())).unwrap();
@@ -118,44 +119,44 @@ fn an_idle_mount_wakes_seldom(mount: &Mount) {
 }
 
 /// A mount in a directory of its own.
-struct Placed {
-    mount: Option<Mount>,
+struct PlacedMount {
+    mount: Option<ServedMount>,
     _place: TempDir,
 }
 
-impl Placed {
+impl PlacedMount {
     fn path(&self) -> &Path {
         self.mount.as_ref().unwrap().path()
     }
 }
 
-impl Drop for Placed {
+impl Drop for PlacedMount {
     fn drop(&mut self) {
         self.mount.take().unwrap().end().unwrap();
     }
 }
 
-fn mount(servers: &GlusterServers, volume: &str) -> Placed {
+fn mount(servers: &GlusterServers, volume: &str) -> PlacedMount {
     let place = mounted::scratch().unwrap();
     let inside = servers.inside();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{HOST}/{volume}");
-    let mount = Mount::under(&inside, source.as_ref(), place.path(), &[]).unwrap();
-    Placed { mount: Some(mount), _place: place }
+    let mount = ServedMount::under(&inside, source.as_ref(), place.path(), &[]).unwrap();
+    PlacedMount { mount: Some(mount), _place: place }
 }
 
 /// A program under `defuse run`.
-fn run(servers: &GlusterServers, volume: &str) -> Client {
+fn run(servers: &GlusterServers, volume: &str) -> ComparedClient {
     const DIR: &str = "/defuse-clients";
     let mut command = servers.command(program().unwrap());
     let mount = format!("{DIR}=gluster://{HOST}/{volume}");
     command.args(["run", "--mount", &mount, "--", env!("CARGO_BIN_EXE_file_agent")]);
-    Client::program("run", Path::new(DIR), PROMISE, command)
+    ComparedClient::program("run", Path::new(DIR), PROMISE, command)
 }
 
 /// A mount by GlusterFS's own client, which keeps nothing, as a witness of what the servers have. Like ours, it closes
 /// files when the servers have the data.
-fn native(servers: &GlusterServers, volume: &str) -> Placed {
+fn native(servers: &GlusterServers, volume: &str) -> PlacedMount {
     const OPTIONS: [&str; 9] = [
         "--attribute-timeout=0",
         "--entry-timeout=0",
@@ -168,6 +169,6 @@ fn native(servers: &GlusterServers, volume: &str) -> Placed {
         "--xlator-option=*-md-cache.md-cache-timeout=0",
     ];
     let place = mounted::scratch().unwrap();
-    let mount = Mount::native(servers, (HOST, volume), place.path(), &OPTIONS).unwrap();
-    Placed { mount: Some(mount), _place: place }
+    let mount = ServedMount::native(servers, (HOST, volume), place.path(), &OPTIONS).unwrap();
+    PlacedMount { mount: Some(mount), _place: place }
 }

@@ -11,8 +11,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use cluster::{
-    Callers, HANGS, LONG, Load, PING, Written, heal_until, heals, memory, mount, native, ticks,
-    timed, until,
+    CallerThreads, HANGS, LONG, PING, WriterLoad, WriterResult, heal_until, heals, memory, mount,
+    native, ticks, timed, until,
 };
 use defuse_testkit::cluster::GlusterCluster;
 use defuse_testkit::gluster::{VolumeSetup, why_not};
@@ -77,7 +77,7 @@ fn names(what: &str) -> impl Iterator<Item = String> {
 }
 
 /// Writers have had no error and no hang, and everything that they know to be durable is there.
-fn all_went_on(written: &[Written], dir: &Path) {
+fn all_went_on(written: &[WriterResult], dir: &Path) {
     for written in written {
         assert!(written.errors.is_empty(), "{:?}", written.errors);
         assert!(written.syncs > 0 && written.longest < HANGS, "{:?}", written.longest);
@@ -94,7 +94,7 @@ fn all_went_on(written: &[Written], dir: &Path) {
 fn writers_survive(cluster: &GlusterCluster, what: &str, fault: impl FnOnce(&Path)) {
     let place = mounted::scratch().unwrap();
     let here = mount(cluster, "repl", place.path());
-    let load = Load::with(here.path(), names(what), LONG);
+    let load = WriterLoad::with(here.path(), names(what), LONG);
     std::thread::sleep(Duration::from_millis(500));
     fault(here.path());
     std::thread::sleep(Duration::from_millis(500));
@@ -166,31 +166,32 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
     let native = native(cluster, "dist", place.path());
     let (ours, theirs) = (mount.path(), native.path());
     let start = |dir: &Path, skip, names: &[String]| {
-        Load::start(dir, names.iter().skip(skip).take(4).cloned())
+        WriterLoad::start(dir, names.iter().skip(skip).take(4).cloned())
     };
     let loads = [start(ours, 0, &near), start(theirs, 4, &near)];
     let far_loads = [start(ours, 0, &far), start(theirs, 4, &far)];
     let callers = |dir: &Path, name: &String| {
         let path = |name: &String| dir.join(name);
-        let by_name = Callers::by_name(path(name), THREADS / 4);
-        [by_name, Callers::by_open_files(far[8..8 + THREADS].iter().map(path))]
+        let by_name = CallerThreads::by_name(path(name), THREADS / 4);
+        [by_name, CallerThreads::by_open_files(far[8..8 + THREADS].iter().map(path))]
     };
     let callers = [callers(ours, &far[0]), callers(theirs, &far[4])];
-    let calls = |dir: &Path| Callers::by_open_files(near[8..16].iter().map(|it| dir.join(it)));
+    let calls =
+        |dir: &Path| CallerThreads::by_open_files(near[8..16].iter().map(|it| dir.join(it)));
     let calls = [calls(ours), calls(theirs)];
     std::thread::sleep(Duration::from_millis(500));
     cluster.cut(2).unwrap();
     std::thread::sleep(Duration::from_secs(8));
-    let [near, beside] = loads.map(Load::stop);
-    let [near_calls, calls_beside] = calls.map(Callers::stop);
+    let [near, beside] = loads.map(WriterLoad::stop);
+    let [near_calls, calls_beside] = calls.map(CallerThreads::stop);
     cluster.join(2).unwrap();
     all_went_on(&near, ours);
     all_went_on(&beside, theirs);
     std::thread::sleep(Duration::from_secs(5));
-    let _ = callers.map(|callers| callers.map(Callers::stop));
-    let [far, native_far] = far_loads.map(Load::stop);
-    let data = |all: &[Written]| all.iter().map(|it| it.longest_of_data).max().unwrap();
-    let names = |all: &[Written]| all.iter().map(|it| it.longest).max().unwrap();
+    let _ = callers.map(|callers| callers.map(CallerThreads::stop));
+    let [far, native_far] = far_loads.map(WriterLoad::stop);
+    let data = |all: &[WriterResult]| all.iter().map(|it| it.longest_of_data).max().unwrap();
+    let names = |all: &[WriterResult]| all.iter().map(|it| it.longest).max().unwrap();
     println!(
         "  longest calls: data of open files {:?} beside {:?}, modes {near_calls:?}, names {:?}; GlusterFS's own client {:?} beside {:?}, modes {calls_beside:?}, names {:?}",
         data(&near),
@@ -478,15 +479,17 @@ fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &GlusterCl
     let place = mounted::scratch().unwrap();
     let here = mount(cluster, "repl", place.path());
     let native = native(cluster, "repl", place.path());
-    let loads =
-        [Load::start(here.path(), names("ours")), Load::start(native.path(), names("native"))];
+    let loads = [
+        WriterLoad::start(here.path(), names("ours")),
+        WriterLoad::start(native.path(), names("native")),
+    ];
     // The first graphs take memory that stays.
     change_options(cluster, 4);
     let pids = [here.pid(), native.pid()];
     let before = pids.map(memory);
     change_options(cluster, 20);
     let after = pids.map(memory);
-    let [ours, theirs] = loads.map(Load::stop);
+    let [ours, theirs] = loads.map(WriterLoad::stop);
     let [grown, native_grown] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
     println!("  20 new graphs: {grown} KiB, GlusterFS's own client {native_grown} KiB");
     all_went_on(&ours, here.path());
@@ -503,7 +506,7 @@ fn files_move_to_a_new_brick_under_their_writers(cluster: &GlusterCluster) {
     for number in 0..200 {
         fs::write(mount.path().join(format!("moved-{number}")), number.to_string()).unwrap();
     }
-    let load = Load::start(mount.path(), (0..8).map(|number| format!("moving-{number}")));
+    let load = WriterLoad::start(mount.path(), (0..8).map(|number| format!("moving-{number}")));
     std::thread::sleep(Duration::from_millis(500));
     let brick = format!("{}:/run/gluster/bricks/dist", cluster.host(3));
     cluster.gluster(3, &["volume", "add-brick", "dist", &brick, "force"]).unwrap();
@@ -534,7 +537,7 @@ fn a_volume_works_again_after_a_stop(cluster: &GlusterCluster) {
     }
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "repl", place.path());
-    let load = Load::start(mount.path(), names("stop"));
+    let load = WriterLoad::start(mount.path(), names("stop"));
     std::thread::sleep(Duration::from_millis(500));
     cluster.gluster(3, &["volume", "stop", "repl", "force"]).unwrap();
     let begun = Instant::now();

@@ -9,11 +9,14 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Stop, Task, WorkDir};
+use defuse_direct::{
+    CallError, ClientMountArgs, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart,
+    WorkDir,
+};
 use defuse_fs::{Caller, Context, Errno, FileKind, FileSystem, Ino, Name, NewNode};
 use defuse_gluster::{Gluster, GlusterOptions, ManagementTransport};
 use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, why_not};
-use defuse_testkit::mounted::{self, Mount, program};
+use defuse_testkit::mounted::{self, ServedMount, program};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -28,7 +31,7 @@ fn a_volume_is_served_by_every_frontend_and_named_in_every_way() {
         return;
     }
     let servers = GlusterServers::start().unwrap();
-    let place = Place { servers: &servers, dir: mounted::scratch().unwrap() };
+    let place = VolumePlace { servers: &servers, dir: mounted::scratch().unwrap() };
     timed("notes", || statistics_say_why_answers_are_kept_for_a_short_time(&place));
     timed("killed programs", || a_killed_program_of_a_run_leaves_no_lock(&place));
     timed("killed writer", || a_killed_writer_leaves_whole_files(&place));
@@ -47,12 +50,12 @@ fn timed(what: &str, run: impl FnOnce()) {
 }
 
 /// The servers, and a directory for one run of the test.
-struct Place<'a> {
+struct VolumePlace<'a> {
     servers: &'a GlusterServers,
     dir: TempDir,
 }
 
-impl Place<'_> {
+impl VolumePlace<'_> {
     /// The program `defuse` in the network of the servers.
     fn defuse(&self, words: &[&str]) -> Command {
         let mut command = self.servers.command(program().unwrap());
@@ -65,10 +68,10 @@ impl Place<'_> {
         said(self.defuse(words).output().unwrap())
     }
 
-    fn mount(&self, source: &str, options: &[&str]) -> anyhow::Result<Mount> {
+    fn mount(&self, source: &str, options: &[&str]) -> anyhow::Result<ServedMount> {
         let inside = self.servers.inside();
         let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
-        Mount::under(&inside, source.as_ref(), self.dir.path(), options)
+        ServedMount::under(&inside, source.as_ref(), self.dir.path(), options)
     }
 
     /// The output of a script in a run with a source at `/defuse-volume`.
@@ -102,7 +105,7 @@ const NOTE: &str = "names and attributes are kept for 1s: `gluster volume set di
                     would allow it";
 
 /// Only the log said so.
-fn statistics_say_why_answers_are_kept_for_a_short_time(place: &Place<'_>) {
+fn statistics_say_why_answers_are_kept_for_a_short_time(place: &VolumePlace<'_>) {
     let stat =
         |target: &str, form: &[&str]| place.said(&[&["stat", target], form].concat()).unwrap();
     let mount = place.mount(&source("dist"), &[]).unwrap();
@@ -127,7 +130,7 @@ fn statistics_say_why_answers_are_kept_for_a_short_time(place: &Place<'_>) {
     assert!(text.ends_with("\nnote: names and attributes are kept for 1s: upcalls=0\n"), "{text}");
     mount.end().unwrap();
 
-    let server = Server::start(place, "dist", &[]);
+    let server = ServeProcess::start(place, "dist", &[]);
     let text = stat(server.socket(), &[]);
     assert!(text.contains(&format!("note: {NOTE}\n")), "{text}");
     // Its clients are told nothing: it is for the operator of the server.
@@ -138,18 +141,18 @@ fn statistics_say_why_answers_are_kept_for_a_short_time(place: &Place<'_>) {
 }
 
 /// A run whose programs answer lines of words (`file_agent`).
-struct Run {
+struct AgentRun {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Run {
-    fn start(place: &Place<'_>, volume: &str, script: &str) -> Run {
+impl AgentRun {
+    fn start(place: &VolumePlace<'_>, volume: &str, script: &str) -> AgentRun {
         let mount = format!("/defuse-volume={}", source(volume));
         let mut run = place.defuse(&["run", "--mount", &mount, "--", "sh", "-c", script]);
         let mut child = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
-        Run { child, output }
+        AgentRun { child, output }
     }
 
     fn line(&mut self) -> String {
@@ -170,7 +173,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for AgentRun {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         let _ = self.child.kill();
@@ -183,14 +186,14 @@ fn lock(file: &fs::File) -> bool {
 }
 
 /// A lock by fcntl(2) ends with the program that has it, and with the whole run, however they end.
-fn a_killed_program_of_a_run_leaves_no_lock(place: &Place<'_>) {
+fn a_killed_program_of_a_run_leaves_no_lock(place: &VolumePlace<'_>) {
     let mount = place.mount(&source("repl"), &[]).unwrap();
     let path = mount.path().join("locked");
     fs::write(&path, "text").unwrap();
     let other = fs::File::options().read(true).write(true).open(&path).unwrap();
     let agent = env!("CARGO_BIN_EXE_file_agent");
     let script = format!("sh -c 'echo $$; exec {agent}'; echo $$; exec {agent}");
-    let mut run = Run::start(place, "repl", &script);
+    let mut run = AgentRun::start(place, "repl", &script);
 
     // The first program is killed, and the second one goes on in its run.
     let first = run.pid();
@@ -219,13 +222,13 @@ fn a_killed_program_of_a_run_leaves_no_lock(place: &Place<'_>) {
 }
 
 /// A file that a program writes and gives its name by a renaming is the old or the new one, after SIGKILL at any moment.
-fn a_killed_writer_leaves_whole_files(place: &Place<'_>) {
+fn a_killed_writer_leaves_whole_files(place: &VolumePlace<'_>) {
     let mount = place.mount(&source("repl"), &[]).unwrap();
     let dir = mount.path().join("writer");
     let script = r#"mkdir -p /defuse-volume/writer; cd /defuse-volume/writer; echo $$; i=0
         while :; do i=$((i+1)); echo "$i $i $i" >new; mv new "whole-$((i % 8))"; done"#;
     for round in 0..4 {
-        let mut run = Run::start(place, "repl", script);
+        let mut run = AgentRun::start(place, "repl", script);
         let writer = run.pid();
         // The last one of the first eight.
         until("all files are there", || dir.join("whole-0").exists());
@@ -247,21 +250,21 @@ fn a_killed_writer_leaves_whole_files(place: &Place<'_>) {
     mount.end().unwrap();
 }
 
-fn task() -> Task {
-    Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()))
+fn task() -> ClientTask {
+    ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()))
 }
 
 /// The volume in this process, at `g:`.
-fn client(address: &str, options: GlusterOptions) -> Result<(Client, Arc<Gluster>), String> {
+fn client(address: &str, options: GlusterOptions) -> Result<(DirectClient, Arc<Gluster>), String> {
     let options = GlusterOptions { in_application: true, submits: false, ..options };
     let volume = Arc::new(Gluster::connect(address, &options)?);
-    let client = Client::new(defuse_direct::Options::default());
-    client.mount(b"g:", volume.clone(), &MountArgs::default()).unwrap();
+    let client = DirectClient::new(defuse_direct::ClientOptions::default());
+    client.mount(b"g:", volume.clone(), &ClientMountArgs::default()).unwrap();
     Ok((client, volume))
 }
 
 /// A directory is named by the path of the source, or by an option.
-fn a_sub_directory_is_all_that_is_seen(place: &Place<'_>) {
+fn a_sub_directory_is_all_that_is_seen(place: &VolumePlace<'_>) {
     let whole = place.mount(&source("dist"), &[]).unwrap();
     fs::create_dir_all(whole.path().join("above/sub/inner")).unwrap();
     fs::write(whole.path().join("above/secret"), "secret").unwrap();
@@ -298,7 +301,8 @@ fn a_sub_directory_is_all_that_is_seen(place: &Place<'_>) {
         (volume.clone(), by_option.clone()),
     ] {
         let (client, fs) = client(&address, options).unwrap();
-        let stat = |path: &[u8]| client.stat(&task(), At::Cwd, path, true).map(|it| it.attr.size);
+        let stat =
+            |path: &[u8]| client.stat(&task(), WalkStart::Cwd, path, true).map(|it| it.attr.size);
         assert_eq!(stat(b"g:/inner/file"), Ok(4));
         for path in ["g:/../secret", "g:/inner/../../secret", "g:/secret", "g:/out"] {
             assert!(stat(path.as_bytes()).is_err(), "{path}");
@@ -316,7 +320,7 @@ fn a_sub_directory_is_all_that_is_seen(place: &Place<'_>) {
     assert!(absent.contains("the directory absent: No such file"), "{absent}");
 }
 
-fn the_next_server_is_asked_if_the_first_one_is_dead(place: &Place<'_>) {
+fn the_next_server_is_asked_if_the_first_one_is_dead(place: &VolumePlace<'_>) {
     let source = format!("gluster://{DEAD},{HOST}/dist");
     let mount = place.mount(&source, &[]).unwrap();
     fs::write(mount.path().join("by-the-second"), "x").unwrap();
@@ -330,7 +334,7 @@ fn the_next_server_is_asked_if_the_first_one_is_dead(place: &Place<'_>) {
     }
 }
 
-fn a_wrong_port_is_named_and_the_right_one_works(place: &Place<'_>) {
+fn a_wrong_port_is_named_and_the_right_one_works(place: &VolumePlace<'_>) {
     for option in ["port", "volfile-server-port"] {
         let with =
             |port: &str| place.run(&format!("{},{option}={port}", source("dist")), "echo ok");
@@ -341,7 +345,7 @@ fn a_wrong_port_is_named_and_the_right_one_works(place: &Place<'_>) {
 }
 
 /// The socket of glusterd has a fixed path, which the servers of the test do not use: it is there in mounts of a process.
-fn the_socket_of_this_machine_reaches_its_volumes(place: &Place<'_>) {
+fn the_socket_of_this_machine_reaches_its_volumes(place: &VolumePlace<'_>) {
     let script = format!(
         "mount --bind {ROOM} /mnt; mount -t tmpfs run /run; ln -s /mnt/glusterd.socket /run/glusterd.socket
         exec \"$0\" \"$@\""
@@ -363,17 +367,17 @@ fn the_socket_of_this_machine_reaches_its_volumes(place: &Place<'_>) {
 }
 
 /// `defuse serve` of a volume in the foreground of a child process, ended when dropped.
-struct Server {
+struct ServeProcess {
     child: Child,
     socket: PathBuf,
 }
 
-impl Server {
-    fn start(place: &Place<'_>, volume: &str, options: &[&str]) -> Server {
+impl ServeProcess {
+    fn start(place: &VolumePlace<'_>, volume: &str, options: &[&str]) -> ServeProcess {
         let socket = place.dir.path().join("socket");
         let mut serve = place.defuse(&["serve", "--foreground"]);
         serve.args(options).arg(source(volume)).arg(&socket).stdin(Stdio::null());
-        let server = Server { child: serve.spawn().unwrap(), socket };
+        let server = ServeProcess { child: serve.spawn().unwrap(), socket };
         until("the server is there", || place.said(&["stat", server.socket()]).is_ok());
         server
     }
@@ -383,7 +387,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServeProcess {
     fn drop(&mut self) {
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         let _ = self.child.wait();
@@ -391,9 +395,9 @@ impl Drop for Server {
 }
 
 /// Two programs and a mount are clients of one server, which is a client of the volume, and see each other's changes.
-fn a_served_volume_has_clients_by_socket_and_by_shared_memory(place: &Place<'_>) {
+fn a_served_volume_has_clients_by_socket_and_by_shared_memory(place: &VolumePlace<'_>) {
     for (kind, options) in [("socket", &[][..]), ("shared", &["--shared"])] {
-        let server = Server::start(place, "repl", options);
+        let server = ServeProcess::start(place, "repl", options);
         let source = format!("{kind}:{}", server.socket());
         // The second program waits for the file of the first one, and answers.
         let wait = |name: &str| format!("until [ -s {name} ]; do sleep 0.02; done");
@@ -427,7 +431,7 @@ fn a_served_volume_has_clients_by_socket_and_by_shared_memory(place: &Place<'_>)
 }
 
 /// GlusterFS has no unnamed files.
-fn an_unnamed_file_is_refused_and_leaves_nothing(place: &Place<'_>) {
+fn an_unnamed_file_is_refused_and_leaves_nothing(place: &VolumePlace<'_>) {
     for volume in ["dist", "repl"] {
         let mount = place.mount(&source(volume), &[]).unwrap();
         let dir = mount.path().join("unnamed");
@@ -441,9 +445,9 @@ fn an_unnamed_file_is_refused_and_leaves_nothing(place: &Place<'_>) {
         let (client, fs) =
             client(&format!("//{HOST}/{volume}"), GlusterOptions::default()).unwrap();
         let flags = (libc::O_TMPFILE | libc::O_RDWR) as u32;
-        let how = How { flags, mode: 0o600, ..How::default() };
-        let opened = client.open(&task(), At::Cwd, b"g:/unnamed", how).map(drop);
-        assert_eq!(opened, Err(Stop::Errno(Errno::EOPNOTSUPP)));
+        let how = OpenHow { flags, mode: 0o600, ..OpenHow::default() };
+        let opened = client.open(&task(), WalkStart::Cwd, b"g:/unnamed", how).map(drop);
+        assert_eq!(opened, Err(CallError::Errno(Errno::EOPNOTSUPP)));
         let cx = Context::new(Caller::default());
         let at = fs.lookup(&cx, Ino::ROOT, Name::new(b"unnamed").unwrap()).unwrap().ino;
         let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);

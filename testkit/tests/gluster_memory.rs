@@ -21,9 +21,9 @@ use defuse_fs::{
 use defuse_measure::server::ServerProcess;
 use defuse_testkit::cluster::GlusterCluster;
 use defuse_testkit::gluster::{VolumeSetup, why_not};
-use defuse_testkit::mounted::{self, Mount};
+use defuse_testkit::mounted::{self, ServedMount};
 use defuse_testkit::posix;
-use defuse_testkit::suites::{Suite, exclusions};
+use defuse_testkit::suites::{ConformanceSuite, exclusions};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -88,11 +88,11 @@ fn start() -> GlusterCluster {
 }
 
 /// Mounts the replicated volume, by a program that runs under `checker` unless it is empty.
-fn mount(cluster: &GlusterCluster, checker: &[&str], place: &Path) -> Mount {
+fn mount(cluster: &GlusterCluster, checker: &[&str], place: &Path) -> ServedMount {
     let inside = cluster.servers().inside();
     let prefix: Vec<&str> = inside.iter().map(String::as_str).chain(checker.to_vec()).collect();
     let source = format!("gluster://{}/repl", cluster.host(3));
-    Mount::under(&prefix, source.as_ref(), place, &["-o", "no_sandbox"]).unwrap()
+    ServedMount::under(&prefix, source.as_ref(), place, &["-o", "no_sandbox"]).unwrap()
 }
 
 fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
@@ -120,7 +120,7 @@ fn is_clean(said: &str) {
 fn posix_cases(dir: &Path) {
     let left_out = |case: &str| {
         let is_long = case.contains("many") || case.contains("tree_of_depth");
-        let hangs = exclusions::hangs(Suite::Posix, "gluster-repl", case);
+        let hangs = exclusions::hangs(ConformanceSuite::Posix, "gluster-repl", case);
         hangs.or(is_long.then_some("it makes the calls of others, but more of them"))
     };
     let report = posix::run_except(dir, "", &left_out);
@@ -233,7 +233,7 @@ fn writers_outlast_faults(cluster: &GlusterCluster, dir: &Path) {
 }
 
 /// The kernel aborts the requests of a mount while the servers answer none of them.
-fn a_mount_ends_with_requests_in_flight(cluster: &GlusterCluster, mount: Mount) {
+fn a_mount_ends_with_requests_in_flight(cluster: &GlusterCluster, mount: ServedMount) {
     let dir = mount.path().join("load");
     let (_, errors) = load(&dir, || {
         [1, 2].iter().for_each(|&server| cluster.cut(server).unwrap());
@@ -259,7 +259,7 @@ fn a_server_outlasts_its_clients(cluster: &GlusterCluster, place: &Path) {
     let options = ["-o", "no_sandbox"].map(str::to_owned);
     let server = ServerProcess::start_by(serve, &options, source.as_ref(), &socket).unwrap();
     let shared = format!("shared:{}", socket.display());
-    let mount = Mount::new(shared.as_ref(), place, &[]).unwrap();
+    let mount = ServedMount::new(shared.as_ref(), place, &[]).unwrap();
     let dir = mount.path().join("server");
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("large"), vec![7; 4 << 20]).unwrap();
@@ -332,10 +332,10 @@ fn root() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 0 })
 }
 
-type Answers = Receiver<defuse_fs::Result<usize>>;
+type TransferAnswers = Receiver<defuse_fs::Result<usize>>;
 
 /// Makes a file, and starts writes, reads into memory of both kinds, and syncs.
-fn submit_all(fs: &dyn FileSystem) -> (File, Answers) {
+fn submit_all(fs: &dyn FileSystem) -> (File, TransferAnswers) {
     let (send, answers) = channel();
     let flags = OpenFlags(OpenFlags::RDWR);
     let node = NewNode::new(FileKind::Regular, 0o600, root().caller);
@@ -354,14 +354,18 @@ fn submit_all(fs: &dyn FileSystem) -> (File, Answers) {
         };
         let room = (number % 5 == 2).then(|| Buffer::from(vec![0; len]));
         let bytes = if number % 5 < 2 { vec![7; len] } else { Vec::new() };
-        let transfer = Transfer { memory: Memory { bytes, taken: 0 }, room, send: send.clone() };
+        let transfer = MemoryTransfer {
+            memory: SubmittedMemory { bytes, taken: 0 },
+            room,
+            send: send.clone(),
+        };
         fs.submit(Io::new(op, root().caller, 1, Arc::default(), Box::new(transfer)));
     }
     (file, answers)
 }
 
 /// Receives the answers until no transfer is left. One that is dropped answers `EIO`.
-fn all_succeed(answers: &Answers) {
+fn all_succeed(answers: &TransferAnswers) {
     let mut count = 0;
     while let Ok(answer) = answers.recv_timeout(HANGS) {
         answer.unwrap();
@@ -371,12 +375,12 @@ fn all_succeed(answers: &Answers) {
 }
 
 /// The data of a write, or what was read.
-struct Memory {
+struct SubmittedMemory {
     bytes: Vec<u8>,
     taken: usize,
 }
 
-impl ReadSink for Memory {
+impl ReadSink for SubmittedMemory {
     fn put(&mut self, bytes: &[u8]) -> defuse_fs::Result<()> {
         self.bytes.extend_from_slice(bytes);
         Ok(())
@@ -389,7 +393,7 @@ impl ReadSink for Memory {
     }
 }
 
-impl WriteSource for Memory {
+impl WriteSource for SubmittedMemory {
     fn remaining(&self) -> usize {
         self.bytes.len() - self.taken
     }
@@ -409,13 +413,13 @@ impl WriteSource for Memory {
 }
 
 /// An operation in flight with all its memory.
-struct Transfer {
-    memory: Memory,
+struct MemoryTransfer {
+    memory: SubmittedMemory,
     room: Option<Buffer>,
     send: Sender<defuse_fs::Result<usize>>,
 }
 
-impl Completion for Transfer {
+impl Completion for MemoryTransfer {
     fn sink(&mut self) -> &mut dyn ReadSink {
         &mut self.memory
     }

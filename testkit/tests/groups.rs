@@ -4,28 +4,31 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart, WorkDir,
+};
 use defuse_fs::{Caps, Context, Entry, Errno, FileSystem, Ino, Io, IoOp, Name, Result, delegate};
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
-use defuse_memory::{Memory, Options};
-use defuse_remote::{Remote, RemoteOptions};
-use defuse_socket::{Admission, Server, ServerOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{RemoteClient, RemoteOptions};
+use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 
 /// A user that exists nowhere else.
 const USER: u32 = 54_321;
 
 /// A file system that asks for the groups of the caller of a lookup, and says so if `is_known` is set.
-struct Asks {
-    inner: Memory,
+struct GroupQuery {
+    inner: MemoryFileSystem,
     is_known: bool,
     told: Mutex<Option<Result<Vec<u32>>>>,
 }
 
-impl Asks {
+impl GroupQuery {
     fn new(is_known: bool) -> Arc<Self> {
-        let inner = Memory::new(Options { root_perm: 0o777, ..Options::default() });
-        Arc::new(Asks { inner, is_known, told: Mutex::default() })
+        let inner =
+            MemoryFileSystem::new(MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() });
+        Arc::new(GroupQuery { inner, is_known, told: Mutex::default() })
     }
 
     fn take(&self) -> Option<Result<Vec<u32>>> {
@@ -33,7 +36,7 @@ impl Asks {
     }
 }
 
-impl FileSystem for Asks {
+impl FileSystem for GroupQuery {
     delegate!(to inner, except caps, lookup, submit);
 
     fn caps(&self) -> Caps {
@@ -75,17 +78,17 @@ fn with_groups<T: Send>(uid: u32, groups: &[u32], run: impl FnOnce() -> T + Send
     std::thread::scope(|scope| scope.spawn(become_user).join().unwrap())
 }
 
-fn look_up(fs: Arc<dyn FileSystem>, who: Credentials) {
-    let client = Client::new(defuse_direct::Options::default());
-    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    let task = Task::new(who, WorkDir::Outside(b"/".to_vec()));
-    assert!(client.open(&task, At::Cwd, b"a:/none", How::default()).is_err());
+fn look_up(fs: Arc<dyn FileSystem>, who: TaskCredentials) {
+    let client = DirectClient::new(defuse_direct::ClientOptions::default());
+    client.mount(b"a:", fs, &ClientMountArgs::default()).unwrap();
+    let task = ClientTask::new(who, WorkDir::Outside(b"/".to_vec()));
+    assert!(client.open(&task, WalkStart::Cwd, b"a:/none", OpenHow::default()).is_err());
 }
 
 #[test]
 fn the_in_process_client_tells_the_groups_of_its_task() {
-    let fs = Asks::new(true);
-    look_up(fs.clone(), Credentials::user(USER, USER, &[7, 8]));
+    let fs = GroupQuery::new(true);
+    look_up(fs.clone(), TaskCredentials::user(USER, USER, &[7, 8]));
     assert_eq!(fs.take(), Some(Ok(vec![7, 8])));
 }
 
@@ -94,7 +97,7 @@ fn a_kernel_mount_finds_the_groups_of_the_thread_that_calls() {
     if !is_root() || !Path::new("/dev/fuse").exists() {
         return;
     }
-    let (fs, dir) = (Asks::new(true), tempfile::tempdir().unwrap());
+    let (fs, dir) = (GroupQuery::new(true), tempfile::tempdir().unwrap());
     let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
     let session = Session::start(mounted.device, fs.clone(), &SessionOptions::default()).unwrap();
     let found = with_groups(0, &[11, 12], || dir.path().join("none").exists());
@@ -104,13 +107,13 @@ fn a_kernel_mount_finds_the_groups_of_the_thread_that_calls() {
 }
 
 /// Makes a file durable.
-fn sync(fs: Arc<dyn FileSystem>, who: Credentials) {
-    let client = Client::new(defuse_direct::Options::default());
-    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    let task = Task::new(who, WorkDir::Outside(b"/".to_vec()));
+fn sync(fs: Arc<dyn FileSystem>, who: TaskCredentials) {
+    let client = DirectClient::new(defuse_direct::ClientOptions::default());
+    client.mount(b"a:", fs, &ClientMountArgs::default()).unwrap();
+    let task = ClientTask::new(who, WorkDir::Outside(b"/".to_vec()));
     let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
-    let how = How { flags, mode: 0o600, ..How::default() };
-    let file = client.open(&task, At::Cwd, b"a:/file", how).unwrap();
+    let how = OpenHow { flags, mode: 0o600, ..OpenHow::default() };
+    let file = client.open(&task, WalkStart::Cwd, b"a:/file", how).unwrap();
     client.fsync(&task, &file, false).unwrap();
     file.close(&task).unwrap();
 }
@@ -119,20 +122,20 @@ fn sync(fs: Arc<dyn FileSystem>, who: Credentials) {
 /// that acts for that user with the groups [98, 99].
 fn over_a_socket(
     is_known: bool,
-    call: fn(Arc<dyn FileSystem>, Credentials),
+    call: fn(Arc<dyn FileSystem>, TaskCredentials),
 ) -> [Option<Result<Vec<u32>>>; 2] {
-    let fs = Asks::new(is_known);
+    let fs = GroupQuery::new(is_known);
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = dir.path().join("socket");
     let options =
-        ServerOptions { admission: Admission::Users(vec![USER]), ..ServerOptions::default() };
-    let server = Server::bind(&path, fs.clone(), options).unwrap();
+        ServerOptions { admission: AdmissionPolicy::Users(vec![USER]), ..ServerOptions::default() };
+    let server = SocketServer::bind(&path, fs.clone(), options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let connect = || Remote::connect(&path, RemoteOptions::default()).unwrap();
+        let connect = || RemoteClient::connect(&path, RemoteOptions::default()).unwrap();
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let who = || Credentials::user(USER, USER, &[98, 99]);
+            let who = || TaskCredentials::user(USER, USER, &[98, 99]);
             call(Arc::new(with_groups(USER, &[13, 14], connect)), who());
             let of_user = fs.take();
             call(Arc::new(connect()), who());

@@ -22,7 +22,7 @@ use defuse_fs::{
     Shortcuts,
 };
 use defuse_measure::server::ServerProcess;
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use defuse_testkit::mounted::{program, scratch};
 use files::{context, create, name, read, write};
 
@@ -39,9 +39,9 @@ fn kills() -> u32 {
     if std::env::var_os("DEFUSE_FULL").is_some() { 10_000 } else { 60 }
 }
 
-fn connect(socket: &Path) -> Remote {
+fn connect(socket: &Path) -> RemoteClient {
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    let client = Remote::connect(socket, options).unwrap();
+    let client = RemoteClient::connect(socket, options).unwrap();
     client.attached(Origin::new(), std::sync::Arc::new(NoNotify));
     client
 }
@@ -69,9 +69,9 @@ fn content(text: &str) -> Vec<u8> {
 
 /// Names of a listing, up to a thousand.
 #[derive(Default)]
-struct Names(Vec<String>);
+struct BoundedNames(Vec<String>);
 
-impl DirSink for Names {
+impl DirSink for BoundedNames {
     fn wants_entries(&self) -> bool {
         false
     }
@@ -84,8 +84,8 @@ impl DirSink for Names {
 }
 
 /// The first names of the root directory.
-fn names(client: &Remote) -> Vec<String> {
-    let (cx, mut names) = (context(), Names::default());
+fn names(client: &RemoteClient) -> Vec<String> {
+    let (cx, mut names) = (context(), BoundedNames::default());
     let root = client.opendir(&cx, Ino::ROOT, OpenFlags::default()).unwrap();
     let root = File { ino: Ino::ROOT, fh: root.fh };
     client.readdir(&cx, root, 0, &mut DirBuf::new(&mut names)).unwrap();
@@ -107,7 +107,7 @@ fn victim() {
     });
 }
 
-fn make_files(client: &Remote, pid: u32) {
+fn make_files(client: &RemoteClient, pid: u32) {
     let (cx, mut out) = (context(), std::io::stdout());
     let mut random = fastrand::Rng::with_seed(pid.into());
     for number in 0.. {
@@ -138,7 +138,7 @@ fn make_files(client: &Remote, pid: u32) {
     }
 }
 
-fn take_locks(client: &Remote, owner: u64) {
+fn take_locks(client: &RemoteClient, owner: u64) {
     let (cx, file) = (context(), open(client, "locked"));
     loop {
         let (answer, answered) = std::sync::mpsc::channel();
@@ -152,7 +152,7 @@ fn take_locks(client: &Remote, owner: u64) {
     }
 }
 
-fn look(client: &Remote) {
+fn look(client: &RemoteClient) {
     let (cx, shared) = (context(), open(client, "shared"));
     for round in 0_u64.. {
         read(client, shared, round % 8 * 4096, 4096).unwrap();
@@ -165,18 +165,18 @@ fn look(client: &Remote) {
 }
 
 /// A client that is to be killed, and what it says.
-struct Victim {
+struct KilledClient {
     child: Child,
     said: BufReader<std::process::ChildStdout>,
 }
 
-impl Victim {
-    fn start(socket: &Path) -> Victim {
+impl KilledClient {
+    fn start(socket: &Path) -> KilledClient {
         let mut child = Command::new(std::env::current_exe().unwrap());
         child.args(["victim", "--exact", "--nocapture"]).env(SOCKET, socket);
         let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let said = BufReader::new(child.stdout.take().unwrap());
-        Victim { child, said }
+        KilledClient { child, said }
     }
 
     /// Waits until it is connected.
@@ -201,7 +201,7 @@ impl Victim {
 
 /// The resources of a server.
 #[derive(Debug)]
-struct Uses {
+struct ServerResources {
     sockets: usize,
     descriptors: usize,
     threads: usize,
@@ -209,8 +209,8 @@ struct Uses {
     bytes: u64,
 }
 
-impl Uses {
-    fn of(pid: u32) -> Uses {
+impl ServerResources {
+    fn of(pid: u32) -> ServerResources {
         let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap();
         let links: Vec<_> =
             count("fd").filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).collect();
@@ -218,7 +218,7 @@ impl Uses {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         let kib: u64 = anonymous.trim().trim_end_matches(" kB").parse().unwrap();
-        Uses {
+        ServerResources {
             sockets: links.iter().filter(is_socket).count(),
             descriptors: links.len(),
             threads: count("task").count(),
@@ -227,10 +227,10 @@ impl Uses {
     }
 
     /// Those of a server once it has only so many sockets.
-    fn settled(pid: u32, sockets: usize) -> Uses {
+    fn settled(pid: u32, sockets: usize) -> ServerResources {
         let begun = Instant::now();
         loop {
-            let uses = Uses::of(pid);
+            let uses = ServerResources::of(pid);
             if uses.sockets <= sockets {
                 return uses;
             }
@@ -241,7 +241,7 @@ impl Uses {
 }
 
 /// Works as an ordinary client until `ends`. Returns the longest time of a call, or of a wait for the lock.
-fn observe(client: &Remote, ends: &AtomicBool) -> Duration {
+fn observe(client: &RemoteClient, ends: &AtomicBool) -> Duration {
     let (cx, own) = (context(), create(client, "own").1);
     let locked = open(client, "locked");
     let mut longest = Duration::ZERO;
@@ -274,7 +274,7 @@ fn observe(client: &Remote, ends: &AtomicBool) -> Duration {
     longest
 }
 
-fn is_whole(client: &Remote, text: &str) {
+fn is_whole(client: &RemoteClient, text: &str) {
     let bytes = content(text);
     let file = open(client, text);
     assert!(read(client, file, 0, bytes.len() + 1).unwrap() == bytes, "{text}");
@@ -282,13 +282,13 @@ fn is_whole(client: &Remote, text: &str) {
 }
 
 /// Inodes in use.
-fn inodes(client: &Remote) -> u64 {
+fn inodes(client: &RemoteClient) -> u64 {
     let counts = client.statfs(&context(), Ino::ROOT).unwrap();
     counts.files - counts.files_free
 }
 
 /// Removes whatever victims have left.
-fn remove_rest(client: &Remote) {
+fn remove_rest(client: &RemoteClient) {
     loop {
         let rest: Vec<String> =
             names(client).into_iter().filter(|text| text.starts_with("victim")).collect();
@@ -303,19 +303,19 @@ fn remove_rest(client: &Remote) {
 
 /// Files that victims have made durable.
 #[derive(Default)]
-struct Durable {
+struct DurableFiles {
     files: Vec<String>,
     /// Those that were looked at and removed.
     seen: usize,
 }
 
-impl Durable {
+impl DurableFiles {
     fn all(&self) -> usize {
         self.seen + self.files.len()
     }
 
     /// Looks at the files, and removes them.
-    fn check(&mut self, client: &Remote) {
+    fn check(&mut self, client: &RemoteClient) {
         for text in self.files.drain(..) {
             is_whole(client, &text);
             client.unlink(&context(), Ino::ROOT, name(&text)).unwrap();
@@ -327,14 +327,14 @@ impl Durable {
 /// Kills so many clients while another one works. Returns the longest time that this one has waited.
 fn kill_some(
     socket: &Path,
-    (client, durable): (&Remote, &mut Durable),
+    (client, durable): (&RemoteClient, &mut DurableFiles),
     kills: u32,
     random: &mut fastrand::Rng,
 ) -> Duration {
     let ends = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let observer = scope.spawn(|| observe(&connect(socket), &ends));
-        let mut victims: HashMap<usize, Victim> = HashMap::new();
+        let mut victims: HashMap<usize, KilledClient> = HashMap::new();
         for number in 1..=kills {
             let slot = random.usize(..VICTIMS);
             if let Some(mut victim) = victims.remove(&slot) {
@@ -345,7 +345,7 @@ fn kill_some(
                 }
                 durable.files.extend(victim.kill());
             }
-            victims.insert(slot, Victim::start(socket));
+            victims.insert(slot, KilledClient::start(socket));
             assert!(!observer.is_finished(), "the other client has failed");
             if number % 200 == 0 {
                 durable.check(client);
@@ -374,13 +374,13 @@ fn kills_of_clients_lose_nothing_durable_leave_nothing_and_nobody_waits_for_them
         write(&client, file, 0, &[1; 32_768]).unwrap();
         close(&client, file);
     }
-    let sockets = Uses::of(server.pid()).sockets;
+    let sockets = ServerResources::of(server.pid()).sockets;
     let mut random = fastrand::Rng::with_seed(u64::from(kills()));
-    let mut found = Durable::default();
+    let mut found = DurableFiles::default();
     let mut part = |kills| {
         let longest = kill_some(&socket, (&client, &mut found), kills, &mut random);
         assert!(longest < LIMIT, "a call took {longest:?}");
-        (longest, Uses::settled(server.pid(), sockets))
+        (longest, ServerResources::settled(server.pid(), sockets))
     };
     let (first, before) = part(kills() / 4);
     let (second, after) = part(kills() - kills() / 4);

@@ -13,30 +13,30 @@ use defuse_fs::{
     Context, Errno, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockType,
     OpenArgs, OpenFlags, ReadArgs, ReadBuf, delegate,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{LaneUse, Remote, RemoteError, RemoteOptions};
-use defuse_shared::{LaneLimits, LaneOffers, Paged, PagedOptions};
-use defuse_socket::{ClientStatistics, Server, ServerOptions, ServerStatistics};
-use defuse_testkit::model::{Missing, check};
-use served::{Served, context, create, name, read, write};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteError, RemoteOptions};
+use defuse_shared::{LaneLimits, LaneOffers, PagedFileSystem, PagedOptions};
+use defuse_socket::{ClientStatistics, ServerOptions, ServerStatistics, SocketServer};
+use defuse_testkit::model::{MissingPolicy, check};
+use served::{TestServer, context, create, name, read, write};
 use tempfile::TempDir;
 
 const SHARED: RemoteOptions =
     RemoteOptions { timeout: None, descriptors_from: 0, lanes: LaneUse::Required };
 
 /// A server of files in memory, with shared memory.
-fn memory(limits: LaneLimits) -> Served {
-    let fs: Arc<dyn FileSystem> = Arc::new(Memory::new(Options::default()));
+fn memory(limits: LaneLimits) -> TestServer {
+    let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
     let lines = Some(Arc::new(LaneOffers::new(limits)) as _);
-    let paged = Paged::over(Arc::clone(&fs), PagedOptions::default());
+    let paged = PagedFileSystem::over(Arc::clone(&fs), PagedOptions::default());
     let fs = paged.clone().map_or(fs, |paged| paged as _);
     let pages = paged.map(|paged| paged as _);
-    Served::new(fs, ServerOptions { lines, pages, ..ServerOptions::default() }, SHARED)
+    TestServer::new(fs, ServerOptions { lines, pages, ..ServerOptions::default() }, SHARED)
 }
 
 #[test]
 fn memory_through_shared_memory_does_what_the_model_does() {
-    check(Missing::Refused, || Arc::new(memory(LaneLimits::default()).with_client()));
+    check(MissingPolicy::Refused, || Arc::new(memory(LaneLimits::default()).with_client()));
 }
 
 #[test]
@@ -95,12 +95,12 @@ fn a_megabyte_is_one_request_and_threads_without_such_a_lane_use_several() {
 }
 
 /// Files whose readers wait until they may go on.
-struct Held {
-    inner: Memory,
+struct HeldReads {
+    inner: MemoryFileSystem,
     may_read: AtomicBool,
 }
 
-impl FileSystem for Held {
+impl FileSystem for HeldReads {
     delegate!(to inner, except read);
     fn read(
         &self,
@@ -120,12 +120,15 @@ impl FileSystem for Held {
 #[test]
 fn large_data_arrives_while_all_workers_are_stuck() {
     const LEN: usize = 700_000;
-    let held = Held { inner: Memory::new(Options::default()), may_read: AtomicBool::new(false) };
+    let held = HeldReads {
+        inner: MemoryFileSystem::new(MemoryOptions::default()),
+        may_read: AtomicBool::new(false),
+    };
     let held = Arc::new(held);
     let lines = Some(Arc::new(LaneOffers::new(LaneLimits::default())) as _);
     let mut options = ServerOptions { lines, ..ServerOptions::default() };
     options.session.workers = Some(2);
-    let served = Served::new(Arc::clone(&held) as _, options, SHARED);
+    let served = TestServer::new(Arc::clone(&held) as _, options, SHARED);
     let client = served.client();
     let files: Vec<_> = (0..6).map(|at| create(&client, &format!("file{at}")).1).collect();
     std::thread::scope(|scope| {
@@ -156,10 +159,10 @@ fn large_data_arrives_while_all_workers_are_stuck() {
 #[test]
 fn large_data_reaches_files_of_the_kernel_whole_also_at_their_ends() {
     let dir = TempDir::with_prefix("defuse-large-").unwrap();
-    let options = defuse_passthrough::Options::default();
+    let options = defuse_passthrough::PassthroughOptions::default();
     let fs = Arc::new(defuse_passthrough::Passthrough::new(dir.path(), options).unwrap());
     let lines = Some(Arc::new(LaneOffers::new(LaneLimits::default())) as _);
-    let served = Served::new(fs, ServerOptions { lines, ..ServerOptions::default() }, SHARED);
+    let served = TestServer::new(fs, ServerOptions { lines, ..ServerOptions::default() }, SHARED);
     let client = served.client();
     let (entry, file) = create(&client, "large");
     let bytes = random(6, 900_001);
@@ -181,7 +184,7 @@ fn each_client_has_counts_of_its_own_and_the_sum_has_those_of_ended_ones() {
     let served = memory(LaneLimits::default());
     let by_lanes = served.client();
     let messages = RemoteOptions { lanes: LaneUse::Never, ..SHARED };
-    let by_messages = Remote::connect(&served.path, messages).unwrap();
+    let by_messages = RemoteClient::connect(&served.path, messages).unwrap();
     let (_, one) = create(&by_lanes, "one");
     let (_, two) = create(&by_messages, "two");
     assert_eq!(write(&by_lanes, one, 0, &[1; 1000]), Ok(1000));
@@ -283,7 +286,7 @@ fn a_server_without_lanes_is_named_and_a_client_beyond_the_limit_uses_messages()
     };
     assert!(again().is_some(), "the end of a client gives its lanes back");
     // A client of messages ignores the offer.
-    let plain = Remote::connect(&served.path, RemoteOptions::default()).unwrap();
+    let plain = RemoteClient::connect(&served.path, RemoteOptions::default()).unwrap();
     assert!(
         plain.lane_counts().is_none()
             && plain.lookup(&context(), Ino::ROOT, name("through messages")).is_ok()
@@ -291,11 +294,11 @@ fn a_server_without_lanes_is_named_and_a_client_beyond_the_limit_uses_messages()
 
     let dir = TempDir::with_prefix("defuse-lanes-").unwrap();
     let path = dir.path().join("socket");
-    let memory = Arc::new(Memory::new(Options::default()));
-    let server = Server::bind(&path, memory, ServerOptions::default()).unwrap();
+    let memory = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
+    let server = SocketServer::bind(&path, memory, ServerOptions::default()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let refused = Remote::connect(&path, SHARED).err();
+        let refused = RemoteClient::connect(&path, SHARED).err();
         server.shut_down();
         assert!(matches!(refused, Some(RemoteError::NoLanes)), "{refused:?}");
     });
@@ -306,7 +309,7 @@ fn a_server_without_lanes_is_named_and_a_client_beyond_the_limit_uses_messages()
 #[test]
 fn child() {
     let Some(path) = std::env::var_os("DEFUSE_LANES_CHILD") else { return };
-    let client = Remote::connect(path.as_ref(), SHARED).unwrap();
+    let client = RemoteClient::connect(path.as_ref(), SHARED).unwrap();
     let ino = client.lookup(&context(), Ino::ROOT, name("locked")).unwrap().ino;
     let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), kill_suidgid: false };
     let locked = File { ino, fh: client.open(&context(), ino, args).unwrap().fh };
@@ -333,7 +336,7 @@ fn exclusive() -> LockRequest {
 }
 
 /// A client that has taken the lock and makes requests, and the time until it does.
-fn start_child(served: &Served) -> Child {
+fn start_child(served: &TestServer) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["child", "--exact", "--nocapture"]).env("DEFUSE_LANES_CHILD", &served.path);
     let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

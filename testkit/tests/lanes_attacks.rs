@@ -16,12 +16,12 @@ use defuse_fs::{
     OpenArgs, OpenFlags, Origin, ReadArgs, ReadBuf, Shortcuts, SliceSink, SliceSource, WriteArgs,
     WriteBuf,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use defuse_ring::layout::{BYTES, arena_of, number_in};
 use defuse_ring::{ClientLane, MappedMemory as Ring, PeerMemory};
-use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
-use defuse_socket::{Admission, Server, ServerOptions};
+use defuse_shared::{LaneOffers, PagedFileSystem, PagedOptions, VersionedFileSystem};
+use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
 const USER: u32 = 4321;
@@ -54,20 +54,21 @@ fn attack_on(run: impl FnOnce(&Path, File) + Send) {
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(dir.path(), open).unwrap();
     let path = dir.path().join("socket");
-    let memory = Memory::new(Options { root_perm: 0o777, ..Options::default() });
-    let versioned = Versioned::over(Arc::new(memory)).unwrap();
+    let memory =
+        MemoryFileSystem::new(MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() });
+    let versioned = VersionedFileSystem::over(Arc::new(memory)).unwrap();
     let versions = Some(Arc::clone(&versioned) as _);
-    let paged = Paged::over(versioned, PagedOptions::default()).unwrap();
+    let paged = PagedFileSystem::over(versioned, PagedOptions::default()).unwrap();
     let pages = Some(Arc::clone(&paged) as _);
     let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let admission = Admission::Users(vec![USER]);
+    let admission = AdmissionPolicy::Users(vec![USER]);
     let options = ServerOptions { admission, lines, pages, versions, ..ServerOptions::default() };
-    let server = Server::bind(&path, paged, options).unwrap();
+    let server = SocketServer::bind(&path, paged, options).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-        let honest = Remote::connect(&path, options).unwrap();
+        let honest = RemoteClient::connect(&path, options).unwrap();
         honest.attached(Origin::new(), Arc::new(NoNotify));
         let secret = make_files(&honest);
         let over = &over;
@@ -101,7 +102,7 @@ fn attack_on(run: impl FnOnce(&Path, File) + Send) {
 }
 
 /// Makes the files of root. Returns `secret`, of which this client and the server have the pages.
-fn make_files(honest: &Remote) -> File {
+fn make_files(honest: &RemoteClient) -> File {
     let made = [("secret", 0o600, SECRET), ("drop", 0o622, SECRET), ("public", 0o644, PUBLIC)];
     let made = made.map(|(text, perm, bytes)| {
         let file = create(honest, Ino::ROOT, text, perm);
@@ -131,7 +132,7 @@ fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })
 }
 
-fn create(fs: &Remote, dir: Ino, text: &str, perm: u32) -> File {
+fn create(fs: &RemoteClient, dir: Ino, text: &str, perm: u32) -> File {
     let node = NewNode::new(FileKind::Regular, perm, cx().caller);
     let flags = OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT);
     let args = OpenArgs { flags, kill_suidgid: false };
@@ -140,12 +141,12 @@ fn create(fs: &Remote, dir: Ino, text: &str, perm: u32) -> File {
     File { ino: entry.ino, fh: opened.fh }
 }
 
-fn write(fs: &Remote, file: File, bytes: &[u8]) -> Result<usize, Errno> {
+fn write(fs: &RemoteClient, file: File, bytes: &[u8]) -> Result<usize, Errno> {
     let args = WriteArgs { flags: OpenFlags(OpenFlags::RDWR), ..WriteArgs::default() };
     fs.write(&cx(), file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
 }
 
-fn read(fs: &Remote, file: File) -> Vec<u8> {
+fn read(fs: &RemoteClient, file: File) -> Vec<u8> {
     let mut bytes = vec![0; 4000];
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, 4000);
@@ -156,7 +157,7 @@ fn read(fs: &Remote, file: File) -> Vec<u8> {
 }
 
 /// A client made by hand: after INIT, with its memory.
-struct Attacker {
+struct LaneAttacker {
     socket: OwnedFd,
     memory: Arc<Ring>,
     lane: ClientLane,
@@ -221,15 +222,15 @@ fn has_bytes(memory: &OwnedFd, bytes: &[u8]) -> bool {
     all.windows(bytes.len()).any(|part| part == bytes)
 }
 
-impl Attacker {
-    fn connect(path: &Path) -> Attacker {
+impl LaneAttacker {
+    fn connect(path: &Path) -> LaneAttacker {
         let socket = raw::begun(path, USER);
         let (fd, _) = receive(&socket);
         let memory = Arc::new(Ring::of(fd.unwrap()).unwrap());
         let mut room = [0; 4096];
         let (len, _) = rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap();
         assert!(len > 16, "INIT was not answered");
-        Attacker { socket, memory, lane: ClientLane::new(0) }
+        LaneAttacker { socket, memory, lane: ClientLane::new(0) }
     }
 
     fn bell(&self) {
@@ -327,7 +328,7 @@ fn counters_that_jump_and_ranges_outside_of_the_arena_end_only_the_connection_of
     ];
     attack(|path, _| {
         for (submitted, words) in attacks {
-            let attacker = Attacker::connect(path);
+            let attacker = LaneAttacker::connect(path);
             attacker.memory.write(LANE_AT + 1024, &entry(*words));
             attacker.memory.store(USED, u32::MAX);
             attacker.memory.store(LANE_AT, *submitted);
@@ -343,7 +344,7 @@ fn counters_that_jump_and_ranges_outside_of_the_arena_end_only_the_connection_of
 fn a_long_write_whose_length_is_a_lie_ends_only_the_connection_of_its_client() {
     attack(|path, _| {
         for length in [0, 80, 100_000, 200_001, u32::MAX] {
-            let mut attacker = Attacker::connect(path);
+            let mut attacker = LaneAttacker::connect(path);
             let number = attacker.lane.next_number();
             let mut message = request(WRITE, number, 1, &[0; 40]);
             message[..4].copy_from_slice(&length.to_ne_bytes());
@@ -353,7 +354,7 @@ fn a_long_write_whose_length_is_a_lie_ends_only_the_connection_of_its_client() {
             assert!(attacker.has_ended(Duration::from_secs(60)), "{length} is served");
         }
         // A handle that is not this client's, with data that stays in the lane.
-        let mut attacker = Attacker::connect(path);
+        let mut attacker = LaneAttacker::connect(path);
         for fh in 0..8_u64 {
             let mut body = vec![0; 40 + 200_000];
             body[..8].copy_from_slice(&fh.to_ne_bytes());
@@ -366,7 +367,7 @@ fn a_long_write_whose_length_is_a_lie_ends_only_the_connection_of_its_client() {
 #[test]
 fn no_forged_inode_or_handle_reads_a_foreign_file() {
     attack(|path, secret| {
-        let mut attacker = Attacker::connect(path);
+        let mut attacker = LaneAttacker::connect(path);
         let read = |fh: u64| {
             let mut body = [0; 40];
             body[..8].copy_from_slice(&fh.to_ne_bytes());
@@ -395,7 +396,7 @@ fn no_forged_inode_or_handle_reads_a_foreign_file() {
 #[test]
 fn a_message_that_changes_while_it_is_handled_reads_no_foreign_file() {
     attack(|path, secret| {
-        let mut attacker = Attacker::connect(path);
+        let mut attacker = LaneAttacker::connect(path);
         attacker.ask(LOOKUP, 1, b"secret\0").unwrap().unwrap();
         let stop = AtomicBool::new(false);
         let other = Arc::clone(&attacker.memory);
@@ -414,7 +415,7 @@ fn a_message_that_changes_while_it_is_handled_reads_no_foreign_file() {
             for _ in 0..3000 {
                 match attacker.ask(OPEN, 1, &[0; 8]) {
                     Some(_) => {}
-                    None => attacker = Attacker::connect(path),
+                    None => attacker = LaneAttacker::connect(path),
                 }
             }
             stop.store(true, Ordering::Relaxed);
@@ -428,7 +429,7 @@ fn any_bytes_in_the_lanes_harm_nobody() {
     attack(|path, secret| {
         let mut random = fastrand::Rng::with_seed(11);
         for _ in 0..60 {
-            let attacker = Attacker::connect(path);
+            let attacker = LaneAttacker::connect(path);
             for _ in 0..30 {
                 let lane = random.usize(..3);
                 let at = LANE_AT + lane * LANE;
@@ -459,7 +460,7 @@ fn any_bytes_in_the_lanes_harm_nobody() {
 #[test]
 fn a_client_that_asks_for_lanes_without_end_gets_few_and_others_still_get_theirs() {
     attack(|path, _| {
-        let greedy: Vec<Attacker> = (0..5).map(|_| Attacker::connect(path)).collect();
+        let greedy: Vec<LaneAttacker> = (0..5).map(|_| LaneAttacker::connect(path)).collect();
         let mut blocks = 0;
         for attacker in &greedy {
             for _ in 0..20 {
@@ -471,7 +472,7 @@ fn a_client_that_asks_for_lanes_without_end_gets_few_and_others_still_get_theirs
         }
         // Seven each, until half of the 64 of a user are in use.
         assert_eq!(blocks, 32 - 5);
-        assert!((0..30).all(|_| Attacker::connect(path).memory.blocks() == 1));
+        assert!((0..30).all(|_| LaneAttacker::connect(path).memory.blocks() == 1));
     });
 }
 
@@ -479,10 +480,10 @@ fn a_client_that_asks_for_lanes_without_end_gets_few_and_others_still_get_theirs
 #[test]
 fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
     attack_on(|path, secret| {
-        let (mut attacker, mut other) = (Attacker::connect(path), Attacker::connect(path));
+        let (mut attacker, mut other) = (LaneAttacker::connect(path), LaneAttacker::connect(path));
         let handles = || (0..64).chain([secret.fh.0, u64::MAX]);
         let kinds = [PAGES, PAGES | MAP_TO_WRITE, u64::MAX, MAP_TO_READ, MAP_TO_WRITE];
-        let refused = |attacker: &Attacker, ino: u64, fh: u64, error: i32| {
+        let refused = |attacker: &LaneAttacker, ino: u64, fh: u64, error: i32| {
             for flags in kinds {
                 let given = attacker.ask_for_memory(ino, fh, flags);
                 assert!(given.is_err(), "inode {ino}, handle {fh}, flags {flags:x}");
@@ -528,7 +529,7 @@ fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
 #[test]
 fn nobody_writes_lengthens_or_seals_the_memory_that_was_handed_over() {
     attack_on(|path, _| {
-        let mut attacker = Attacker::connect(path);
+        let mut attacker = LaneAttacker::connect(path);
         let public = attacker.look_up("public");
         let fh = attacker.open(public, 0).unwrap();
         for (ino, fh, kind) in [(public, fh, PAGES), (1, 0, VERSIONS), (1, 0, TOLD_NAMES)] {
@@ -572,7 +573,7 @@ fn descriptors_of(inode: u64) -> usize {
 #[test]
 fn requests_for_memory_without_end_take_no_descriptors_and_no_memory() {
     attack_on(|path, _| {
-        let mut attacker = Attacker::connect(path);
+        let mut attacker = LaneAttacker::connect(path);
         let public = attacker.look_up("public");
         let fh = attacker.open(public, 0).unwrap();
         for (ino, fh, kind) in [(public, fh, PAGES), (1, 0, VERSIONS), (1, 0, TOLD_NAMES)] {
@@ -593,7 +594,7 @@ fn requests_for_memory_without_end_take_no_descriptors_and_no_memory() {
             }
             settles(1);
             // Nobody receives the answers to these, which have descriptors.
-            let mut greedy = Attacker::connect(path);
+            let mut greedy = LaneAttacker::connect(path);
             if ino == public {
                 greedy.look_up("public");
             }
@@ -618,7 +619,7 @@ fn requests_for_memory_without_end_take_no_descriptors_and_no_memory() {
 #[test]
 fn no_memory_has_names_of_a_directory_that_its_user_may_not_search() {
     attack_on(|path, _| {
-        let mut attacker = Attacker::connect(path);
+        let mut attacker = LaneAttacker::connect(path);
         let memory =
             [TOLD_NAMES, VERSIONS].map(|kind| attacker.ask_for_memory(1, 0, kind).unwrap());
         let closed = attacker.look_up("closed");

@@ -14,11 +14,11 @@ use defuse_fs::{
     OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, SetAttr, SliceSink, SliceSource,
     WriteArgs, WriteBuf,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use defuse_ring::pages::{MOST_FRAMES, PageReader};
-use defuse_shared::{LaneOffers, Paged, PagedOptions, Parts};
-use defuse_socket::{Admission, Server, ServerOptions};
+use defuse_shared::{LaneOffers, PagedFileSystem, PagedOptions, PartDivision};
+use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 
 fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })
@@ -65,15 +65,16 @@ fn resize(fs: &dyn FileSystem, file: File, size: u64) {
     fs.setattr(&cx(), file.ino, Some(file.fh), &set).unwrap();
 }
 
-fn paged(options: PagedOptions) -> Arc<Paged> {
-    Paged::over(Arc::new(Memory::new(Options::default())), options).unwrap()
+fn paged(options: PagedOptions) -> Arc<PagedFileSystem> {
+    PagedFileSystem::over(Arc::new(MemoryFileSystem::new(MemoryOptions::default())), options)
+        .unwrap()
 }
 
 /// Users who may connect, beside root.
 const USERS: [u32; 2] = [4321, 4322];
 
 /// Runs `test` with a function that connects to a server.
-fn serve(options: PagedOptions, test: impl FnOnce(&(dyn Fn() -> Remote + Sync))) {
+fn serve(options: PagedOptions, test: impl FnOnce(&(dyn Fn() -> RemoteClient + Sync))) {
     let dir = tempfile::tempdir().unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(dir.path(), open).unwrap();
@@ -81,9 +82,9 @@ fn serve(options: PagedOptions, test: impl FnOnce(&(dyn Fn() -> Remote + Sync)))
     let paged = paged(options);
     let pages = Some(Arc::clone(&paged) as _);
     let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let admission = Admission::Users(USERS.to_vec());
+    let admission = AdmissionPolicy::Users(USERS.to_vec());
     let options = ServerOptions { admission, lines, pages, ..ServerOptions::default() };
-    let server = Server::bind(&path, paged, options).unwrap();
+    let server = SocketServer::bind(&path, paged, options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let run = || test(&|| connect(&path));
@@ -93,13 +94,13 @@ fn serve(options: PagedOptions, test: impl FnOnce(&(dyn Fn() -> Remote + Sync)))
     });
 }
 
-fn connect(path: &Path) -> Remote {
+fn connect(path: &Path) -> RemoteClient {
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    Remote::connect(path, options).unwrap()
+    RemoteClient::connect(path, options).unwrap()
 }
 
 /// Reads until the client has the pages of the file.
-fn warm(client: &Remote, file: File, len: usize) {
+fn warm(client: &RemoteClient, file: File, len: usize) {
     for _ in 0..12 {
         read(client, file, 0, len);
     }
@@ -244,10 +245,13 @@ fn figure(figures: &[Figure], name: &str) -> u64 {
 
 #[test]
 fn figures_tell_of_the_pages_of_each_part_and_of_nothing_after_the_last_close() {
-    let parts =
-        Parts { count: 2, of: Arc::new(|ino| Some(ino.0 as usize % 2)), without: Vec::new() };
-    let memory = Arc::new(Memory::new(Options::default()));
-    let fs = Paged::over_parts(memory, PagedOptions::default(), parts).unwrap();
+    let parts = PartDivision {
+        count: 2,
+        of: Arc::new(|ino| Some(ino.0 as usize % 2)),
+        without: Vec::new(),
+    };
+    let memory = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
+    let fs = PagedFileSystem::over_parts(memory, PagedOptions::default(), parts).unwrap();
     let (one, other) = (create(&*fs, "one"), create(&*fs, "other"));
     let (part, beside) = (one.ino.0 as usize % 2, other.ino.0 as usize % 2);
     assert_ne!(part, beside, "the numbers of the files are consecutive");
@@ -513,9 +517,12 @@ fn a_user_that_reads_everything_displaces_no_pages_that_others_share() {
 /// attributes, lets it read again, so that the time of the last access becomes new.
 #[test]
 fn pages_that_were_hidden_are_answered_from_memory_until_the_file_has_changed() {
-    let reads = Arc::new(Counting { inner: Memory::new(Options::default()), reads: 0.into() });
+    let reads = Arc::new(ReadCounter {
+        inner: MemoryFileSystem::new(MemoryOptions::default()),
+        reads: 0.into(),
+    });
     let options = PagedOptions { bytes: LEAST, ..PagedOptions::default() };
-    let fs = Paged::over(Arc::clone(&reads) as _, options).unwrap();
+    let fs = PagedFileSystem::over(Arc::clone(&reads) as _, options).unwrap();
     let files = filled(&*fs);
     let readers: Vec<PageReader> = (0..)
         .zip(&files)
@@ -554,12 +561,12 @@ fn pages_that_were_hidden_are_answered_from_memory_until_the_file_has_changed() 
 }
 
 /// A file system that counts its reads.
-struct Counting {
-    inner: Memory,
+struct ReadCounter {
+    inner: MemoryFileSystem,
     reads: AtomicU64,
 }
 
-impl FileSystem for Counting {
+impl FileSystem for ReadCounter {
     defuse_fs::delegate!(to inner, except read);
 
     fn read(
@@ -590,13 +597,13 @@ fn who_has_the_pages_of_a_file_reads_it_after_chmod_and_a_new_open_is_refused() 
         let owner = connect();
         let file = create(&owner, "file");
         write(&owner, file, 0, &[1; 9000]);
-        let read = |client: &Remote, cx: &Context<'_>, file: File| {
+        let read = |client: &RemoteClient, cx: &Context<'_>, file: File| {
             let mut bytes = vec![0; 9000];
             let mut sink = SliceSink::new(&mut bytes);
             let mut out = ReadBuf::new(&mut sink, 9000);
             client.read(cx, file, ReadArgs::default(), &mut out).map(|()| bytes[8999])
         };
-        let open = |client: &Remote, cx: &Context<'_>| {
+        let open = |client: &RemoteClient, cx: &Context<'_>| {
             let ino = client.lookup(cx, Ino::ROOT, name("file")).unwrap().ino;
             client.open(cx, ino, args(0)).map(|opened| File { ino, fh: opened.fh })
         };
@@ -635,15 +642,15 @@ fn who_has_the_pages_of_a_file_reads_it_after_chmod_and_a_new_open_is_refused() 
 /// A client that has the file open for writing only, or not at all, gets no pages of it.
 #[test]
 fn pages_need_a_file_that_is_open_for_reading() {
-    use defuse_connection::{Connection, Credentials, Quotas, Service};
+    use defuse_connection::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
     let fs: Arc<dyn FileSystem> = paged(PagedOptions::default());
-    let service = Service::new(Quotas::default(), || ());
-    let user = |uid| Credentials { pid: 1, uid, groups: vec![uid] };
-    let root = Connection::new(Arc::clone(&fs), Arc::clone(&service), user(0));
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let user = |uid| PeerCredentials { pid: 1, uid, groups: vec![uid] };
+    let root = PeerConnection::new(Arc::clone(&fs), Arc::clone(&service), user(0));
     let file = create(&root, "secret");
     let set = SetAttr { perm: Some(0o622), ..SetAttr::default() };
     root.setattr(&cx(), file.ino, None, &set).unwrap();
-    let stranger = Connection::new(fs, service, user(7));
+    let stranger = PeerConnection::new(fs, service, user(7));
     let own = Context::new(Caller { uid: 7, gid: 7, pid: 1 });
     assert_eq!(stranger.may_read(&own, file), Err(Errno::ESTALE));
     let ino = stranger.lookup(&own, Ino::ROOT, name("secret")).unwrap().ino;

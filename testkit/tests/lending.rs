@@ -5,31 +5,33 @@ mod ways;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart, WorkDir,
+};
 use defuse_fs::{
     Caps, Context, Errno, File, FileSystem, Io, IoOp, ReadArgs, ReadBuf, Result, SliceSink,
     SliceSource, WriteArgs, WriteBuf, delegate,
 };
-use defuse_memory::{Memory, Options};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
 
 /// A file system that reads and writes only in memory that it was lent, as a device would.
-struct Device {
-    inner: Memory,
+struct LendingDevice {
+    inner: MemoryFileSystem,
     submits: bool,
     /// Addresses of the memory that the last read and the last write were lent.
     read_at: AtomicUsize,
     written_from: AtomicUsize,
 }
 
-impl Device {
+impl LendingDevice {
     fn new(submits: bool) -> Arc<Self> {
-        let inner = Memory::new(Options::default());
+        let inner = MemoryFileSystem::new(MemoryOptions::default());
         let (read_at, written_from) = Default::default();
-        Arc::new(Device { inner, submits, read_at, written_from })
+        Arc::new(LendingDevice { inner, submits, read_at, written_from })
     }
 }
 
-impl FileSystem for Device {
+impl FileSystem for LendingDevice {
     delegate!(to inner, except caps, read, write, submit);
 
     fn caps(&self) -> Caps {
@@ -86,7 +88,7 @@ impl FileSystem for Device {
 fn every_frontend_lends_its_private_memory() {
     for submits in [false, true] {
         ways::each(
-            || Device::new(submits),
+            || LendingDevice::new(submits),
             |way, fs, open| {
                 let file = open();
                 // More than a page, and less than what the kernel mount splices.
@@ -105,18 +107,21 @@ fn every_frontend_lends_its_private_memory() {
 }
 
 /// A file system whose device reads and writes on another thread, in memory that it was given.
-struct Owning {
-    inner: Arc<Memory>,
+struct OwnedMemoryDevice {
+    inner: Arc<MemoryFileSystem>,
     given: Arc<AtomicUsize>,
 }
 
-impl Owning {
+impl OwnedMemoryDevice {
     fn new() -> Arc<Self> {
-        Arc::new(Owning { inner: Arc::new(Memory::new(Options::default())), given: Arc::default() })
+        Arc::new(OwnedMemoryDevice {
+            inner: Arc::new(MemoryFileSystem::new(MemoryOptions::default())),
+            given: Arc::default(),
+        })
     }
 }
 
-impl FileSystem for Owning {
+impl FileSystem for OwnedMemoryDevice {
     delegate!(to inner, except caps, read, write, submit);
 
     fn caps(&self) -> Caps {
@@ -155,7 +160,7 @@ impl FileSystem for Owning {
 
 #[test]
 fn memory_is_given_to_a_device_only_in_the_process_of_its_owner() {
-    ways::each(Owning::new, |way, fs, open| {
+    ways::each(OwnedMemoryDevice::new, |way, fs, open| {
         let file = open();
         let bytes: Vec<u8> = (0..20_000).map(|at| (at % 251) as u8).collect();
         assert_eq!(file.pwrite(&bytes, 3), bytes.len(), "{way}");
@@ -168,12 +173,12 @@ fn memory_is_given_to_a_device_only_in_the_process_of_its_owner() {
 
 #[test]
 fn an_asynchronous_transfer_uses_the_memory_of_the_caller() {
-    let fs = Owning::new();
-    let client = Client::new(defuse_direct::Options::default());
-    client.mount(b"a:", fs.clone(), &MountArgs::default()).unwrap();
-    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
-    let how = How { flags: 0o102, mode: 0o600, ..How::default() };
-    let file = client.open(&task, At::Cwd, b"a:/file", how).unwrap();
+    let fs = OwnedMemoryDevice::new();
+    let client = DirectClient::new(defuse_direct::ClientOptions::default());
+    client.mount(b"a:", fs.clone(), &ClientMountArgs::default()).unwrap();
+    let task = ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+    let how = OpenHow { flags: 0o102, mode: 0o600, ..OpenHow::default() };
+    let file = client.open(&task, WalkStart::Cwd, b"a:/file", how).unwrap();
     let given = || fs.given.load(Ordering::SeqCst);
     let bytes = b"some text".to_vec();
     let address = bytes.as_ptr() as usize;
@@ -186,9 +191,9 @@ fn an_asynchronous_transfer_uses_the_memory_of_the_caller() {
     assert_eq!((read, &room[..]), (Ok(4), &b"text"[..]));
     assert_eq!((given(), room.as_ptr() as usize), (address, address));
     // The other buffers fill the same memory.
-    let memory = Memory::new(Options::default());
-    client.mount(b"m:", Arc::new(memory), &MountArgs::default()).unwrap();
-    let file = client.open(&task, At::Cwd, b"m:/file", how).unwrap();
+    let memory = MemoryFileSystem::new(MemoryOptions::default());
+    client.mount(b"m:", Arc::new(memory), &ClientMountArgs::default()).unwrap();
+    let file = client.open(&task, WalkStart::Cwd, b"m:/file", how).unwrap();
     client.pwrite(&task, &file, b"some text", 4000).unwrap();
     let room = vec![b'-'; 5000];
     let address = room.as_ptr() as usize;

@@ -8,31 +8,37 @@ mod spread;
 
 use std::sync::{Arc, Barrier};
 
-use defuse_block::Ram;
+use defuse_block::RamDevice;
 use defuse_fs::{Errno, File, FileKind, FileSystem, Ino, NewNode, OpenArgs, OpenFlags};
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_passthrough::Passthrough;
-use defuse_testkit::model::{Missing, check_some};
+use defuse_testkit::model::{MissingPolicy, check_some};
 use defuse_uhs::Uhs;
 use offers::serve;
 use served::{context, create, name, read, write};
-use spread::Spread;
+use spread::SpreadClients;
 
 /// Random sequences for each number of clients.
 const SEQUENCES: u32 = 20;
 
-fn one_two_and_eight_clients(missing: Missing, keep: bool, make: impl Fn() -> Arc<dyn FileSystem>) {
+fn one_two_and_eight_clients(
+    missing: MissingPolicy,
+    keep: bool,
+    make: impl Fn() -> Arc<dyn FileSystem>,
+) {
     // With one client, so that a difference with several of them comes from the others.
     check_some(missing, SEQUENCES, || Arc::new(serve(make()).with_client()));
     for clients in [2, 8] {
-        check_some(missing, SEQUENCES, || Arc::new(Spread::over(serve(make()), clients, keep)));
+        check_some(missing, SEQUENCES, || {
+            Arc::new(SpreadClients::over(serve(make()), clients, keep))
+        });
     }
 }
 
 #[test]
 fn clients_of_memory_do_together_what_the_model_does() {
-    let make = || -> Arc<dyn FileSystem> { Arc::new(Memory::new(Default::default())) };
-    one_two_and_eight_clients(Missing::Refused, true, make);
+    let make = || -> Arc<dyn FileSystem> { Arc::new(MemoryFileSystem::new(Default::default())) };
+    one_two_and_eight_clients(MissingPolicy::Refused, true, make);
 }
 
 #[test]
@@ -42,7 +48,7 @@ fn clients_of_a_directory_do_together_what_the_model_does() {
         return;
     }
     let dirs = tempfile::tempdir().unwrap();
-    one_two_and_eight_clients(Missing::Refused, false, || {
+    one_two_and_eight_clients(MissingPolicy::Refused, false, || {
         let dir = tempfile::tempdir_in(dirs.path()).unwrap().keep();
         Arc::new(Passthrough::new(&dir, Default::default()).unwrap())
     });
@@ -50,14 +56,14 @@ fn clients_of_a_directory_do_together_what_the_model_does() {
 
 #[test]
 fn clients_of_uhs_do_together_what_the_model_does() {
-    let options = defuse_uhs::Options {
+    let options = defuse_uhs::UhsOptions {
         commit: None,
         cache_pages: 64,
         dirty_pages: 16,
         ..Default::default()
     };
-    one_two_and_eight_clients(Missing::Allowed, true, || {
-        let device = Arc::new(Ram::new(4096, 4096));
+    one_two_and_eight_clients(MissingPolicy::Allowed, true, || {
+        let device = Arc::new(RamDevice::new(4096, 4096));
         let mut random = fastrand::Rng::with_seed(1);
         Uhs::make(device.clone(), (0o1777, 0, 0), &mut random).unwrap();
         Arc::new(Uhs::open(device, options, random).unwrap().0)
@@ -70,7 +76,7 @@ fn clients_of_uhs_do_together_what_the_model_does() {
 fn of_clients_that_change_one_name_at_once_one_does() {
     const CLIENTS: usize = 8;
     const ROUNDS: usize = 60;
-    let served = serve(Arc::new(Memory::new(Default::default())));
+    let served = serve(Arc::new(MemoryFileSystem::new(Default::default())));
     let clients: Vec<_> = (0..CLIENTS).map(|_| served.client()).collect();
     let (shared, _) = create(&clients[0], "shared");
     let (barrier, cx) = (Barrier::new(CLIENTS), context());

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Access, Device, OpenFile, Ram};
+use defuse_block::{BlockDevice, DeviceAccess, OpenDeviceFile, RamDevice};
 use defuse_example::Example;
-use defuse_memory::{Memory, Options};
-use defuse_testkit::model::{Missing, Op, check, replay};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_testkit::model::{MissingPolicy, ModelOp, check, replay};
 use defuse_uhs::Uhs;
 
 #[test]
 fn memory_does_what_the_model_does() {
-    check(Missing::Refused, || Arc::new(Memory::new(Options::default())));
+    check(MissingPolicy::Refused, || Arc::new(MemoryFileSystem::new(MemoryOptions::default())));
 }
 
 /// A copy within one file moved the end of the file that it read from, and so copied more bytes
@@ -18,24 +18,24 @@ fn memory_does_what_the_model_does() {
 #[test]
 fn a_copy_that_lengthens_its_own_source_stops_at_the_old_end() {
     let ops = [
-        Op::Create { dir: 0, name: 0, perm: 0o600, truncate: false },
-        Op::Write { handle: 0, offset: 0, length: 8193, byte: 1, append: false },
-        Op::Copy { from: 0, to: 0, src: 8191, dst: 8193, length: 100 },
-        Op::Copy { from: 0, to: 0, src: 8191, dst: 12287, length: 300 },
+        ModelOp::Create { dir: 0, name: 0, perm: 0o600, truncate: false },
+        ModelOp::Write { handle: 0, offset: 0, length: 8193, byte: 1, append: false },
+        ModelOp::Copy { from: 0, to: 0, src: 8191, dst: 8193, length: 100 },
+        ModelOp::Copy { from: 0, to: 0, src: 8191, dst: 12287, length: 300 },
     ];
-    replay(Missing::Refused, &Memory::new(Options::default()), &ops).unwrap();
+    replay(MissingPolicy::Refused, &MemoryFileSystem::new(MemoryOptions::default()), &ops).unwrap();
 }
 
 /// The backend that the documentation explains has few operations, and these do as the model does.
 #[test]
 fn the_example_does_what_the_model_does() {
-    check(Missing::Allowed, || Arc::new(Example::new(1024)));
+    check(MissingPolicy::Allowed, || Arc::new(Example::new(1024)));
 }
 
 /// Its caches are so small that most data is read from the device again, and most writes wait for it.
 #[test]
 fn uhs_does_what_the_model_does() {
-    check(Missing::Allowed, || Arc::new(uhs_on(Arc::new(Ram::new(4096, 4096)))));
+    check(MissingPolicy::Allowed, || Arc::new(uhs_on(Arc::new(RamDevice::new(4096, 4096)))));
 }
 
 /// Where io_uring is refused.
@@ -43,17 +43,17 @@ fn uhs_does_what_the_model_does() {
 fn uhs_on_a_file_of_threads_does_what_the_model_does() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    check(Missing::Allowed, || {
+    check(MissingPolicy::Allowed, || {
         std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
-        let file = OpenFile::open(&path, Access::ReadWrite).unwrap();
+        let file = OpenDeviceFile::open(&path, DeviceAccess::ReadWrite).unwrap();
         let device = file.device_of_threads().unwrap();
         assert!(!device.has_rings());
         Arc::new(uhs_on(Arc::new(device)))
     });
 }
 
-fn uhs_on(device: Arc<dyn Device>) -> Uhs {
-    let options = defuse_uhs::Options {
+fn uhs_on(device: Arc<dyn BlockDevice>) -> Uhs {
+    let options = defuse_uhs::UhsOptions {
         commit: None,
         cache_pages: 64,
         dirty_pages: 16,

@@ -2,7 +2,7 @@
 //! against every backend, with the server in another process.
 
 use defuse_testkit::mounted;
-use defuse_testkit::suites::{CONFIGS, Config, Suite, run};
+use defuse_testkit::suites::{CONFIGS, ConformanceSuite, StageConfig, run};
 
 /// One test, because the suite must be alone in its process.
 #[test]
@@ -11,8 +11,8 @@ fn every_configuration_keeps_the_promises() {
         println!("skipped: {reason}");
         return;
     }
-    let all: Vec<&Config> = CONFIGS.iter().collect();
-    let rows = run(Suite::Posix, &all, true, &mut |row| println!("{row}")).unwrap();
+    let all: Vec<&StageConfig> = CONFIGS.iter().collect();
+    let rows = run(ConformanceSuite::Posix, &all, true, &mut |row| println!("{row}")).unwrap();
     for row in rows {
         assert!(row.unexpected.is_empty(), "{row}\n{:#?}", row.unexpected);
         let enough = row.tally.passed + row.tally.skipped.len() >= 150;

@@ -5,71 +5,75 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_connection::{Connection, Credentials, Limits, Quotas, Service, VersionSource, Wanted};
+use defuse_connection::{
+    ConnectionLimits, PeerConnection, PeerCredentials, ServiceQuotas, ServiceState, VersionSource,
+    WantedFiles,
+};
 use defuse_fs::{
     Attr, Caller, Context, Errno, File, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath,
-    OpenArgs, OpenFlags, Origin, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetTime,
-    Shortcuts, Timestamp,
+    OpenArgs, OpenFlags, Origin, PathResolution, ReleaseArgs, RenameFlags, Result, SetAttr,
+    SetTime, Shortcuts, Timestamp,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::{LaneOffers, Versioned};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
+use defuse_shared::{LaneOffers, VersionedFileSystem};
 use defuse_socket::ServerOptions;
 use defuse_testkit::listing;
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
-use served::{Served, context, create, name};
+use served::{TestServer, context, create, name};
 
 /// Options of a server that offers lanes.
 fn with_lanes() -> ServerOptions {
     ServerOptions { lines: Some(Arc::new(LaneOffers::default())), ..ServerOptions::default() }
 }
 
-fn served_with(options: ServerOptions) -> Served {
-    let fs = Versioned::over(Arc::new(Memory::new(Options::default()))).unwrap();
+fn served_with(options: ServerOptions) -> TestServer {
+    let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
+        .unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
-    Served::new(fs, ServerOptions { versions, ..options }, clients)
+    TestServer::new(fs, ServerOptions { versions, ..options }, clients)
 }
 
 /// A client that knows the versions of the server.
-fn connect(served: &Served) -> Remote {
+fn connect(served: &TestServer) -> RemoteClient {
     let client = served.client();
     client.attached(Origin::new(), Arc::new(NoNotify));
     client
 }
 
 /// Opens a path for reading, as the client of unmodified programs does.
-fn open(fs: &Remote, path: &str) -> Result<File> {
+fn open(fs: &RemoteClient, path: &str) -> Result<File> {
     let args = OpenArgs { flags: OpenFlags(0), kill_suidgid: false };
     let path = NormalPath::new(path.as_bytes()).unwrap();
     match fs.resolve_to_open(&context(), Ino::ROOT, path, args)? {
-        (Resolved::Inode { ino, .. }, Some(opened)) => Ok(File { ino, fh: opened.fh }),
-        (Resolved::Inode { ino, .. }, None) => {
+        (PathResolution::Inode { ino, .. }, Some(opened)) => Ok(File { ino, fh: opened.fh }),
+        (PathResolution::Inode { ino, .. }, None) => {
             Ok(File { ino, fh: fs.open(&context(), ino, args)?.fh })
         }
-        (Resolved::Missing { .. }, _) => Err(Errno::ENOENT),
-        (Resolved::Walk, _) => panic!("{path:?} is not resolved"),
+        (PathResolution::Missing { .. }, _) => Err(Errno::ENOENT),
+        (PathResolution::Walk, _) => panic!("{path:?} is not resolved"),
     }
 }
 
-fn close(fs: &Remote, file: File) {
+fn close(fs: &RemoteClient, file: File) {
     fs.release(&context(), file, ReleaseArgs::default()).unwrap();
 }
 
-fn contents(fs: &Remote, path: &str) -> Result<Vec<u8>> {
+fn contents(fs: &RemoteClient, path: &str) -> Result<Vec<u8>> {
     let file = open(fs, path)?;
     let bytes = served::read(fs, file, 0, 100_000);
     close(fs, file);
     bytes
 }
 
-fn write(fs: &Remote, file: File, bytes: &[u8]) {
+fn write(fs: &RemoteClient, file: File, bytes: &[u8]) {
     assert_eq!(served::write(fs, file, 0, bytes), Ok(bytes.len()));
 }
 
-fn make(fs: &Remote, text: &str, bytes: &[u8]) -> Ino {
+fn make(fs: &RemoteClient, text: &str, bytes: &[u8]) -> Ino {
     let (_, file) = create(fs, text);
     write(fs, file, bytes);
     close(fs, file);
@@ -77,12 +81,12 @@ fn make(fs: &Remote, text: &str, bytes: &[u8]) -> Ino {
 }
 
 /// Files of 100 bytes.
-fn make_all(fs: &Remote, count: usize) -> Vec<Ino> {
+fn make_all(fs: &RemoteClient, count: usize) -> Vec<Ino> {
     (0..count).map(|at| make(fs, &nth(at), &[1; 100])).collect()
 }
 
 /// The numbers of open files of all clients, in the order in which they connected.
-fn open_files(served: &Served) -> Vec<u64> {
+fn open_files(served: &TestServer) -> Vec<u64> {
     let clients = served.server.statistics().clients;
     clients.iter().map(|client| client.holdings.open_files).collect()
 }
@@ -98,7 +102,7 @@ fn files_of_a_directory_are_opened_several_at_a_time() {
     }
 }
 
-fn opens_several(served: &Served) {
+fn opens_several(served: &TestServer) {
     let (maker, reader) = (connect(served), connect(served));
     for at in 0..200 {
         make(&maker, &nth(at), &vec![at as u8; at * 7]);
@@ -121,7 +125,7 @@ fn opens_several(served: &Served) {
 }
 
 /// A client that reads the files 0 to 7, so that 8 to 15 are open already.
-fn with_ready_files(served: &Served) -> Remote {
+fn with_ready_files(served: &TestServer) -> RemoteClient {
     let reader = connect(served);
     for at in 0..8 {
         contents(&reader, &nth(at)).unwrap();
@@ -141,10 +145,10 @@ fn with_ready_files(served: &Served) -> Remote {
 
 #[test]
 fn a_file_that_has_changed_since_is_opened_anew() {
-    type Change = fn(&Remote, Ino);
+    type RemoteChange = fn(&RemoteClient, Ino);
     let served = served_with(with_lanes());
     let maker = connect(&served);
-    let changes: [(&str, Change, Result<Vec<u8>>); 6] = [
+    let changes: [(&str, RemoteChange, Result<Vec<u8>>); 6] = [
         ("nothing", |_, _| (), Ok(vec![1; 100])),
         (
             "a write",
@@ -240,11 +244,11 @@ fn the_access_time_follows_the_read() {
         maker.setattr(&context(), ino, None, &set).unwrap();
     }
     let reader = with_ready_files(&served);
-    let atime = |fs: &Remote, at: usize| {
+    let atime = |fs: &RemoteClient, at: usize| {
         let path = nth(at);
         let path = NormalPath::new(path.as_bytes()).unwrap();
         match fs.resolve(&context(), Ino::ROOT, path) {
-            Ok(Resolved::Inode { attr: Attr { atime, .. }, .. }) => atime,
+            Ok(PathResolution::Inode { attr: Attr { atime, .. }, .. }) => atime,
             other => panic!("{other:?}"),
         }
     };
@@ -287,7 +291,7 @@ fn a_child_does_not_inherit_files_that_nobody_has_opened() {
 /// The files of one client do not keep it from opening others.
 #[test]
 fn half_of_the_files_that_a_client_may_have_open_are_left_to_it() {
-    let limits = Limits { opens: 32, ..Limits::default() };
+    let limits = ConnectionLimits { opens: 32, ..ConnectionLimits::default() };
     let served = served_with(ServerOptions { limits, ..with_lanes() });
     let maker = connect(&served);
     make_all(&maker, 60);
@@ -302,13 +306,14 @@ fn half_of_the_files_that_a_client_may_have_open_are_left_to_it() {
 
 #[test]
 fn nobody_gets_files_that_its_user_may_not_read_or_closes_those_of_others() {
-    let fs = Versioned::over(Arc::new(Memory::new(Options::default()))).unwrap();
+    let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
+        .unwrap();
     let version = |ino| fs.attributes(ino);
     let shared = Arc::clone(&fs) as Arc<dyn FileSystem>;
-    let service = Service::new(Quotas::default(), || ());
-    let user = |uid| Credentials { pid: 1, uid, groups: vec![uid] };
-    let root = Connection::new(Arc::clone(&shared), Arc::clone(&service), user(0));
-    let stranger = Connection::new(shared, service, user(7));
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let user = |uid| PeerCredentials { pid: 1, uid, groups: vec![uid] };
+    let root = PeerConnection::new(Arc::clone(&shared), Arc::clone(&service), user(0));
+    let stranger = PeerConnection::new(shared, service, user(7));
     let own = Context::new(Caller { uid: 7, gid: 7, pid: 1 });
     let dir = |text, perm| {
         let node = NewNode::new(FileKind::Directory, perm, context().caller);
@@ -326,10 +331,11 @@ fn nobody_gets_files_that_its_user_may_not_read_or_closes_those_of_others() {
             secret = Some(file);
         }
     }
-    let wanted = |flags| Wanted { from: 0, flags: OpenFlags(flags), most: 64, most_bytes: 1000 };
+    let wanted =
+        |flags| WantedFiles { from: 0, flags: OpenFlags(flags), most: 64, most_bytes: 1000 };
     let ahead = |dir, flags| {
         let mut all = Vec::new();
-        let told = |file: defuse_connection::OpenedWhole| {
+        let told = |file: defuse_connection::WholeOpenFile| {
             all.push((file.whole.bytes, File { ino: file.ino, fh: file.opened.fh }));
             true
         };
@@ -401,7 +407,7 @@ fn a_reader_sees_each_change_of_another_client() {
 }
 
 /// A directory with a file `inside`.
-fn make_dir(fs: &Remote, parent: Ino, text: &str) -> Ino {
+fn make_dir(fs: &RemoteClient, parent: Ino, text: &str) -> Ino {
     let cx = context();
     let node = NewNode::new(FileKind::Directory, 0o755, cx.caller);
     let dir = fs.mkdir(&cx, parent, name(text), &node).unwrap().ino;
@@ -410,23 +416,23 @@ fn make_dir(fs: &Remote, parent: Ino, text: &str) -> Ino {
     dir
 }
 
-fn inode(fs: &Remote, path: &str) -> Result<Ino> {
+fn inode(fs: &RemoteClient, path: &str) -> Result<Ino> {
     match fs.resolve(&context(), Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap())? {
-        Resolved::Inode { ino, .. } => Ok(ino),
+        PathResolution::Inode { ino, .. } => Ok(ino),
         _ => Err(Errno::ENOENT),
     }
 }
 
-fn open_dir(fs: &Remote, ino: Ino) -> File {
+fn open_dir(fs: &RemoteClient, ino: Ino) -> File {
     File { ino, fh: fs.opendir(&context(), ino, OpenFlags(OpenFlags::DIRECTORY)).unwrap().fh }
 }
 
-fn list(fs: &Remote, dir: File) -> Vec<String> {
+fn list(fs: &RemoteClient, dir: File) -> Vec<String> {
     listing::list(fs, &context(), dir)
 }
 
 /// A tree with the directories `tree/dir-N`, and a client that has listed all of them once.
-fn with_tree(served: &Served, count: usize) -> (Remote, Remote) {
+fn with_tree(served: &TestServer, count: usize) -> (RemoteClient, RemoteClient) {
     let (maker, reader) = (connect(served), connect(served));
     let tree = make_dir(&maker, Ino::ROOT, "tree");
     (0..count).for_each(|at| {
@@ -437,7 +443,7 @@ fn with_tree(served: &Served, count: usize) -> (Remote, Remote) {
 }
 
 /// Lists the tree from the top to the bottom.
-fn walk(fs: &Remote, count: usize) {
+fn walk(fs: &RemoteClient, count: usize) {
     assert_eq!(list(fs, open_dir(fs, inode(fs, "tree").unwrap())).len(), count + 1);
     for at in 0..count {
         let ino = inode(fs, &format!("tree/dir-{at}")).unwrap();
@@ -446,7 +452,7 @@ fn walk(fs: &Remote, count: usize) {
 }
 
 /// Waits until the client that connected at `place` has so many open files and directories.
-fn wait_for(served: &Served, place: usize, count: u64) {
+fn wait_for(served: &TestServer, place: usize, count: u64) {
     let begun = Instant::now();
     while open_files(served)[place] != count {
         assert!(begun.elapsed() < Duration::from_secs(10), "{:?} are open", open_files(served));

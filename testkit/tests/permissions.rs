@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use defuse_testkit::mounted::{Ext4, Mount, program, scratch, why_not};
+use defuse_testkit::mounted::{Ext4Mount, ServedMount, program, scratch, why_not};
 
 const COMBINATIONS: &str = "2000";
 const SCRIPT: &str = include_str!("permissions/combinations.py");
@@ -90,7 +90,7 @@ fn a_user_has_exactly_the_native_permissions() {
     println!("DEFUSE_SEED={seed}");
     let place = scratch().unwrap();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let ext4 = Ext4::new(&place.path().join("ext4"), 256 << 20, 65536).unwrap();
+    let ext4 = Ext4Mount::new(&place.path().join("ext4"), 256 << 20, 65536).unwrap();
     let fresh = |name: &str| {
         let dir = ext4.path().join(name);
         fs::create_dir(&dir).unwrap();
@@ -123,7 +123,7 @@ fn a_user_has_exactly_the_native_permissions() {
         };
         let has_options = !["memory", "uhs"].contains(&option);
         let args: &[&str] = if has_options { &["-o", option] } else { &[] };
-        let mount = Mount::new(&source, place.path(), args).unwrap();
+        let mount = ServedMount::new(&source, place.path(), args).unwrap();
         compare(option, &at(mount.path()));
         mount.end().unwrap();
     }

@@ -14,9 +14,9 @@ fn check(dir: &Path) {
 }
 
 /// Unmounts when dropped, also after a failed assertion.
-struct Mounted(PathBuf);
+struct NativeMount(PathBuf);
 
-impl Drop for Mounted {
+impl Drop for NativeMount {
     fn drop(&mut self) {
         let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
@@ -43,7 +43,7 @@ fn tmpfs(place: &Path) {
         return;
     }
     println!("---- tmpfs");
-    let mounted = Mounted(dir);
+    let mounted = NativeMount(dir);
     check(&mounted.0);
 }
 
@@ -65,6 +65,6 @@ fn ext4(place: &Path) {
         }
     }
     println!("---- ext4");
-    let mounted = Mounted(dir);
+    let mounted = NativeMount(dir);
     check(&mounted.0);
 }

@@ -6,27 +6,29 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
-use defuse_fs::layer::{Action, Fault, Method, Rule, Subdir, When};
+use defuse_direct::{
+    ClientMountArgs, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart, WorkDir,
+};
+use defuse_fs::layer::{FaultAction, FaultLayer, FaultRule, FaultTrigger, Method, SubdirLayer};
 use defuse_fs::{
     Caller, Context, Errno, File, FileSystem, Ino, Name, NoNotify, Notify, Origin, ReadArgs,
     ReadBuf, Result, SliceSink, delegate,
 };
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
-use defuse_memory::{Memory, Options};
-use defuse_remote::{Remote, RemoteOptions};
-use defuse_socket::{Server, ServerOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{RemoteClient, RemoteOptions};
+use defuse_socket::{ServerOptions, SocketServer};
 
 const LONG: Duration = Duration::from_secs(20);
 
 /// A file system that keeps the notifier of its frontend.
-struct Recalls {
-    inner: Fault<Memory>,
+struct RecallingMemory {
+    inner: FaultLayer<MemoryFileSystem>,
     notify: Mutex<Option<Arc<dyn Notify>>>,
 }
 
-impl FileSystem for Recalls {
+impl FileSystem for RecallingMemory {
     delegate!(to inner, except attached);
 
     fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
@@ -34,10 +36,10 @@ impl FileSystem for Recalls {
     }
 }
 
-impl Recalls {
+impl RecallingMemory {
     fn new() -> Arc<Self> {
-        let inner = Fault::new(Memory::new(Options::default()), 1);
-        Arc::new(Recalls { inner, notify: Mutex::default() })
+        let inner = FaultLayer::new(MemoryFileSystem::new(MemoryOptions::default()), 1);
+        Arc::new(RecallingMemory { inner, notify: Mutex::default() })
     }
 
     fn recall(&self, ino: Ino, limit: Duration) -> Result<()> {
@@ -72,7 +74,7 @@ fn a_kernel_mount_writes_back_what_it_holds_before_it_answers_a_recall() {
         println!("skipped: needs root and /dev/fuse");
         return;
     }
-    let (fs, dir) = (Recalls::new(), tempfile::tempdir().unwrap());
+    let (fs, dir) = (RecallingMemory::new(), tempfile::tempdir().unwrap());
     let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
     let options = SessionOptions { writeback: true, ..SessionOptions::default() };
     let session = Session::start(mounted.device, fs.clone(), &options).unwrap();
@@ -90,8 +92,9 @@ fn a_kernel_mount_writes_back_what_it_holds_before_it_answers_a_recall() {
 
         // The file system does not answer the write in time, and the frontend still holds data.
         std::os::unix::fs::FileExt::write_all_at(&file, b"slowly", 0).unwrap();
-        let slow = Action::Delay(Duration::from_secs(2));
-        let rule = Rule { method: Some(Method::Write), when: When::Always, action: slow };
+        let slow = FaultAction::Delay(Duration::from_secs(2));
+        let rule =
+            FaultRule { method: Some(Method::Write), when: FaultTrigger::Always, action: slow };
         fs.inner.set_rules(&[rule]);
         assert_eq!(fs.recall(ino, Duration::from_millis(100)), Err(Errno::ETIMEDOUT));
         fs.inner.set_rules(&[]);
@@ -106,19 +109,19 @@ fn a_kernel_mount_writes_back_what_it_holds_before_it_answers_a_recall() {
 
 /// Mounts `fs` in the in-process client and looks `a:/file` up while `run` runs.
 fn in_process(fs: Arc<dyn FileSystem>, run: impl FnOnce(&dyn Fn() -> u32)) {
-    let client = Client::new(defuse_direct::Options::default());
-    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+    let client = DirectClient::new(defuse_direct::ClientOptions::default());
+    client.mount(b"a:", fs, &ClientMountArgs::default()).unwrap();
+    let task = ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
-    let how = How { flags, mode: 0o600, ..How::default() };
-    let file = client.open(&task, At::Cwd, b"a:/file", how).unwrap();
+    let how = OpenHow { flags, mode: 0o600, ..OpenHow::default() };
+    let file = client.open(&task, WalkStart::Cwd, b"a:/file", how).unwrap();
     run(&|| client.fstat(&task, &file).unwrap().attr.perm);
     file.close(&task).unwrap();
 }
 
 #[test]
 fn the_in_process_client_drops_attributes_when_they_are_recalled() {
-    let fs = Recalls::new();
+    let fs = RecallingMemory::new();
     in_process(fs.clone(), |perm| {
         assert_eq!(perm(), 0o600);
         // Changed without a word to the client.
@@ -134,13 +137,13 @@ fn the_in_process_client_drops_attributes_when_they_are_recalled() {
 
 #[test]
 fn a_socket_refuses_a_recall_that_it_could_not_acknowledge() {
-    let (fs, dir) = (Recalls::new(), tempfile::tempdir().unwrap());
+    let (fs, dir) = (RecallingMemory::new(), tempfile::tempdir().unwrap());
     let path = dir.path().join("socket");
-    let server = Server::bind(&path, fs.clone(), ServerOptions::default()).unwrap();
+    let server = SocketServer::bind(&path, fs.clone(), ServerOptions::default()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let remote = Remote::connect(&path, RemoteOptions::default()).unwrap();
+            let remote = RemoteClient::connect(&path, RemoteOptions::default()).unwrap();
             in_process(Arc::new(remote), |perm| {
                 assert_eq!(perm(), 0o600);
                 assert_eq!(fs.recall(fs.file().0, LONG), Err(Errno::ENOSYS));
@@ -154,8 +157,8 @@ fn a_socket_refuses_a_recall_that_it_could_not_acknowledge() {
 #[test]
 fn a_recall_passes_a_view_and_ends_at_a_frontend_without_a_cache() {
     assert_eq!(recall(&NoNotify, Ino(7), LONG), Ok(()));
-    let fs = Recalls::new();
-    let view = Subdir::new(fs.clone(), Caller::default(), []).unwrap();
+    let fs = RecallingMemory::new();
+    let view = SubdirLayer::new(fs.clone(), Caller::default(), []).unwrap();
     view.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     assert_eq!(fs.recall(Ino(7), LONG), Ok(()));
     assert_eq!(fs.recall(Ino::ROOT, LONG), Ok(()));

@@ -15,10 +15,10 @@ use defuse_fs::{
     LockRequest, LockType, LockWait, NewNode, OpenArgs, OpenFlags, ReleaseArgs, RenameFlags,
     Result,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{LaneUse, Reconnecting, RemoteOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{LaneUse, ReconnectingClient, RemoteOptions};
 use defuse_shared::LaneOffers;
-use defuse_socket::{Server, ServerOptions};
+use defuse_socket::{ServerOptions, SocketServer};
 use files::{context, create, name, read, write};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept,
@@ -30,18 +30,18 @@ use tempfile::TempDir;
 const LONG: Duration = Duration::from_secs(120);
 
 /// A server that can end.
-struct Running {
-    server: Arc<Server>,
+struct EndableServer {
+    server: Arc<SocketServer>,
     thread: JoinHandle<bool>,
 }
 
-impl Running {
-    fn start(path: &Path, fs: Arc<dyn FileSystem>) -> Running {
+impl EndableServer {
+    fn start(path: &Path, fs: Arc<dyn FileSystem>) -> EndableServer {
         let lines = Some(Arc::new(LaneOffers::default()) as _);
         let options = ServerOptions { lines, ..ServerOptions::default() };
-        let server = Arc::new(Server::bind(path, fs, options).unwrap());
+        let server = Arc::new(SocketServer::bind(path, fs, options).unwrap());
         let running = Arc::clone(&server);
-        Running { server, thread: std::thread::spawn(move || running.run()) }
+        EndableServer { server, thread: std::thread::spawn(move || running.run()) }
     }
 
     fn end(self) {
@@ -50,42 +50,45 @@ impl Running {
     }
 }
 
-fn memory() -> Arc<Memory> {
-    Arc::new(Memory::new(Options::default()))
+fn memory() -> Arc<MemoryFileSystem> {
+    Arc::new(MemoryFileSystem::new(MemoryOptions::default()))
 }
 
 /// Runs `test` on clients by messages and by shared memory, with the first server and a function that begins
 /// another one, on the same files or on those that it is given.
-fn each(limit: Duration, test: impl Fn(&Path, Reconnecting, Running, Arc<Memory>)) {
+fn each(
+    limit: Duration,
+    test: impl Fn(&Path, ReconnectingClient, EndableServer, Arc<MemoryFileSystem>),
+) {
     for lanes in [LaneUse::Never, LaneUse::Required] {
         let dir = TempDir::with_prefix("defuse-reconnect-").unwrap();
         let path = dir.path().join("socket");
         let fs = memory();
-        let server = Running::start(&path, fs.clone());
+        let server = EndableServer::start(&path, fs.clone());
         let options = RemoteOptions { lanes, ..RemoteOptions::default() };
-        let client = Reconnecting::connect(&path, options, limit).unwrap();
+        let client = ReconnectingClient::connect(&path, options, limit).unwrap();
         test(&path, client, server, fs);
     }
 }
 
-fn fsync(client: &Reconnecting, file: File) -> Result<()> {
+fn fsync(client: &ReconnectingClient, file: File) -> Result<()> {
     client.fsync(&context(), file, false)
 }
 
-fn setlk(client: &Reconnecting, file: File, typ: LockType) -> Result<()> {
+fn setlk(client: &ReconnectingClient, file: File, typ: LockType) -> Result<()> {
     let lock = Lock { typ, start: 0, end: u64::MAX, pid: 1 };
     let owner = LockOwner(1);
     let request = LockRequest { kind: LockKind::Flock, owner, lock, wait: false };
     client.setlk(&context(), file, &request)
 }
 
-fn mkdir(client: &Reconnecting, parent: Ino, text: &str) -> Result<Ino> {
+fn mkdir(client: &ReconnectingClient, parent: Ino, text: &str) -> Result<Ino> {
     let cx = context();
     let node = NewNode::new(FileKind::Directory, 0o755, cx.caller);
     client.mkdir(&cx, parent, name(text), &node).map(|entry| entry.ino)
 }
 
-fn lookup(client: &Reconnecting, parent: Ino, text: &str) -> Result<Ino> {
+fn lookup(client: &ReconnectingClient, parent: Ino, text: &str) -> Result<Ino> {
     client.lookup(&context(), parent, name(text)).map(|entry| entry.ino)
 }
 
@@ -102,7 +105,7 @@ fn open_files_and_directories_are_found_again_by_their_paths() {
         client.rename(&cx, (Ino::ROOT, name("file")), to, RenameFlags(0)).unwrap();
 
         first.end();
-        let second = Running::start(path, fs);
+        let second = EndableServer::start(path, fs);
         assert_eq!(read(&client, file, 0, 100), Ok(b"before".to_vec()));
         assert_eq!(write(&client, file, 6, b" and after"), Ok(10));
         assert_eq!(read(&client, file, 0, 100), Ok(b"before and after".to_vec()));
@@ -135,7 +138,7 @@ fn a_file_that_is_another_one_or_has_no_name_any_more_is_stale() {
         // The other file has the same name and number, but was made later.
         let other = memory();
         create(&*other, "same name");
-        let second = Running::start(path, other);
+        let second = EndableServer::start(path, other);
         assert_eq!(read(&client, file, 0, 1), Err(Errno::ESTALE));
         assert_eq!(write(&client, file, 0, b"never"), Err(Errno::ESTALE));
         assert_eq!(read(&client, unlinked, 0, 4), Err(Errno::ESTALE));
@@ -163,7 +166,7 @@ fn fsync_fails_once_after_changes_that_no_fsync_has_made_durable() {
         // close(2) waits for no server, and says what it knows.
         assert_eq!(client.flush(&cx, durable, LockOwner(1)), Ok(()));
         assert_eq!(client.flush(&cx, lost, LockOwner(1)), Err(Errno::EIO));
-        let second = Running::start(path, fs);
+        let second = EndableServer::start(path, fs);
         assert_eq!(fsync(&client, durable), Ok(()));
         assert_eq!(fsync(&client, lost), Err(Errno::EIO));
         assert_eq!(fsync(&client, lost), Ok(()));
@@ -185,13 +188,13 @@ fn lost_locks_fail_the_next_call_on_their_open_file_once() {
         fsync(&client, locked).unwrap();
         setlk(&client, locked, LockType::Write).unwrap();
         first.end();
-        let second = Running::start(path, fs.clone());
+        let second = EndableServer::start(path, fs.clone());
         // An open file without locks has lost none.
         assert_eq!(read(&client, other, 0, 1), Ok(Vec::new()));
         assert_eq!(setlk(&client, locked, LockType::Write), Err(Errno::ENOLCK));
         assert_eq!(setlk(&client, locked, LockType::Write), Ok(()));
         second.end();
-        let third = Running::start(path, fs);
+        let third = EndableServer::start(path, fs);
         assert_eq!(read(&client, locked, 0, 1), Err(Errno::EIO));
         assert_eq!(read(&client, locked, 0, 1), Ok(Vec::new()));
         drop(client);
@@ -200,7 +203,7 @@ fn lost_locks_fail_the_next_call_on_their_open_file_once() {
 }
 
 /// Has `client` wait for a lock that it has itself. Returns the open file with the lock, and the way of the answer.
-fn wait_for_lock(client: &Reconnecting) -> (File, Receiver<Result<()>>) {
+fn wait_for_lock(client: &ReconnectingClient) -> (File, Receiver<Result<()>>) {
     let cx = context();
     let (entry, held) = create(client, "file");
     fsync(client, held).unwrap();
@@ -226,12 +229,12 @@ fn a_wait_for_a_lock_ends_with_enolck_when_its_server_ends() {
         let (held, answer) = wait_for_lock(&client);
         first.end();
         assert_eq!(answer.recv_timeout(LONG).unwrap(), Err(Errno::ENOLCK));
-        let _second = Running::start(path, fs);
+        let _second = EndableServer::start(path, fs);
         assert_eq!(setlk(&client, held, LockType::Write), Err(Errno::ENOLCK));
     });
     let (_dir, between, client, _server, _) = losing();
     let (_, answer) = wait_for_lock(&client);
-    between.lose(Lost::Request(MKDIR));
+    between.lose(LostPart::Request(MKDIR));
     assert!(mkdir(&client, Ino::ROOT, "dir").is_ok());
     assert_eq!(answer.recv_timeout(LONG).unwrap(), Err(Errno::ENOLCK));
 }
@@ -250,7 +253,7 @@ fn without_a_server_calls_end_at_the_limit_and_the_next_server_is_found() {
         for _ in 0..10 {
             assert_eq!(read(&client, file, 0, 1), Err(Errno::ENOTCONN));
         }
-        let second = Running::start(path, fs);
+        let second = EndableServer::start(path, fs);
         let found = || read(&client, file, 0, 1) == Ok(Vec::new());
         assert!((0..1000).any(|_| {
             std::thread::sleep(Duration::from_millis(5));
@@ -296,7 +299,7 @@ fn forgotten_inodes_and_closed_files_leave_nothing_behind() {
         // The directory is forgotten before what lies in it.
         client.forget(dir, 1);
         first.end();
-        let second = Running::start(path, fs);
+        let second = EndableServer::start(path, fs);
         assert!(read(&client, made[99].1, 0, 1).is_ok());
         for (entry, file) in made {
             client.release(&cx, file, ReleaseArgs::default()).unwrap();
@@ -314,7 +317,7 @@ fn forgotten_inodes_and_closed_files_leave_nothing_behind() {
 
 /// A part of an exchange that is lost, with the connection: as if the server was killed at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lost {
+enum LostPart {
     /// The server does not get the request of this opcode.
     Request(u32),
     /// The server has handled the request of this opcode.
@@ -327,22 +330,22 @@ const FLUSH: u32 = 25;
 
 /// Passes messages between clients at one path and the server at another, until one is to be lost.
 #[derive(Default)]
-struct Between {
-    lost: Mutex<Option<Lost>>,
+struct MessageProxy {
+    lost: Mutex<Option<LostPart>>,
     /// The opcodes of all requests.
     requests: Mutex<Vec<u32>>,
 }
 
-impl Between {
-    fn start(path: &Path, server: &Path) -> Arc<Between> {
-        let between = Arc::new(Between::default());
-        let listener = Between::socket();
+impl MessageProxy {
+    fn start(path: &Path, server: &Path) -> Arc<MessageProxy> {
+        let between = Arc::new(MessageProxy::default());
+        let listener = MessageProxy::socket();
         bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
         listen(&listener, 16).unwrap();
         let (own, server) = (Arc::clone(&between), server.to_path_buf());
         std::thread::spawn(move || {
             while let Ok(client) = accept(&listener) {
-                let upstream = Between::socket();
+                let upstream = MessageProxy::socket();
                 connect(&upstream, &SocketAddrUnix::new(&server).unwrap()).unwrap();
                 own.pass(client, upstream);
             }
@@ -355,7 +358,7 @@ impl Between {
         socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
     }
 
-    fn lose(&self, lost: Lost) {
+    fn lose(&self, lost: LostPart) {
         *self.lost.lock().unwrap() = Some(lost);
     }
 
@@ -403,11 +406,11 @@ impl Between {
         let opcode = u32::from_ne_bytes(head[4..8].try_into().unwrap());
         self.requests.lock().unwrap().push(opcode);
         match *lost {
-            Some(Lost::Request(wanted)) if wanted == opcode => {
+            Some(LostPart::Request(wanted)) if wanted == opcode => {
                 *lost = None;
                 true
             }
-            Some(Lost::Answer(wanted)) if wanted == opcode => {
+            Some(LostPart::Answer(wanted)) if wanted == opcode => {
                 *awaited = Some(number);
                 false
             }
@@ -417,17 +420,18 @@ impl Between {
 }
 
 /// A client by messages that loses one of them at a time, and the files of its server.
-fn losing() -> (TempDir, Arc<Between>, Reconnecting, Running, Arc<Memory>) {
+fn losing() -> (TempDir, Arc<MessageProxy>, ReconnectingClient, EndableServer, Arc<MemoryFileSystem>)
+{
     let dir = TempDir::with_prefix("defuse-reconnect-").unwrap();
     let (path, behind) = (dir.path().join("socket"), dir.path().join("server"));
     let fs = memory();
-    let server = Running::start(&behind, fs.clone());
-    let between = Between::start(&path, &behind);
-    let client = Reconnecting::connect(&path, RemoteOptions::default(), LONG).unwrap();
+    let server = EndableServer::start(&behind, fs.clone());
+    let between = MessageProxy::start(&path, &behind);
+    let client = ReconnectingClient::connect(&path, RemoteOptions::default(), LONG).unwrap();
     (dir, between, client, server, fs)
 }
 
-fn make_file(client: &Reconnecting, text: &str) -> Result<File> {
+fn make_file(client: &ReconnectingClient, text: &str) -> Result<File> {
     let cx = context();
     let flags = OpenFlags(OpenFlags::CREAT | OpenFlags::EXCL | 2);
     let args = OpenArgs { flags, ..OpenArgs::default() };
@@ -441,14 +445,14 @@ fn make_file(client: &Reconnecting, text: &str) -> Result<File> {
 #[test]
 fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
     let (_dir, between, client, server, fs) = losing();
-    between.lose(Lost::Answer(MKDIR));
+    between.lose(LostPart::Answer(MKDIR));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
     assert!(between.is_lost() && fs.lookup(&context(), Ino::ROOT, name("dir")).is_ok());
     // From now on everything is known.
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EEXIST));
     let dir = lookup(&client, Ino::ROOT, "dir").unwrap();
     assert!(mkdir(&client, dir, "inner").is_ok());
-    between.lose(Lost::Answer(CREATE));
+    between.lose(LostPart::Answer(CREATE));
     assert_eq!(make_file(&client, "file"), Err(Errno::EIO));
     assert!(between.is_lost());
     assert_eq!(make_file(&client, "file"), Err(Errno::EEXIST));
@@ -462,15 +466,15 @@ fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
 #[test]
 fn a_creation_that_was_not_done_is_made_by_the_next_server() {
     let (_dir, between, client, server, fs) = losing();
-    between.lose(Lost::Request(MKDIR));
+    between.lose(LostPart::Request(MKDIR));
     let dir = mkdir(&client, Ino::ROOT, "dir").unwrap();
     assert!(between.is_lost() && mkdir(&client, dir, "inner").is_ok());
-    between.lose(Lost::Request(CREATE));
+    between.lose(LostPart::Request(CREATE));
     let file = make_file(&client, "file").unwrap();
     assert_eq!(write(&client, file, 0, b"data"), Ok(4));
     assert!(fs.lookup(&context(), Ino::ROOT, name("file")).is_ok());
     // A name that was there before the call is not made by anybody: this cannot be told from the other case.
-    between.lose(Lost::Request(MKDIR));
+    between.lose(LostPart::Request(MKDIR));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EEXIST));
     assert_eq!(client.reconnected(), 3);

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use defuse_testkit::inside::{
-    EXCLUSIONS, MOUNTS, PYTHON, Where, fio, has, python, python_failures, python_tests,
+    EXCLUSIONS, MOUNTS, PYTHON, ProgramPlace, fio, has, python, python_failures, python_tests,
 };
 
 fn is_full() -> bool {
@@ -27,7 +27,7 @@ fn python_passes_its_own_tests_as_natively() {
             4..8 => &MOUNTS[..1],
             _ => continue,
         };
-        let native = python_tests(&python, module, Where::Native).unwrap();
+        let native = python_tests(&python, module, ProgramPlace::Native).unwrap();
         for mount in mounts {
             let new = python_failures(&python, module, &native, *mount).unwrap();
             println!("{module} on {}: {} tests, {} unexpected", mount.0, native.ran, new.len());
@@ -45,12 +45,12 @@ fn fio_verifies_its_data_with_every_engine() {
     }
     let size = if is_full() { "256m" } else { "8m" };
     for engine in ["psync", "pvsync", "pvsync2", "mmap", "posixaio", "libaio", "io_uring"] {
-        if let Some(why) = fio(Where::Native, engine, size).unwrap() {
+        if let Some(why) = fio(ProgramPlace::Native, engine, size).unwrap() {
             println!("not here: {engine}: {why}");
             continue;
         }
         for (name, source) in MOUNTS {
-            let said = fio(Where::Mount(source), engine, size).unwrap();
+            let said = fio(ProgramPlace::Mount(source), engine, size).unwrap();
             println!("{engine} on {name}: {said:?}");
             // I/O that the kernel performs needs a backing descriptor; without one, programs get an
             // error.

@@ -4,18 +4,21 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientTask, DirectClient, OpenHow, TaskCredentials, WalkStart, WorkDir,
+};
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
-use defuse_memory::{Memory, Options};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
 
-const CREATE: How = How { flags: 0o102, mode: 0o644, resolve: defuse_direct::Resolve(0) };
+const CREATE: OpenHow =
+    OpenHow { flags: 0o102, mode: 0o644, resolve: defuse_direct::ResolveFlags(0) };
 
-fn client(fs: Arc<dyn FileSystem>) -> (Client, Task) {
-    let client = Client::new(defuse_direct::Options::default());
-    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    (client, Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec())))
+fn client(fs: Arc<dyn FileSystem>) -> (DirectClient, ClientTask) {
+    let client = DirectClient::new(defuse_direct::ClientOptions::default());
+    client.mount(b"a:", fs, &ClientMountArgs::default()).unwrap();
+    (client, ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec())))
 }
 
 /// The kernel was told to remember for a day that a name does not exist, whoever else used the file
@@ -26,7 +29,8 @@ fn a_kernel_mount_finds_a_name_that_another_frontend_made_after_the_kernel_misse
         println!("skipped: needs root and /dev/fuse");
         return;
     }
-    let (memory, dir) = (Arc::new(Memory::new(Options::default())), tempfile::tempdir().unwrap());
+    let (memory, dir) =
+        (Arc::new(MemoryFileSystem::new(MemoryOptions::default())), tempfile::tempdir().unwrap());
     let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
     let session =
         Session::start(mounted.device, memory.clone(), &SessionOptions::default()).unwrap();
@@ -34,10 +38,10 @@ fn a_kernel_mount_finds_a_name_that_another_frontend_made_after_the_kernel_misse
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let path = dir.path().join("file");
         assert!(!path.exists());
-        client.open(&task, At::Cwd, b"a:/file", CREATE).unwrap();
+        client.open(&task, WalkStart::Cwd, b"a:/file", CREATE).unwrap();
         assert!(path.exists());
         fs::remove_file(&path).unwrap();
-        assert!(client.stat(&task, At::Cwd, b"a:/file", true).is_err());
+        assert!(client.stat(&task, WalkStart::Cwd, b"a:/file", true).is_err());
     }));
     mount::abort(dir.path()).unwrap();
     assert!(session.wait().clean);
@@ -47,11 +51,11 @@ fn a_kernel_mount_finds_a_name_that_another_frontend_made_after_the_kernel_misse
 /// Answers to the only frontend are valid for a day, and the second one could change everything.
 #[test]
 fn what_the_first_frontend_has_cached_ends_with_the_arrival_of_the_second() {
-    let memory = Arc::new(Memory::new(Options::default()));
+    let memory = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
     let (first, task) = client(memory.clone());
-    let file = first.open(&task, At::Cwd, b"a:/file", CREATE).unwrap();
+    let file = first.open(&task, WalkStart::Cwd, b"a:/file", CREATE).unwrap();
     assert_eq!(first.fstat(&task, &file).unwrap().attr.perm, 0o644);
     let (second, other) = client(memory);
-    second.chmod(&other, At::Cwd, b"a:/file", 0o600, true).unwrap();
+    second.chmod(&other, WalkStart::Cwd, b"a:/file", 0o600, true).unwrap();
     assert_eq!(first.fstat(&task, &file).unwrap().attr.perm, 0o600);
 }

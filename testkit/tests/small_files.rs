@@ -4,33 +4,36 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use defuse_connection::{Connection, Credentials, Quotas, Service, VersionSource};
-use defuse_fs::{
-    Caller, Context, File, FileSystem, Ino, NoNotify, OpenArgs, OpenFlags, Origin, ReadArgs,
-    ReadBuf, ReleaseArgs, Resolved, SetAttr, SetTime, Shortcuts, SliceSink, Timestamp,
+use defuse_connection::{
+    PeerConnection, PeerCredentials, ServiceQuotas, ServiceState, VersionSource,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::Versioned;
+use defuse_fs::{
+    Caller, Context, File, FileSystem, Ino, NoNotify, OpenArgs, OpenFlags, Origin, PathResolution,
+    ReadArgs, ReadBuf, ReleaseArgs, SetAttr, SetTime, Shortcuts, SliceSink, Timestamp,
+};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
+use defuse_shared::VersionedFileSystem;
 use defuse_socket::ServerOptions;
 
 #[allow(dead_code)] // Not all of it is used here.
 mod served;
-use served::{Served, context, create, name};
+use served::{TestServer, context, create, name};
 
 /// The largest file that comes with the reply, in bytes.
 const MOST: usize = 32 * 1024;
 
-fn served() -> Served {
-    let fs = Versioned::over(Arc::new(Memory::new(Options::default()))).unwrap();
+fn served() -> TestServer {
+    let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
+        .unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let options = ServerOptions { versions, ..ServerOptions::default() };
     let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
-    Served::new(fs, options, clients)
+    TestServer::new(fs, options, clients)
 }
 
 /// A client that knows the versions of the server.
-fn connect(served: &Served) -> Remote {
+fn connect(served: &TestServer) -> RemoteClient {
     let client = served.client();
     client.attached(Origin::new(), Arc::new(NoNotify));
     client
@@ -228,7 +231,7 @@ fn the_access_time_follows_the_read() {
     assert_eq!((atime(&one, ino), atime(&other, seen)), (past, past));
     // While it is open, also where the attributes are known.
     let known = || match one.resolve(&context(), Ino::ROOT, name("file").into()) {
-        Ok(Resolved::Inode { attr, .. }) => attr.atime,
+        Ok(PathResolution::Inode { attr, .. }) => attr.atime,
         other => panic!("{other:?}"),
     };
     let file = open(&one, ino, 0);
@@ -254,17 +257,17 @@ fn the_access_time_follows_the_read() {
 /// A client that has the file open for writing only, or not at all, gets no bytes of it, whatever it asks for.
 #[test]
 fn bytes_need_a_file_that_is_open_for_reading() {
-    let fs: Arc<dyn FileSystem> = Arc::new(Memory::new(Options::default()));
-    let service = Service::new(Quotas::default(), || ());
-    let user = |uid| Credentials { pid: 1, uid, groups: vec![uid] };
-    let root = Connection::new(Arc::clone(&fs), Arc::clone(&service), user(0));
+    let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let user = |uid| PeerCredentials { pid: 1, uid, groups: vec![uid] };
+    let root = PeerConnection::new(Arc::clone(&fs), Arc::clone(&service), user(0));
     let (entry, file) = create(&root, "secret");
     served::write(&root, file, 0, &[1; 100]).unwrap();
     let set = SetAttr { perm: Some(0o622), ..SetAttr::default() };
     root.setattr(&context(), entry.ino, None, &set).unwrap();
     let whole = |size| root.whole(&context(), file, size).map(|whole| whole.bytes);
     assert_eq!((whole(100), whole(99)), (Some(vec![1; 100]), None));
-    let stranger = Connection::new(fs, service, user(7));
+    let stranger = PeerConnection::new(fs, service, user(7));
     let own = Context::new(Caller { uid: 7, gid: 7, pid: 1 });
     assert_eq!(stranger.whole(&own, file, 100), None);
     let ino = stranger.lookup(&own, Ino::ROOT, name("secret")).unwrap().ino;

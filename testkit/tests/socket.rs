@@ -12,24 +12,24 @@ use defuse_fs::{
     OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SliceSink,
     SliceSource, WriteArgs, WriteBuf, delegate,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{Legacy, OpenLegacy, Remote, RemoteError, RemoteOptions};
-use defuse_socket::{Admission, ServeError, Server, ServerOptions};
-use defuse_testkit::model::{Missing, check};
-use served::{Served, context, create, name, read, write};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{InodeHandover, OpenFileHandover, RemoteClient, RemoteError, RemoteOptions};
+use defuse_socket::{AdmissionPolicy, ServeError, ServerOptions, SocketServer};
+use defuse_testkit::model::{MissingPolicy, check};
+use served::{TestServer, context, create, name, read, write};
 
 /// A server of files in memory.
-fn memory() -> Served {
-    serve(Arc::new(Memory::new(Options::default())))
+fn memory() -> TestServer {
+    serve(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
 }
 
-fn serve(fs: Arc<dyn FileSystem>) -> Served {
-    Served::new(fs, ServerOptions::default(), RemoteOptions::default())
+fn serve(fs: Arc<dyn FileSystem>) -> TestServer {
+    TestServer::new(fs, ServerOptions::default(), RemoteOptions::default())
 }
 
 #[test]
 fn memory_through_a_socket_does_what_the_model_does() {
-    check(Missing::Refused, || Arc::new(memory().with_client()));
+    check(MissingPolicy::Refused, || Arc::new(memory().with_client()));
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn one_client_reads_what_another_one_writes() {
 /// sync(2) and syncfs(2) left what programs had stored through mappings in the memory of the server.
 #[test]
 fn a_sync_of_the_file_system_has_what_was_stored_through_mappings() {
-    let fs = Arc::new(Memory::new(Options::default()));
+    let fs = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
     let served = serve(Arc::clone(&fs) as Arc<dyn FileSystem>);
     let client = served.client();
     let (entry, file) = create(&client, "mapped");
@@ -66,11 +66,11 @@ fn a_sync_of_the_file_system_has_what_was_stored_through_mappings() {
 }
 
 /// A file system that takes no byte, and says so.
-struct TakesNothing {
-    inner: Memory,
+struct FullFileSystem {
+    inner: MemoryFileSystem,
 }
 
-impl FileSystem for TakesNothing {
+impl FileSystem for FullFileSystem {
     delegate!(to inner, except write);
 
     fn write(&self, _: &Context<'_>, _: File, _: WriteArgs, _: &mut WriteBuf<'_>) -> Result<usize> {
@@ -81,7 +81,8 @@ impl FileSystem for TakesNothing {
 /// write(2) in a run returned 0, which a program takes for a success or tries again for ever. The kernel makes it `EIO`.
 #[test]
 fn a_write_that_the_server_answers_with_no_byte_is_an_error() {
-    let served = serve(Arc::new(TakesNothing { inner: Memory::new(Options::default()) }));
+    let served =
+        serve(Arc::new(FullFileSystem { inner: MemoryFileSystem::new(MemoryOptions::default()) }));
     let client = served.client();
     let (_, file) = create(&client, "file");
     assert_eq!(write(&client, file, 0, b"bytes"), Err(Errno::EIO));
@@ -133,7 +134,7 @@ fn parent_and_child_release_their_files_independently() {
     let parent = served.client();
     let (entry, file) = create(&parent, "both");
     let child = parent.inheritance().unwrap().begin();
-    let close = |client: &Remote| client.release(&cx, file, ReleaseArgs::of(OpenFlags(0)));
+    let close = |client: &RemoteClient| client.release(&cx, file, ReleaseArgs::of(OpenFlags(0)));
     // The child closes the file for itself; the parent's stays open.
     assert_eq!(write(&child, file, 0, b"x"), Ok(1));
     close(&child).unwrap();
@@ -242,11 +243,11 @@ fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
 }
 
 /// Files in memory of a file system without locks, such as a FUSE program without them.
-struct Lockless {
-    memory: Memory,
+struct LocklessMemory {
+    memory: MemoryFileSystem,
 }
 
-impl FileSystem for Lockless {
+impl FileSystem for LocklessMemory {
     delegate!(to memory, except caps, getlk, setlk);
 
     fn caps(&self) -> Caps {
@@ -258,8 +259,8 @@ impl FileSystem for Lockless {
 // same exclusive lock.
 #[test]
 fn clients_of_a_file_system_without_locks_exclude_each_other() {
-    let memory = Memory::new(Options::default());
-    let served = serve(Arc::new(Lockless { memory }));
+    let memory = MemoryFileSystem::new(MemoryOptions::default());
+    let served = serve(Arc::new(LocklessMemory { memory }));
     let (one, other, cx) = (served.client(), served.client(), context());
     let (ino, mine) = create(&one, "locked");
     let name = name("locked");
@@ -271,7 +272,7 @@ fn clients_of_a_file_system_without_locks_exclude_each_other() {
     );
     let theirs = File { ino: ino.ino, fh: fh.unwrap().fh };
     for kind in [LockKind::Flock, LockKind::Posix] {
-        let set = |client: &Remote, file, owner, typ| {
+        let set = |client: &RemoteClient, file, owner, typ| {
             let lock = Lock { typ, start: 0, end: u64::MAX, pid: 1 };
             let owner = LockOwner(owner);
             client.setlk(&cx, file, &LockRequest { kind, owner, lock, wait: false })
@@ -298,14 +299,14 @@ fn locks_of_a_client_that_is_gone_do_not_block_others() {
     let (other, cx) = (served.client(), context());
     create(&other, "locked");
     let name = || name("locked");
-    let lock = |client: &Remote, owner| {
+    let lock = |client: &RemoteClient, owner| {
         let ino = client.lookup(&cx, Ino::ROOT, name()).unwrap().ino;
         let fh = client.open(&cx, ino, OpenArgs::default()).unwrap().fh;
         let lock = Lock { typ: LockType::Write, start: 0, end: u64::MAX, pid: 1 };
         let request = LockRequest { kind: LockKind::Flock, owner, lock, wait: false };
         let taken = client.setlk(&cx, File { ino, fh }, &request);
         let args = ReleaseArgs { flock_owner: Some(owner), ..ReleaseArgs::default() };
-        let close = move |client: &Remote| {
+        let close = move |client: &RemoteClient| {
             client.flush(&context(), File { ino, fh }, owner).unwrap();
             client.release(&context(), File { ino, fh }, args).unwrap();
         };
@@ -376,10 +377,10 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
             if let Some(uid) = uid.map(rustix::process::Uid::from_raw) {
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
             }
-            let memory = Arc::new(Memory::new(Options::default()));
+            let memory = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
             loop {
                 // Threads of the previous server may hold the name a little longer.
-                match Server::bind(name.as_ref(), memory.clone(), ServerOptions::default()) {
+                match SocketServer::bind(name.as_ref(), memory.clone(), ServerOptions::default()) {
                     Err(ServeError::InUse(_)) => std::thread::sleep(Duration::from_millis(5)),
                     server => break server.unwrap(),
                 }
@@ -387,7 +388,7 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
         });
         thread.join().unwrap()
     };
-    let connect = || Remote::connect(name.as_ref(), RemoteOptions::default());
+    let connect = || RemoteClient::connect(name.as_ref(), RemoteOptions::default());
     std::thread::scope(|scope| {
         let own = Arc::new(start(None));
         let served = Arc::clone(&own);
@@ -415,15 +416,17 @@ fn only_root_acts_for_other_users() {
     }
     let name = abstract_name();
     let options =
-        ServerOptions { admission: Admission::Users(vec![4321]), ..ServerOptions::default() };
-    let memory = Options { root_perm: 0o777, ..Options::default() };
-    let server = Server::bind(name.as_ref(), Arc::new(Memory::new(memory)), options).unwrap();
+        ServerOptions { admission: AdmissionPolicy::Users(vec![4321]), ..ServerOptions::default() };
+    let memory = MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() };
+    let server =
+        SocketServer::bind(name.as_ref(), Arc::new(MemoryFileSystem::new(memory)), options)
+            .unwrap();
     let connect = |uid: u32| {
         let name = name.clone();
         let thread = std::thread::spawn(move || {
             let uid = rustix::process::Uid::from_raw(uid);
             rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-            Remote::connect(name.as_ref(), RemoteOptions::default())
+            RemoteClient::connect(name.as_ref(), RemoteOptions::default())
         });
         thread.join().unwrap()
     };
@@ -454,7 +457,7 @@ fn only_root_acts_for_other_users() {
 }
 
 /// The right to take over has ended with the beginning of the connection.
-fn take_over_later(heir: &Remote, ino: Ino, fh: Fh) -> Result<()> {
+fn take_over_later(heir: &RemoteClient, ino: Ino, fh: Fh) -> Result<()> {
     // `TAKE_OVER` of the wire, with an open file.
     let cmd = u32::from(b'D') << 8 | 1;
     let what = [ino.0, fh.0, 0, 0, 1].map(u64::to_ne_bytes).concat();
@@ -482,12 +485,14 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
         return;
     }
     let path = abstract_name();
-    let memory = Options { root_perm: 0o777, ..Options::default() };
+    let memory = MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() };
     let options = ServerOptions::default();
-    let server = Server::bind(path.as_ref(), Arc::new(Memory::new(memory)), options).unwrap();
+    let server =
+        SocketServer::bind(path.as_ref(), Arc::new(MemoryFileSystem::new(memory)), options)
+            .unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let root = Remote::connect(path.as_ref(), RemoteOptions::default()).unwrap();
+        let root = RemoteClient::connect(path.as_ref(), RemoteOptions::default()).unwrap();
         let mode = |entry: &Entry, perm| {
             let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
             root.setattr(&context(), entry.ino, None, &set).unwrap();
@@ -500,10 +505,10 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
         assert_eq!(write(&root, given_file, 0, b"given"), Ok(5));
         let open = |file: File| {
             let (flags, owner) = (OpenFlags(0), LockOwner(1));
-            let open = OpenLegacy { fh: file.fh, flags, owner, process_locks: false };
-            Legacy { ino: file.ino, open: Some(open) }
+            let open = OpenFileHandover { fh: file.fh, flags, owner, process_locks: false };
+            InodeHandover { ino: file.ino, open: Some(open) }
         };
-        let unknown = Legacy { ino: Ino(u64::MAX), open: None };
+        let unknown = InodeHandover { ino: Ino(u64::MAX), open: None };
         // More than one message has room for.
         let mut legacies = vec![unknown; 3000];
         legacies.push(open(given_file));
@@ -573,7 +578,7 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-                let stranger = Remote::connect(path.as_ref(), RemoteOptions::default());
+                let stranger = RemoteClient::connect(path.as_ref(), RemoteOptions::default());
                 (heir.inheritance().unwrap().begin(), stranger)
             };
             scope.spawn(become_another).join().unwrap()
@@ -590,11 +595,11 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
 }
 
 /// A file system whose files are never read: a reader waits until it is interrupted.
-struct Stuck {
-    inner: Memory,
+struct StuckReads {
+    inner: MemoryFileSystem,
 }
 
-impl FileSystem for Stuck {
+impl FileSystem for StuckReads {
     delegate!(to inner, except read);
     fn read(&self, cx: &Context<'_>, _: File, _: ReadArgs, _: &mut ReadBuf<'_>) -> Result<()> {
         let begun = Instant::now();
@@ -613,8 +618,8 @@ impl FileSystem for Stuck {
 fn an_interrupt_reaches_a_session_whose_workers_are_all_stuck() {
     let mut options = ServerOptions::default();
     options.session.workers = Some(2);
-    let served = Served::new(
-        Arc::new(Stuck { inner: Memory::new(Options::default()) }),
+    let served = TestServer::new(
+        Arc::new(StuckReads { inner: MemoryFileSystem::new(MemoryOptions::default()) }),
         options,
         RemoteOptions::default(),
     );
@@ -652,9 +657,9 @@ fn threads(name: &str) -> usize {
 fn the_sessions_of_a_server_have_one_sentinel_also_while_the_workers_of_some_are_stuck() {
     let mut options = ServerOptions::default();
     options.session.workers = Some(1);
-    let stuck = Arc::new(Stuck { inner: Memory::new(Options::default()) });
+    let stuck = Arc::new(StuckReads { inner: MemoryFileSystem::new(MemoryOptions::default()) });
     let before = threads("defuse-sentinel");
-    let served = Served::new(stuck, options, RemoteOptions::default());
+    let served = TestServer::new(stuck, options, RemoteOptions::default());
     let clients: Vec<_> = (0..40).map(|_| served.client()).collect();
     let files: Vec<_> = (0..40).map(|at| create(&clients[at], &format!("file{at}")).1).collect();
     let token = InterruptToken::default();

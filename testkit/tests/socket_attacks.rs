@@ -14,9 +14,9 @@ use defuse_fs::{
     LockType, LockWait, Name, NewNode, OpenArgs, OpenFlags, RenameFlags, Result, SetAttr, SetTime,
     SetXattrFlags, SliceSource, Timestamp, WriteArgs, WriteBuf, XattrName, delegate,
 };
-use defuse_memory::{Memory, Options};
-use defuse_remote::{Inheritance, Remote, RemoteOptions};
-use defuse_socket::{Admission, Limits, Server, ServerOptions};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
+use defuse_remote::{ConnectionHandover, RemoteClient, RemoteOptions};
+use defuse_socket::{AdmissionPolicy, ConnectionLimits, ServerOptions, SocketServer};
 use users::as_user;
 
 const USER: u32 = 4321;
@@ -31,14 +31,15 @@ fn is_root() -> bool {
 }
 
 /// A server that admits two users, on which `run` carries out an attack.
-fn with_server(options: ServerOptions, run: impl FnOnce(&Server, &str) + Send) {
+fn with_server(options: ServerOptions, run: impl FnOnce(&SocketServer, &str) + Send) {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let path = format!("@defuse-attacks-{}-{number}", std::process::id());
-    let admission = Admission::Users(vec![USER, OTHER]);
-    let memory = Memory::new(Options { root_perm: 0o777, ..Options::default() });
+    let admission = AdmissionPolicy::Users(vec![USER, OTHER]);
+    let memory =
+        MemoryFileSystem::new(MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() });
     let options = ServerOptions { admission, ..options };
-    let server = Server::bind(path.as_ref(), Arc::new(memory), options).unwrap();
+    let server = SocketServer::bind(path.as_ref(), Arc::new(memory), options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&server, &path)));
@@ -49,8 +50,8 @@ fn with_server(options: ServerOptions, run: impl FnOnce(&Server, &str) + Send) {
     });
 }
 
-fn connect(path: &str, uid: u32) -> Remote {
-    let connect = || Remote::connect(path.as_ref(), RemoteOptions::default()).unwrap();
+fn connect(path: &str, uid: u32) -> RemoteClient {
+    let connect = || RemoteClient::connect(path.as_ref(), RemoteOptions::default()).unwrap();
     if uid == 0 { connect() } else { as_user(uid, connect) }
 }
 
@@ -66,7 +67,7 @@ fn flags(flags: u32) -> OpenArgs {
     OpenArgs { flags: OpenFlags(flags), kill_suidgid: false }
 }
 
-fn create(client: &Remote, uid: u32, text: &str, perm: u32) -> (Entry, File) {
+fn create(client: &RemoteClient, uid: u32, text: &str, perm: u32) -> (Entry, File) {
     let cx = context(uid);
     let node = NewNode::new(FileKind::Regular, 0o666, cx.caller);
     let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
@@ -75,21 +76,21 @@ fn create(client: &Remote, uid: u32, text: &str, perm: u32) -> (Entry, File) {
     (entry, File { ino: entry.ino, fh: opened.fh })
 }
 
-fn chmod(client: &Remote, uid: u32, ino: Ino, perm: u32) -> Result<u32> {
+fn chmod(client: &RemoteClient, uid: u32, ino: Ino, perm: u32) -> Result<u32> {
     let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
     client.setattr(&context(uid), ino, None, &set).map(|attr| attr.perm)
 }
 
-fn write(client: &Remote, uid: u32, file: File, bytes: &[u8]) -> Result<usize> {
+fn write(client: &RemoteClient, uid: u32, file: File, bytes: &[u8]) -> Result<usize> {
     let args = WriteArgs { flags: OpenFlags(OpenFlags::RDWR), ..WriteArgs::default() };
     client.write(&context(uid), file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
 }
 
-fn find(client: &Remote, uid: u32, text: &str) -> Ino {
+fn find(client: &RemoteClient, uid: u32, text: &str) -> Ino {
     client.lookup(&context(uid), Ino::ROOT, name(text)).unwrap().ino
 }
 
-fn open(client: &Remote, uid: u32, ino: Ino, how: u32) -> Result<File> {
+fn open(client: &RemoteClient, uid: u32, ino: Ino, how: u32) -> Result<File> {
     client.open(&context(uid), ino, flags(how)).map(|opened| File { ino, fh: opened.fh })
 }
 
@@ -197,7 +198,7 @@ fn names_of_root_stay_in_a_sticky_directory_while_names_change() {
         let (root, user) = (connect(path, 0), connect(path, USER));
         chmod(&root, 0, Ino::ROOT, 0o1777).unwrap();
         let cx = context(USER);
-        let made = |client: &Remote, uid| {
+        let made = |client: &RemoteClient, uid| {
             let node = NewNode::new(FileKind::Regular, 0o666, context(uid).caller);
             client.mknod(&context(uid), Ino::ROOT, name("x"), &node).is_ok()
         };
@@ -218,9 +219,9 @@ fn names_of_root_stay_in_a_sticky_directory_while_names_change() {
     });
 }
 
-struct Listed(Vec<(String, bool)>);
+struct ListedKinds(Vec<(String, bool)>);
 
-impl DirSink for Listed {
+impl DirSink for ListedKinds {
     fn wants_entries(&self) -> bool {
         true
     }
@@ -246,7 +247,7 @@ fn readdirplus_returns_no_inodes_of_a_directory_without_search_permission() {
             chmod(&root, 0, Ino::ROOT, perm).unwrap();
             let cx = context(USER);
             let opened = user.opendir(&cx, Ino::ROOT, OpenFlags(0)).unwrap();
-            let mut listed = Listed(Vec::new());
+            let mut listed = ListedKinds(Vec::new());
             let dir = File { ino: Ino::ROOT, fh: opened.fh };
             user.readdir(&cx, dir, 0, &mut DirBuf::new(&mut listed)).unwrap();
             let file = listed.0.iter().find(|(text, _)| text == "file").cloned();
@@ -353,11 +354,11 @@ fn a_record_lock_needs_a_file_that_is_open_for_it() {
     });
 }
 
-fn limited(limits: Limits) -> ServerOptions {
+fn limited(limits: ConnectionLimits) -> ServerOptions {
     ServerOptions { limits, ..ServerOptions::default() }
 }
 
-fn resize(client: &Remote, uid: u32, ino: Ino, size: u64) -> Result<()> {
+fn resize(client: &RemoteClient, uid: u32, ino: Ino, size: u64) -> Result<()> {
     let set = SetAttr { size: Some(size), ..SetAttr::default() };
     client.setattr(&context(uid), ino, None, &set).map(drop)
 }
@@ -397,7 +398,7 @@ fn mapping_a_hole_takes_no_memory() {
     });
 }
 
-fn read(client: &Remote, file: File, offset: u64, len: usize) -> Vec<u8> {
+fn read(client: &RemoteClient, file: File, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let mut sink = defuse_fs::SliceSink::new(&mut bytes);
     let mut out = defuse_fs::ReadBuf::new(&mut sink, len);
@@ -411,7 +412,7 @@ fn read(client: &Remote, file: File, offset: u64, len: usize) -> Vec<u8> {
 /// The server copied the data of every mapping of a client, without a limit.
 #[test]
 fn a_client_maps_no_more_than_its_share() {
-    let limits = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
+    let limits = ConnectionLimits { mapped_bytes: 1 << 20, ..ConnectionLimits::default() };
     with_server(limited(limits), |_, path| {
         let (one, other, cx) = (connect(path, 0), connect(path, 0), context(0));
         let (_, file) = create(&one, 0, "file", 0o644);
@@ -540,7 +541,8 @@ fn data_beyond_the_end_of_a_mapped_file_never_reappears() {
 /// locks took 298 MB of the server.
 #[test]
 fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
-    let limits = Limits { lookups: 9, opens: 4, locks: 3, lock_waits: 2, mapped_bytes: 0 };
+    let limits =
+        ConnectionLimits { lookups: 9, opens: 4, locks: 3, lock_waits: 2, mapped_bytes: 0 };
     with_server(limited(limits), |_, path| {
         let (maker, client, cx) = (connect(path, 0), connect(path, 0), context(0));
         let mut inode = Ino::ROOT;
@@ -601,8 +603,9 @@ fn a_user_has_no_more_connections_than_its_share() {
     let options = ServerOptions { max_connections_of_user: 2, ..ServerOptions::default() };
     with_server(options, |_, path| {
         let _held = [connect(path, USER), connect(path, USER)];
-        let another =
-            |uid| as_user(uid, || Remote::connect(path.as_ref(), RemoteOptions::default()).is_ok());
+        let another = |uid| {
+            as_user(uid, || RemoteClient::connect(path.as_ref(), RemoteOptions::default()).is_ok())
+        };
         assert!(!another(USER) && another(OTHER));
     });
 }
@@ -698,7 +701,7 @@ fn is_ended(socket: &OwnedFd) -> bool {
 }
 
 /// A duplicate of the socket of a copy.
-fn new_socket_of(copy: &Inheritance) -> OwnedFd {
+fn new_socket_of(copy: &ConnectionHandover) -> OwnedFd {
     copy.as_fd().try_clone_to_owned().unwrap()
 }
 
@@ -709,7 +712,7 @@ fn a_user_takes_no_more_by_many_connections_than_by_one() {
     if !is_root() {
         return;
     }
-    let user_limits = Limits { lookups: 5, opens: 5, ..Limits::default() };
+    let user_limits = ConnectionLimits { lookups: 5, opens: 5, ..ConnectionLimits::default() };
     with_server(ServerOptions { user_limits, ..ServerOptions::default() }, |_, path| {
         let (one, two) = (connect(path, USER), connect(path, USER));
         let other = connect(path, OTHER);
@@ -721,8 +724,9 @@ fn a_user_takes_no_more_by_many_connections_than_by_one() {
         let [(_, file), _] = [0, 1].map(|n| create(&two, USER, &format!("two {n}"), 0o644));
         assert_eq!(open(&two, USER, file.ino, 0).err(), Some(Errno::EMFILE));
 
-        let look =
-            |client: &Remote, uid| client.lookup(&context(uid), Ino::ROOT, name("one 0")).err();
+        let look = |client: &RemoteClient, uid| {
+            client.lookup(&context(uid), Ino::ROOT, name("one 0")).err()
+        };
         assert_eq!((look(&two, USER), look(&other, OTHER)), (Some(Errno::ENFILE), None));
         create(&other, OTHER, "of another user", 0o644);
         // The end of a connection gives everything back.
@@ -742,7 +746,7 @@ fn mapped_bytes_are_limited_for_a_user_and_for_all_users_together() {
     if !is_root() {
         return;
     }
-    let of = |mib: u64| Limits { mapped_bytes: mib << 20, ..Limits::default() };
+    let of = |mib: u64| ConnectionLimits { mapped_bytes: mib << 20, ..ConnectionLimits::default() };
     let options = ServerOptions {
         limits: of(1),
         user_limits: of(2),
@@ -774,20 +778,20 @@ fn mapped_bytes_are_limited_for_a_user_and_for_all_users_together() {
 }
 
 /// A file system in memory that completes what was submitted on one thread, for all clients.
-struct OneThread {
-    inner: Memory,
+struct SingleThreadCompletion {
+    inner: MemoryFileSystem,
     work: std::sync::mpsc::Sender<Io>,
 }
 
-impl OneThread {
-    fn new() -> OneThread {
+impl SingleThreadCompletion {
+    fn new() -> SingleThreadCompletion {
         let (work, received) = std::sync::mpsc::channel::<Io>();
         std::thread::spawn(move || received.into_iter().for_each(|io| io.finish(Ok(0))));
-        OneThread { inner: Memory::new(Options::default()), work }
+        SingleThreadCompletion { inner: MemoryFileSystem::new(MemoryOptions::default()), work }
     }
 }
 
-impl FileSystem for OneThread {
+impl FileSystem for SingleThreadCompletion {
     delegate!(to inner, except caps, submit);
 
     fn caps(&self) -> Caps {
@@ -806,7 +810,12 @@ fn a_client_that_reads_no_answers_delays_nobody() {
     const SYNCFS: u32 = 50;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let server = Server::bind(&path, Arc::new(OneThread::new()), ServerOptions::default()).unwrap();
+    let server = SocketServer::bind(
+        &path,
+        Arc::new(SingleThreadCompletion::new()),
+        ServerOptions::default(),
+    )
+    .unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let stuck = raw::begun(&path, 0);
@@ -842,12 +851,12 @@ fn a_client_that_reads_no_answers_delays_nobody() {
 }
 
 /// A file system in memory that keeps what is submitted, and performs calls.
-struct Keeps {
-    inner: Memory,
+struct KeptSubmissions {
+    inner: MemoryFileSystem,
     kept: std::sync::Mutex<Vec<Io>>,
 }
 
-impl FileSystem for Keeps {
+impl FileSystem for KeptSubmissions {
     delegate!(to inner, except caps, submit);
 
     fn caps(&self) -> Caps {
@@ -866,9 +875,9 @@ fn a_client_has_few_submitted_operations_at_a_time() {
     const REQUESTS: usize = 2000;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let inner = Memory::new(Options::default());
-    let fs = Arc::new(Keeps { inner, kept: std::sync::Mutex::default() });
-    let server = Server::bind(&path, fs.clone(), ServerOptions::default()).unwrap();
+    let inner = MemoryFileSystem::new(MemoryOptions::default());
+    let fs = Arc::new(KeptSubmissions { inner, kept: std::sync::Mutex::default() });
+    let server = SocketServer::bind(&path, fs.clone(), ServerOptions::default()).unwrap();
     let kept = || fs.kept.lock().unwrap().len();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());

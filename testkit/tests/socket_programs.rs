@@ -14,7 +14,7 @@ use defuse_fs::{
     Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, SliceSink, SliceSource,
     WriteArgs, WriteBuf,
 };
-use defuse_remote::{Program, Remote, RemoteOptions};
+use defuse_remote::{FuseProgram, RemoteClient, RemoteOptions};
 use tempfile::TempDir;
 
 fn context() -> Context<'static> {
@@ -32,10 +32,10 @@ fn is_installed(program: &str) -> bool {
     found
 }
 
-fn start(words: &[&str]) -> Remote {
+fn start(words: &[&str]) -> RemoteClient {
     let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-    let program = Program::start(&words).unwrap();
-    Remote::of_program(
+    let program = FuseProgram::start(&words).unwrap();
+    RemoteClient::of_program(
         program,
         RemoteOptions { timeout: Some(Duration::from_secs(60)), ..RemoteOptions::default() },
     )
@@ -58,9 +58,9 @@ fn sample(dir: &Path) {
 }
 
 /// The contents of a tree: kind and permissions, and data or target.
-type Tree = BTreeMap<String, (FileKind, u32, Vec<u8>)>;
+type TreeContents = BTreeMap<String, (FileKind, u32, Vec<u8>)>;
 
-fn native(dir: &Path, prefix: &str, tree: &mut Tree) {
+fn native(dir: &Path, prefix: &str, tree: &mut TreeContents) {
     for entry in fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
         let name = format!("{prefix}/{}", entry.file_name().to_str().unwrap());
@@ -82,9 +82,9 @@ fn native(dir: &Path, prefix: &str, tree: &mut Tree) {
 }
 
 #[derive(Default)]
-struct Listing(Vec<(Vec<u8>, u64)>);
+struct NameListing(Vec<(Vec<u8>, u64)>);
 
-impl DirSink for Listing {
+impl DirSink for NameListing {
     fn wants_entries(&self) -> bool {
         false
     }
@@ -96,13 +96,13 @@ impl DirSink for Listing {
     }
 }
 
-fn list(client: &Remote, dir: Ino) -> Vec<Vec<u8>> {
+fn list(client: &RemoteClient, dir: Ino) -> Vec<Vec<u8>> {
     let cx = context();
     let opened = client.opendir(&cx, dir, OpenFlags(OpenFlags::DIRECTORY)).unwrap();
     let file = File { ino: dir, fh: opened.fh };
     let (mut names, mut from) = (Vec::new(), 0);
     loop {
-        let mut listing = Listing::default();
+        let mut listing = NameListing::default();
         client.readdir(&cx, file, from, &mut DirBuf::new(&mut listing)).unwrap();
         let Some((_, next)) = listing.0.last() else { break };
         from = *next;
@@ -113,7 +113,7 @@ fn list(client: &Remote, dir: Ino) -> Vec<Vec<u8>> {
     names
 }
 
-fn read(client: &Remote, ino: Ino, size: u64) -> Vec<u8> {
+fn read(client: &RemoteClient, ino: Ino, size: u64) -> Vec<u8> {
     let cx = context();
     let opened = client.open(&cx, ino, OpenArgs::default()).unwrap();
     let file = File { ino, fh: opened.fh };
@@ -129,7 +129,7 @@ fn read(client: &Remote, ino: Ino, size: u64) -> Vec<u8> {
     bytes
 }
 
-fn seen(client: &Remote, dir: Ino, prefix: &str, tree: &mut Tree) {
+fn seen(client: &RemoteClient, dir: Ino, prefix: &str, tree: &mut TreeContents) {
     let cx = context();
     for name in list(client, dir) {
         let entry = client.lookup(&cx, dir, Name::new(&name).unwrap()).unwrap();
@@ -151,8 +151,8 @@ fn seen(client: &Remote, dir: Ino, prefix: &str, tree: &mut Tree) {
     }
 }
 
-fn assert_same(client: &Remote, dir: &Path) {
-    let (mut there, mut here) = (Tree::new(), Tree::new());
+fn assert_same(client: &RemoteClient, dir: &Path) {
+    let (mut there, mut here) = (TreeContents::new(), TreeContents::new());
     native(dir, "", &mut there);
     seen(client, Ino::ROOT, "", &mut here);
     assert!(there.keys().eq(here.keys()), "{:?}\n{:?}", there.keys(), here.keys());
@@ -162,7 +162,7 @@ fn assert_same(client: &Remote, dir: &Path) {
 }
 
 /// Creates a directory and a file, writes, and checks both in the source.
-fn change(client: &Remote, dir: &Path) {
+fn change(client: &RemoteClient, dir: &Path) {
     let cx = context();
     let node = |kind, perm| NewNode::new(kind, perm, cx.caller);
     let made = client.mkdir(
@@ -252,7 +252,7 @@ fn the_hello_example_of_libfuse_says_hello() {
 }
 
 /// The way in which an example is tested.
-enum Trial {
+enum ExampleTrial {
     /// It starts with these words, has such a file in its root (a prefix of its name), and the file
     /// has these contents, if any.
     Shows(&'static [&'static str], &'static str, Option<&'static str>),
@@ -267,8 +267,8 @@ enum Trial {
 }
 
 /// Every example of libfuse's package, including those of later versions.
-const TRIALS: &[(&str, Trial)] = {
-    use Trial::*;
+const TRIALS: &[(&str, ExampleTrial)] = {
+    use ExampleTrial::*;
     &[
         ("cuse", Cannot("a character device, which the kernel makes through /dev/cuse")),
         ("cuse_client", Cannot("no file system: it talks to `cuse`")),
@@ -318,25 +318,25 @@ fn every_example_of_libfuse_works_or_has_a_reason() {
             panic!("{name} is an example that this test does not know: say how it is tried");
         };
         let words: &[&str] = match trial {
-            Trial::Cannot(why) => {
+            ExampleTrial::Cannot(why) => {
                 println!("{name}: {why}");
                 continue;
             }
-            Trial::Elsewhere => continue,
-            Trial::Shows(words, ..) => words,
-            Trial::Mirrors | Trial::Keeps => &[],
+            ExampleTrial::Elsewhere => continue,
+            ExampleTrial::Shows(words, ..) => words,
+            ExampleTrial::Mirrors | ExampleTrial::Keeps => &[],
         };
         let Some(program) = example(&name, dir.path()) else { return };
         let client = start(&[&[program.as_str()], words].concat());
         match trial {
-            Trial::Shows(_, file, content) => shows(&client, &name, file, *content),
-            Trial::Mirrors => mirrors(&client, dir.path()),
+            ExampleTrial::Shows(_, file, content) => shows(&client, &name, file, *content),
+            ExampleTrial::Mirrors => mirrors(&client, dir.path()),
             _ => change(&client, Path::new("/nonexistent")),
         }
     }
 }
 
-fn shows(client: &Remote, example: &str, start: &str, content: Option<&str>) {
+fn shows(client: &RemoteClient, example: &str, start: &str, content: Option<&str>) {
     let names = list(client, Ino::ROOT);
     let name = names.iter().find(|name| name.starts_with(start.as_bytes()));
     let name = name.unwrap_or_else(|| panic!("{example}: {names:?}"));
@@ -360,7 +360,7 @@ fn shows(client: &Remote, example: &str, start: &str, content: Option<&str>) {
 }
 
 /// A directory of the test is present below the root, with all its contents.
-fn mirrors(client: &Remote, dir: &Path) {
+fn mirrors(client: &RemoteClient, dir: &Path) {
     let source = dir.join("mirrored");
     if !source.exists() {
         sample(&source);
@@ -370,7 +370,7 @@ fn mirrors(client: &Remote, dir: &Path) {
         let name = Name::new(part.as_encoded_bytes()).unwrap();
         at = client.lookup(&context(), at, name).unwrap().ino;
     }
-    let (mut there, mut here) = (Tree::new(), Tree::new());
+    let (mut there, mut here) = (TreeContents::new(), TreeContents::new());
     native(&source, "", &mut there);
     seen(client, at, "", &mut here);
     assert!(there == here, "{:?}\n{:?}", there.keys(), here.keys());
@@ -413,14 +413,14 @@ fn gocryptfs_keeps_written_data() {
 }
 
 /// An sshd for one user with its own keys, on a free port.
-struct Sshd {
+struct SshServer {
     child: Child,
     port: u16,
     dir: TempDir,
 }
 
-impl Sshd {
-    fn start() -> Sshd {
+impl SshServer {
+    fn start() -> SshServer {
         let dir = TempDir::with_prefix("defuse-sshd-").unwrap();
         let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         for key in ["host", "user"] {
@@ -446,11 +446,11 @@ impl Sshd {
             assert!(begun.elapsed() < Duration::from_secs(30), "sshd does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
-        Sshd { child, port, dir }
+        SshServer { child, port, dir }
     }
 }
 
-impl Drop for Sshd {
+impl Drop for SshServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -466,7 +466,7 @@ fn sshfs_reads_and_changes_its_source() {
         println!("skipped: sshd is started by root only here");
         return;
     }
-    let sshd = Sshd::start();
+    let sshd = SshServer::start();
     let dir = TempDir::with_prefix("defuse-sshfs-").unwrap();
     sample(dir.path());
     // Debian's sshfs 3.7.3 refuses to read symbolic links (EPERM), on a mount as well.

@@ -4,35 +4,40 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_connection::{Connection, Credentials, Quotas, Service, ToldNames, VersionSource};
+use defuse_connection::{
+    NameSource, PeerConnection, PeerCredentials, ServiceQuotas, ServiceState, VersionSource,
+};
 use defuse_fs::{
     Caller, Context, Errno, File, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath,
-    OpenArgs, OpenFlags, ReleaseArgs, Resolved, SetAttr, SetTime, SetXattrFlags, Timestamp, Xattr,
-    XattrName, shortcuts_of,
+    OpenArgs, OpenFlags, PathResolution, ReleaseArgs, SetAttr, SetTime, SetXattrFlags, Timestamp,
+    Xattr, XattrName, shortcuts_of,
 };
-use defuse_memory::Memory;
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_memory::MemoryFileSystem;
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use defuse_ring::names::NameReader;
-use defuse_shared::Versioned;
+use defuse_shared::VersionedFileSystem;
 use defuse_socket::ServerOptions;
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
-use served::{Served, context, create, name, read, write};
+use served::{TestServer, context, create, name, read, write};
 
-fn versioned() -> Arc<Versioned> {
-    Versioned::over(Arc::new(Memory::new(defuse_memory::Options::default()))).unwrap()
+fn versioned() -> Arc<VersionedFileSystem> {
+    VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(
+        defuse_memory::MemoryOptions::default(),
+    )))
+    .unwrap()
 }
 
-fn served() -> Served {
+fn served() -> TestServer {
     let fs = versioned();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let options = ServerOptions { versions, ..ServerOptions::default() };
     let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
-    Served::new(fs, options, clients)
+    TestServer::new(fs, options, clients)
 }
 
-fn client(served: &Served) -> Remote {
+fn client(served: &TestServer) -> RemoteClient {
     let client = served.client();
     client.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     // It asks for the memory of names.
@@ -40,7 +45,7 @@ fn client(served: &Served) -> Remote {
     client
 }
 
-fn find(fs: &dyn FileSystem, path: &str) -> Resolved {
+fn find(fs: &dyn FileSystem, path: &str) -> PathResolution {
     shortcuts_of(fs)
         .resolve(&context(), Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap())
         .unwrap()
@@ -48,7 +53,7 @@ fn find(fs: &dyn FileSystem, path: &str) -> Resolved {
 
 fn size(fs: &dyn FileSystem, path: &str) -> Option<u64> {
     match find(fs, path) {
-        Resolved::Inode { attr, .. } => Some(attr.size),
+        PathResolution::Inode { attr, .. } => Some(attr.size),
         _ => None,
     }
 }
@@ -69,7 +74,7 @@ fn a_name_that_one_client_was_told_of_takes_no_request_of_the_next_one() {
     let (first, second) = (client(&served), client(&served));
     make_tree(&first, 40);
     let paths: Vec<_> = (0..40).map(|number| format!("dir/file-{number}")).collect();
-    let look = |client: &Remote| {
+    let look = |client: &RemoteClient| {
         assert!(paths.iter().all(|path| size(client, path) == Some(0)));
         assert_eq!(size(client, "dir/none"), None);
     };
@@ -86,7 +91,7 @@ fn a_name_that_one_client_was_told_of_takes_no_request_of_the_next_one() {
     assert!(made <= 3, "{made} requests");
     look(&second);
     // The inodes are good for every call.
-    let Resolved::Inode { ino, .. } = find(&second, "dir/file-7") else { panic!("no inode") };
+    let PathResolution::Inode { ino, .. } = find(&second, "dir/file-7") else { panic!("no inode") };
     assert!(second.open(&context(), ino, OpenArgs::default()).is_ok());
 }
 
@@ -106,15 +111,15 @@ fn what_a_client_finds_there_is_the_newest() {
         );
         let perm = Some(0o600 + round as u32 % 8);
         let set = SetAttr { perm, ..SetAttr::default() };
-        let Resolved::Inode { ino, .. } = find(writer, "file") else { panic!("no inode") };
+        let PathResolution::Inode { ino, .. } = find(writer, "file") else { panic!("no inode") };
         writer.setattr(&cx, ino, None, &set).unwrap();
-        let Resolved::Inode { attr, .. } = find(reader, "file") else { panic!("no inode") };
+        let PathResolution::Inode { attr, .. } = find(reader, "file") else { panic!("no inode") };
         assert_eq!(Some(attr.perm), perm);
     }
     one.unlink(&cx, Ino::ROOT, name("file")).unwrap();
     assert_eq!((size(&one, "file"), size(&two, "file")), (None, None));
     let (second, _) = create(&two, "file");
-    let Resolved::Inode { ino, .. } = find(&one, "file") else { panic!("no inode") };
+    let PathResolution::Inode { ino, .. } = find(&one, "file") else { panic!("no inode") };
     assert!(ino == second.ino && ino != entry.ino);
 }
 
@@ -127,11 +132,15 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
         let cx = context();
         make_tree(&one, 1);
         assert_eq!(size(&one, "dir/file-0"), Some(0));
-        let Resolved::Inode { ino, .. } = find(&one, "dir/file-0") else { panic!("no inode") };
+        let PathResolution::Inode { ino, .. } = find(&one, "dir/file-0") else {
+            panic!("no inode")
+        };
         let args = OpenArgs { flags: OpenFlags(access), ..OpenArgs::default() };
         let opened = one.open(&cx, ino, args).unwrap();
-        let perm = |client: &Remote| {
-            let Resolved::Inode { attr, .. } = find(client, "dir/file-0") else { panic!("none") };
+        let perm = |client: &RemoteClient| {
+            let PathResolution::Inode { attr, .. } = find(client, "dir/file-0") else {
+                panic!("none")
+            };
             attr.perm
         };
         let change = |perm_now| {
@@ -173,8 +182,8 @@ fn the_first_read_of_a_file_shows_in_its_attributes() {
     let past = SetTime::At(Timestamp { secs: 1000, nanos: 0 });
     let set = SetAttr { atime: Some(past), ..SetAttr::default() };
     one.setattr(&cx, file.ino, None, &set).unwrap();
-    let accessed = |client: &Remote| match find(client, "file") {
-        Resolved::Inode { attr, .. } => attr.atime.secs,
+    let accessed = |client: &RemoteClient| match find(client, "file") {
+        PathResolution::Inode { attr, .. } => attr.atime.secs,
         _ => panic!("no inode"),
     };
     assert_eq!([&one, &two, &three].map(accessed), [1000; 3]);
@@ -197,7 +206,7 @@ fn a_file_without_extended_attributes_is_asked_for_none() {
     let (entry, _) = create(&one, "file");
     let ino = entry.ino;
     let (acl, user) = (&b"system.posix_acl_access"[..], &b"user.key"[..]);
-    let get = |client: &Remote, name: &[u8]| {
+    let get = |client: &RemoteClient, name: &[u8]| {
         client.getxattr(&cx, ino, XattrName::new(name).unwrap(), 100).map(|found| match found {
             Xattr::Value(value) => value,
             Xattr::Size(_) => panic!("only a size"),
@@ -229,8 +238,8 @@ fn a_file_without_extended_attributes_is_asked_for_none() {
     assert_eq!(get(&two, acl), get(&one, acl));
 }
 
-fn who(uid: u32, groups: &[u32]) -> Credentials {
-    Credentials { pid: 1, uid, groups: groups.to_vec() }
+fn who(uid: u32, groups: &[u32]) -> PeerCredentials {
+    PeerCredentials { pid: 1, uid, groups: groups.to_vec() }
 }
 
 /// A user who reads the memory of others, or names inodes from it, would get behind a directory that is closed to it.
@@ -242,10 +251,10 @@ fn users_with_other_rights_share_no_names() {
     let closed = fs.mkdir(&root, Ino::ROOT, name("closed"), &closed).unwrap().ino;
     let file = NewNode::new(FileKind::Regular, 0o644, root.caller);
     let file = fs.mknod(&root, closed, name("file"), &file).unwrap().ino;
-    let service = Service::new(Quotas::default(), || ());
-    let connect = |who: Credentials| {
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let connect = |who: PeerCredentials| {
         let shared: Arc<dyn FileSystem> = Arc::clone(&fs) as _;
-        let connection = Connection::new(shared, Arc::clone(&service), who);
+        let connection = PeerConnection::new(shared, Arc::clone(&service), who);
         connection.share(fs.names(connection.credentials()).unwrap());
         connection
     };
@@ -256,7 +265,7 @@ fn users_with_other_rights_share_no_names() {
     assert!(same[1].getattr(&root, file, None).is_ok(), "told of to a client with its rights");
     assert_eq!(others[0].getattr(&user, file, None), Err(Errno::ESTALE));
     assert_eq!(others[1].getattr(&root, file, None), Err(Errno::ESTALE));
-    let finds = |client: &Connection<Arc<dyn FileSystem>>| {
+    let finds = |client: &PeerConnection<Arc<dyn FileSystem>>| {
         let reader = NameReader::of(client.told_names().unwrap()).unwrap();
         reader.find(closed.0, b"file").is_some()
     };
@@ -278,7 +287,7 @@ fn users_with_other_rights_share_no_names() {
 #[test]
 fn memories_of_names_are_few_and_those_in_use_stay() {
     let fs = versioned();
-    let mut used: Vec<Arc<dyn ToldNames>> = Vec::new();
+    let mut used: Vec<Arc<dyn NameSource>> = Vec::new();
     for group in 0..4 {
         used.push(fs.names(&who(7, &[7, 100 + group])).unwrap());
     }

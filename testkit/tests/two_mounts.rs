@@ -10,27 +10,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use defuse_block::Ram;
+use defuse_block::RamDevice;
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
-use defuse_memory::{Memory, Options};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
 use defuse_uhs::Uhs;
 
-struct Mount {
+struct PairedMount {
     dir: tempfile::TempDir,
     session: Option<Session>,
 }
 
-impl Mount {
-    fn new(fs: Arc<dyn FileSystem>) -> Mount {
+impl PairedMount {
+    fn new(fs: Arc<dyn FileSystem>) -> PairedMount {
         let dir = tempfile::tempdir().unwrap();
         // Otherwise the kernel of root asks for attributes less often.
         let options = MountOptions { default_permissions: true, ..MountOptions::default() };
         let mounted = mount::mount(dir.path(), &options).unwrap();
         let options = SessionOptions { default_permissions: true, ..SessionOptions::default() };
         let session = Session::start(mounted.device, fs, &options).unwrap();
-        Mount { dir, session: Some(session) }
+        PairedMount { dir, session: Some(session) }
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -59,7 +59,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for PairedMount {
     fn drop(&mut self) {
         let _ = mount::abort(self.dir.path());
         let ended = self.session.take().map(Session::wait);
@@ -70,8 +70,8 @@ impl Drop for Mount {
 }
 
 fn uhs() -> Arc<dyn FileSystem> {
-    let options = defuse_uhs::Options { commit: None, ..defuse_uhs::Options::default() };
-    let device = Arc::new(Ram::new(4096, 16384));
+    let options = defuse_uhs::UhsOptions { commit: None, ..defuse_uhs::UhsOptions::default() };
+    let device = Arc::new(RamDevice::new(4096, 16384));
     let mut random = fastrand::Rng::with_seed(1);
     Uhs::make(device.clone(), (0o1777, 0, 0), &mut random).unwrap();
     let (fs, problems) = Uhs::open(device, options, random).unwrap();
@@ -85,12 +85,12 @@ fn each(test: impl Fn(&str, Arc<dyn FileSystem>)) {
         println!("skipped: needs root and /dev/fuse");
         return;
     }
-    test("memory", Arc::new(Memory::new(Options::default())));
+    test("memory", Arc::new(MemoryFileSystem::new(MemoryOptions::default())));
     test("uhs", uhs());
 }
 
 /// True if the kernel can drop all names at once, without waiting.
-fn has_epochs(mount: &Mount) -> bool {
+fn has_epochs(mount: &PairedMount) -> bool {
     let has = mount.session.as_ref().unwrap().notifier().drops_at_once();
     if !has {
         println!("not here: needs Linux 6.16 for FUSE_NOTIFY_INC_EPOCH");
@@ -112,7 +112,7 @@ fn look(paths: &[PathBuf]) -> Vec<Result<String, ErrorKind>> {
 #[test]
 fn each_of_two_mounts_answers_a_repeated_stat_without_a_request() {
     each(|what, fs| {
-        let [a, b] = [(); 2].map(|()| Mount::new(fs.clone()));
+        let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         if !has_epochs(&a) {
             return;
         }
@@ -174,11 +174,11 @@ fn rename_by(from: &Path, to: &Path, flags: rustix::fs::RenameFlags) {
     rustix::fs::renameat_with(rustix::fs::CWD, from, rustix::fs::CWD, to, flags).unwrap();
 }
 
-type Change = (&'static str, fn(&dyn Fn(&str) -> PathBuf));
+type PathChange = (&'static str, fn(&dyn Fn(&str) -> PathBuf));
 
 /// Each changes names or attributes in a directory with the files `a`, `b`, `ab` (a link to `a`), `dir`, `dir/x`, `empty` and
 /// `target` (a link to `a`).
-const CHANGES: &[Change] = &[
+const CHANGES: &[PathChange] = &[
     ("create", |at| drop(fs::File::create_new(at("new")).unwrap())),
     ("mkdir", |at| fs::create_dir(at("new")).unwrap()),
     ("symlink", |at| symlink("a", at("new")).unwrap()),
@@ -264,7 +264,7 @@ fn fill(dir: &Path) {
 #[test]
 fn each_change_in_one_of_two_mounts_is_seen_at_once_in_the_other() {
     each(|what, fs| {
-        let [a, b] = [(); 2].map(|()| Mount::new(fs.clone()));
+        let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         for (number, (name, change)) in CHANGES.iter().enumerate() {
             for (from, to) in [(&a, &b), (&b, &a)] {
                 let case = format!(
@@ -296,7 +296,7 @@ fn each_change_in_one_of_two_mounts_is_seen_at_once_in_the_other() {
 #[test]
 fn an_open_file_shows_the_attributes_that_the_other_mount_has_changed() {
     each(|what, fs| {
-        let [a, b] = [(); 2].map(|()| Mount::new(fs.clone()));
+        let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         for (from, to) in [(&a, &b), (&b, &a)] {
             fs::write(from.at("f"), "text").unwrap();
             let (file, here) =
@@ -325,7 +325,7 @@ fn an_open_file_shows_the_attributes_that_the_other_mount_has_changed() {
 #[test]
 fn a_listing_in_one_mount_does_not_bring_back_names_that_the_other_has_removed() {
     each(|what, fs| {
-        let [a, b] = [(); 2].map(|()| Mount::new(fs.clone()));
+        let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -355,7 +355,7 @@ fn a_listing_in_one_mount_does_not_bring_back_names_that_the_other_has_removed()
 #[test]
 fn two_mounts_that_change_one_directory_at_full_speed_neither_wait_for_each_other_nor_disagree() {
     each(|what, fs| {
-        let [a, b] = [(); 2].map(|()| Mount::new(fs.clone()));
+        let [a, b] = [(); 2].map(|()| PairedMount::new(fs.clone()));
         fs::create_dir(a.at("d")).unwrap();
         let (done, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
         let round = |own: &Path, other: &Path, who: &str, number: u64| {
@@ -431,7 +431,7 @@ fn two_mounts_that_change_one_directory_at_full_speed_neither_wait_for_each_othe
 #[test]
 fn what_the_first_mount_has_cached_alone_is_dropped_for_the_second() {
     each(|what, fs| {
-        let a = Mount::new(fs.clone());
+        let a = PairedMount::new(fs.clone());
         let held = fs::File::create(a.at("held")).unwrap();
         fs::write(a.at("f"), "old").unwrap();
         fs::create_dir(a.at("d")).unwrap();
@@ -440,7 +440,7 @@ fn what_the_first_mount_has_cached_alone_is_dropped_for_the_second() {
         assert_eq!(held.metadata().unwrap().len(), 0);
         let seen = dir.metadata().unwrap().mtime_nsec();
         assert!(!a.at("missing").exists());
-        let b = Mount::new(fs.clone());
+        let b = PairedMount::new(fs.clone());
         fs::write(b.at("held"), "more").unwrap();
         fs::OpenOptions::new().write(true).open(b.at("f")).unwrap().write_all(b"new").unwrap();
         fs::write(b.at("d/x"), "").unwrap();
@@ -453,7 +453,7 @@ fn what_the_first_mount_has_cached_alone_is_dropped_for_the_second() {
         drop(a);
         assert_eq!(fs::read(b.at("f")).unwrap(), b"new", "{what}");
         fs::write(b.at("f"), "newest").unwrap();
-        let c = Mount::new(fs.clone());
+        let c = PairedMount::new(fs.clone());
         assert_eq!(fs::read(c.at("f")).unwrap(), b"newest", "{what}");
         fs::write(c.at("f"), "last").unwrap();
         assert_eq!(fs::read(b.at("f")).unwrap(), b"last", "{what}");

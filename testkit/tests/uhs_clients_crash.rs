@@ -16,17 +16,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use defuse_block::{Device, Ram, Sim};
+use defuse_block::{BlockDevice, RamDevice, SimDevice};
 use defuse_connection::{PageSource, VersionSource};
 use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, NewNode, OpenArgs, OpenFlags, ReleaseArgs, Result,
 };
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
+use defuse_shared::{LaneOffers, PagedFileSystem, PagedOptions, VersionedFileSystem};
 use defuse_socket::ServerOptions;
 use defuse_testkit::listing;
-use defuse_uhs::{Options, Uhs, check};
-use served::{Served, context, name, read, write};
+use defuse_uhs::{Uhs, UhsOptions, check};
+use served::{TestServer, context, name, read, write};
 
 /// Blocks of 4 KiB.
 const BLOCKS: u64 = 8192;
@@ -34,7 +34,7 @@ const BLOCKS: u64 = 8192;
 const CLIENTS: usize = 2;
 const THREADS: usize = 2;
 
-const OPTIONS: Options = Options {
+const OPTIONS: UhsOptions = UhsOptions {
     read_only: false,
     commit: None,
     discard: false,
@@ -52,7 +52,7 @@ fn is_full() -> bool {
     std::env::var_os("DEFUSE_FULL").is_some()
 }
 
-fn open(device: Arc<dyn Device>) -> Uhs {
+fn open(device: Arc<dyn BlockDevice>) -> Uhs {
     let (fs, problems) = Uhs::open(device, OPTIONS, fastrand::Rng::with_seed(6)).unwrap();
     assert_eq!(problems, []);
     fs
@@ -65,7 +65,7 @@ fn content(text: &str) -> Vec<u8> {
 
 /// The past, for the judge.
 #[derive(Default)]
-struct History {
+struct CrashHistory {
     /// Durable files, with the number of events of the device before they were acknowledged.
     durable: Mutex<BTreeMap<String, usize>>,
     /// Clients that were cut off.
@@ -73,15 +73,15 @@ struct History {
 }
 
 /// One thread of a client, until its connection is cut.
-struct Thread<'a> {
-    client: &'a Remote,
-    sim: &'a Sim,
-    history: &'a History,
+struct CrashThread<'a> {
+    client: &'a RemoteClient,
+    sim: &'a SimDevice,
+    history: &'a CrashHistory,
     who: String,
     random: fastrand::Rng,
 }
 
-impl Thread<'_> {
+impl CrashThread<'_> {
     fn run(&mut self) {
         for number in 0.. {
             match self.step(&format!("{} {number}", self.who)) {
@@ -134,14 +134,14 @@ impl Thread<'_> {
 }
 
 /// A client that works until it is cut off.
-fn play(served: &Served, sim: &Sim, history: &History, seed: u64) {
+fn play(served: &TestServer, sim: &SimDevice, history: &CrashHistory, seed: u64) {
     let client = served.client();
     let mut random = fastrand::Rng::with_seed(seed);
     std::thread::scope(|scope| {
         for number in 0..THREADS {
             let (client, random) = (&client, random.fork());
             let who = format!("{seed} {number}");
-            scope.spawn(move || Thread { client, sim, history, who, random }.run());
+            scope.spawn(move || CrashThread { client, sim, history, who, random }.run());
         }
         std::thread::sleep(Duration::from_micros(random.u64(500..20_000)));
         rustix::net::shutdown(&client, rustix::net::Shutdown::Both).unwrap();
@@ -168,8 +168,8 @@ fn files(fs: &Uhs) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Judges a state of the device after so many of its events.
-fn judge(ram: Ram, events: usize, history: &History) {
-    let device: Arc<dyn Device> = Arc::new(ram);
+fn judge(ram: RamDevice, events: usize, history: &CrashHistory) {
+    let device: Arc<dyn BlockDevice> = Arc::new(ram);
     let report = check(&device).unwrap();
     assert_eq!(report.problems, [], "after {events} events");
     let found = files(&open(Arc::clone(&device)));
@@ -193,21 +193,21 @@ fn judge(ram: Ram, events: usize, history: &History) {
 }
 
 /// A device on which clients have worked and were cut off, and the history of that.
-fn record(seed: u64, rounds: usize) -> (Sim, History) {
-    let ram = Ram::new(4096, BLOCKS);
-    let device: Arc<dyn Device> = Arc::new(ram.clone());
+fn record(seed: u64, rounds: usize) -> (SimDevice, CrashHistory) {
+    let ram = RamDevice::new(4096, BLOCKS);
+    let device: Arc<dyn BlockDevice> = Arc::new(ram.clone());
     Uhs::make(device, (0o755, 0, 0), &mut fastrand::Rng::with_seed(5)).unwrap();
-    let sim = Sim::from_ram(&ram, seed);
+    let sim = SimDevice::from_ram(&ram, seed);
     let fs: Arc<dyn FileSystem> = Arc::new(open(Arc::new(sim.clone())));
-    let versioned = Versioned::over(fs).unwrap();
+    let versioned = VersionedFileSystem::over(fs).unwrap();
     let versions = Some(Arc::clone(&versioned) as Arc<dyn VersionSource>);
-    let paged = Paged::over(versioned, PagedOptions::default()).unwrap();
+    let paged = PagedFileSystem::over(versioned, PagedOptions::default()).unwrap();
     let pages = Some(Arc::clone(&paged) as Arc<dyn PageSource>);
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let options = ServerOptions { lines, pages, versions, ..ServerOptions::default() };
     let clients = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    let served = Served::new(paged, options, clients);
-    let history = History::default();
+    let served = TestServer::new(paged, options, clients);
+    let history = CrashHistory::default();
     for round in 0..rounds {
         std::thread::scope(|scope| {
             for number in 0..CLIENTS {

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram, Sim};
+use defuse_block::{BlockDevice, RamDevice, SimDevice};
 use defuse_fs::{
     Caller, Context, Fh, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs, ReadArgs,
     ReadBuf, Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
@@ -19,7 +19,7 @@ const BLOCKS: u64 = 4096;
 /// Files that are written, each with a sync after it.
 const FILES: usize = 12;
 
-const OPTIONS: defuse_uhs::Options = defuse_uhs::Options {
+const OPTIONS: defuse_uhs::UhsOptions = defuse_uhs::UhsOptions {
     read_only: false,
     commit: None,
     discard: false,
@@ -37,13 +37,13 @@ fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })
 }
 
-fn make(device: &Arc<dyn Device>) -> Uhs {
+fn make(device: &Arc<dyn BlockDevice>) -> Uhs {
     let mut random = fastrand::Rng::with_seed(5);
     Uhs::make(Arc::clone(device), (0o755, 0, 0), &mut random).unwrap();
     open(device)
 }
 
-fn open(device: &Arc<dyn Device>) -> Uhs {
+fn open(device: &Arc<dyn BlockDevice>) -> Uhs {
     let random = fastrand::Rng::with_seed(6);
     let (fs, problems) = Uhs::open(Arc::clone(device), OPTIONS, random).unwrap();
     assert_eq!(problems, []);
@@ -88,7 +88,7 @@ fn is_there(fs: &Uhs, number: usize) -> bool {
 }
 
 /// Makes a file system, writes to it, mounts it again, and checks it.
-fn exercise(device: &Arc<dyn Device>) {
+fn exercise(device: &Arc<dyn BlockDevice>) {
     let fs = make(device);
     (0..FILES).for_each(|number| write(&fs, number).unwrap());
     drop(fs);
@@ -117,10 +117,10 @@ fn uhs_works_on_controllers_of_all_shapes() {
         ModelProperties { mdts: 9, sgl: true, ..ModelProperties::default() },
         bare,
     ] {
-        let model = ControllerModel::with(&Ram::new(4096, BLOCKS), 1, shape).unwrap();
+        let model = ControllerModel::with(&RamDevice::new(4096, BLOCKS), 1, shape).unwrap();
         exercise(
             &(Arc::new(NvmeDevice::open(model, &NvmeOptions::default()).unwrap())
-                as Arc<dyn Device>),
+                as Arc<dyn BlockDevice>),
         );
     }
 }
@@ -131,10 +131,10 @@ fn uhs_does_not_notice_resets_of_its_controller() {
     for fault in
         [ControllerFault::Break, ControllerFault::NameOtherQueue, ControllerFault::AnswerTwice]
     {
-        let model = ControllerModel::new(&Ram::new(4096, BLOCKS), 2).unwrap();
+        let model = ControllerModel::new(&RamDevice::new(4096, BLOCKS), 2).unwrap();
         let disk = Arc::new(NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap());
         model.fail(move |victim| [20, 55, 90].contains(&victim.number).then_some(fault));
-        exercise(&(Arc::clone(&disk) as Arc<dyn Device>));
+        exercise(&(Arc::clone(&disk) as Arc<dyn BlockDevice>));
         assert_eq!(disk.resets(), 3, "{fault:?}");
     }
 }
@@ -153,9 +153,9 @@ fn uhs_works_on_the_controller_of_qemu() {
         println!("skipped: there is no {}", options.program);
         return;
     };
-    exercise(&(disk as Arc<dyn Device>));
+    exercise(&(disk as Arc<dyn BlockDevice>));
     // Another machine, with the same image.
-    let device: Arc<dyn Device> = open().unwrap();
+    let device: Arc<dyn BlockDevice> = open().unwrap();
     assert_eq!(defuse_uhs::check(&device).unwrap().problems, []);
     assert!(is_there(&self::open(&device), FILES - 1));
 }
@@ -163,9 +163,9 @@ fn uhs_works_on_the_controller_of_qemu() {
 /// The power fails, and the volatile cache of the controller is lost in part.
 #[test]
 fn what_uhs_has_synced_survives_a_power_cut_of_the_controller() {
-    let sim = Sim::new(BLOCKS, 9);
+    let sim = SimDevice::new(BLOCKS, 9);
     let model = ControllerModel::new(&sim, 3).unwrap();
-    let device: Arc<dyn Device> =
+    let device: Arc<dyn BlockDevice> =
         Arc::new(NvmeDevice::open(model, &NvmeOptions::default()).unwrap());
     let fs = make(&device);
     let begin = sim.events();
@@ -184,7 +184,7 @@ fn what_uhs_has_synced_survives_a_power_cut_of_the_controller() {
         }
         let state = cut.sample(&mut random);
         let model = ControllerModel::new(&state, 1).unwrap();
-        let device: Arc<dyn Device> =
+        let device: Arc<dyn BlockDevice> =
             Arc::new(NvmeDevice::open(model, &NvmeOptions::default()).unwrap());
         let fs = open(&device);
         let durable = synced.iter().filter(|events| **events <= cut.at()).count();

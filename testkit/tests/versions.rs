@@ -5,24 +5,29 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_connection::{Connection, Credentials, Quotas, Service, VersionSource};
-use defuse_direct::{At, Client, How, MountArgs, Options, Owner, Task, Times};
+use defuse_connection::{
+    PeerConnection, PeerCredentials, ServiceQuotas, ServiceState, VersionSource,
+};
+use defuse_direct::{
+    ClientMountArgs, ClientOptions, ClientTask, DirectClient, NewOwner, NewTimes, OpenHow,
+    WalkStart,
+};
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, Errno, Fallocate, File, FileKind, FileSystem, Ino, NewNode,
-    NoNotify, NormalPath, OpenArgs, OpenFlags, RenameFlags, Resolved, SetAttr, SetTime,
+    NoNotify, NormalPath, OpenArgs, OpenFlags, PathResolution, RenameFlags, SetAttr, SetTime,
     SetXattrFlags, Timestamp, XattrName, shortcuts_of,
 };
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_remote::{LaneUse, RemoteOptions};
 use defuse_ring::versions::{VersionReader, VersionedItem};
-use defuse_shared::Versioned;
+use defuse_shared::VersionedFileSystem;
 use defuse_socket::ServerOptions;
 
 mod served;
-use served::{Served, context, create, name, read, write};
+use served::{TestServer, context, create, name, read, write};
 
 fn memory() -> Arc<dyn FileSystem> {
-    Arc::new(Memory::new(defuse_memory::Options::default()))
+    Arc::new(MemoryFileSystem::new(defuse_memory::MemoryOptions::default()))
 }
 
 /// The names of the random test, in each directory.
@@ -30,14 +35,14 @@ const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// All that is known of a file system, with the versions.
 #[derive(Default)]
-struct State {
+struct VersionState {
     names: HashMap<(Ino, &'static str), (Option<Ino>, u64)>,
     inodes: HashMap<Ino, (Attr, u64, u64)>,
 }
 
-impl State {
-    fn of(fs: &dyn FileSystem, reader: &VersionReader, inodes: &[Ino]) -> State {
-        let mut state = State::default();
+impl VersionState {
+    fn of(fs: &dyn FileSystem, reader: &VersionReader, inodes: &[Ino]) -> VersionState {
+        let mut state = VersionState::default();
         for &ino in inodes {
             let Ok(attr) = fs.getattr(&context(), ino, None) else { continue };
             let version = |thing| reader.of_thing(thing).unwrap();
@@ -49,7 +54,7 @@ impl State {
             }
             for text in NAMES {
                 let found = match shortcuts_of(fs).resolve(&context(), ino, name(text).into()) {
-                    Ok(Resolved::Inode { ino, .. }) => Some(ino),
+                    Ok(PathResolution::Inode { ino, .. }) => Some(ino),
                     _ => None,
                 };
                 let of = VersionedItem::Name(ino.0, text.as_bytes());
@@ -60,7 +65,7 @@ impl State {
     }
 
     /// Checks that all that has changed since `before` has another version.
-    fn check_since(&self, before: &State, what: &str) {
+    fn check_since(&self, before: &VersionState, what: &str) {
         for (place, (found, version)) in &self.names {
             let Some((found_before, before)) = before.names.get(place) else { continue };
             let told = version != before;
@@ -160,17 +165,17 @@ fn with_file(fs: &dyn FileSystem, ino: Ino, random: &mut fastrand::Rng) -> Resul
 
 #[test]
 fn every_change_through_the_layer_shows_in_its_versions() {
-    let fs = Versioned::over(memory()).unwrap();
+    let fs = VersionedFileSystem::over(memory()).unwrap();
     fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     let reader = VersionReader::of(fs.versions().unwrap()).unwrap();
     let seed = fastrand::u64(..);
     let mut random = fastrand::Rng::with_seed(seed);
     let mut inodes = vec![Ino::ROOT];
-    let mut before = State::of(&*fs, &reader, &inodes);
+    let mut before = VersionState::of(&*fs, &reader, &inodes);
     for _ in 0..3000 {
         let all = reader.all().unwrap();
         let what = change(&*fs, &mut inodes, &mut random);
-        let after = State::of(&*fs, &reader, &inodes);
+        let after = VersionState::of(&*fs, &reader, &inodes);
         after.check_since(&before, &format!("seed {seed}: {what}"));
         let changed = !what.ends_with("Ok(())") || reader.all() != Some(all);
         assert!(changed, "seed {seed}: {what}: the version of everything");
@@ -182,52 +187,52 @@ fn every_change_through_the_layer_shows_in_its_versions() {
 }
 
 /// A program with a client of its own.
-struct Program {
-    client: Client,
-    task: Task,
+struct VersionProgram {
+    client: DirectClient,
+    task: ClientTask,
 }
 
-impl Program {
-    fn new(served: &Served) -> Program {
-        let client = Client::new(Options::default());
-        client.mount(b"m:", Arc::new(served.client()), &MountArgs::default()).unwrap();
-        Program { client, task: Task::of_this_process().unwrap() }
+impl VersionProgram {
+    fn new(served: &TestServer) -> VersionProgram {
+        let client = DirectClient::new(ClientOptions::default());
+        client.mount(b"m:", Arc::new(served.client()), &ClientMountArgs::default()).unwrap();
+        VersionProgram { client, task: ClientTask::of_this_process().unwrap() }
     }
 
     fn stat(&self, path: &str) -> Result<Attr, i32> {
-        let stat = self.client.stat(&self.task, At::Cwd, path.as_bytes(), false);
+        let stat = self.client.stat(&self.task, WalkStart::Cwd, path.as_bytes(), false);
         stat.map(|stat| stat.attr).map_err(|stop| stop.errno().raw())
     }
 
     fn make(&self, path: &str) {
         let flags = OpenFlags::RDWR | OpenFlags::CREAT;
-        let how = How { flags, mode: 0o644, ..How::default() };
-        let file = self.client.open(&self.task, At::Cwd, path.as_bytes(), how).unwrap();
+        let how = OpenHow { flags, mode: 0o644, ..OpenHow::default() };
+        let file = self.client.open(&self.task, WalkStart::Cwd, path.as_bytes(), how).unwrap();
         file.close(&self.task).unwrap();
     }
 
     fn rename(&self, from: &str, to: &str) {
-        let (from, to) = ((At::Cwd, from.as_bytes()), (At::Cwd, to.as_bytes()));
+        let (from, to) = ((WalkStart::Cwd, from.as_bytes()), (WalkStart::Cwd, to.as_bytes()));
         self.client.rename(&self.task, from, to, RenameFlags(0)).unwrap();
     }
 }
 
-fn served() -> Served {
-    let fs = Versioned::over(memory()).unwrap();
+fn served() -> TestServer {
+    let fs = VersionedFileSystem::over(memory()).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let options = ServerOptions { versions, ..ServerOptions::default() };
     let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
-    Served::new(fs, options, clients)
+    TestServer::new(fs, options, clients)
 }
 
 /// Each client knows the state before each change, and finds the state after it.
 #[test]
 fn what_a_client_knows_ends_with_the_change_of_another() {
     let served = served();
-    let (one, two) = (Program::new(&served), Program::new(&served));
+    let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
     let at = |path: &str| path.as_bytes().to_vec();
-    one.client.mkdir(&one.task, At::Cwd, b"m:/dir", 0o755).unwrap();
-    one.client.mkdir(&one.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
+    one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir", 0o755).unwrap();
+    one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir/sub", 0o755).unwrap();
     for round in 0..40 {
         let (writer, reader) = if round % 2 == 0 { (&one, &two) } else { (&two, &one) };
         let both = |path: &str| {
@@ -239,24 +244,27 @@ fn what_a_client_knows_ends_with_the_change_of_another() {
         writer.make("m:/dir/sub/file");
         assert_eq!(both("m:/dir/sub/file").unwrap().size, 0);
         let path = at("m:/dir/sub/file");
-        writer.client.truncate(&writer.task, At::Cwd, &path, 77).unwrap();
+        writer.client.truncate(&writer.task, WalkStart::Cwd, &path, 77).unwrap();
         assert_eq!(both("m:/dir/sub/file").unwrap().size, 77);
         let follows = true;
-        writer.client.chmod(&writer.task, At::Cwd, &path, 0o600, follows).unwrap();
+        writer.client.chmod(&writer.task, WalkStart::Cwd, &path, 0o600, follows).unwrap();
         assert_eq!(both("m:/dir/sub/file").unwrap().perm, 0o600);
-        writer.client.link(&writer.task, (At::Cwd, &path), (At::Cwd, b"m:/second"), false).unwrap();
+        writer
+            .client
+            .link(&writer.task, (WalkStart::Cwd, &path), (WalkStart::Cwd, b"m:/second"), false)
+            .unwrap();
         assert_eq!(both("m:/dir/sub/file").unwrap().nlink, 2);
-        writer.client.unlink(&writer.task, At::Cwd, b"m:/second").unwrap();
+        writer.client.unlink(&writer.task, WalkStart::Cwd, b"m:/second").unwrap();
         assert_eq!(both("m:/dir/sub/file").unwrap().nlink, 1);
         // The directory on the way moves, and another takes its place.
         writer.rename("m:/dir/sub", "m:/moved");
         assert_eq!(both("m:/dir/sub/file"), Err(2));
         assert_eq!(both("m:/moved/file").unwrap().size, 77);
-        writer.client.mkdir(&writer.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
+        writer.client.mkdir(&writer.task, WalkStart::Cwd, b"m:/dir/sub", 0o755).unwrap();
         assert_eq!(both("m:/dir/sub/file"), Err(2));
-        writer.client.unlink(&writer.task, At::Cwd, b"m:/moved/file").unwrap();
+        writer.client.unlink(&writer.task, WalkStart::Cwd, b"m:/moved/file").unwrap();
         assert_eq!(both("m:/moved/file"), Err(2));
-        writer.client.rmdir(&writer.task, At::Cwd, b"m:/moved").unwrap();
+        writer.client.rmdir(&writer.task, WalkStart::Cwd, b"m:/moved").unwrap();
         assert_eq!(both("m:/moved"), Err(2));
     }
 }
@@ -265,16 +273,17 @@ fn what_a_client_knows_ends_with_the_change_of_another() {
 #[test]
 fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
     let served = served();
-    let (one, two) = (Program::new(&served), Program::new(&served));
-    let how = How { flags: OpenFlags::RDWR | OpenFlags::CREAT, mode: 0o600, ..How::default() };
+    let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
+    let how =
+        OpenHow { flags: OpenFlags::RDWR | OpenFlags::CREAT, mode: 0o600, ..OpenHow::default() };
     let path = b"m:/file";
-    let file = one.client.open(&one.task, At::Cwd, path, how).unwrap();
+    let file = one.client.open(&one.task, WalkStart::Cwd, path, how).unwrap();
     let me = one.client.fstat(&one.task, &file).unwrap().attr;
-    let times = Times { atime: None, mtime: Some(SetTime::At(Timestamp { secs: 7, nanos: 0 })) };
+    let times = NewTimes { atime: None, mtime: Some(SetTime::At(Timestamp { secs: 7, nanos: 0 })) };
     let touch = || one.client.futimens(&one.task, &file, times).unwrap();
     let give = |uid, gid| {
         let before = served.requests();
-        let owner = Owner { uid, gid };
+        let owner = NewOwner { uid, gid };
         // Without the wait for the number of requests, which takes longer than a tick.
         touch();
         one.client.fchown(&one.task, &file, owner).unwrap();
@@ -283,16 +292,16 @@ fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
     let (own, group) = (Some(me.uid), Some(me.gid));
     // A tick may end in between.
     assert!((0..20).any(|_| give(own, group) == 0 && give(None, group) == 0));
-    let stranger = one.task.with_credentials(defuse_direct::Credentials::user(1000, 1000, &[]));
+    let stranger = one.task.with_credentials(defuse_direct::TaskCredentials::user(1000, 1000, &[]));
     for _ in 0..20 {
         touch();
-        let given = one.client.fchown(&stranger, &file, Owner { uid: own, gid: group });
+        let given = one.client.fchown(&stranger, &file, NewOwner { uid: own, gid: group });
         assert_eq!(given.map_err(|stop| stop.errno()), Err(Errno::EPERM));
     }
     // The time of the change shows if it is another one.
     std::thread::sleep(Duration::from_millis(30));
     let before = served.requests();
-    one.client.fchown(&one.task, &file, Owner { uid: own, gid: group }).unwrap();
+    one.client.fchown(&one.task, &file, NewOwner { uid: own, gid: group }).unwrap();
     assert_eq!(served.requests(), before + 1);
     // Bits are lost, and a file that can be executed may have a capability.
     for mode in [0o4600, 0o700] {
@@ -308,9 +317,9 @@ fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
     // Another client has given the file away in the same tick.
     for other in 1..50 {
         touch();
-        let owner = Owner { uid: Some(other), gid: None };
-        two.client.chown(&two.task, At::Cwd, path, owner, true).unwrap();
-        one.client.fchown(&one.task, &file, Owner { uid: own, gid: None }).unwrap();
+        let owner = NewOwner { uid: Some(other), gid: None };
+        two.client.chown(&two.task, WalkStart::Cwd, path, owner, true).unwrap();
+        one.client.fchown(&one.task, &file, NewOwner { uid: own, gid: None }).unwrap();
         assert_eq!(one.stat("m:/file").unwrap().uid, me.uid);
     }
 }
@@ -318,8 +327,8 @@ fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
 #[test]
 fn a_known_name_takes_no_request() {
     let served = served();
-    let program = Program::new(&served);
-    program.client.mkdir(&program.task, At::Cwd, b"m:/dir", 0o755).unwrap();
+    let program = VersionProgram::new(&served);
+    program.client.mkdir(&program.task, WalkStart::Cwd, b"m:/dir", 0o755).unwrap();
     let look = || (program.stat("m:/dir").unwrap().kind, program.stat("m:/dir/none"));
     assert_eq!(look(), (FileKind::Directory, Err(2)));
     let before = served.requests();
@@ -335,17 +344,20 @@ fn a_known_name_takes_no_request() {
 #[test]
 fn a_file_is_removed_by_one_request_and_others_know_at_once() {
     let served = served();
-    let (one, two) = (Program::new(&served), Program::new(&served));
-    one.client.mkdir(&one.task, At::Cwd, b"m:/dir", 0o755).unwrap();
+    let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
+    one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir", 0o755).unwrap();
     for name in ["m:/dir/a", "m:/dir/b"] {
         one.make(name);
     }
-    one.client.link(&one.task, (At::Cwd, b"m:/dir/a"), (At::Cwd, b"m:/dir/c"), false).unwrap();
-    let opened = two.client.open(&two.task, At::Cwd, b"m:/dir/a", How::default()).unwrap();
+    one.client
+        .link(&one.task, (WalkStart::Cwd, b"m:/dir/a"), (WalkStart::Cwd, b"m:/dir/c"), false)
+        .unwrap();
+    let opened =
+        two.client.open(&two.task, WalkStart::Cwd, b"m:/dir/a", OpenHow::default()).unwrap();
     let links = || two.client.fstat(&two.task, &opened).unwrap().attr.nlink;
     assert_eq!((links(), two.stat("m:/dir/b").map(|attr| attr.size)), (2, Ok(0)));
     let remove = |path: &str| {
-        let removed = two.client.unlink(&two.task, At::Cwd, path.as_bytes());
+        let removed = two.client.unlink(&two.task, WalkStart::Cwd, path.as_bytes());
         removed.map_err(|stop| stop.errno())
     };
     // The directory is known by then.
@@ -359,8 +371,8 @@ fn a_file_is_removed_by_one_request_and_others_know_at_once() {
     assert_eq!((remove("m:/dir/a"), remove("m:/dir")), (Err(Errno::ENOENT), Err(Errno::EISDIR)));
     assert_eq!(remove("m:/dir/c/"), Err(Errno::ENOTDIR));
     // Another program's mount is on it.
-    two.client.mkdir(&two.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
-    two.client.mount(b"m:/dir/sub", memory(), &MountArgs::default()).unwrap();
+    two.client.mkdir(&two.task, WalkStart::Cwd, b"m:/dir/sub", 0o755).unwrap();
+    two.client.mount(b"m:/dir/sub", memory(), &ClientMountArgs::default()).unwrap();
     assert_eq!(remove("m:/dir/sub"), Err(Errno::EISDIR));
     assert_eq!(remove("m:/dir/c"), Ok(()));
     assert_eq!(links(), 0);
@@ -370,9 +382,11 @@ fn a_file_is_removed_by_one_request_and_others_know_at_once() {
 #[test]
 fn a_file_system_that_others_change_has_no_versions() {
     let place = tempfile::tempdir().unwrap();
-    let fs =
-        defuse_passthrough::Passthrough::new(place.path(), defuse_passthrough::Options::default());
-    assert!(Versioned::over(Arc::new(fs.unwrap())).is_none());
+    let fs = defuse_passthrough::Passthrough::new(
+        place.path(),
+        defuse_passthrough::PassthroughOptions::default(),
+    );
+    assert!(VersionedFileSystem::over(Arc::new(fs.unwrap())).is_none());
 }
 
 /// The number that a whole path leads to is good for every call, without a lookup.
@@ -389,7 +403,7 @@ fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
     both.forget(entry.ino, 1);
     for _ in 0..2 {
         let path = NormalPath::new(b"file").unwrap();
-        let Ok(Resolved::Inode { ino, attr, open_to_all }) =
+        let Ok(PathResolution::Inode { ino, attr, open_to_all }) =
             shortcuts_of(&both).resolve(&cx, Ino::ROOT, path)
         else {
             panic!("the path does not lead to the file")
@@ -403,8 +417,8 @@ fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
     let missing = |path: &str| {
         shortcuts_of(&both).resolve(&cx, Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap())
     };
-    assert_eq!(missing("dir/none/file"), Ok(Resolved::Missing { open_to_all: true }));
-    assert_eq!(missing("file/name"), Ok(Resolved::Walk));
+    assert_eq!(missing("dir/none/file"), Ok(PathResolution::Missing { open_to_all: true }));
+    assert_eq!(missing("file/name"), Ok(PathResolution::Walk));
     // A number that nobody told.
     assert_eq!(both.getattr(&cx, Ino(entry.ino.0 + 1000), None), Err(Errno::ESTALE));
 }
@@ -413,22 +427,22 @@ fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
 #[test]
 fn a_directory_that_a_path_leads_to_is_opened_without_a_lookup() {
     let served = served();
-    let (one, two) = (Program::new(&served), Program::new(&served));
-    one.client.mkdir(&one.task, At::Cwd, b"m:/dir", 0o755).unwrap();
-    one.client.mkdir(&one.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
+    let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
+    one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir", 0o755).unwrap();
+    one.client.mkdir(&one.task, WalkStart::Cwd, b"m:/dir/sub", 0o755).unwrap();
     one.make("m:/dir/sub/file");
     let lookups = || served.requests_of(&["LOOKUP"]);
     let before = lookups();
     let open = |path: &str, flags| {
-        let how = How { flags, ..How::default() };
-        let opened = two.client.open(&two.task, At::Cwd, path.as_bytes(), how);
+        let how = OpenHow { flags, ..OpenHow::default() };
+        let opened = two.client.open(&two.task, WalkStart::Cwd, path.as_bytes(), how);
         opened.map_err(|stop| stop.errno().raw())
     };
     let dir = open("m:/dir/sub/", OpenFlags::DIRECTORY).unwrap();
     let names = two.client.read_dir(&two.task, &dir).unwrap();
     assert!(names.iter().any(|entry| entry.name == b"file"));
     let within = |name: &str| {
-        let stat = two.client.stat(&two.task, At::Dir(&dir), name.as_bytes(), true);
+        let stat = two.client.stat(&two.task, WalkStart::Dir(&dir), name.as_bytes(), true);
         stat.map(|stat| stat.attr.kind).map_err(|stop| stop.errno().raw())
     };
     assert_eq!((within("file"), within("none")), (Ok(FileKind::Regular), Err(2)));
@@ -444,8 +458,8 @@ fn a_directory_that_a_path_leads_to_is_opened_without_a_lookup() {
     assert_eq!(open("m:/dir/none/", 0).map(drop), Err(Errno::ENOENT.raw()));
     assert_eq!(open("m:/dir/", OpenFlags::WRONLY).map(drop), Err(Errno::EISDIR.raw()));
     // The directory goes, and is still the working directory.
-    one.client.unlink(&one.task, At::Cwd, b"m:/dir/sub/file").unwrap();
-    one.client.rmdir(&one.task, At::Cwd, b"m:/dir/sub").unwrap();
+    one.client.unlink(&one.task, WalkStart::Cwd, b"m:/dir/sub/file").unwrap();
+    one.client.rmdir(&one.task, WalkStart::Cwd, b"m:/dir/sub").unwrap();
     assert_eq!(two.stat(".").map(|attr| attr.kind), Ok(FileKind::Directory));
     assert_eq!(two.stat("file"), Err(2));
 }
@@ -459,15 +473,15 @@ fn a_path_leads_no_user_where_it_may_not_search() {
     let dir = fs.mkdir(&root, Ino::ROOT, name("dir"), &dir).unwrap().ino;
     let file = NewNode::new(FileKind::Regular, 0o644, root.caller);
     let file = fs.mknod(&root, dir, name("file"), &file).unwrap().ino;
-    let credentials = Credentials { pid: 1, uid: 1000, groups: vec![1000] };
-    let service = Service::new(Quotas::default(), || ());
-    let client = Connection::new(Arc::clone(&fs), service, credentials);
+    let credentials = PeerCredentials { pid: 1, uid: 1000, groups: vec![1000] };
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let client = PeerConnection::new(Arc::clone(&fs), service, credentials);
     let path = |text: &'static str| NormalPath::new(text.as_bytes()).unwrap();
-    let nobody = |step: defuse_connection::Step| assert_eq!(step.ino, dir);
+    let nobody = |step: defuse_connection::PathStep| assert_eq!(step.ino, dir);
     assert_eq!(client.steps(&user, dir, path("file"), nobody), Err(Errno::ESTALE), "not told of");
     assert_eq!(
         client.steps(&user, Ino::ROOT, path("dir"), nobody),
-        Ok(defuse_connection::End::Found)
+        Ok(defuse_connection::WalkEnd::Found)
     );
     assert_eq!(client.steps(&user, dir, path("file"), nobody), Err(Errno::EACCES));
     assert_eq!(client.steps(&user, Ino::ROOT, path("dir/file"), nobody), Err(Errno::EACCES));
@@ -483,9 +497,9 @@ fn a_path_leads_no_user_where_it_may_not_search() {
 fn a_client_is_told_of_no_more_inodes_than_are_remembered() {
     let fs = memory();
     let cx = context();
-    let service = Service::new(Quotas::default(), || ());
-    let credentials = Credentials { pid: 1, uid: 0, groups: vec![0] };
-    let client = Connection::new(Arc::clone(&fs), service, credentials);
+    let service = ServiceState::new(ServiceQuotas::default(), || ());
+    let credentials = PeerCredentials { pid: 1, uid: 0, groups: vec![0] };
+    let client = PeerConnection::new(Arc::clone(&fs), service, credentials);
     let node = NewNode::new(FileKind::Fifo, 0o644, cx.caller);
     let mut all = Vec::new();
     for number in 0..80_000 {
@@ -504,10 +518,10 @@ fn a_client_is_told_of_no_more_inodes_than_are_remembered() {
 #[test]
 fn the_end_of_a_file_moves_with_what_others_append() {
     let served = served();
-    let (one, two) = (Program::new(&served), Program::new(&served));
-    let open = |program: &Program, flags| {
-        let how = How { flags, mode: 0o644, ..How::default() };
-        program.client.open(&program.task, At::Cwd, b"m:/log", how).unwrap()
+    let (one, two) = (VersionProgram::new(&served), VersionProgram::new(&served));
+    let open = |program: &VersionProgram, flags| {
+        let how = OpenHow { flags, mode: 0o644, ..OpenHow::default() };
+        program.client.open(&program.task, WalkStart::Cwd, b"m:/log", how).unwrap()
     };
     let writer = open(&one, OpenFlags::WRONLY | OpenFlags::CREAT | OpenFlags::APPEND);
     let reader = open(&two, 0);
@@ -532,7 +546,7 @@ fn the_end_of_a_file_moves_with_what_others_append() {
 #[test]
 fn the_end_of_the_server_ends_what_its_clients_know() {
     let served = served();
-    let program = Program::new(&served);
+    let program = VersionProgram::new(&served);
     create(&served.client(), "file");
     assert!(program.stat("m:/file").is_ok() && program.stat("m:/none") == Err(2));
     drop(served);

@@ -6,7 +6,7 @@ use std::{fmt, fs};
 use aya::maps::{HashMap, Map, MapData, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya::programs::BtfTracePoint;
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
-use defuse_probe::{OpStats, Stage};
+use defuse_probe::{OpStats, RequestStage};
 
 use crate::collector::ConnectionStats;
 use crate::opcode::{bits_of, op_of};
@@ -118,7 +118,7 @@ impl BpfProbe {
         let map: PerCpuHashMap<_, HistogramKey, HistogramCells> =
             map_of(&mut self.ebpf, "histograms")?;
         // Several opcodes may be one operation.
-        let mut found: Table<(u32, Stage, u8), OpStats> = Table::new();
+        let mut found: Table<(u32, RequestStage, u8), OpStats> = Table::new();
         for row in map.iter() {
             let (key, cells) = row.map_err(cannot_read)?;
             let Some((connection, opcode, stage)) = wire::histogram_key(key) else { continue };

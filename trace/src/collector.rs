@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use defuse_probe::{OpStats, Snapshot};
+use defuse_probe::{OpStats, StatsSnapshot};
 
 use crate::{
     CompletedRequest, EventFilter, LostMeasurements, RequestInFlight, TraceError, bpf, tracefs,
@@ -99,12 +99,12 @@ impl Collector {
     }
 
     /// The counts so far, by connection. Errors: [`TraceError::Map`], [`TraceError::File`].
-    pub fn snapshots(&mut self) -> Result<BTreeMap<u32, Snapshot>, TraceError> {
+    pub fn snapshots(&mut self) -> Result<BTreeMap<u32, StatsSnapshot>, TraceError> {
         let counted = match &mut self.eyes {
             KernelProbe::Bpf(eyes) => eyes.counted()?,
             KernelProbe::Tracefs(eyes) => eyes.counted()?,
         };
-        let mut snapshots: BTreeMap<u32, Snapshot> = BTreeMap::new();
+        let mut snapshots: BTreeMap<u32, StatsSnapshot> = BTreeMap::new();
         for (connection, stats) in counted {
             snapshots.entry(connection).or_insert_with(|| self.empty()).ops.push(stats);
         }
@@ -115,7 +115,7 @@ impl Collector {
     }
 
     /// The counts of one connection. Errors: like [`snapshots`](Collector::snapshots).
-    pub fn snapshot(&mut self, connection: u32) -> Result<Snapshot, TraceError> {
+    pub fn snapshot(&mut self, connection: u32) -> Result<StatsSnapshot, TraceError> {
         let found = self.snapshots()?.remove(&connection);
         Ok(found.unwrap_or_else(|| self.empty()))
     }
@@ -151,11 +151,11 @@ impl Collector {
         }
     }
 
-    fn empty(&self) -> Snapshot {
-        Snapshot {
+    fn empty(&self) -> StatsSnapshot {
+        StatsSnapshot {
             started_unix_ms: self.started_unix_ms,
             span_ns: self.started.elapsed().as_nanos() as u64,
-            ..Snapshot::default()
+            ..StatsSnapshot::default()
         }
     }
 }

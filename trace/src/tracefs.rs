@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{process, thread};
 
-use defuse_probe::{OpStats, Stage};
+use defuse_probe::{OpStats, RequestStage};
 
 use crate::collector::ConnectionStats;
 use crate::event::RequestNames;
@@ -300,7 +300,7 @@ impl TracefsState {
         let op = op_of(sent.opcode);
         let stats = self.stats.entry((connection, op as u8)).or_insert_with(|| OpStats {
             op,
-            stage: Stage::Total,
+            stage: RequestStage::Total,
             bytes: 0,
             latency: Default::default(),
         });
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(state.sent.len(), 1);
         state.take(ENDED);
         let stats = &state.stats[&(43, Op::WRITE as u8)];
-        assert_eq!((stats.stage, stats.bytes), (Stage::Total, 4096));
+        assert_eq!((stats.stage, stats.bytes), (RequestStage::Total, 4096));
         assert_eq!((stats.latency.count, stats.latency.sum_ns), (1, 1_003_000));
         assert_eq!(state.events[0].unsplit_ns(), Some(1_003_000));
         assert!(state.sent.is_empty());

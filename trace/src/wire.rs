@@ -3,7 +3,7 @@
 //!
 //! The program is compiled for 64-bit little-endian processors, and loaded on no other.
 
-use defuse_probe::{BUCKETS, Histogram, Stage};
+use defuse_probe::{BUCKETS, LatencyHistogram, RequestStage};
 
 use crate::event::{CompletedRequest, RequestNames};
 use crate::opcode::op_of;
@@ -32,24 +32,29 @@ const EVENT_HEAD: usize = 120;
 const BACKGROUND: u32 = 1;
 
 /// `enum stage`.
-const STAGES: [Stage; 5] =
-    [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::Total];
+const STAGES: [RequestStage; 5] = [
+    RequestStage::Background,
+    RequestStage::Pending,
+    RequestStage::Processing,
+    RequestStage::Unsplit,
+    RequestStage::Total,
+];
 
 /// The key of a histogram: connection, opcode, stage.
-pub(crate) fn histogram_key(key: HistogramKey) -> Option<(u32, u32, Stage)> {
+pub(crate) fn histogram_key(key: HistogramKey) -> Option<(u32, u32, RequestStage)> {
     let [low, high, opcode, stage] = key;
     let connection = u32::from(low) | u32::from(high) << 16;
     Some((connection, opcode.into(), *STAGES.get(usize::from(stage))?))
 }
 
 /// The latencies of one processor, and the bytes.
-pub(crate) fn histogram(cells: &HistogramCells) -> (Histogram, u64) {
+pub(crate) fn histogram(cells: &HistogramCells) -> (LatencyHistogram, u64) {
     let mut buckets = [0; BUCKETS];
     buckets.copy_from_slice(&cells[..BUCKETS]);
     let [errors, sum_ns, min_ns_1, max_ns, bytes] = cells[BUCKETS..] else { unreachable!() };
     let count = buckets.iter().sum();
     let min_ns = min_ns_1.saturating_sub(1);
-    (Histogram { buckets, count, errors, sum_ns, min_ns, max_ns }, bytes)
+    (LatencyHistogram { buckets, count, errors, sum_ns, min_ns, max_ns }, bytes)
 }
 
 /// A request in progress.
@@ -147,14 +152,14 @@ mod tests {
     #[test]
     fn kernel_histograms_have_the_format_of_the_probe() {
         let mut cells = [0; BUCKETS + 5];
-        cells[Histogram::bucket_of(700)] = 2;
+        cells[LatencyHistogram::bucket_of(700)] = 2;
         cells[BUCKETS..].copy_from_slice(&[1, 1_400, 701, 700, 4096]);
         let (latency, bytes) = histogram(&cells);
-        let mut expected = Histogram::default();
+        let mut expected = LatencyHistogram::default();
         expected.record(700, true);
         expected.record(700, false);
         assert_eq!((latency, bytes), (expected, 4096));
-        assert_eq!(histogram_key([43, 1, 15, 4]), Some((65_579, 15, Stage::Total)));
+        assert_eq!(histogram_key([43, 1, 15, 4]), Some((65_579, 15, RequestStage::Total)));
         assert_eq!(histogram_key([43, 0, 15, 5]), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Several requests in one message, COMPOUND: the links of a chain and their answers.
 //!
-//! The message is [`CompoundIn`] and the links, each a [`Link`], a whole request, and zeros up to a multiple of eight bytes. A link
+//! The message is [`CompoundIn`] and the links, each a [`ChainLink`], a whole request, and zeros up to a multiple of eight bytes. A link
 //! may use the inode, the open file, or the position in a directory, that an earlier one tells. The server handles the links in their order,
 //! and stops after the first that fails. The answer is that of each link that was handled, whole, with zeros up to a
 //! multiple of eight bytes.
@@ -32,14 +32,14 @@ pub struct CompoundIn {
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Link {
-    /// [`Link::INODE`], [`Link::FILE`] and [`Link::POSITION`]; 0 for a request that is complete.
+pub struct ChainLink {
+    /// [`ChainLink::INODE`], [`ChainLink::FILE`] and [`ChainLink::POSITION`]; 0 for a request that is complete.
     pub uses: u32,
     /// The link with the answer, from 0: an earlier one.
     pub of: u32,
 }
 
-impl Link {
+impl ChainLink {
     /// Flag: the request is about the inode that the link tells: that of its answer, or else the one that it is about itself.
     pub const INODE: u32 = 1;
     /// Flag: the first field of the request's structure is the handle of that answer, or else of that request.
@@ -56,13 +56,13 @@ fn padded(len: usize) -> usize {
 
 /// A chain under construction.
 #[derive(Default)]
-pub struct Chain {
+pub struct RequestChain {
     bytes: Vec<u8>,
 }
 
-impl Chain {
+impl RequestChain {
     /// Adds a link with a whole request, in parts.
-    pub fn add(&mut self, link: Link, parts: &[&[u8]]) {
+    pub fn add(&mut self, link: ChainLink, parts: &[&[u8]]) {
         self.bytes.extend_from_slice(link.as_bytes());
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
         self.bytes.resize(padded(self.bytes.len()), 0);
@@ -76,9 +76,9 @@ impl Chain {
 
 /// A link, as it was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received<'a> {
+pub struct ReceivedLink<'a> {
     /// Its head.
-    pub link: Link,
+    pub link: ChainLink,
     /// The opcode of the request.
     pub opcode: Opcode,
     /// The request.
@@ -86,21 +86,21 @@ pub struct Received<'a> {
 }
 
 /// Splits `bytes` into links. `None` for anything but 1 to [`LINKS_MAX`] links of known opcodes, each of which uses earlier ones only.
-pub fn links(bytes: &[u8]) -> Option<Vec<Received<'_>>> {
+pub fn links(bytes: &[u8]) -> Option<Vec<ReceivedLink<'_>>> {
     let mut all = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
-        let (link, after) = Link::read_from_prefix(rest).ok()?;
+        let (link, after) = ChainLink::read_from_prefix(rest).ok()?;
         let (header, _) = InHeader::read_from_prefix(after).ok()?;
         let len = header.len as usize;
         let request = after.get(..len).filter(|_| len >= HEADER)?;
-        let known = Link::INODE | Link::FILE | Link::POSITION;
+        let known = ChainLink::INODE | ChainLink::FILE | ChainLink::POSITION;
         let is_earlier = link.uses == 0 || (link.of as usize) < all.len();
         if link.uses & !known != 0 || !is_earlier || all.len() == LINKS_MAX {
             return None;
         }
         let opcode = Opcode::from_u32(header.opcode)?;
-        all.push(Received { link, opcode, request });
+        all.push(ReceivedLink { link, opcode, request });
         rest = after.get(padded(len)..)?;
     }
     (!all.is_empty()).then_some(all)
@@ -108,40 +108,41 @@ pub fn links(bytes: &[u8]) -> Option<Vec<Received<'_>>> {
 
 /// The values that a link tells to later ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// As [`Link::INODE`].
+pub struct LinkValues {
+    /// As [`ChainLink::INODE`].
     pub inode: Option<u64>,
-    /// As [`Link::FILE`].
+    /// As [`ChainLink::FILE`].
     pub handle: Option<u64>,
-    /// As [`Link::POSITION`].
+    /// As [`ChainLink::POSITION`].
     pub position: Option<u64>,
 }
 
-impl Told {
+impl LinkValues {
     /// True if this has all that `link` uses.
     #[must_use]
-    pub fn has(&self, link: Link) -> bool {
-        let Told { inode, handle, position } = self;
-        let all = [(Link::INODE, inode), (Link::FILE, handle), (Link::POSITION, position)];
+    pub fn has(&self, link: ChainLink) -> bool {
+        let LinkValues { inode, handle, position } = self;
+        let all =
+            [(ChainLink::INODE, inode), (ChainLink::FILE, handle), (ChainLink::POSITION, position)];
         all.iter().all(|(flag, value)| link.uses & flag == 0 || value.is_some())
     }
 }
 
 /// Puts what an earlier link has told into a request.
-pub fn complete(request: &mut [u8], link: Link, told: Told) {
+pub fn complete(request: &mut [u8], link: ChainLink, told: LinkValues) {
     let mut put = |at: usize, value: Option<u64>| {
         let value = value.unwrap_or_default();
         if let Some(place) = request.get_mut(at..at + 8) {
             place.copy_from_slice(&value.to_ne_bytes());
         }
     };
-    if link.uses & Link::INODE != 0 {
+    if link.uses & ChainLink::INODE != 0 {
         put(std::mem::offset_of!(InHeader, nodeid), told.inode);
     }
-    if link.uses & Link::FILE != 0 {
+    if link.uses & ChainLink::FILE != 0 {
         put(HEADER, told.handle);
     }
-    if link.uses & Link::POSITION != 0 {
+    if link.uses & ChainLink::POSITION != 0 {
         put(HEADER + 8, told.position);
     }
 }
@@ -187,8 +188,8 @@ mod tests {
         [header.as_bytes(), body].concat()
     }
 
-    fn chain(all: &[(Link, &[u8])]) -> Chain {
-        let mut chain = Chain::default();
+    fn chain(all: &[(ChainLink, &[u8])]) -> RequestChain {
+        let mut chain = RequestChain::default();
         all.iter().for_each(|(link, bytes)| chain.add(*link, &[bytes]));
         chain
     }
@@ -196,14 +197,14 @@ mod tests {
     #[test]
     fn a_chain_arrives_as_it_was_made_and_no_part_of_it_is_one() {
         let (one, two) = (request(Opcode::Lookup, b"name\0"), request(Opcode::Open, &[0; 8]));
-        let uses = Link { uses: Link::INODE, of: 0 };
-        let made = chain(&[(Link::default(), &one), (uses, &two)]);
+        let uses = ChainLink { uses: ChainLink::INODE, of: 0 };
+        let made = chain(&[(ChainLink::default(), &one), (uses, &two)]);
         let all = links(made.as_bytes()).unwrap();
         assert_eq!(
             all[0],
-            Received { link: Link::default(), opcode: Opcode::Lookup, request: &one }
+            ReceivedLink { link: ChainLink::default(), opcode: Opcode::Lookup, request: &one }
         );
-        assert_eq!(all[1], Received { link: uses, opcode: Opcode::Open, request: &two });
+        assert_eq!(all[1], ReceivedLink { link: uses, opcode: Opcode::Open, request: &two });
         let first = 8 + padded(one.len());
         for len in (0..made.as_bytes().len()).filter(|len| *len != first) {
             assert_eq!(links(&made.as_bytes()[..len]), None, "{len} bytes");
@@ -214,12 +215,12 @@ mod tests {
     fn links_use_earlier_ones_and_are_few() {
         let one = request(Opcode::Open, &[0; 8]);
         for of in [0, 1, u32::MAX] {
-            let itself = chain(&[(Link { uses: Link::FILE, of }, &one)]);
+            let itself = chain(&[(ChainLink { uses: ChainLink::FILE, of }, &one)]);
             assert_eq!(links(itself.as_bytes()), None);
         }
-        let other = chain(&[(Link { uses: 8, of: 0 }, &one)]);
+        let other = chain(&[(ChainLink { uses: 8, of: 0 }, &one)]);
         assert_eq!(links(other.as_bytes()), None);
-        let many = |count| chain(&vec![(Link::default(), &one[..]); count]);
+        let many = |count| chain(&vec![(ChainLink::default(), &one[..]); count]);
         assert!(links(many(LINKS_MAX).as_bytes()).is_some());
         assert!(links(many(LINKS_MAX + 1).as_bytes()).is_none());
     }
@@ -227,20 +228,20 @@ mod tests {
     #[test]
     fn requests_are_completed_with_what_an_answer_tells() {
         let mut read = request(Opcode::Read, &[0; 40]);
-        let told = Told { inode: Some(7), handle: Some(9), position: None };
-        complete(&mut read, Link { uses: Link::INODE | Link::FILE, of: 0 }, told);
+        let told = LinkValues { inode: Some(7), handle: Some(9), position: None };
+        complete(&mut read, ChainLink { uses: ChainLink::INODE | ChainLink::FILE, of: 0 }, told);
         assert_eq!(InHeader::read_from_prefix(&read).unwrap().0.nodeid, 7);
         assert_eq!(read[HEADER..HEADER + 8], 9u64.to_ne_bytes());
         // What has no room for a handle stays as it is, and is refused as a request.
         let mut short = request(Opcode::Read, &[1; 4]);
-        complete(&mut short, Link { uses: Link::FILE, of: 0 }, told);
+        complete(&mut short, ChainLink { uses: ChainLink::FILE, of: 0 }, told);
         assert_eq!(short, request(Opcode::Read, &[1; 4]));
         let mut list = request(Opcode::Readdir, &[0; 40]);
-        let told = Told { position: Some(11), ..told };
-        complete(&mut list, Link { uses: Link::POSITION, of: 0 }, told);
+        let told = LinkValues { position: Some(11), ..told };
+        complete(&mut list, ChainLink { uses: ChainLink::POSITION, of: 0 }, told);
         assert_eq!(list[HEADER..HEADER + 16], [[0; 8], 11u64.to_ne_bytes()].concat());
-        let uses = |uses| told.has(Link { uses, of: 0 });
-        assert!(uses(0) && uses(7) && !Told::default().has(Link { uses: 4, of: 0 }));
+        let uses = |uses| told.has(ChainLink { uses, of: 0 });
+        assert!(uses(0) && uses(7) && !LinkValues::default().has(ChainLink { uses: 4, of: 0 }));
     }
 
     #[test]

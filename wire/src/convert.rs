@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use defuse_fs::{
     Attr, CacheMode, Entry, Errno, FileKind, Lock, LockKind, LockOwner, LockRequest, LockType,
-    OpenFlags, Opened, Result, SetAttr, SetTime, StatFs, Timestamp,
+    OpenFlags, OpenReply, Result, SetAttr, SetTime, StatFs, Timestamp,
 };
 
 use crate::abi;
-use crate::vendor::ToldAttr;
+use crate::vendor::PublishedAttr;
 
 /// The times for which the kernel may cache replies. `None` leaves them to the file system.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Timeouts {
+pub struct CacheTimeouts {
     /// Attributes.
     pub attr: Option<Duration>,
     /// Names.
@@ -26,7 +26,7 @@ pub struct Timeouts {
     pub has_unwritten_pages: bool,
 }
 
-impl Timeouts {
+impl CacheTimeouts {
     fn attr_valid(&self, from: &Attr) -> Duration {
         // The kernel checks the cached mode when executing a file, and is not told when a write
         // clears set-user-id. Regardless of options, such a mode is not cached.
@@ -100,13 +100,13 @@ pub fn attr_for_now(from: &Attr) -> abi::AttrOut {
 }
 
 /// Encodes attributes that lie beside a name.
-pub fn told_attr(from: &Attr) -> ToldAttr {
+pub fn told_attr(from: &Attr) -> PublishedAttr {
     let btime = from.btime.unwrap_or_default();
-    ToldAttr {
+    PublishedAttr {
         attr: attr(from),
         btime: btime.secs,
         btime_nanos: btime.nanos,
-        flags: if from.btime.is_some() { ToldAttr::HAS_BTIME } else { 0 },
+        flags: if from.btime.is_some() { PublishedAttr::HAS_BTIME } else { 0 },
     }
 }
 
@@ -279,7 +279,7 @@ pub fn lk_out(found: Option<Lock>) -> abi::LkOut {
 }
 
 /// The reply for an open file or directory, without flags that depend on the other side.
-pub fn open_out(opened: &Opened) -> abi::OpenOut {
+pub fn open_out(opened: &OpenReply) -> abi::OpenOut {
     let mut out = abi::OpenOut { fh: opened.fh.0, ..abi::OpenOut::default() };
     let mut set = |flag, on: bool| out.open_flags |= if on { flag } else { 0 };
     set(abi::FOPEN_DIRECT_IO, opened.cache == CacheMode::Direct);

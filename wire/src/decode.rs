@@ -5,14 +5,14 @@
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, CacheMode, Entry, Errno, Fh, FileKind, Ino, Lock, LockType, NAME_MAX, Opened, Result,
+    Attr, CacheMode, Entry, Errno, Fh, FileKind, Ino, Lock, LockType, NAME_MAX, OpenReply, Result,
     StatFs, Timestamp,
 };
 use zerocopy::FromBytes;
 
 use crate::abi;
 use crate::convert::library_dev;
-use crate::vendor::{self, ToldAttr};
+use crate::vendor::{self, PublishedAttr};
 
 /// The maximum validity of a reply, in seconds. A longer one could overflow `Instant`.
 const FOREVER_S: u64 = u32::MAX as u64;
@@ -86,9 +86,9 @@ pub fn attr_out(body: &[u8]) -> Result<Attr> {
 /// # Errors
 ///
 /// Those of [`attr_out`].
-pub fn told_attr(from: &ToldAttr) -> Result<Attr> {
-    let btime =
-        (from.flags & ToldAttr::HAS_BTIME != 0).then(|| time(from.btime as u64, from.btime_nanos));
+pub fn told_attr(from: &PublishedAttr) -> Result<Attr> {
+    let btime = (from.flags & PublishedAttr::HAS_BTIME != 0)
+        .then(|| time(from.btime as u64, from.btime_nanos));
     Ok(Attr { btime, ..attr(&from.attr, Duration::ZERO)? })
 }
 
@@ -176,7 +176,7 @@ pub fn made_out(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
 /// # Errors
 ///
 /// `EIO` for another length.
-pub fn open_out(body: &[u8]) -> Result<Opened> {
+pub fn open_out(body: &[u8]) -> Result<OpenReply> {
     Ok(opened(&whole(body)?))
 }
 
@@ -194,7 +194,7 @@ pub struct OpenBytes<'a> {
 /// # Errors
 ///
 /// `EIO` for an invalid reply.
-pub fn open_out_with_bytes(body: &[u8]) -> Result<(Opened, Option<OpenBytes<'_>>)> {
+pub fn open_out_with_bytes(body: &[u8]) -> Result<(OpenReply, Option<OpenBytes<'_>>)> {
     let (out, bytes) = abi::OpenOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
     let has = |flag| out.open_flags & flag != 0;
     let has_bytes = has(vendor::OPEN_HAS_BYTES);
@@ -206,14 +206,14 @@ pub fn open_out_with_bytes(body: &[u8]) -> Result<(Opened, Option<OpenBytes<'_>>
     Ok((opened(&out), has_bytes.then_some(OpenBytes { bytes, read_is_due })))
 }
 
-fn opened(out: &abi::OpenOut) -> Opened {
+fn opened(out: &abi::OpenOut) -> OpenReply {
     let has = |flag| out.open_flags & flag != 0;
     let cache = match () {
         () if has(abi::FOPEN_DIRECT_IO) => CacheMode::Direct,
         () if has(abi::FOPEN_KEEP_CACHE) => CacheMode::Keep,
         () => CacheMode::Cached,
     };
-    Opened {
+    OpenReply {
         fh: Fh(out.fh),
         cache,
         backing: None,
@@ -230,7 +230,7 @@ fn opened(out: &abi::OpenOut) -> Opened {
 /// # Errors
 ///
 /// `EIO` for an invalid entry, or one that is not a regular file.
-pub fn create_out(body: &[u8]) -> Result<(Entry, Opened)> {
+pub fn create_out(body: &[u8]) -> Result<(Entry, OpenReply)> {
     let out: crate::reply::CreateOut = whole(body)?;
     let made = entry(&out.entry)?.ok_or(Errno::EIO)?;
     if made.ino == Ino::ROOT || made.attr.kind != FileKind::Regular {
@@ -312,7 +312,7 @@ pub fn lk_out(body: &[u8]) -> Result<Option<Lock>> {
 
 /// One entry of a listing.
 #[derive(Debug)]
-pub struct Listed<'a> {
+pub struct ListingEntry<'a> {
     /// `d_ino` of readdir(3).
     pub ino: u64,
     /// The position of the next entry, never 0.
@@ -329,18 +329,18 @@ pub struct Listed<'a> {
 
 /// The entries of a reply to READDIR or READDIRPLUS. A truncated entry ends the listing, as in the
 /// kernel (`parse_dirfile`). Any other error is `EIO`, and ends it too.
-pub struct Listing<'a> {
+pub struct ListingEntries<'a> {
     rest: &'a [u8],
     plus: bool,
 }
 
-impl<'a> Listing<'a> {
+impl<'a> ListingEntries<'a> {
     /// The entries in `body`; `plus` for READDIRPLUS.
     pub fn new(body: &'a [u8], plus: bool) -> Self {
-        Listing { rest: body, plus }
+        ListingEntries { rest: body, plus }
     }
 
-    fn step(&mut self) -> Option<Result<Listed<'a>>> {
+    fn step(&mut self) -> Option<Result<ListingEntry<'a>>> {
         let rest = std::mem::take(&mut self.rest);
         let (out, after) = if self.plus {
             let (out, after) = abi::EntryOut::read_from_prefix(rest).ok()?;
@@ -370,7 +370,7 @@ fn listed<'a>(
     out: Option<abi::EntryOut>,
     dirent: &abi::Dirent,
     name: &'a [u8],
-) -> Result<Listed<'a>> {
+) -> Result<ListingEntry<'a>> {
     // `DT_UNKNOWN` and invalid types become a regular file, which is the least harmful: no program
     // descends into it without a check.
     let kind = FileKind::from_mode(dirent.type_ << 12).unwrap_or(FileKind::Regular);
@@ -379,13 +379,13 @@ fn listed<'a>(
     let looked_up = node.map(|out| Ino(out.nodeid)).filter(|&ino| ino != Ino::ROOT);
     // With invalid attributes there is no entry, and the client returns the lookup.
     let entry = node.and_then(|out| entry(&out).ok().flatten()).filter(|e| e.ino != Ino::ROOT);
-    Ok(Listed { ino: dirent.ino, next: dirent.off, kind, name, entry, looked_up })
+    Ok(ListingEntry { ino: dirent.ino, next: dirent.off, kind, name, entry, looked_up })
 }
 
-impl<'a> Iterator for Listing<'a> {
-    type Item = Result<Listed<'a>>;
+impl<'a> Iterator for ListingEntries<'a> {
+    type Item = Result<ListingEntry<'a>>;
 
-    fn next(&mut self) -> Option<Result<Listed<'a>>> {
+    fn next(&mut self) -> Option<Result<ListingEntry<'a>>> {
         if self.rest.is_empty() { None } else { self.step() }
     }
 }
@@ -454,7 +454,8 @@ mod tests {
             };
             assert_eq!(told_attr(&crate::convert::told_attr(&attr)), Ok(attr));
         }
-        let bad = ToldAttr { attr: abi::Attr { mode: 0, ..file() }, ..ToldAttr::default() };
+        let bad =
+            PublishedAttr { attr: abi::Attr { mode: 0, ..file() }, ..PublishedAttr::default() };
         assert_eq!(told_attr(&bad), Err(Errno::EIO));
     }
 
@@ -478,14 +479,14 @@ mod tests {
         dir.push_plus(b"name", 2, &entry).unwrap();
         dir.push_plus(b"unseen", 3, &abi::EntryOut { nodeid: 0, ..entry }).unwrap();
         let len = dir.len();
-        let items: Vec<_> = Listing::new(&buf[..len], true).collect::<Result<_>>().unwrap();
+        let items: Vec<_> = ListingEntries::new(&buf[..len], true).collect::<Result<_>>().unwrap();
         let seen = |at: usize| (items[at].name, items[at].next, items[at].looked_up);
         assert_eq!(seen(0), (&b"."[..], 1, None));
         assert_eq!(seen(1), (&b"name"[..], 2, Some(Ino(9))));
         assert_eq!(seen(2), (&b"unseen"[..], 3, None));
         assert!(items[1].entry.is_some() && items[2].entry.is_none());
         // The last entry is truncated. Earlier ones count.
-        assert_eq!(Listing::new(&buf[..len - 8], true).count(), 2);
+        assert_eq!(ListingEntries::new(&buf[..len - 8], true).count(), 2);
     }
 
     #[test]
@@ -493,7 +494,7 @@ mod tests {
         let dirent = |namelen, off| abi::Dirent { ino: 1, off, namelen, type_: 8 };
         let of = |dirent: abi::Dirent, name: &[u8]| {
             let bytes = [dirent.as_bytes(), name].concat();
-            Listing::new(&bytes, false).map(|item| item.map(drop)).collect::<Vec<_>>()
+            ListingEntries::new(&bytes, false).map(|item| item.map(drop)).collect::<Vec<_>>()
         };
         assert_eq!(of(dirent(3, 1), b"abc\0\0\0\0\0"), [Ok(())]);
         for bad in [

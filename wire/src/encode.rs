@@ -10,16 +10,16 @@ use crate::convert::kernel_dev;
 use crate::vendor;
 
 /// A request without the data of a WRITE, under construction.
-pub struct Request {
+pub struct EncodedRequest {
     /// The operation.
     pub opcode: Opcode,
     bytes: Vec<u8>,
 }
 
-impl Request {
+impl EncodedRequest {
     /// A request for `ino` on behalf of the caller of `cx`.
     pub fn new(opcode: Opcode, cx: &Context<'_>, ino: Ino) -> Self {
-        Request::for_caller(opcode, cx.caller, ino)
+        EncodedRequest::for_caller(opcode, cx.caller, ino)
     }
 
     /// A request for `ino` on behalf of `caller`.
@@ -34,7 +34,7 @@ impl Request {
         };
         let mut bytes = Vec::with_capacity(192);
         bytes.extend_from_slice(header.as_bytes());
-        Request { opcode, bytes }
+        EncodedRequest { opcode, bytes }
     }
 
     /// Appends a structure.
@@ -211,7 +211,7 @@ mod tests {
 
     use super::*;
     use crate::convert;
-    use crate::request::{Body, DecodeOptions, Request as Decoded};
+    use crate::request::{DecodeOptions, DecodedRequest as Decoded, RequestBody};
 
     fn decode(bytes: &[u8]) -> Decoded<'_> {
         let options = DecodeOptions { setxattr_ext: true, payload_in_pipe: false };
@@ -229,7 +229,7 @@ mod tests {
             ..NewNode::new(FileKind::CharDevice, 0o666, caller)
         };
         let flags = abi::FUSE_SECURITY_CTX | abi::FUSE_CREATE_SUPP_GROUP | abi::FUSE_DONT_MASK;
-        let mut request = Request::for_caller(Opcode::Mknod, caller, Ino(9))
+        let mut request = EncodedRequest::for_caller(Opcode::Mknod, caller, Ino(9))
             .with(&mknod_in(&node, flags))
             .with_name(Name::new(b"device").unwrap())
             .with_extensions(&node, flags)
@@ -238,7 +238,7 @@ mod tests {
         let groups: Vec<u32> = decoded.caller_groups.unwrap().collect();
         assert_eq!(groups, [45, 46, 47]);
         assert_eq!((decoded.nodeid, decoded.uid, decoded.gid, decoded.pid), (9, 5, 6, 7));
-        let Body::Mknod { args, name, ext } = decoded.body else { panic!("{decoded:?}") };
+        let RequestBody::Mknod { args, name, ext } = decoded.body else { panic!("{decoded:?}") };
         assert_eq!((args.mode, args.umask, name), (0o020666, 0o22, &b"device"[..]));
         assert_eq!(convert::library_dev(args.rdev), 0x0103);
         assert_eq!(ext.groups().collect::<Vec<_>>(), [44]);

@@ -6,7 +6,7 @@
 mod dir;
 mod notify;
 
-pub use dir::{DirEncoder, Full};
+pub use dir::{DirBufferFull, DirEncoder};
 pub use notify::Notification;
 
 use crate::abi::{EntryOut, OpenOut, OutHeader};
@@ -39,7 +39,7 @@ pub fn empty(unique: u64) -> OutHeader {
 /// A header and one structure, in the layout for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, packed)]
-pub struct Reply<T> {
+pub struct StructReply<T> {
     /// The header.
     pub header: OutHeader,
     /// The body.
@@ -48,8 +48,8 @@ pub struct Reply<T> {
 
 /// A successful reply whose body is one structure. Its bytes ([`IntoBytes::as_bytes`]) can be sent
 /// unchanged.
-pub fn of<T: IntoBytes + Immutable>(unique: u64, body: T) -> Reply<T> {
-    Reply { header: header(unique, size_of::<T>()), body }
+pub fn of<T: IntoBytes + Immutable>(unique: u64, body: T) -> StructReply<T> {
+    StructReply { header: header(unique, size_of::<T>()), body }
 }
 
 /// The reply to CREATE and TMPFILE: the entry and the open file.

@@ -1,8 +1,8 @@
 //! Decodes requests, without I/O and without allocation.
 //!
 //! A request is a header, the opcode's structure, and names or data. On `/dev/fuse` they are
-//! contiguous ([`Request::parse`]); in an io_uring entry the three are separate
-//! ([`Request::parse_split`]); with splice the data of a WRITE is still in a pipe
+//! contiguous ([`DecodedRequest::parse`]); in an io_uring entry the three are separate
+//! ([`DecodedRequest::parse_split`]); with splice the data of a WRITE is still in a pipe
 //! ([`DecodeOptions::payload_in_pipe`]).
 //!
 //! Names are passed as the kernel sent them, without their NUL. They are validated when they are
@@ -16,13 +16,13 @@ pub mod samples;
 #[cfg(test)]
 mod tests;
 
-pub use error::{DecodeError, Problem};
-pub use ext::{Extensions, SecurityContext, SecurityContexts};
-pub use reader::Records;
+pub use error::{DecodeError, DecodeProblem};
+pub use ext::{RequestExtensions, SecurityContext, SecurityContexts};
+pub use reader::PackedRecords;
 
 use crate::abi::{self, InHeader, Opcode};
 use crate::chain::CompoundIn;
-use reader::Reader;
+use reader::ArgumentReader;
 use zerocopy::FromBytes;
 
 /// The negotiated options, and the location of the data.
@@ -36,7 +36,7 @@ pub struct DecodeOptions {
 
 /// One decoded request, borrowing names and data from the buffer.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct DecodedRequest<'a> {
     /// The number for the reply, as received (also of a request sent again).
     pub unique: u64,
     /// The operation.
@@ -51,9 +51,9 @@ pub struct Request<'a> {
     /// kernel's own requests.
     pub pid: u32,
     /// All supplementary groups of the caller, as a client in the kernel's place tells them.
-    pub caller_groups: Option<Records<'a, u32>>,
+    pub caller_groups: Option<PackedRecords<'a, u32>>,
     /// The arguments.
-    pub body: Body<'a>,
+    pub body: RequestBody<'a>,
 }
 
 /// Bytes of a WRITE before its data.
@@ -61,19 +61,19 @@ pub const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<abi::WriteIn>();
 
 /// The data of a WRITE or NOTIFY_REPLY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Payload<'a> {
+pub enum RequestPayload<'a> {
     /// In memory.
     Memory(&'a [u8]),
     /// This many bytes, still in the transport's pipe.
     Pipe(usize),
 }
 
-impl Payload<'_> {
+impl RequestPayload<'_> {
     /// The length in bytes.
     pub fn len(&self) -> usize {
         match self {
-            Payload::Memory(data) => data.len(),
-            Payload::Pipe(len) => *len,
+            RequestPayload::Memory(data) => data.len(),
+            RequestPayload::Pipe(len) => *len,
         }
     }
 
@@ -86,22 +86,22 @@ impl Payload<'_> {
 /// The arguments of each opcode. `args` is the kernel's structure.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each variant is the opcode of its name, documented there")]
-pub enum Body<'a> {
+pub enum RequestBody<'a> {
     Lookup { name: &'a [u8] },
     Forget(abi::ForgetIn),
     Getattr(abi::GetattrIn),
     Setattr(abi::SetattrIn),
     Readlink,
-    Symlink { name: &'a [u8], target: &'a [u8], ext: Extensions<'a> },
-    Mknod { args: abi::MknodIn, name: &'a [u8], ext: Extensions<'a> },
-    Mkdir { args: abi::MkdirIn, name: &'a [u8], ext: Extensions<'a> },
+    Symlink { name: &'a [u8], target: &'a [u8], ext: RequestExtensions<'a> },
+    Mknod { args: abi::MknodIn, name: &'a [u8], ext: RequestExtensions<'a> },
+    Mkdir { args: abi::MkdirIn, name: &'a [u8], ext: RequestExtensions<'a> },
     Unlink { name: &'a [u8] },
     Rmdir { name: &'a [u8] },
     Rename { args: abi::RenameIn, name: &'a [u8], newname: &'a [u8] },
     Link { args: abi::LinkIn, name: &'a [u8] },
     Open(abi::OpenIn),
     Read(abi::ReadIn),
-    Write { args: abi::WriteIn, data: Payload<'a> },
+    Write { args: abi::WriteIn, data: RequestPayload<'a> },
     Statfs,
     Release(abi::ReleaseIn),
     Fsync(abi::FsyncIn),
@@ -119,23 +119,23 @@ pub enum Body<'a> {
     Setlk(abi::LkIn),
     Setlkw(abi::LkIn),
     Access(abi::AccessIn),
-    Create { args: abi::CreateIn, name: &'a [u8], ext: Extensions<'a> },
+    Create { args: abi::CreateIn, name: &'a [u8], ext: RequestExtensions<'a> },
     Interrupt(abi::InterruptIn),
     Bmap(abi::BmapIn),
     Destroy,
     Ioctl { args: abi::IoctlIn, data: &'a [u8] },
     Poll(abi::PollIn),
-    NotifyReply { args: abi::NotifyRetrieveIn, data: Payload<'a> },
-    BatchForget(Records<'a, abi::ForgetOne>),
+    NotifyReply { args: abi::NotifyRetrieveIn, data: RequestPayload<'a> },
+    BatchForget(PackedRecords<'a, abi::ForgetOne>),
     Fallocate(abi::FallocateIn),
     Readdirplus(abi::ReadIn),
     Rename2 { args: abi::Rename2In, name: &'a [u8], newname: &'a [u8] },
     Lseek(abi::LseekIn),
     CopyFileRange(abi::CopyFileRangeIn),
     Setupmapping(abi::SetupmappingIn),
-    Removemapping(Records<'a, abi::RemovemappingOne>),
+    Removemapping(PackedRecords<'a, abi::RemovemappingOne>),
     Syncfs(abi::SyncfsIn),
-    Tmpfile { args: abi::CreateIn, name: &'a [u8], ext: Extensions<'a> },
+    Tmpfile { args: abi::CreateIn, name: &'a [u8], ext: RequestExtensions<'a> },
     Statx(abi::StatxIn),
     CopyFileRange64(abi::CopyFileRangeIn),
     Compound { chain: &'a [u8] },
@@ -145,17 +145,20 @@ pub enum Body<'a> {
 /// Decodes the header of the request at the start of `buf`, for a transport that needs the length
 /// first.
 pub fn peek(buf: &[u8]) -> Result<InHeader, DecodeError> {
-    let truncated = Problem::Truncated { need: size_of::<InHeader>(), have: buf.len() };
+    let truncated = DecodeProblem::Truncated { need: size_of::<InHeader>(), have: buf.len() };
     match InHeader::read_from_prefix(buf) {
         Ok((header, _)) => Ok(header),
         Err(_) => Err(DecodeError { opcode: None, unique: None, problem: truncated }),
     }
 }
 
-impl<'a> Request<'a> {
+impl<'a> DecodedRequest<'a> {
     /// Decodes the result of one `read(2)` of `/dev/fuse`. The header's length must be that of the
     /// buffer, plus the data in the pipe if any.
-    pub fn parse(buf: &'a [u8], options: &DecodeOptions) -> Result<Request<'a>, DecodeError> {
+    pub fn parse(
+        buf: &'a [u8],
+        options: &DecodeOptions,
+    ) -> Result<DecodedRequest<'a>, DecodeError> {
         let header = peek(buf)?;
         let args = &buf[size_of::<InHeader>()..];
         let in_pipe = (header.len as usize).checked_sub(buf.len());
@@ -163,12 +166,13 @@ impl<'a> Request<'a> {
             Some(0) => {}
             Some(_) if options.payload_in_pipe => {}
             _ => {
-                let problem = Problem::Length { header: header.len as usize, read: buf.len() };
+                let problem =
+                    DecodeProblem::Length { header: header.len as usize, read: buf.len() };
                 return Err(DecodeError::of(&header, problem));
             }
         }
         let pipe = in_pipe.unwrap_or(0);
-        Self::decode(&header, Reader::contiguous(args, pipe), options)
+        Self::decode(&header, ArgumentReader::contiguous(args, pipe), options)
     }
 
     /// Decodes an io_uring entry: `header` and `op` are the two halves of [`abi::UringReqHeader`],
@@ -181,15 +185,15 @@ impl<'a> Request<'a> {
         op: &'a [u8],
         payload: &'a [u8],
         options: &DecodeOptions,
-    ) -> Result<Request<'a>, DecodeError> {
+    ) -> Result<DecodedRequest<'a>, DecodeError> {
         let header = peek(header)?;
         let op_len = (header.len as usize).checked_sub(size_of::<InHeader>() + payload.len());
         let Some(op) = op_len.and_then(|len| op.get(..len)) else {
             let read = size_of::<InHeader>() + op.len() + payload.len();
-            let problem = Problem::Length { header: header.len as usize, read };
+            let problem = DecodeProblem::Length { header: header.len as usize, read };
             return Err(DecodeError::of(&header, problem));
         };
-        Self::decode(&header, Reader::split(op, payload), options)
+        Self::decode(&header, ArgumentReader::split(op, payload), options)
     }
 
     /// True if the kernel sent this request before, to a server that has ended
@@ -200,14 +204,14 @@ impl<'a> Request<'a> {
 
     fn decode(
         header: &InHeader,
-        reader: Reader<'a>,
+        reader: ArgumentReader<'a>,
         options: &DecodeOptions,
-    ) -> Result<Request<'a>, DecodeError> {
+    ) -> Result<DecodedRequest<'a>, DecodeError> {
         let fail = |problem| DecodeError::of(header, problem);
-        let opcode = Opcode::from_u32(header.opcode).ok_or(fail(Problem::UnknownOpcode))?;
+        let opcode = Opcode::from_u32(header.opcode).ok_or(fail(DecodeProblem::UnknownOpcode))?;
         let (body, caller_groups) = body(opcode, header, reader, options).map_err(fail)?;
         let InHeader { unique, nodeid, uid, gid, pid, .. } = *header;
-        Ok(Request { unique, opcode, nodeid, uid, gid, pid, caller_groups, body })
+        Ok(DecodedRequest { unique, opcode, nodeid, uid, gid, pid, caller_groups, body })
     }
 }
 
@@ -215,93 +219,100 @@ impl<'a> Request<'a> {
 fn body<'a>(
     opcode: Opcode,
     header: &InHeader,
-    mut r: Reader<'a>,
+    mut r: ArgumentReader<'a>,
     options: &DecodeOptions,
-) -> Result<(Body<'a>, Option<Records<'a, u32>>), Problem> {
+) -> Result<(RequestBody<'a>, Option<PackedRecords<'a, u32>>), DecodeProblem> {
     // Extensions are always the last argument, and are cut off first.
     let ext = r.extensions(header.total_extlen)?;
     let body = match opcode {
-        Opcode::Lookup => Body::Lookup { name: r.name()? },
-        Opcode::Forget => Body::Forget(r.fixed()?),
-        Opcode::Getattr => Body::Getattr(r.fixed()?),
-        Opcode::Setattr => Body::Setattr(r.fixed()?),
-        Opcode::Readlink => Body::Readlink,
-        Opcode::Symlink => Body::Symlink { name: r.name()?, target: r.name()?, ext },
-        Opcode::Mknod => Body::Mknod { args: r.fixed()?, name: r.name()?, ext },
-        Opcode::Mkdir => Body::Mkdir { args: r.fixed()?, name: r.name()?, ext },
-        Opcode::Unlink => Body::Unlink { name: r.name()? },
-        Opcode::Rmdir => Body::Rmdir { name: r.name()? },
-        Opcode::Rename => Body::Rename { args: r.fixed()?, name: r.name()?, newname: r.name()? },
-        Opcode::Link => Body::Link { args: r.fixed()?, name: r.name()? },
-        Opcode::Open => Body::Open(r.fixed()?),
-        Opcode::Read => Body::Read(r.fixed()?),
+        Opcode::Lookup => RequestBody::Lookup { name: r.name()? },
+        Opcode::Forget => RequestBody::Forget(r.fixed()?),
+        Opcode::Getattr => RequestBody::Getattr(r.fixed()?),
+        Opcode::Setattr => RequestBody::Setattr(r.fixed()?),
+        Opcode::Readlink => RequestBody::Readlink,
+        Opcode::Symlink => RequestBody::Symlink { name: r.name()?, target: r.name()?, ext },
+        Opcode::Mknod => RequestBody::Mknod { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Mkdir => RequestBody::Mkdir { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Unlink => RequestBody::Unlink { name: r.name()? },
+        Opcode::Rmdir => RequestBody::Rmdir { name: r.name()? },
+        Opcode::Rename => {
+            RequestBody::Rename { args: r.fixed()?, name: r.name()?, newname: r.name()? }
+        }
+        Opcode::Link => RequestBody::Link { args: r.fixed()?, name: r.name()? },
+        Opcode::Open => RequestBody::Open(r.fixed()?),
+        Opcode::Read => RequestBody::Read(r.fixed()?),
         Opcode::Write => {
             let args: abi::WriteIn = r.fixed()?;
-            Body::Write { args, data: r.payload(args.size)? }
+            RequestBody::Write { args, data: r.payload(args.size)? }
         }
-        Opcode::Statfs => Body::Statfs,
-        Opcode::Release => Body::Release(r.fixed()?),
-        Opcode::Fsync => Body::Fsync(r.fixed()?),
+        Opcode::Statfs => RequestBody::Statfs,
+        Opcode::Release => RequestBody::Release(r.fixed()?),
+        Opcode::Fsync => RequestBody::Fsync(r.fixed()?),
         Opcode::Setxattr => setxattr(&mut r, options)?,
-        Opcode::Getxattr => Body::Getxattr { args: r.fixed()?, name: r.name()? },
-        Opcode::Listxattr => Body::Listxattr(r.fixed()?),
-        Opcode::Removexattr => Body::Removexattr { name: r.name()? },
-        Opcode::Flush => Body::Flush(r.fixed()?),
-        Opcode::Init => Body::Init(r.growing(abi::INIT_IN_SIZE_7_35)?),
-        Opcode::Opendir => Body::Opendir(r.fixed()?),
-        Opcode::Readdir => Body::Readdir(r.fixed()?),
-        Opcode::Releasedir => Body::Releasedir(r.fixed()?),
-        Opcode::Fsyncdir => Body::Fsyncdir(r.fixed()?),
-        Opcode::Getlk => Body::Getlk(r.fixed()?),
-        Opcode::Setlk => Body::Setlk(r.fixed()?),
-        Opcode::Setlkw => Body::Setlkw(r.fixed()?),
-        Opcode::Access => Body::Access(r.fixed()?),
-        Opcode::Create => Body::Create { args: r.fixed()?, name: r.name()?, ext },
-        Opcode::Interrupt => Body::Interrupt(r.fixed()?),
-        Opcode::Bmap => Body::Bmap(r.fixed()?),
-        Opcode::Destroy => Body::Destroy,
+        Opcode::Getxattr => RequestBody::Getxattr { args: r.fixed()?, name: r.name()? },
+        Opcode::Listxattr => RequestBody::Listxattr(r.fixed()?),
+        Opcode::Removexattr => RequestBody::Removexattr { name: r.name()? },
+        Opcode::Flush => RequestBody::Flush(r.fixed()?),
+        Opcode::Init => RequestBody::Init(r.growing(abi::INIT_IN_SIZE_7_35)?),
+        Opcode::Opendir => RequestBody::Opendir(r.fixed()?),
+        Opcode::Readdir => RequestBody::Readdir(r.fixed()?),
+        Opcode::Releasedir => RequestBody::Releasedir(r.fixed()?),
+        Opcode::Fsyncdir => RequestBody::Fsyncdir(r.fixed()?),
+        Opcode::Getlk => RequestBody::Getlk(r.fixed()?),
+        Opcode::Setlk => RequestBody::Setlk(r.fixed()?),
+        Opcode::Setlkw => RequestBody::Setlkw(r.fixed()?),
+        Opcode::Access => RequestBody::Access(r.fixed()?),
+        Opcode::Create => RequestBody::Create { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Interrupt => RequestBody::Interrupt(r.fixed()?),
+        Opcode::Bmap => RequestBody::Bmap(r.fixed()?),
+        Opcode::Destroy => RequestBody::Destroy,
         Opcode::Ioctl => {
             let args: abi::IoctlIn = r.fixed()?;
-            Body::Ioctl { args, data: r.data(args.in_size)? }
+            RequestBody::Ioctl { args, data: r.data(args.in_size)? }
         }
-        Opcode::Poll => Body::Poll(r.fixed()?),
+        Opcode::Poll => RequestBody::Poll(r.fixed()?),
         Opcode::NotifyReply => {
             let args: abi::NotifyRetrieveIn = r.fixed()?;
-            Body::NotifyReply { args, data: r.payload(args.size)? }
+            RequestBody::NotifyReply { args, data: r.payload(args.size)? }
         }
         Opcode::BatchForget => {
             let args: abi::BatchForgetIn = r.fixed()?;
-            Body::BatchForget(r.records(args.count)?)
+            RequestBody::BatchForget(r.records(args.count)?)
         }
-        Opcode::Fallocate => Body::Fallocate(r.fixed()?),
-        Opcode::Readdirplus => Body::Readdirplus(r.fixed()?),
-        Opcode::Rename2 => Body::Rename2 { args: r.fixed()?, name: r.name()?, newname: r.name()? },
-        Opcode::Lseek => Body::Lseek(r.fixed()?),
-        Opcode::CopyFileRange => Body::CopyFileRange(r.fixed()?),
-        Opcode::Setupmapping => Body::Setupmapping(r.fixed()?),
+        Opcode::Fallocate => RequestBody::Fallocate(r.fixed()?),
+        Opcode::Readdirplus => RequestBody::Readdirplus(r.fixed()?),
+        Opcode::Rename2 => {
+            RequestBody::Rename2 { args: r.fixed()?, name: r.name()?, newname: r.name()? }
+        }
+        Opcode::Lseek => RequestBody::Lseek(r.fixed()?),
+        Opcode::CopyFileRange => RequestBody::CopyFileRange(r.fixed()?),
+        Opcode::Setupmapping => RequestBody::Setupmapping(r.fixed()?),
         Opcode::Removemapping => {
             let args: abi::RemovemappingIn = r.fixed()?;
-            Body::Removemapping(r.records(args.count)?)
+            RequestBody::Removemapping(r.records(args.count)?)
         }
-        Opcode::Syncfs => Body::Syncfs(r.fixed()?),
-        Opcode::Tmpfile => Body::Tmpfile { args: r.fixed()?, name: r.name()?, ext },
-        Opcode::Statx => Body::Statx(r.fixed()?),
-        Opcode::CopyFileRange64 => Body::CopyFileRange64(r.fixed()?),
+        Opcode::Syncfs => RequestBody::Syncfs(r.fixed()?),
+        Opcode::Tmpfile => RequestBody::Tmpfile { args: r.fixed()?, name: r.name()?, ext },
+        Opcode::Statx => RequestBody::Statx(r.fixed()?),
+        Opcode::CopyFileRange64 => RequestBody::CopyFileRange64(r.fixed()?),
         Opcode::Compound => {
             let args: CompoundIn = r.fixed()?;
-            Body::Compound { chain: r.data(args.len)? }
+            RequestBody::Compound { chain: r.data(args.len)? }
         }
-        Opcode::CuseInit => Body::CuseInit(r.fixed()?),
+        Opcode::CuseInit => RequestBody::CuseInit(r.fixed()?),
     };
     r.finish()?;
     Ok((body, ext.caller_groups))
 }
 
 /// Decodes SETXATTR, whose structure has one of two negotiated sizes.
-fn setxattr<'a>(r: &mut Reader<'a>, options: &DecodeOptions) -> Result<Body<'a>, Problem> {
+fn setxattr<'a>(
+    r: &mut ArgumentReader<'a>,
+    options: &DecodeOptions,
+) -> Result<RequestBody<'a>, DecodeProblem> {
     let args: abi::SetxattrIn = match options.setxattr_ext {
         true => r.fixed()?,
         false => r.prefix(abi::FUSE_COMPAT_SETXATTR_IN_SIZE)?,
     };
-    Ok(Body::Setxattr { args, name: r.name()?, value: r.data(args.size)? })
+    Ok(RequestBody::Setxattr { args, name: r.name()?, value: r.data(args.size)? })
 }

@@ -1,6 +1,6 @@
 //! Extensions of the protocol between clients and servers of this project.
 //!
-//! [`TAKE_OVER`] is sent by IOCTL: other servers answer as for any unknown ioctl. [`Names`] are sent
+//! [`TAKE_OVER`] is sent by IOCTL: other servers answer as for any unknown ioctl. [`ConnectionNumbers`] are sent
 //! in fields of INIT that the kernel leaves zero.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -46,11 +46,11 @@ impl TakeOver {
     pub const SETTLE: u64 = 4;
 }
 
-/// The ioctl for a whole path from the directory of the request. Its argument is the path; its output is a [`Steps`], and
-/// a [`Step`] for each inode on the way. Numbered like the kernel's `_IO('D', 2)`.
+/// The ioctl for a whole path from the directory of the request. Its argument is the path; its output is a [`ResolveHead`], and
+/// a [`ResolveStep`] for each inode on the way. Numbered like the kernel's `_IO('D', 2)`.
 pub const RESOLVE: u32 = (b'D' as u32) << 8 | 2;
 
-/// The ioctl for the names of the directory of the request. Its output is a [`Step`] for each, followed by the name and zeros up
+/// The ioctl for the names of the directory of the request. Its output is a [`ResolveStep`] for each, followed by the name and zeros up
 /// to a multiple of eight bytes.
 pub const NAMES: u32 = (b'D' as u32) << 8 | 3;
 
@@ -58,7 +58,7 @@ pub const NAMES: u32 = (b'D' as u32) << 8 | 3;
 pub const NAMES_MAX: usize = 256;
 
 /// The ioctl that opens small files of the directory of the request, and closes files that were opened by it. Its argument is an
-/// [`OpenAhead`], and a [`Closing`] for each file to close; its output is an [`AheadEnd`], and an [`AheadFile`] for each file that it has
+/// [`OpenAhead`], and a [`AheadClose`] for each file to close; its output is an [`AheadEnd`], and an [`AheadFile`] for each file that it has
 /// opened, followed by the reply to an OPEN of it with [`OPEN_HAS_BYTES`], and zeros up to a multiple of eight bytes. It only opens files
 /// for reading. The client closes them, by this ioctl or by RELEASE.
 pub const OPEN_AHEAD: u32 = (b'D' as u32) << 8 | 4;
@@ -83,7 +83,7 @@ pub struct OpenAhead {
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Closing {
+pub struct AheadClose {
     /// Its inode.
     pub ino: u64,
     /// The handle.
@@ -121,14 +121,14 @@ pub struct AheadFile {
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Steps {
-    /// [`Steps::FOUND`], [`Steps::MISSING`] or [`Steps::WALK`].
+pub struct ResolveHead {
+    /// [`ResolveHead::FOUND`], [`ResolveHead::MISSING`] or [`ResolveHead::WALK`].
     pub end: u32,
     /// For a missing name: 1 if everyone may search the directory.
     pub open_to_all: u32,
 }
 
-impl Steps {
+impl ResolveHead {
     /// The last step is the end of the path.
     pub const FOUND: u32 = 0;
     /// The name after the last step does not exist.
@@ -140,7 +140,7 @@ impl Steps {
 /// An inode in the output of [`RESOLVE`] and [`NAMES`], without a lookup.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct Step {
+pub struct ResolveStep {
     /// Its number.
     pub ino: u64,
     /// 1 if everyone may search the directory in which it was found.
@@ -151,7 +151,7 @@ pub struct Step {
     pub attr: StatxOut,
 }
 
-/// The code of the notification that offers lanes in shared memory, with [`Offer`] and a descriptor. It comes
+/// The code of the notification that offers lanes in shared memory, with [`LaneOffer`] and a descriptor. It comes
 /// before the reply to INIT. Clients without such lanes ignore it.
 pub const OFFER: i32 = 1 << 16;
 
@@ -160,7 +160,7 @@ pub const OFFER: i32 = 1 << 16;
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Offer {
+pub struct LaneOffer {
     /// The version of the format of the memory.
     pub version: u32,
     /// Number of lanes; 0 and no descriptor if this connection gets none.
@@ -186,18 +186,18 @@ pub const TOLD_NAMES: u64 = 1 << 61;
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct ToldAttr {
+pub struct PublishedAttr {
     /// Those of LOOKUP.
     pub attr: abi::Attr,
     /// The birth time, in seconds.
     pub btime: i64,
     /// Its nanoseconds.
     pub btime_nanos: u32,
-    /// [`ToldAttr::HAS_BTIME`] and [`ToldAttr::NO_XATTRS`].
+    /// [`PublishedAttr::HAS_BTIME`] and [`PublishedAttr::NO_XATTRS`].
     pub flags: u32,
 }
 
-impl ToldAttr {
+impl PublishedAttr {
     /// There is a birth time.
     pub const HAS_BTIME: u32 = 1;
     /// The inode has no extended attributes.
@@ -249,9 +249,9 @@ const NAMES_AT: usize = 3;
 
 /// The number of a connection at its server. It is random and secret, because it grants the rights
 /// of the connection. 0 means none.
-pub type Number = u128;
+pub type ConnectionNumber = u128;
 
-/// The opcode of the first message on a socket that is to be a copy of another connection; [`CopyOf`] follows the header. The server
+/// The opcode of the first message on a socket that is to be a copy of another connection; [`ConnectionCopy`] follows the header. The server
 /// makes the copy at once and answers by a header alone. It keeps the copy until the client says INIT there, with the same number,
 /// or closes the socket.
 pub const COPY: u32 = 1 << 30;
@@ -261,52 +261,53 @@ pub const COPY: u32 = 1 << 30;
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct CopyOf {
+pub struct ConnectionCopy {
     copy_of: [u8; 16],
     own: [u8; 16],
 }
 
-impl CopyOf {
+impl ConnectionCopy {
     /// A copy of the connection `copy_of` by the number `own`.
     #[must_use]
-    pub fn new(copy_of: Number, own: Number) -> CopyOf {
-        CopyOf { copy_of: copy_of.to_ne_bytes(), own: own.to_ne_bytes() }
+    pub fn new(copy_of: ConnectionNumber, own: ConnectionNumber) -> ConnectionCopy {
+        ConnectionCopy { copy_of: copy_of.to_ne_bytes(), own: own.to_ne_bytes() }
     }
 
     /// The connection to copy.
     #[must_use]
-    pub fn copy_of(&self) -> Number {
-        Number::from_ne_bytes(self.copy_of)
+    pub fn copy_of(&self) -> ConnectionNumber {
+        ConnectionNumber::from_ne_bytes(self.copy_of)
     }
 
     /// The number of the copy.
     #[must_use]
-    pub fn own(&self) -> Number {
-        Number::from_ne_bytes(self.own)
+    pub fn own(&self) -> ConnectionNumber {
+        ConnectionNumber::from_ne_bytes(self.own)
     }
 }
 
 /// The names of connections in a client's INIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct ConnectionNumbers {
     /// The connection to be the heir of: it begins with nothing, and takes over from that one.
-    pub heir_of: Number,
+    pub heir_of: ConnectionNumber,
     /// The connection itself.
-    pub own: Number,
+    pub own: ConnectionNumber,
 }
 
-impl Names {
+impl ConnectionNumbers {
     /// The names in the INIT of a client.
-    pub fn of(init: &InitIn) -> Names {
-        let number =
-            |words: &[u32]| words.iter().fold(0, |all, &word| all << 32 | Number::from(word));
+    pub fn of(init: &InitIn) -> ConnectionNumbers {
+        let number = |words: &[u32]| {
+            words.iter().fold(0, |all, &word| all << 32 | ConnectionNumber::from(word))
+        };
         let (heir_of, own) = init.unused[NAMES_AT..].split_at(4);
-        Names { heir_of: number(heir_of), own: number(own) }
+        ConnectionNumbers { heir_of: number(heir_of), own: number(own) }
     }
 
     /// Stores the names in an INIT.
     pub fn put(&self, init: &mut InitIn) {
-        let words = |number: Number| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
+        let words = |number: ConnectionNumber| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
         init.unused[NAMES_AT..][..4].copy_from_slice(&words(self.heir_of));
         init.unused[NAMES_AT..][4..].copy_from_slice(&words(self.own));
     }
@@ -320,11 +321,11 @@ mod tests {
     fn connection_names_round_trip_through_init() {
         let numbers = [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10];
         for (heir_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
-            let names = Names { heir_of, own };
+            let names = ConnectionNumbers { heir_of, own };
             let mut init = InitIn::default();
             names.put(&mut init);
-            assert_eq!(Names::of(&init), names);
+            assert_eq!(ConnectionNumbers::of(&init), names);
         }
-        assert_eq!(Names::of(&InitIn::default()), Names::default());
+        assert_eq!(ConnectionNumbers::of(&InitIn::default()), ConnectionNumbers::default());
     }
 }

@@ -2,25 +2,28 @@
 
 use std::sync::Arc;
 
-use defuse_fs::source::{About, Description, Files, Opt, Rest, Sharing, Value};
+use defuse_fs::source::{
+    FileAccess, OptionValue, SourceDescription, SourceFacts, SourceOption, SourceRest,
+    SourceSharing,
+};
 
 use crate::Example;
 
 /// `example:`. The settings are one number: the most inodes.
-pub static KIND: Description<usize> = Description {
-    about: About {
+pub static KIND: SourceDescription<usize> = SourceDescription {
+    about: SourceFacts {
         name: "example",
         form: "example:",
         help: "one directory of small files in memory: the example for authors of file systems",
-        rest: Rest::Nothing,
-        sharing: Sharing::NeedsServer,
+        rest: SourceRest::Nothing,
+        sharing: SourceSharing::NeedsServer,
         rings: false,
         network: false,
-        files: Files::None,
+        files: FileAccess::None,
     },
-    options: &[Opt::new(
+    options: &[SourceOption::new(
         "files",
-        Value::Number(1, 1 << 20, |most, n| *most = n as usize),
+        OptionValue::Number(1, 1 << 20, |most, n| *most = n as usize),
         "most files, with the root directory (default 1024)",
     )],
     defaults: |_| 1024,

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_fs::posix::{Parent, new_inode};
+use defuse_fs::posix::{CreateParent, new_inode};
 use defuse_fs::*;
 
 pub use kind::KIND;
@@ -26,17 +26,17 @@ const MAX_BYTES: u64 = 1 << 20;
 pub struct Example {
     /// Maximum number of inodes, including the root.
     max_inodes: usize,
-    state: Mutex<State>,
+    state: Mutex<ExampleState>,
 }
 
-struct State {
+struct ExampleState {
     names: BTreeMap<Vec<u8>, Ino>,
-    inodes: BTreeMap<Ino, Inode>,
+    inodes: BTreeMap<Ino, ExampleInode>,
     /// The last inode number. No number is used twice.
     last: u64,
 }
 
-struct Inode {
+struct ExampleInode {
     attr: Attr,
     bytes: Vec<u8>,
     /// Lookups that frontends hold.
@@ -47,19 +47,20 @@ impl Example {
     /// A file system for up to `max_inodes` inodes, including the root.
     pub fn new(max_inodes: usize) -> Self {
         let node = NewNode::new(FileKind::Directory, 0o1777, Caller::default());
-        let root = Inode { attr: Attr::of_new(Ino::ROOT, &node), bytes: Vec::new(), lookups: 0 };
+        let root =
+            ExampleInode { attr: Attr::of_new(Ino::ROOT, &node), bytes: Vec::new(), lookups: 0 };
         let inodes = BTreeMap::from([(Ino::ROOT, root)]);
-        let state = State { names: BTreeMap::new(), inodes, last: Ino::ROOT.0 };
+        let state = ExampleState { names: BTreeMap::new(), inodes, last: Ino::ROOT.0 };
         Example { max_inodes, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ExampleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn inode(&mut self, ino: Ino) -> Result<&mut Inode> {
+impl ExampleState {
+    fn inode(&mut self, ino: Ino) -> Result<&mut ExampleInode> {
         self.inodes.get_mut(&ino).ok_or(Errno::ESTALE)
     }
 
@@ -78,14 +79,14 @@ impl State {
 
     /// Frees an inode that has neither a name nor lookups.
     fn free_unused(&mut self, ino: Ino) {
-        let is_unused = |inode: &Inode| inode.attr.nlink == 0 && inode.lookups == 0;
+        let is_unused = |inode: &ExampleInode| inode.attr.nlink == 0 && inode.lookups == 0;
         if self.inodes.get(&ino).is_some_and(is_unused) {
             self.inodes.remove(&ino);
         }
     }
 }
 
-impl Inode {
+impl ExampleInode {
     fn resize(&mut self, size: u64) -> Result<()> {
         match self.attr.kind {
             FileKind::Directory => return Err(Errno::EISDIR),
@@ -145,10 +146,10 @@ impl FileSystem for Example {
         let ino = Ino(state.last);
         let root = &mut state.inode(Ino::ROOT)?.attr;
         (root.mtime, root.ctime) = (Timestamp::now(), Timestamp::now());
-        let parent = Parent { perm: root.perm, gid: root.gid, default_acl: None };
+        let parent = CreateParent { perm: root.perm, gid: root.gid, default_acl: None };
         let made = new_inode(parent, node, cx.caller.uid == 0);
         let attr = Attr { perm: made.perm, gid: made.gid, ..Attr::of_new(ino, node) };
-        state.inodes.insert(ino, Inode { attr, bytes: Vec::new(), lookups: 0 });
+        state.inodes.insert(ino, ExampleInode { attr, bytes: Vec::new(), lookups: 0 });
         state.names.insert(name.as_bytes().to_vec(), ino);
         state.entry(ino)
     }
@@ -208,7 +209,7 @@ impl FileSystem for Example {
                 1 | 2 => (Ino::ROOT.0, FileKind::Directory),
                 _ => (next - 1, FileKind::Regular),
             };
-            if out.push(DirItem { ino, next, kind, name }) == Push::Full {
+            if out.push(DirItem { ino, next, kind, name }) == PushOutcome::Full {
                 break;
             }
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use defuse_fs::posix::without_set_id;
 use defuse_fs::{
-    Attr, Context, Errno, Fallocate, Fh, Ino, Io, IoOp, LockOwner, OpenArgs, OpenFlags, Opened,
+    Attr, Context, Errno, Fallocate, Fh, Ino, Io, IoOp, LockOwner, OpenArgs, OpenFlags, OpenReply,
     ReadArgs, ReadBuf, ReleaseArgs, Result, SetAttr, WriteArgs, WriteBuf,
 };
 
@@ -31,7 +31,12 @@ pub(crate) fn open_flags(flags: OpenFlags) -> i32 {
 }
 
 impl Gluster {
-    pub(crate) fn open_file(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    pub(crate) fn open_file(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        args: OpenArgs,
+    ) -> Result<OpenReply> {
         let _acting = self.act(cx);
         let flags = open_flags(args.flags);
         let handle = self.open_known(ino, |object| self.volume.open(object, flags))?;
@@ -52,9 +57,9 @@ impl Gluster {
     }
 
     /// Adds an open file, and tells the frontend of it.
-    pub(crate) fn opened_file(&self, file: OpenVolumeFile) -> Opened {
+    pub(crate) fn opened_file(&self, file: OpenVolumeFile) -> OpenReply {
         let fh = self.add_open(Open::File(Arc::new(file)));
-        Opened { parallel_direct_writes: true, ..Opened::new(fh) }
+        OpenReply { parallel_direct_writes: true, ..OpenReply::new(fh) }
     }
 
     /// Writes out what the client of GlusterFS has delayed, and drops the locks of `owner`.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh, Figure,
     File, FileKind, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport,
-    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs, ReadBuf,
+    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, OpenReply, Origin, ReadArgs, ReadBuf,
     ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
     Xattr, XattrName,
 };
@@ -203,7 +203,7 @@ impl FileSystem for Gluster {
         self.remove_value(cx, ino, name)
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         self.open_file(cx, ino, args)
     }
 
@@ -214,7 +214,7 @@ impl FileSystem for Gluster {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         self.make_and_open(cx, (parent, name), node, args)
     }
 
@@ -328,7 +328,7 @@ impl FileSystem for Gluster {
             .wait(&LockTarget { ino: open.ino, fh: file.fh, handle: &open.handle, uid }, wait);
     }
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<OpenReply> {
         self.open_listing(cx, ino)
     }
 

@@ -5,25 +5,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::FileSystem;
-use defuse_fs::source::Value::{Choice, Number, Seconds, Text};
+use defuse_fs::source::OptionValue::{Choice, Number, Seconds, Text};
 use defuse_fs::source::{
-    About, Description, Error, Files, Frontend, Locks, Opt, Rest, Result, Sharing, Threads,
+    CallingThreads, FileAccess, FrontendProperties, LockPlace, SourceDescription, SourceFacts,
+    SourceOpenError, SourceOption, SourceRest, SourceResult, SourceSharing,
 };
 
 use crate::address::VolumeAddress;
 use crate::{GlusterOptions, ManagementTransport, connect};
 
 /// `gluster://HOST[,HOST...]/VOLUME[/DIR]`.
-pub static KIND: Description<GlusterOptions> = Description {
-    about: About {
+pub static KIND: SourceDescription<GlusterOptions> = SourceDescription {
+    about: SourceFacts {
         name: "gluster",
         form: "gluster://HOST/VOLUME",
         help: "a GlusterFS volume, without its own client; also HOST,HOST and a directory after VOLUME",
-        rest: Rest::Text,
-        sharing: Sharing::NeedsServer,
+        rest: SourceRest::Text,
+        sharing: SourceSharing::NeedsServer,
         rings: false,
         network: true,
-        files: Files::Any,
+        files: FileAccess::Any,
     },
     options: OPTIONS,
     defaults,
@@ -32,8 +33,8 @@ pub static KIND: Description<GlusterOptions> = Description {
 };
 
 #[rustfmt::skip]
-const OPTIONS: &[Opt<GlusterOptions>] = &[
-    Opt::new("log-level", Choice(&[
+const OPTIONS: &[SourceOption<GlusterOptions>] = &[
+    SourceOption::new("log-level", Choice(&[
             ("none", |o| o.log_level = 0),
             ("critical", |o| o.log_level = 3),
             ("error", |o| o.log_level = 4),
@@ -43,39 +44,40 @@ const OPTIONS: &[Opt<GlusterOptions>] = &[
             ("trace", |o| o.log_level = 9),
         ]),
         "what libgfapi writes to the standard error (default critical)"),
-    Opt::new("transport", Choice(&[
+    SourceOption::new("transport", Choice(&[
             ("tcp", |o| o.transport = ManagementTransport::Tcp),
             ("unix", |o| o.transport = ManagementTransport::Unix),
         ]),
         "reach the servers by TCP (default), or the one of this machine by its socket"),
-    Opt::new("port", Number(1, 65535, |o, n| o.port = n as u16),
+    SourceOption::new("port", Number(1, 65535, |o, n| o.port = n as u16),
         "port of the servers (default 24007)"),
-    Opt::new("volfile-server-port", Number(1, 65535, |o, n| o.port = n as u16),
+    SourceOption::new("volfile-server-port", Number(1, 65535, |o, n| o.port = n as u16),
         "the same as port, as GlusterFS's own client has it"),
-    Opt::new("sub-directory", Text("PATH", "a directory of the volume",
+    SourceOption::new("sub-directory", Text("PATH", "a directory of the volume",
             |o, path| {
                 o.sub_directory = Some(path.to_owned());
                 (!path.is_empty()).then_some(())
             }),
         "the same as a directory after VOLUME, as GlusterFS's own client has it"),
-    Opt::new("valid", Seconds(|o, time| (o.valid_for, o.untold_for) = (time, Duration::ZERO)),
+    SourceOption::new("valid", Seconds(|o, time| (o.valid_for, o.untold_for) = (time, Duration::ZERO)),
         "changes of other clients are seen after at most this time (default 1)"),
-    Opt::new("upcalls", Seconds(|o, time| o.told_for = time),
+    SourceOption::new("upcalls", Seconds(|o, time| o.told_for = time),
         "files are cached for this time if servers tell of changes (default 300, 0: never)"),
 ];
 
-fn defaults(frontend: &Frontend) -> GlusterOptions {
+fn defaults(frontend: &FrontendProperties) -> GlusterOptions {
     let base = GlusterOptions::default();
     GlusterOptions {
         valid_for: if frontend.concurrent { Duration::ZERO } else { base.valid_for },
-        in_application: frontend.threads != Threads::Serving,
-        submits: frontend.threads == Threads::Serving || frontend.locks == Locks::Frontend,
+        in_application: frontend.threads != CallingThreads::Serving,
+        submits: frontend.threads == CallingThreads::Serving
+            || frontend.locks == LockPlace::Frontend,
         // Processes that each open the volume are not told of each other's changes in time.
-        told_for: match frontend.concurrent && frontend.locks != Locks::FileSystem {
+        told_for: match frontend.concurrent && frontend.locks != LockPlace::FileSystem {
             true => Duration::ZERO,
             false => base.told_for,
         },
-        keeps_here: frontend.locks == Locks::FileSystem,
+        keeps_here: frontend.locks == LockPlace::FileSystem,
         // The programs of a run keep nothing, because they see each other's changes at once: all of these come through here.
         untold_for: match frontend.concurrent {
             true => base.valid_for,
@@ -85,12 +87,12 @@ fn defaults(frontend: &Frontend) -> GlusterOptions {
     }
 }
 
-fn open(rest: &OsStr, options: GlusterOptions) -> Result<Arc<dyn FileSystem>> {
+fn open(rest: &OsStr, options: GlusterOptions) -> SourceResult<Arc<dyn FileSystem>> {
     let text = rest.to_str().ok_or_else(|| {
-        Error::Usage(format!("source gluster:{} is not valid UTF-8", rest.display()))
+        SourceOpenError::Usage(format!("source gluster:{} is not valid UTF-8", rest.display()))
     })?;
-    let address = VolumeAddress::with_options(text, &options).map_err(Error::Usage)?;
-    Ok(Arc::new(connect::open(&address, &options).map_err(Error::Failed)?))
+    let address = VolumeAddress::with_options(text, &options).map_err(SourceOpenError::Usage)?;
+    Ok(Arc::new(connect::open(&address, &options).map_err(SourceOpenError::Failed)?))
 }
 
 #[cfg(test)]
@@ -99,7 +101,7 @@ mod tests {
 
     #[test]
     fn options_reach_their_settings() {
-        let with = |options: &[&str]| KIND.settings(&Frontend::default(), options);
+        let with = |options: &[&str]| KIND.settings(&FrontendProperties::default(), options);
         assert_eq!(with(&[]), Ok(GlusterOptions::default()));
         let set = with(&["log-level=debug", "transport=unix", "port=7", "valid=0.5", "upcalls=9"]);
         let set = set.unwrap();
@@ -116,15 +118,16 @@ mod tests {
         let below = with(&["sub-directory=/a/b"]).map(|set| set.sub_directory);
         assert_eq!(below, Ok(Some("/a/b".to_owned())));
         assert!(with(&["sub-directory="]).unwrap_err().to_string().contains("a directory"));
-        let of = |frontend: Frontend| KIND.settings(&frontend, &[] as &[&str]).unwrap();
-        let server = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
+        let of = |frontend: FrontendProperties| KIND.settings(&frontend, &[] as &[&str]).unwrap();
+        let server =
+            FrontendProperties { locks: LockPlace::FileSystem, ..FrontendProperties::default() };
         let of_server = of(server.clone());
         assert!(of_server.submits && of_server.keeps_here && !of_server.valid_for.is_zero());
-        let of_run = of(Frontend { concurrent: true, ..server.clone() });
+        let of_run = of(FrontendProperties { concurrent: true, ..server.clone() });
         assert!(of_run.keeps_here && of_run.valid_for.is_zero() && !of_run.told_for.is_zero());
         assert!(!of_run.untold_for.is_zero() && of_server.untold_for.is_zero());
         // A process of several that each open the volume.
-        let own = Frontend { locks: Locks::Inherited, concurrent: true, ..server };
+        let own = FrontendProperties { locks: LockPlace::Inherited, concurrent: true, ..server };
         let of_process = of(own);
         assert!(of_process.told_for.is_zero() && !of_process.keeps_here);
         assert!(with(&["port=0"]).unwrap_err().to_string().contains("from 1 to 65535"));

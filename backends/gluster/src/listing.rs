@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, Push, Result};
+use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, PushOutcome, Result};
 
 use crate::answers::QueryContext;
 use crate::file::{GfapiHandle, VolumeDirEntry};
@@ -60,13 +60,13 @@ impl ListingCursor {
 }
 
 impl Gluster {
-    pub(crate) fn open_listing(&self, cx: &Context<'_>, ino: Ino) -> Result<defuse_fs::Opened> {
+    pub(crate) fn open_listing(&self, cx: &Context<'_>, ino: Ino) -> Result<defuse_fs::OpenReply> {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let handle = self.open_known(ino, |object| self.volume.open_dir(object))?;
         let at = ListingCursor::new(0, &acting.asked).into();
         let fh = self.add_open(OpenObject::Dir(OpenListing { gfid, handle, at }.into()));
-        Ok(defuse_fs::Opened::new(fh))
+        Ok(defuse_fs::OpenReply::new(fh))
     }
 
     pub(crate) fn list(
@@ -101,7 +101,7 @@ impl Gluster {
                 if at.is_believed { self.listed_entry((dir, &at.asked), &listed) } else { None }
             };
             let pushed = out.push_with(item, enter);
-            if pushed == Push::Full {
+            if pushed == PushOutcome::Full {
                 at.batch.push_front(listed);
                 return Ok(());
             }

@@ -268,7 +268,7 @@ impl LockPoller {
 impl BlockedLock {
     /// Asks once. `None` if the wait has ended.
     fn ask(self) -> Option<BlockedLock> {
-        use defuse_fs::Interrupted;
+        use defuse_fs::InterruptCheck;
         if self.wait.interrupt().interrupted() {
             self.wait.finish(Err(Errno::EINTR));
             return None;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use defuse_fs::posix::rename::check_kinds;
-use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
+use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenReply, Result};
 
 use crate::answers::{ChangeSubject, QueryContext};
 use crate::data::open_flags;
@@ -132,7 +132,7 @@ impl Gluster {
         (parent, name): (Ino, Name<'_>),
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let acting = self.act_as(cx, (node.uid, node.gid));
         let gfid = self.nodes.gfid(parent)?;
         let dir = self.directory(gfid)?;

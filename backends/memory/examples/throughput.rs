@@ -8,13 +8,13 @@ use std::thread;
 use std::time::Instant;
 
 use defuse_fs::*;
-use defuse_memory::{Memory, Options};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
 
 const FILE_BYTES: u64 = 32 << 20;
 const IO_BYTES: usize = 128 << 10;
 
 fn main() {
-    let fs = Memory::new(Options { size: None, ..Options::default() });
+    let fs = MemoryFileSystem::new(MemoryOptions { size: None, ..MemoryOptions::default() });
     let cx = Context::new(Caller::default());
     let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
     let files: Vec<File> = ["a", "b"]
@@ -46,7 +46,7 @@ fn main() {
     lookups(&fs, &cx);
 }
 
-fn lookups(fs: &Memory, cx: &Context<'_>) {
+fn lookups(fs: &MemoryFileSystem, cx: &Context<'_>) {
     const COUNT: u32 = 1_000_000;
     let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
     let start = Instant::now();
@@ -88,7 +88,7 @@ fn bytes(what: &str, mut run: impl FnMut()) {
     println!("{what:40} {best:8.2} GB/s");
 }
 
-fn write(fs: &Memory, file: File, buffer: &[u8]) {
+fn write(fs: &MemoryFileSystem, file: File, buffer: &[u8]) {
     let cx = Context::new(Caller::default());
     for offset in (0..FILE_BYTES).step_by(buffer.len()) {
         let args = WriteArgs { offset, ..WriteArgs::default() };
@@ -97,7 +97,7 @@ fn write(fs: &Memory, file: File, buffer: &[u8]) {
     }
 }
 
-fn read(fs: &Memory, file: File, buffer: &mut [u8], len: usize) {
+fn read(fs: &MemoryFileSystem, file: File, buffer: &mut [u8], len: usize) {
     let cx = Context::new(Caller::default());
     for offset in (0..FILE_BYTES).step_by(len) {
         let mut sink = SliceSink::new(buffer);

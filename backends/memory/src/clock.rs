@@ -13,15 +13,15 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// A clock that never goes backwards, unless the clock of the machine is set back.
 #[derive(Debug, Default)]
-pub(crate) struct Clock {
+pub(crate) struct DateClock {
     latest: DateFloor,
     /// The kernel dates changes, too.
     is_shared: bool,
 }
 
-impl Clock {
+impl DateClock {
     pub fn new(is_shared: bool) -> Self {
-        Clock { is_shared, ..Clock::default() }
+        DateClock { is_shared, ..DateClock::default() }
     }
 
     /// The exact time.
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn stamps_of_both_kinds_never_go_back() {
-        for clock in [Clock::default(), Clock::new(true)] {
+        for clock in [DateClock::default(), DateClock::new(true)] {
             let mut last = clock.coarse();
             for number in 0..100_000 {
                 let next = if number % 7 == 0 { clock.exact() } else { clock.coarse() };
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_date_of_the_kernel_lies_behind_no_later_one() {
-        let clock = Clock::new(true);
+        let clock = DateClock::new(true);
         for _ in 0..1000 {
             let kernel = Timestamp::now();
             clock.note(kernel);

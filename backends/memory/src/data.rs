@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, Fallocate, ReadBuf, Result, Whence, WriteBuf};
 
-use crate::pages::{PAGE, PageMap, Pool};
+use crate::pages::{PAGE, PageMap, PagePool};
 
 /// The largest offset plus one, as offsets are signed 64-bit numbers.
 pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
@@ -18,29 +18,29 @@ const PAGE_U64: u64 = PAGE as u64;
 const STEP: u64 = 4096;
 
 /// The pages of a file, and its size. Dropping it returns the pages to the pool.
-pub(crate) struct Data {
-    pool: Arc<Pool>,
+pub(crate) struct PagedData {
+    pool: Arc<PagePool>,
     pages: PageMap,
     size: u64,
 }
 
 /// A range within one page: the index of the page, and the bytes in it.
-struct Piece {
+struct PagePiece {
     index: u64,
     start: usize,
     len: usize,
 }
 
 /// The range that begins at `offset`, ends at the end of the page, and has at most `len` bytes.
-fn piece(offset: u64, len: u64) -> Piece {
+fn piece(offset: u64, len: u64) -> PagePiece {
     let start = (offset % PAGE_U64) as usize;
     let len = len.min((PAGE - start) as u64) as usize;
-    Piece { index: offset / PAGE_U64, start, len }
+    PagePiece { index: offset / PAGE_U64, start, len }
 }
 
-impl Data {
-    pub fn new(pool: Arc<Pool>) -> Self {
-        Data { pool, pages: PageMap::default(), size: 0 }
+impl PagedData {
+    pub fn new(pool: Arc<PagePool>) -> Self {
+        PagedData { pool, pages: PageMap::default(), size: 0 }
     }
 
     /// File size in bytes.
@@ -95,7 +95,7 @@ impl Data {
         Ok(done)
     }
 
-    fn write_piece(&mut self, piece: &Piece, data: &mut WriteBuf<'_>) -> Result<usize> {
+    fn write_piece(&mut self, piece: &PagePiece, data: &mut WriteBuf<'_>) -> Result<usize> {
         let range = piece.start..piece.start + piece.len;
         if let Some(page) = self.pages.get_mut(piece.index) {
             let taken = data.take(&mut page[range.clone()]);
@@ -166,7 +166,11 @@ impl Data {
     /// for an unknown mode, `EINVAL` for a range that the mode does not allow, `EFBIG`, `ENOSPC` (nothing
     /// has changed then, unless others changed the file between two steps), and with `ENOMEM` (some pages
     /// may be allocated then).
-    pub fn fallocate(&mut self, range: Fallocate, allocation: &mut Allocation) -> Result<bool> {
+    pub fn fallocate(
+        &mut self,
+        range: Fallocate,
+        allocation: &mut FallocateProgress,
+    ) -> Result<bool> {
         const KEEP: u32 = Fallocate::KEEP_SIZE;
         const PUNCH_KEEP: u32 = Fallocate::PUNCH_HOLE | KEEP;
         let end = range.offset.checked_add(range.length).ok_or(Errno::EFBIG)?;
@@ -214,7 +218,12 @@ impl Data {
     }
 
     /// Gives pages to some of the holes in `start..end`. True when no hole is left.
-    fn allocate(&mut self, start: u64, end: u64, allocation: &mut Allocation) -> Result<bool> {
+    fn allocate(
+        &mut self,
+        start: u64,
+        end: u64,
+        allocation: &mut FallocateProgress,
+    ) -> Result<bool> {
         let last = end.div_ceil(PAGE_U64);
         let mut index = allocation.next.max(start / PAGE_U64);
         let mut missing = self.pages.holes(index, last);
@@ -286,7 +295,7 @@ impl Data {
 
     /// Copies at most one page, or one hole of any length, from `src_offset` of `src` to `dst_offset`. A hole
     /// that covers whole pages stays a hole. Returns the number of bytes copied, 0 at the end of `src`.
-    pub fn copy_from(&mut self, src: &Data, at: CopyAt) -> Result<u64> {
+    pub fn copy_from(&mut self, src: &PagedData, at: CopyStep) -> Result<u64> {
         let len = at.len.min(src.size.saturating_sub(at.src));
         let from = piece(at.src, len);
         match src.pages.get(from.index) {
@@ -295,8 +304,8 @@ impl Data {
         }
     }
 
-    /// Like [`Data::copy_from`], within one file.
-    pub fn copy_within(&mut self, at: CopyAt) -> Result<u64> {
+    /// Like [`PagedData::copy_from`], within one file.
+    pub fn copy_within(&mut self, at: CopyStep) -> Result<u64> {
         let len = at.len.min(self.size.saturating_sub(at.src));
         let from = piece(at.src, len);
         // Copies the page to the stack, because source and target are in the same map.
@@ -339,21 +348,21 @@ impl Data {
 }
 
 /// The progress of a fallocate(2) that takes several steps, and the pages that are set aside for the rest.
-pub(crate) struct Allocation {
-    pool: Arc<Pool>,
+pub(crate) struct FallocateProgress {
+    pool: Arc<PagePool>,
     /// Pages before this one are done.
     next: u64,
     promised: u64,
 }
 
-impl Allocation {
+impl FallocateProgress {
     /// An allocation in a file whose pages come from `pool`, of which nothing is done.
-    pub fn new(pool: &Arc<Pool>) -> Self {
-        Allocation { pool: Arc::clone(pool), next: 0, promised: 0 }
+    pub fn new(pool: &Arc<PagePool>) -> Self {
+        FallocateProgress { pool: Arc::clone(pool), next: 0, promised: 0 }
     }
 
     /// Sets `missing` pages aside in place of those before. Fails with `ENOSPC`.
-    fn promise(&mut self, pool: &Pool, missing: u64) -> Result<()> {
+    fn promise(&mut self, pool: &PagePool, missing: u64) -> Result<()> {
         match missing.checked_sub(self.promised) {
             Some(more) => pool.reserve(more)?,
             None => pool.quota.give_back(self.promised - missing),
@@ -363,7 +372,7 @@ impl Allocation {
     }
 }
 
-impl Drop for Allocation {
+impl Drop for FallocateProgress {
     fn drop(&mut self) {
         self.pool.quota.give_back(self.promised);
     }
@@ -371,13 +380,13 @@ impl Drop for Allocation {
 
 /// Offsets and maximum length of one step of a copy, in bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct CopyAt {
+pub(crate) struct CopyStep {
     pub src: u64,
     pub dst: u64,
     pub len: u64,
 }
 
-impl Drop for Data {
+impl Drop for PagedData {
     fn drop(&mut self) {
         self.drop_pages(0, u64::MAX / PAGE_U64);
     }
@@ -388,11 +397,11 @@ mod tests {
     use super::*;
     use defuse_fs::{SliceSink, SliceSource};
 
-    fn put(data: &mut Data, offset: u64, bytes: &[u8]) -> Result<usize> {
+    fn put(data: &mut PagedData, offset: u64, bytes: &[u8]) -> Result<usize> {
         data.write(offset, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
     }
 
-    fn get(data: &Data, offset: u64, len: usize) -> Vec<u8> {
+    fn get(data: &PagedData, offset: u64, len: usize) -> Vec<u8> {
         let mut memory = vec![0xee; len];
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, len);
@@ -402,8 +411,8 @@ mod tests {
         memory
     }
 
-    fn data(limit: Option<u64>) -> Data {
-        Data::new(Arc::new(Pool::new(limit, 64)))
+    fn data(limit: Option<u64>) -> PagedData {
+        PagedData::new(Arc::new(PagePool::new(limit, 64)))
     }
 
     #[test]
@@ -444,8 +453,8 @@ mod tests {
     #[test]
     fn fallocate_modes_do_what_the_manual_says() {
         let mut file = data(Some(8));
-        let run = |file: &mut Data, mode, offset, length| {
-            let mut allocation = Allocation::new(&file.pool);
+        let run = |file: &mut PagedData, mode, offset, length| {
+            let mut allocation = FallocateProgress::new(&file.pool);
             file.fallocate(Fallocate { mode, offset, length }, &mut allocation)
                 .map(|done| assert!(done))
         };
@@ -471,8 +480,8 @@ mod tests {
 
     #[test]
     fn space_comes_back_when_the_data_is_dropped() {
-        let pool = Arc::new(Pool::new(Some(4), 64));
-        let mut file = Data::new(Arc::clone(&pool));
+        let pool = Arc::new(PagePool::new(Some(4), 64));
+        let mut file = PagedData::new(Arc::clone(&pool));
         put(&mut file, 0, &[1; 4 * PAGE]).unwrap();
         assert_eq!(pool.quota.used(), 4);
         drop(file);
@@ -483,7 +492,7 @@ mod tests {
     fn an_allocation_goes_in_steps_between_which_others_use_the_file() {
         let mut file = data(Some(3 * STEP));
         let range = Fallocate { mode: 0, offset: 0, length: 2 * STEP * PAGE_U64 + 1 };
-        let mut allocation = Allocation::new(&file.pool);
+        let mut allocation = FallocateProgress::new(&file.pool);
         assert_eq!(file.fallocate(range, &mut allocation), Ok(false));
         assert_eq!((file.page_count(), file.size()), (STEP, 0));
         assert_eq!(put(&mut file, 0, b"x"), Ok(1));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, Name, Result};
 
-use crate::inode::Inode;
-use crate::space::{Charge, Small};
+use crate::inode::MemoryInode;
+use crate::space::{SmallObjects, SpaceCharge};
 
 /// Positions of `.` and `..` in a listing. All other entries come after them.
 pub(crate) const DOT: u64 = 1;
@@ -16,23 +16,23 @@ pub(crate) const DOT_DOT: u64 = 2;
 /// Directory entries by name for lookups, and by position for listings. A new name gets the next
 /// position and keeps it, and no position is reused. A listing that continues from a position
 /// therefore neither repeats nor misses a name that existed throughout.
-pub(crate) struct Dir {
-    names: HashMap<Arc<[u8]>, (u64, Arc<Inode>)>,
-    order: BTreeMap<u64, (Arc<[u8]>, Arc<Inode>)>,
+pub(crate) struct DirEntries {
+    names: HashMap<Arc<[u8]>, (u64, Arc<MemoryInode>)>,
+    order: BTreeMap<u64, (Arc<[u8]>, Arc<MemoryInode>)>,
     next: u64,
-    charge: Charge,
+    charge: SpaceCharge,
     /// The directory was removed and accepts no new names.
     dead: bool,
 }
 
-impl Dir {
-    pub fn new(small: &Arc<Small>) -> Self {
-        let charge = Charge::new(small);
+impl DirEntries {
+    pub fn new(small: &Arc<SmallObjects>) -> Self {
+        let charge = SpaceCharge::new(small);
         let (names, order) = (HashMap::new(), BTreeMap::new());
-        Dir { names, order, next: DOT_DOT + 1, charge, dead: false }
+        DirEntries { names, order, next: DOT_DOT + 1, charge, dead: false }
     }
 
-    /// Reserves space for one more name, which [`Dir::put`] then adds. Fails with `ENOSPC`.
+    /// Reserves space for one more name, which [`DirEntries::put`] then adds. Fails with `ENOSPC`.
     pub fn reserve(&mut self, name: Name<'_>) -> Result<()> {
         self.charge.set(self.charge.bytes() + cost(name))
     }
@@ -46,12 +46,12 @@ impl Dir {
         self.names.len()
     }
 
-    pub fn get(&self, name: Name<'_>) -> Option<&Arc<Inode>> {
+    pub fn get(&self, name: Name<'_>) -> Option<&Arc<MemoryInode>> {
         self.names.get(name.as_bytes()).map(|(_, inode)| inode)
     }
 
     /// The inode of `name`. Fails with `ENOENT`.
-    pub fn find(&self, name: Name<'_>) -> Result<Arc<Inode>> {
+    pub fn find(&self, name: Name<'_>) -> Result<Arc<MemoryInode>> {
         self.get(name).map(Arc::clone).ok_or(Errno::ENOENT)
     }
 
@@ -76,8 +76,8 @@ impl Dir {
     }
 
     /// Sets the inode of `name`, and returns the previous one. An existing name keeps its position;
-    /// a new one must be [reserved](Dir::reserve) first.
-    pub fn put(&mut self, name: Name<'_>, inode: Arc<Inode>) -> Option<Arc<Inode>> {
+    /// a new one must be [reserved](DirEntries::reserve) first.
+    pub fn put(&mut self, name: Name<'_>, inode: Arc<MemoryInode>) -> Option<Arc<MemoryInode>> {
         if let Some((position, old)) = self.names.get_mut(name.as_bytes()) {
             if let Some((_, listed)) = self.order.get_mut(position) {
                 *listed = Arc::clone(&inode);
@@ -92,7 +92,7 @@ impl Dir {
         None
     }
 
-    pub fn remove(&mut self, name: Name<'_>) -> Option<Arc<Inode>> {
+    pub fn remove(&mut self, name: Name<'_>) -> Option<Arc<MemoryInode>> {
         let (position, inode) = self.names.remove(name.as_bytes())?;
         self.order.remove(&position);
         self.unreserve(name);
@@ -105,7 +105,7 @@ impl Dir {
     }
 
     /// The names after `position`, in order, with their positions.
-    pub fn after(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<Inode>)> {
+    pub fn after(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<MemoryInode>)> {
         let range = (Bound::Excluded(position.max(DOT_DOT)), Bound::Unbounded);
         self.order.range(range).map(|(&at, (name, inode))| (at, &**name, inode))
     }

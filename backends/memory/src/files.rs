@@ -5,14 +5,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Given, Ino, OpenArgs,
-    OpenFlags, Opened, Origin, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs, WriteBuf,
+    AnswerLifetime, Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino,
+    OpenArgs, OpenFlags, OpenReply, Origin, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs,
+    WriteBuf,
 };
 
-use crate::Memory;
-use crate::data::{Allocation, CopyAt};
-use crate::handles::Handle;
-use crate::inode::{Inode, Meta, Refs};
+use crate::MemoryFileSystem;
+use crate::data::{CopyStep, FallocateProgress};
+use crate::handles::HandleEntry;
+use crate::inode::{InodeMeta, InodeRefs, MemoryInode};
 use crate::names::check_openable;
 use crate::pages::PAGE;
 use crate::sync::{read, write};
@@ -26,18 +27,18 @@ const COPY_STEPS: u32 = 16_384;
 /// Steps of a copy after which it asks for interrupts.
 const INTERRUPT_STEPS: u32 = 256;
 
-impl Memory {
-    pub(crate) fn entry(&self, inode: &Inode, given: Given) -> Entry {
+impl MemoryFileSystem {
+    pub(crate) fn entry(&self, inode: &MemoryInode, given: AnswerLifetime) -> Entry {
         let attr = self.attr(inode, given.attributes);
         // Inode numbers are never reused, so one generation is enough.
         Entry { ino: Ino(inode.ino), generation: 0, attr, valid_for: given.name }
     }
 
-    pub(crate) fn attr(&self, inode: &Inode, valid_for: Duration) -> Attr {
+    pub(crate) fn attr(&self, inode: &MemoryInode, valid_for: Duration) -> Attr {
         self.attr_of(inode, &inode.meta(), valid_for)
     }
 
-    fn attr_of(&self, inode: &Inode, meta: &Meta, valid_for: Duration) -> Attr {
+    fn attr_of(&self, inode: &MemoryInode, meta: &InodeMeta, valid_for: Duration) -> Attr {
         if !inode.seen.load(Ordering::Relaxed) {
             inode.seen.store(true, Ordering::Relaxed);
         }
@@ -105,12 +106,12 @@ impl Memory {
     }
 
     /// The result of opening `inode`, with a new handle unless it is a directory.
-    pub(crate) fn opened(&self, inode: &Arc<Inode>) -> Opened {
+    pub(crate) fn opened(&self, inode: &Arc<MemoryInode>) -> OpenReply {
         let fh = match inode.is_dir() {
             true => Fh(0),
             false => self.handles.open(Arc::clone(inode)),
         };
-        Opened {
+        OpenReply {
             fh,
             cache: self.frontends.cache_mode(),
             // Flush has no effect other than releasing POSIX locks.
@@ -118,7 +119,7 @@ impl Memory {
             // Every write takes the lock of its file anyway.
             parallel_direct_writes: true,
             cache_dir: inode.is_dir() && self.frontends.caches_listings(),
-            ..Opened::default()
+            ..OpenReply::default()
         }
     }
 
@@ -129,7 +130,7 @@ impl Memory {
         ino: Ino,
         args: OpenArgs,
         dir: bool,
-    ) -> Result<Opened> {
+    ) -> Result<OpenReply> {
         let inode = self.table.get(ino.0)?;
         if dir {
             inode.dir()?;
@@ -150,7 +151,7 @@ impl Memory {
 
     /// Updates the access time of a file that is opened where no read does: once a day, because reads do not read the clock, and for a
     /// frontend that reads from its own pages.
-    fn access_at_open(&self, origin: Origin, inode: &Inode, flags: OpenFlags) {
+    fn access_at_open(&self, origin: Origin, inode: &MemoryInode, flags: OpenFlags) {
         let reads_pages = inode.kind == FileKind::Regular
             && flags.readable()
             && inode.atime_is_due()
@@ -164,7 +165,7 @@ impl Memory {
         }
     }
 
-    fn truncate_on_open(&self, inode: &Inode, args: OpenArgs) -> Result<()> {
+    fn truncate_on_open(&self, inode: &MemoryInode, args: OpenArgs) -> Result<()> {
         let mut data = write(inode.data()?);
         data.set_size(0)?;
         inode.publish(&data);
@@ -173,7 +174,7 @@ impl Memory {
     }
 
     /// Ends an open file or directory.
-    pub(crate) fn close(&self, inode: &Inode) {
+    pub(crate) fn close(&self, inode: &MemoryInode) {
         let mut waiting = Vec::new();
         self.drop_refs(inode, |refs| {
             refs.opens = refs.opens.saturating_sub(1);
@@ -187,7 +188,7 @@ impl Memory {
     }
 
     /// Changes the references of `inode`, and frees it with the last one.
-    pub(crate) fn drop_refs(&self, inode: &Inode, change: impl FnOnce(&mut Refs)) {
+    pub(crate) fn drop_refs(&self, inode: &MemoryInode, change: impl FnOnce(&mut InodeRefs)) {
         if inode.change_refs(change) == Ok(true) {
             self.table.remove(inode.ino);
             self.locks.refuse(self.locks.take_file(inode.ino));
@@ -195,7 +196,7 @@ impl Memory {
     }
 
     /// Updates the access time, as relatime does. True if that has changed it.
-    pub(crate) fn touch_atime(&self, inode: &Inode) -> bool {
+    pub(crate) fn touch_atime(&self, inode: &MemoryInode) -> bool {
         let due = !self.noatime && inode.atime_is_due();
         if due {
             inode.change_meta().atime = self.clock.exact();
@@ -203,7 +204,7 @@ impl Memory {
         due
     }
 
-    fn data_changed(&self, inode: &Inode, kill_suidgid: bool) {
+    fn data_changed(&self, inode: &MemoryInode, kill_suidgid: bool) {
         let mut meta = inode.change_meta();
         // The attributes were read since the last change, so the next reader must see a new time.
         let now = if inode.seen.load(Ordering::Relaxed) {
@@ -220,8 +221,12 @@ impl Memory {
 
     /// Runs `operation` on the inode of an open file, which is not closed meanwhile. A handle that is not
     /// known, such as 0, leads to the inode, too.
-    fn with_open<T>(&self, file: File, operation: impl FnOnce(&Inode) -> Result<T>) -> Result<T> {
-        if let Some(Handle(handle)) = self.handles.get(file.fh)
+    fn with_open<T>(
+        &self,
+        file: File,
+        operation: impl FnOnce(&MemoryInode) -> Result<T>,
+    ) -> Result<T> {
+        if let Some(HandleEntry(handle)) = self.handles.get(file.fh)
             && let Some(inode) = &*read(handle)
             && inode.ino == file.ino.0
         {
@@ -269,7 +274,7 @@ impl Memory {
     pub(crate) fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let inode = self.table.get(file.ino.0)?;
         let data = inode.data().map_err(|_| Errno::ENODEV)?;
-        let mut allocation = Allocation::new(&self.pool);
+        let mut allocation = FallocateProgress::new(&self.pool);
         // No interrupt ends it: few programs call again after EINTR, and a timer would end each call.
         loop {
             let mut data = write(data);
@@ -331,7 +336,7 @@ impl Memory {
     pub(crate) fn readlink(&self, ino: Ino) -> Result<(Vec<u8>, bool)> {
         let inode = self.table.get(ino.0)?;
         match &inode.body {
-            crate::inode::Body::Symlink(target, _) => {
+            crate::inode::InodeContent::Symlink(target, _) => {
                 let accessed = self.touch_atime(&inode);
                 Ok((target.to_vec(), accessed))
             }
@@ -339,7 +344,7 @@ impl Memory {
         }
     }
 
-    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
+    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<MemoryInode>> {
         self.table.get(ino.0)
     }
 }
@@ -351,7 +356,7 @@ fn copy_steps(
     cx: &Context<'_>,
     copy: &CopyRange,
     size: u64,
-    mut step: impl FnMut(CopyAt) -> Result<u64>,
+    mut step: impl FnMut(CopyStep) -> Result<u64>,
 ) -> Result<u64> {
     let length = copy.length.min(size.saturating_sub(copy.src_offset));
     let mut done = 0;
@@ -360,7 +365,7 @@ fn copy_steps(
             break;
         }
         let len = length - done;
-        let at = CopyAt { src: copy.src_offset + done, dst: copy.dst_offset + done, len };
+        let at = CopyStep { src: copy.src_offset + done, dst: copy.dst_offset + done, len };
         match step(at) {
             Ok(0) => break,
             Ok(count) => done += count,

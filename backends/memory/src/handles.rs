@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use defuse_fs::{Fh, File};
 
-use crate::inode::Inode;
+use crate::inode::MemoryInode;
 use crate::sync::{lock, write};
 
 /// Entries in the first part. Each further part has twice as many as the one before.
@@ -19,23 +19,23 @@ const PARTS: usize = 26;
 /// The inode of an open file; `None` for an unused entry.
 #[derive(Default)]
 #[repr(align(64))]
-pub(crate) struct Handle(pub RwLock<Option<Arc<Inode>>>);
+pub(crate) struct HandleEntry(pub RwLock<Option<Arc<MemoryInode>>>);
 
 /// The entries. Handle 0 has none.
-pub(crate) struct Handles {
-    parts: [OnceLock<Box<[Handle]>>; PARTS],
-    unused: Mutex<Unused>,
+pub(crate) struct HandleTable {
+    parts: [OnceLock<Box<[HandleEntry]>>; PARTS],
+    unused: Mutex<UnusedHandles>,
 }
 
 #[derive(Default)]
-struct Unused {
+struct UnusedHandles {
     /// Handles that were closed.
     closed: Vec<u32>,
     /// The highest handle so far.
     last: u32,
 }
 
-impl Unused {
+impl UnusedHandles {
     fn take(&mut self) -> Option<u32> {
         self.closed.pop().or_else(|| {
             let next = self.last.checked_add(1).filter(|&next| place(next.into()).is_some())?;
@@ -53,29 +53,30 @@ fn place(fh: u64) -> Option<(usize, usize)> {
     (part < PARTS as u32).then_some((part as usize, at as usize))
 }
 
-impl Handles {
+impl HandleTable {
     pub fn new() -> Self {
-        Handles { parts: array::from_fn(|_| OnceLock::new()), unused: Mutex::default() }
+        HandleTable { parts: array::from_fn(|_| OnceLock::new()), unused: Mutex::default() }
     }
 
     /// A handle of a new open file; 0 if there are no more.
-    pub fn open(&self, inode: Arc<Inode>) -> Fh {
+    pub fn open(&self, inode: Arc<MemoryInode>) -> Fh {
         let Some(fh) = lock(&self.unused).take() else { return Fh(0) };
         let Some((part, at)) = place(fh.into()) else { return Fh(0) };
         let len = FIRST << part;
-        let part = self.parts[part].get_or_init(|| (0..len).map(|_| Handle::default()).collect());
+        let part =
+            self.parts[part].get_or_init(|| (0..len).map(|_| HandleEntry::default()).collect());
         *write(&part[at].0) = Some(inode);
         Fh(fh.into())
     }
 
     /// The entry of a handle.
-    pub fn get(&self, fh: Fh) -> Option<&Handle> {
+    pub fn get(&self, fh: Fh) -> Option<&HandleEntry> {
         let (part, at) = place(fh.0)?;
         self.parts[part].get()?.get(at)
     }
 
     /// Empties the entry of `file` and returns its inode, after the operations that use it.
-    pub fn close(&self, file: File) -> Option<Arc<Inode>> {
+    pub fn close(&self, file: File) -> Option<Arc<MemoryInode>> {
         let handle = self.get(file.fh)?;
         let inode = write(&handle.0).take_if(|inode| inode.ino == file.ino.0)?;
         // Only handles that `open` returned have an inode, and those fit.

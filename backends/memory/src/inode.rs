@@ -7,11 +7,11 @@ use defuse_fs::posix::acl::Acl;
 use defuse_fs::posix::without_set_id;
 use defuse_fs::{Errno, FileKind, Result, Timestamp};
 
-use crate::data::Data;
-use crate::dir::Dir;
-use crate::space::Charge;
-use crate::sync::{Quota, lock, read, write};
-use crate::xattr::Xattrs;
+use crate::data::PagedData;
+use crate::dir::DirEntries;
+use crate::space::SpaceCharge;
+use crate::sync::{SpaceQuota, lock, read, write};
+use crate::xattr::XattrMap;
 
 /// Maximum number of links to an inode.
 pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
@@ -21,7 +21,7 @@ pub(crate) const SGID: u32 = 0o2000;
 
 /// An inode. Immutable fields are public; the locks around the others are taken in the order that
 /// the documentation of the crate gives.
-pub(crate) struct Inode {
+pub(crate) struct MemoryInode {
     pub ino: u64,
     pub kind: FileKind,
     pub rdev: u64,
@@ -31,36 +31,36 @@ pub(crate) struct Inode {
     pub size: AtomicU64,
     /// Pages in use, outside of the lock for the same reason.
     pub pages: AtomicU64,
-    meta: RwLock<Meta>,
+    meta: RwLock<InodeMeta>,
     /// The rule of `relatime` asks for no new access time. Reads need no lock to know that. Set under a read
     /// lock of `meta`, and cleared under a write lock.
     atime_is_current: AtomicBool,
     /// The attributes were returned to a caller since the data last changed. Written under the lock
     /// of `meta`.
     pub seen: AtomicBool,
-    pub body: Body,
-    refs: Mutex<Refs>,
-    quota: Arc<Quota>,
+    pub body: InodeContent,
+    refs: Mutex<InodeRefs>,
+    quota: Arc<SpaceQuota>,
 }
 
 /// The contents of an inode, by its type.
-pub(crate) enum Body {
-    File(RwLock<Data>),
+pub(crate) enum InodeContent {
+    File(RwLock<PagedData>),
     Dir(DirBody),
     /// The target of the link, and the space it uses.
-    Symlink(Box<[u8]>, #[expect(dead_code, reason = "held until the link is dropped")] Charge),
+    Symlink(Box<[u8]>, #[expect(dead_code, reason = "held until the link is dropped")] SpaceCharge),
     /// Devices, fifos and sockets have no contents.
     Special,
 }
 
 /// A directory: its entries, and the inode number of its parent.
 pub(crate) struct DirBody {
-    pub names: RwLock<Dir>,
+    pub names: RwLock<DirEntries>,
     pub parent: AtomicU64,
 }
 
 /// The attributes that can change.
-pub(crate) struct Meta {
+pub(crate) struct InodeMeta {
     pub perm: u32,
     pub uid: u32,
     pub gid: u32,
@@ -70,42 +70,42 @@ pub(crate) struct Meta {
     pub ctime: Timestamp,
     /// Created by `O_TMPFILE` without `O_EXCL`: link(2) may give it a first name.
     pub linkable: bool,
-    pub xattrs: Xattrs,
+    pub xattrs: XattrMap,
     pub access_acl: Option<Acl>,
     pub default_acl: Option<Acl>,
     /// The space of extended attributes and ACLs.
-    pub charge: Charge,
+    pub charge: SpaceCharge,
 }
 
 /// Reference counts. An inode is freed when all of them are 0.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Refs {
+pub(crate) struct InodeRefs {
     pub lookups: u64,
     pub opens: u64,
     pub names: u64,
 }
 
-impl Refs {
+impl InodeRefs {
     fn none(self) -> bool {
         self.lookups == 0 && self.opens == 0 && self.names == 0
     }
 }
 
-impl Inode {
+impl MemoryInode {
     /// Creates an inode that counts against `quota`. The caller has taken one from the quota.
     pub fn new(
         ino: u64,
-        node: Fixed,
-        meta: Meta,
-        body: Body,
-        refs: Refs,
-        quota: Arc<Quota>,
+        node: FixedAttributes,
+        meta: InodeMeta,
+        body: InodeContent,
+        refs: InodeRefs,
+        quota: Arc<SpaceQuota>,
     ) -> Self {
         let size = match &body {
-            Body::Symlink(target, _) => target.len() as u64,
+            InodeContent::Symlink(target, _) => target.len() as u64,
             _ => 0,
         };
-        Inode {
+        MemoryInode {
             ino,
             kind: node.kind,
             rdev: node.rdev,
@@ -122,12 +122,12 @@ impl Inode {
     }
 
     /// The attributes.
-    pub fn meta(&self) -> RwLockReadGuard<'_, Meta> {
+    pub fn meta(&self) -> RwLockReadGuard<'_, InodeMeta> {
         read(&self.meta)
     }
 
     /// The attributes, to change them.
-    pub fn change_meta(&self) -> RwLockWriteGuard<'_, Meta> {
+    pub fn change_meta(&self) -> RwLockWriteGuard<'_, InodeMeta> {
         let meta = write(&self.meta);
         // Another processor may read the flag: it is written only where it changes.
         if self.atime_is_current.load(Ordering::Relaxed) {
@@ -152,7 +152,7 @@ impl Inode {
 
     /// Changes the references. Returns true if none is left, and the inode must leave the table.
     /// Fails with `ESTALE` if there were none before, because the inode is being freed already.
-    pub fn change_refs(&self, change: impl FnOnce(&mut Refs)) -> Result<bool> {
+    pub fn change_refs(&self, change: impl FnOnce(&mut InodeRefs)) -> Result<bool> {
         let mut refs = lock(&self.refs);
         if refs.none() {
             return Err(Errno::ESTALE);
@@ -169,16 +169,16 @@ impl Inode {
     /// The directory contents. Fails with `ENOTDIR`.
     pub fn dir(&self) -> Result<&DirBody> {
         match &self.body {
-            Body::Dir(dir) => Ok(dir),
+            InodeContent::Dir(dir) => Ok(dir),
             _ => Err(Errno::ENOTDIR),
         }
     }
 
     /// The file data. Fails with `EISDIR` for a directory, and with `EINVAL` for other types.
-    pub fn data(&self) -> Result<&RwLock<Data>> {
+    pub fn data(&self) -> Result<&RwLock<PagedData>> {
         match &self.body {
-            Body::File(data) => Ok(data),
-            Body::Dir(_) => Err(Errno::EISDIR),
+            InodeContent::File(data) => Ok(data),
+            InodeContent::Dir(_) => Err(Errno::EISDIR),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -188,25 +188,25 @@ impl Inode {
     }
 
     /// Publishes size and space of `data` for getattr. Called under the lock of the data.
-    pub fn publish(&self, data: &Data) {
+    pub fn publish(&self, data: &PagedData) {
         self.size.store(data.size(), Ordering::Relaxed);
         self.pages.store(data.page_count(), Ordering::Relaxed);
     }
 }
 
-impl Drop for Inode {
+impl Drop for MemoryInode {
     fn drop(&mut self) {
         self.quota.give_back(1);
     }
 }
 
 /// The attributes that never change.
-pub(crate) struct Fixed {
+pub(crate) struct FixedAttributes {
     pub kind: FileKind,
     pub rdev: u64,
 }
 
-impl Meta {
+impl InodeMeta {
     /// Updates mtime and ctime after a change of data or names.
     pub fn modified(&mut self, now: Timestamp) {
         self.mtime = now;

@@ -4,22 +4,25 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use defuse_fs::FileSystem;
-use defuse_fs::source::Value::{Number, Octal, Size};
-use defuse_fs::source::{About, Description, Files, Frontend, Opt, Rest, Result, Sharing};
+use defuse_fs::source::OptionValue::{Number, Octal, Size};
+use defuse_fs::source::{
+    FileAccess, FrontendProperties, SourceDescription, SourceFacts, SourceOption, SourceRest,
+    SourceResult, SourceSharing,
+};
 
-use crate::{Memory, Options};
+use crate::{MemoryFileSystem, MemoryOptions};
 
 /// `memory:`.
-pub static KIND: Description<Options> = Description {
-    about: About {
+pub static KIND: SourceDescription<MemoryOptions> = SourceDescription {
+    about: SourceFacts {
         name: "memory",
         form: "memory:",
         help: "files in memory, like tmpfs; gone with the mount",
-        rest: Rest::Nothing,
-        sharing: Sharing::NeedsServer,
+        rest: SourceRest::Nothing,
+        sharing: SourceSharing::NeedsServer,
         rings: false,
         network: false,
-        files: Files::None,
+        files: FileAccess::None,
     },
     options: OPTIONS,
     defaults,
@@ -31,32 +34,32 @@ pub static KIND: Description<Options> = Description {
 const ID_MAX: u64 = u32::MAX as u64 - 1;
 
 #[rustfmt::skip]
-const OPTIONS: &[Opt<Options>] = &[
-    Opt::new("size", Size(0, u64::MAX, |o, n| o.size = (n > 0).then_some(n)),
+const OPTIONS: &[SourceOption<MemoryOptions>] = &[
+    SourceOption::new("size", Size(0, u64::MAX, |o, n| o.size = (n > 0).then_some(n)),
         "most bytes in files, 0 for no limit (default: half of the machine's or control group's memory)"),
-    Opt::new("inodes", Number(0, u64::MAX, |o, n| o.inodes = (n > 0).then_some(n)),
+    SourceOption::new("inodes", Number(0, u64::MAX, |o, n| o.inodes = (n > 0).then_some(n)),
         "most inodes, 0 for no limit (default: one for every 8 KiB of memory)"),
-    Opt::new("mode", Octal(0o7777, |o, n| o.root_perm = n),
+    SourceOption::new("mode", Octal(0o7777, |o, n| o.root_perm = n),
         "permission bits of the root directory (default 1777)"),
-    Opt::new("uid", Number(0, ID_MAX, |o, n| o.root_uid = n as u32),
+    SourceOption::new("uid", Number(0, ID_MAX, |o, n| o.root_uid = n as u32),
         "owner of the root directory (default: the mounting user)"),
-    Opt::new("gid", Number(0, ID_MAX, |o, n| o.root_gid = n as u32),
+    SourceOption::new("gid", Number(0, ID_MAX, |o, n| o.root_gid = n as u32),
         "group of the root directory (default: that of the mounting user)"),
 ];
 
 /// The root directory belongs to the user of this process.
-fn defaults(frontend: &Frontend) -> Options {
-    Options {
+fn defaults(frontend: &FrontendProperties) -> MemoryOptions {
+    MemoryOptions {
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),
         writeback: frontend.writeback,
         noatime: frontend.noatime,
-        ..Options::default()
+        ..MemoryOptions::default()
     }
 }
 
-fn open(_: &OsStr, options: Options) -> Result<Arc<dyn FileSystem>> {
-    Ok(Arc::new(Memory::new(options)))
+fn open(_: &OsStr, options: MemoryOptions) -> SourceResult<Arc<dyn FileSystem>> {
+    Ok(Arc::new(MemoryFileSystem::new(options)))
 }
 
 #[cfg(test)]
@@ -65,15 +68,15 @@ mod tests {
 
     #[test]
     fn options_reach_their_settings() {
-        let of = |options: &[&str]| KIND.settings(&Frontend::default(), options);
+        let of = |options: &[&str]| KIND.settings(&FrontendProperties::default(), options);
         let set = of(&["size=1G", "inodes=0", "mode=700", "uid=5", "gid=6"]).unwrap();
-        let expected = Options {
+        let expected = MemoryOptions {
             size: Some(1 << 30),
             inodes: None,
             root_perm: 0o700,
             root_uid: 5,
             root_gid: 6,
-            ..Options::default()
+            ..MemoryOptions::default()
         };
         assert_eq!(set, expected);
         let error = of(&["mode=99"]).unwrap_err().to_string();

@@ -17,16 +17,16 @@
 //! Several frontends may be attached at once. Each may cache names and attributes, and drops what another one changes before
 //! that change is answered ([`Frontends`]). Data is not cached then. A frontend that cannot drop
 //! names at once, such as a socket or a kernel before 6.16, caches nothing; if it is the first one, that kernel
-//! keeps the names that it has cached before. Every change goes through `Memory::change_names` or
-//! `Memory::change_attributes`, which tell the others when it has released its locks.
+//! keeps the names that it has cached before. Every change goes through `MemoryFileSystem::change_names` or
+//! `MemoryFileSystem::change_attributes`, which tell the others when it has released its locks.
 //!
 //! # Lock order
 //!
-//! 1. `Memory::rename`, for a rename between two directories; or the handle of an open file.
+//! 1. `MemoryFileSystem::rename`, for a rename between two directories; or the handle of an open file.
 //! 2. `DirBody::names`: an ancestor before its descendant. Two directories of which neither is an
 //!    ancestor of the other are locked by inode number, and only under 1.
-//! 3. `Body::File`, the data of files: two of them by inode number.
-//! 4. `Inode::meta`, one at a time. For a directory it may be held while no other `meta` is held.
+//! 3. `InodeContent::File`, the data of files: two of them by inode number.
+//! 4. `MemoryInode::meta`, one at a time. For a directory it may be held while no other `meta` is held.
 //! 5. The references of an inode.
 //! 6. The leaves, one at a time: shards of the table, unused handles, free pages, locks, ends of listings, the
 //!    space of names and attributes.
@@ -62,16 +62,16 @@ use defuse_fs::posix::{clears_mark, without_set_id};
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
     FileSystem, Frontends, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs,
-    Timestamp, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, OpenReply, Origin,
+    PathResolution, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags,
+    Shortcuts, StatFs, Timestamp, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 pub use kind::KIND;
 
-use inode::{Body, DirBody, Fixed, Inode, Meta, Refs};
-use pages::{PAGE, Pool};
-use sync::{Quota, read};
+use inode::{DirBody, FixedAttributes, InodeContent, InodeMeta, InodeRefs, MemoryInode};
+use pages::{PAGE, PagePool};
+use sync::{SpaceQuota, read};
 
 /// Only this file system changes its files, so answers stay valid until it sends an invalidation.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
@@ -81,9 +81,9 @@ const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 const UNLIMITED_PAGES: u64 = 1 << 32;
 const UNLIMITED_INODES: u64 = 1 << 32;
 
-/// Options of a [`Memory`].
+/// Options of a [`MemoryFileSystem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct MemoryOptions {
     /// Maximum number of bytes that files, names and attributes may use, rounded down to pages of
     /// 4096 bytes. `None` for the machine's memory as the only limit.
     pub size: Option<u64>,
@@ -104,12 +104,12 @@ pub struct Options {
     pub noatime: bool,
 }
 
-impl Default for Options {
+impl Default for MemoryOptions {
     /// The defaults of tmpfs(5): half of the memory of the machine, or of the limit of the control group if that is less, one inode for
     /// every two pages of it, and a root directory like `/tmp`.
     fn default() -> Self {
         let memory = defuse_hugepages::memory_limit();
-        Options {
+        MemoryOptions {
             size: Some(memory / 2),
             inodes: Some(memory / PAGE as u64 / 2),
             pool: (memory / 16).min(64 << 20),
@@ -123,54 +123,54 @@ impl Default for Options {
 }
 
 /// A file system in memory.
-pub struct Memory {
-    table: table::Table,
-    handles: handles::Handles,
-    pool: Arc<Pool>,
-    small: Arc<space::Small>,
-    inodes: Arc<Quota>,
+pub struct MemoryFileSystem {
+    table: table::MemoryInodeTable,
+    handles: handles::HandleTable,
+    pool: Arc<PagePool>,
+    small: Arc<space::SmallObjects>,
+    inodes: Arc<SpaceQuota>,
     locks: defuse_fs::locks::LockQueue,
-    listings: listings::Listings,
+    listings: listings::OpenListings,
     /// Held while a name moves between directories; see the lock order.
     rename: Mutex<()>,
     next_ino: AtomicU64,
     frontends: Frontends,
-    clock: clock::Clock,
+    clock: clock::DateClock,
     noatime: bool,
 }
 
-impl Memory {
+impl MemoryFileSystem {
     /// Creates an empty file system.
     ///
     /// # Panics
     ///
     /// Panics if `options.inodes` is 0, because the root needs an inode.
-    pub fn new(options: Options) -> Self {
+    pub fn new(options: MemoryOptions) -> Self {
         let pages = options.size.map(|size| size / PAGE as u64);
-        let pool = Arc::new(Pool::new(pages, options.pool as usize / PAGE));
-        let memory = Memory {
-            table: table::Table::new(),
-            handles: handles::Handles::new(),
-            small: Arc::new(space::Small::new(Arc::clone(&pool))),
+        let pool = Arc::new(PagePool::new(pages, options.pool as usize / PAGE));
+        let memory = MemoryFileSystem {
+            table: table::MemoryInodeTable::new(),
+            handles: handles::HandleTable::new(),
+            small: Arc::new(space::SmallObjects::new(Arc::clone(&pool))),
             pool,
-            inodes: Arc::new(Quota::new(options.inodes)),
+            inodes: Arc::new(SpaceQuota::new(options.inodes)),
             locks: defuse_fs::locks::LockQueue::default(),
-            listings: listings::Listings::default(),
+            listings: listings::OpenListings::default(),
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
             frontends: Frontends::new(VALID_FOR),
-            clock: clock::Clock::new(options.writeback),
+            clock: clock::DateClock::new(options.writeback),
             noatime: options.noatime,
         };
         assert!(memory.inodes.take(1), "the root directory needs an inode");
         let parent = AtomicU64::new(Ino::ROOT.0);
-        let names = RwLock::new(dir::Dir::new(&memory.small));
-        memory.table.insert(Arc::new(Inode::new(
+        let names = RwLock::new(dir::DirEntries::new(&memory.small));
+        memory.table.insert(Arc::new(MemoryInode::new(
             Ino::ROOT.0,
-            Fixed { kind: FileKind::Directory, rdev: 0 },
-            root_meta(&options, memory.clock.exact(), space::Charge::new(&memory.small)),
-            Body::Dir(DirBody { names, parent }),
-            Refs { lookups: 1, opens: 0, names: 1 },
+            FixedAttributes { kind: FileKind::Directory, rdev: 0 },
+            root_meta(&options, memory.clock.exact(), space::SpaceCharge::new(&memory.small)),
+            InodeContent::Dir(DirBody { names, parent }),
+            InodeRefs { lookups: 1, opens: 0, names: 1 },
             Arc::clone(&memory.inodes),
         )));
         memory
@@ -232,8 +232,8 @@ impl Memory {
     }
 }
 
-fn root_meta(options: &Options, now: Timestamp, charge: space::Charge) -> Meta {
-    Meta {
+fn root_meta(options: &MemoryOptions, now: Timestamp, charge: space::SpaceCharge) -> InodeMeta {
+    InodeMeta {
         perm: options.root_perm & 0o7777,
         uid: options.root_uid,
         gid: options.root_gid,
@@ -242,21 +242,21 @@ fn root_meta(options: &Options, now: Timestamp, charge: space::Charge) -> Meta {
         mtime: now,
         ctime: now,
         linkable: false,
-        xattrs: xattr::Xattrs::default(),
+        xattrs: xattr::XattrMap::default(),
         access_acl: None,
         default_acl: None,
         charge,
     }
 }
 
-impl Lifecycle for Memory {
+impl Lifecycle for MemoryFileSystem {
     /// Returns the pages that no file uses to the allocator.
     fn memory_pressure(&self) {
         self.pool.release_free();
     }
 }
 
-impl FileSystem for Memory {
+impl FileSystem for MemoryFileSystem {
     fn caps(&self) -> Caps {
         Caps {
             blocking: false,
@@ -433,7 +433,7 @@ impl FileSystem for Memory {
         self.change_attributes(cx, ino, || self.removexattr(ino, name))
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         self.clear_mark(cx, ino, args.kill_suidgid && args.flags.has(OpenFlags::TRUNC));
         self.open_inode(cx, ino, args, false)
     }
@@ -445,7 +445,7 @@ impl FileSystem for Memory {
         name: Name<'_>,
         node: &NewNode<'_>,
         _: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let given = self.frontends.names(cx.origin);
         self.change_names(cx, || Ok((self.create(cx, given, parent, name, &node)?, [parent])))
@@ -457,7 +457,7 @@ impl FileSystem for Memory {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         self.tmpfile(cx, parent, &node, args)
     }
@@ -531,9 +531,9 @@ impl FileSystem for Memory {
         }
     }
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         let opened = self.open_inode(cx, ino, OpenArgs { flags, kill_suidgid: false }, true)?;
-        Ok(Opened { fh: self.listings.open(), ..opened })
+        Ok(OpenReply { fh: self.listings.open(), ..opened })
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
@@ -589,8 +589,8 @@ impl FileSystem for Memory {
     }
 }
 
-impl Shortcuts for Memory {
-    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+impl Shortcuts for MemoryFileSystem {
+    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<PathResolution> {
         self.resolve(from, path)
     }
 }

@@ -14,13 +14,13 @@ use crate::sync::lock;
 
 /// The open directories.
 #[derive(Default)]
-pub(crate) struct Listings {
+pub(crate) struct OpenListings {
     /// For each handle, the first position that is not listed.
     ends: Mutex<HashMap<u64, u64>>,
     last: AtomicU64,
 }
 
-impl Listings {
+impl OpenListings {
     pub fn open(&self) -> Fh {
         let fh = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         lock(&self.ends).insert(fh, u64::MAX);

@@ -3,27 +3,35 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-use defuse_fs::posix::{Parent, new_inode};
+use defuse_fs::posix::{CreateParent, new_inode};
 use defuse_fs::{
-    Context, DirBuf, DirItem, Entry, Errno, File, FileKind, Given, Ino, Name, NewNode, NormalPath,
-    OpenArgs, OpenFlags, Opened, Push, Resolved, Result, SetXattrFlags, Timestamp,
+    AnswerLifetime, Context, DirBuf, DirItem, Entry, Errno, File, FileKind, Ino, Name, NewNode,
+    NormalPath, OpenArgs, OpenFlags, OpenReply, PathResolution, PushOutcome, Result, SetXattrFlags,
+    Timestamp,
 };
 
-use crate::Memory;
-use crate::data::Data;
-use crate::dir::{DOT, DOT_DOT, Dir};
-use crate::inode::{Body, DirBody, Fixed, Inode, LINK_MAX, Meta, Refs};
-use crate::space::Charge;
+use crate::MemoryFileSystem;
+use crate::data::PagedData;
+use crate::dir::{DOT, DOT_DOT, DirEntries};
+use crate::inode::{
+    DirBody, FixedAttributes, InodeContent, InodeMeta, InodeRefs, LINK_MAX, MemoryInode,
+};
+use crate::space::SpaceCharge;
 use crate::sync::{read, write};
-use crate::xattr::Xattrs;
+use crate::xattr::XattrMap;
 
 /// Increase of a directory's size for each entry, as on tmpfs.
 pub(crate) const ENTRY_SIZE: u64 = 20;
 
-const LOOKED_UP: Refs = Refs { lookups: 1, opens: 0, names: 1 };
+const LOOKED_UP: InodeRefs = InodeRefs { lookups: 1, opens: 0, names: 1 };
 
-impl Memory {
-    pub(crate) fn lookup(&self, given: Given, parent: Ino, name: Name<'_>) -> Result<Entry> {
+impl MemoryFileSystem {
+    pub(crate) fn lookup(
+        &self,
+        given: AnswerLifetime,
+        parent: Ino,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let dir = self.table.get(parent.0)?;
         let names = read(&dir.dir()?.names);
         let inode = names.find(name)?;
@@ -33,11 +41,11 @@ impl Memory {
         Ok(self.entry(&inode, given))
     }
 
-    pub(crate) fn resolve(&self, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+    pub(crate) fn resolve(&self, from: Ino, path: NormalPath<'_>) -> Result<PathResolution> {
         let mut inode = self.table.get(from.0)?;
         let mut open_to_all = true;
         for name in path.names() {
-            let Body::Dir(dir) = &inode.body else { return Ok(Resolved::Walk) };
+            let InodeContent::Dir(dir) = &inode.body else { return Ok(PathResolution::Walk) };
             let names = read(&dir.names);
             let child = names.get(name).map(Arc::clone);
             // Under the lock of the names: the permission is that of the moment of the lookup.
@@ -45,14 +53,14 @@ impl Memory {
             drop(names);
             match child {
                 Some(child) => inode = child,
-                None => return Ok(Resolved::Missing { open_to_all }),
+                None => return Ok(PathResolution::Missing { open_to_all }),
             }
         }
         let attr = self.attr(&inode, self.frontends.attributes_told());
-        Ok(Resolved::Inode { ino: Ino(inode.ino), attr, open_to_all })
+        Ok(PathResolution::Inode { ino: Ino(inode.ino), attr, open_to_all })
     }
 
-    pub(crate) fn lookup_parent(&self, given: Given, ino: Ino) -> Result<Entry> {
+    pub(crate) fn lookup_parent(&self, given: AnswerLifetime, ino: Ino) -> Result<Entry> {
         let dir = self.table.get(ino.0)?;
         let parent = self.table.get(dir.dir()?.parent.load(Ordering::Relaxed))?;
         parent.change_refs(|refs| refs.lookups += 1)?;
@@ -82,13 +90,13 @@ impl Memory {
     fn make_in(
         &self,
         cx: &Context<'_>,
-        dir: &Inode,
-        names: &mut Dir,
+        dir: &MemoryInode,
+        names: &mut DirEntries,
         name: Name<'_>,
         node: &NewNode<'_>,
         target: Option<&[u8]>,
-        refs: Refs,
-    ) -> Result<Arc<Inode>> {
+        refs: InodeRefs,
+    ) -> Result<Arc<MemoryInode>> {
         names.check_free(name)?;
         let is_dir = node.kind == FileKind::Directory;
         if is_dir && dir.meta().nlink >= LINK_MAX {
@@ -107,12 +115,12 @@ impl Memory {
     pub(crate) fn new_inode(
         &self,
         cx: &Context<'_>,
-        dir: &Inode,
+        dir: &MemoryInode,
         node: &NewNode<'_>,
         target: Option<&[u8]>,
-        refs: Refs,
-    ) -> Result<Arc<Inode>> {
-        let charge = Charge::new(&self.small);
+        refs: InodeRefs,
+    ) -> Result<Arc<MemoryInode>> {
+        let charge = SpaceCharge::new(&self.small);
         let mut meta = new_meta(cx, &dir.meta(), node, self.clock.exact(), charge);
         meta.charge.set(meta.bytes())?;
         if let Some((name, value)) = node.security {
@@ -121,31 +129,36 @@ impl Memory {
         }
         meta.nlink = refs.names as u32;
         let body = match (node.kind, target) {
-            (FileKind::Regular, _) => Body::File(RwLock::new(Data::new(Arc::clone(&self.pool)))),
+            (FileKind::Regular, _) => {
+                InodeContent::File(RwLock::new(PagedData::new(Arc::clone(&self.pool))))
+            }
             (FileKind::Directory, _) => {
                 meta.nlink += 1;
                 let parent = AtomicU64::new(dir.ino);
-                Body::Dir(DirBody { names: RwLock::new(Dir::new(&self.small)), parent })
+                InodeContent::Dir(DirBody {
+                    names: RwLock::new(DirEntries::new(&self.small)),
+                    parent,
+                })
             }
             (FileKind::Symlink, Some(target)) => {
-                let mut charge = Charge::new(&self.small);
+                let mut charge = SpaceCharge::new(&self.small);
                 charge.set(target.len())?;
-                Body::Symlink(target.into(), charge)
+                InodeContent::Symlink(target.into(), charge)
             }
             (FileKind::Symlink, None) => return Err(Errno::EINVAL),
-            _ => Body::Special,
+            _ => InodeContent::Special,
         };
         if !self.inodes.take(1) {
             return Err(Errno::ENOSPC);
         }
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
-        let fixed = Fixed { kind: node.kind, rdev: node.rdev };
-        Ok(Arc::new(Inode::new(ino, fixed, meta, body, refs, Arc::clone(&self.inodes))))
+        let fixed = FixedAttributes { kind: node.kind, rdev: node.rdev };
+        Ok(Arc::new(MemoryInode::new(ino, fixed, meta, body, refs, Arc::clone(&self.inodes))))
     }
 
     pub(crate) fn link(
         &self,
-        given: Given,
+        given: AnswerLifetime,
         ino: Ino,
         parent: Ino,
         name: Name<'_>,
@@ -213,7 +226,7 @@ impl Memory {
     }
 
     /// Decreases the link count. A removed directory also loses its own `.` entry.
-    pub(crate) fn lost_name(&self, inode: &Inode, now: Timestamp) {
+    pub(crate) fn lost_name(&self, inode: &MemoryInode, now: Timestamp) {
         let mut meta = inode.change_meta();
         meta.nlink = if inode.is_dir() { 0 } else { meta.nlink.saturating_sub(1) };
         meta.ctime = now;
@@ -224,14 +237,14 @@ impl Memory {
     pub(crate) fn create(
         &self,
         cx: &Context<'_>,
-        given: Given,
+        given: AnswerLifetime,
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let dir = self.table.get(parent.0)?;
         let mut names = write(&dir.dir()?.names);
-        let refs = Refs { opens: 1, ..LOOKED_UP };
+        let refs = InodeRefs { opens: 1, ..LOOKED_UP };
         let inode = self.make_in(cx, &dir, &mut names, name, node, None, refs)?;
         drop(names);
         Ok((self.entry(&inode, given), self.opened(&inode)))
@@ -243,10 +256,10 @@ impl Memory {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let dir = self.table.get(parent.0)?;
         read(&dir.dir()?.names).check_alive()?;
-        let refs = Refs { lookups: 1, opens: 1, names: 0 };
+        let refs = InodeRefs { lookups: 1, opens: 1, names: 0 };
         let inode = self.new_inode(cx, &dir, node, None, refs)?;
         inode.change_meta().linkable = !args.flags.has(OpenFlags::EXCL);
         self.table.insert(Arc::clone(&inode));
@@ -257,7 +270,7 @@ impl Memory {
     /// Lists names, with entries if these may be `given`. Returns true if the access time was changed.
     pub(crate) fn readdir(
         &self,
-        given: Option<Given>,
+        given: Option<AnswerLifetime>,
         dir: File,
         from: u64,
         out: &mut DirBuf<'_>,
@@ -270,7 +283,7 @@ impl Memory {
         let parent = body.parent.load(Ordering::Relaxed);
         for (next, name, ino) in [(DOT, &b"."[..], inode.ino), (DOT_DOT, b"..", parent)] {
             let item = DirItem { ino, next, kind: FileKind::Directory, name };
-            if from < next && out.push(item) == Push::Full {
+            if from < next && out.push(item) == PushOutcome::Full {
                 return Ok(((), accessed));
             }
         }
@@ -282,7 +295,7 @@ impl Memory {
                 child.change_refs(|refs| refs.lookups += 1).ok()?;
                 Some(self.entry(child, given))
             };
-            if out.push_with(item, look_up) == Push::Full {
+            if out.push_with(item, look_up) == PushOutcome::Full {
                 break;
             }
         }
@@ -291,7 +304,7 @@ impl Memory {
 }
 
 /// Checks whether open(2) supports this type of file.
-pub(crate) fn check_openable(inode: &Inode, flags: OpenFlags) -> Result<()> {
+pub(crate) fn check_openable(inode: &MemoryInode, flags: OpenFlags) -> Result<()> {
     match inode.kind {
         FileKind::Directory if flags.writable() => Err(Errno::EISDIR),
         FileKind::Symlink => Err(Errno::ELOOP),
@@ -300,7 +313,7 @@ pub(crate) fn check_openable(inode: &Inode, flags: OpenFlags) -> Result<()> {
 }
 
 /// Updates the attributes of `dir` after a change of its names. Called under their lock.
-pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timestamp) {
+pub(crate) fn names_changed(dir: &MemoryInode, names: &DirEntries, subdirs: i32, now: Timestamp) {
     dir.size.store(names.len() as u64 * ENTRY_SIZE, Ordering::Relaxed);
     let mut meta = dir.change_meta();
     meta.nlink = meta.nlink.saturating_add_signed(subdirs);
@@ -310,14 +323,15 @@ pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timesta
 /// The attributes of a new inode in the directory `dir`.
 fn new_meta(
     cx: &Context<'_>,
-    dir: &Meta,
+    dir: &InodeMeta,
     node: &NewNode<'_>,
     now: Timestamp,
-    charge: Charge,
-) -> Meta {
-    let parent = Parent { perm: dir.perm, gid: dir.gid, default_acl: dir.default_acl.as_ref() };
+    charge: SpaceCharge,
+) -> InodeMeta {
+    let parent =
+        CreateParent { perm: dir.perm, gid: dir.gid, default_acl: dir.default_acl.as_ref() };
     let made = new_inode(parent, node, cx.caller.uid == 0);
-    Meta {
+    InodeMeta {
         perm: made.perm,
         uid: node.uid,
         gid: made.gid,
@@ -326,7 +340,7 @@ fn new_meta(
         mtime: now,
         ctime: now,
         linkable: false,
-        xattrs: Xattrs::default(),
+        xattrs: XattrMap::default(),
         access_acl: made.access_acl,
         default_acl: made.default_acl,
         charge,

@@ -1,4 +1,4 @@
-//! Pages: their allocation ([`Pool`]), and the pages of one file ([`PageMap`]).
+//! Pages: their allocation ([`PagePool`]), and the pages of one file ([`PageMap`]).
 
 use std::array;
 use std::cell::Cell;
@@ -10,26 +10,26 @@ use defuse_fs::{Errno, Result};
 pub(crate) use defuse_hugepages::PAGE;
 use defuse_hugepages::SmallPage;
 
-use crate::sync::{Quota, lock};
+use crate::sync::{SpaceQuota, lock};
 
 const POOL_SHARDS: usize = 8;
 
 /// All pages. Pages in use count against the limit. Some unused pages are kept, because writing to
 /// them costs a tenth of a page that the kernel must fault in.
-pub(crate) struct Pool {
-    pub quota: Quota,
+pub(crate) struct PagePool {
+    pub quota: SpaceQuota,
     free: [Mutex<Vec<SmallPage>>; POOL_SHARDS],
     keep: usize,
 }
 
-impl Pool {
+impl PagePool {
     /// Creates a pool of at most `limit` pages in use, which keeps at most `keep` unused ones.
     pub fn new(limit: Option<u64>, keep: usize) -> Self {
         let free = array::from_fn(|_| Mutex::default());
-        Pool { quota: Quota::new(limit), free, keep: keep / POOL_SHARDS }
+        PagePool { quota: SpaceQuota::new(limit), free, keep: keep / POOL_SHARDS }
     }
 
-    /// Reserves `count` pages. Fails with `ENOSPC`. Each is then obtained by [`Pool::page`].
+    /// Reserves `count` pages. Fails with `ENOSPC`. Each is then obtained by [`PagePool::page`].
     pub fn reserve(&self, count: u64) -> Result<()> {
         if self.quota.take(count) { Ok(()) } else { Err(Errno::ENOSPC) }
     }
@@ -94,7 +94,7 @@ fn shard() -> usize {
 /// little, and one step in the tree serves 64 pages.
 const CHUNK: u64 = 64;
 
-struct Chunk {
+struct PageChunk {
     pages: [Option<SmallPage>; CHUNK as usize],
     present: u32,
 }
@@ -104,7 +104,7 @@ struct Chunk {
 pub(crate) struct PageMap {
     /// Page 0, which is in no chunk: most files have no other.
     first: Option<SmallPage>,
-    chunks: BTreeMap<u64, Box<Chunk>>,
+    chunks: BTreeMap<u64, Box<PageChunk>>,
     len: u64,
 }
 
@@ -133,7 +133,8 @@ impl PageMap {
         let old = if index == 0 {
             self.first.replace(page)
         } else {
-            let empty = || Box::new(Chunk { pages: [const { None }; CHUNK as usize], present: 0 });
+            let empty =
+                || Box::new(PageChunk { pages: [const { None }; CHUNK as usize], present: 0 });
             let chunk = self.chunks.entry(index / CHUNK).or_insert_with(empty);
             chunk.present += 1;
             chunk.pages[(index % CHUNK) as usize].replace(page)
@@ -228,7 +229,7 @@ mod tests {
     #[test]
     fn unused_pages_are_released_where_memory_is_short() {
         use defuse_fs::*;
-        let fs = crate::Memory::new(crate::Options::default());
+        let fs = crate::MemoryFileSystem::new(crate::MemoryOptions::default());
         let cx = Context::new(Caller::default());
         let (name, args) = (Name::new(b"f").unwrap(), OpenArgs::default());
         let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn pages_are_found_counted_and_taken_out_across_chunks() {
-        let pool = Pool::new(None, 64);
+        let pool = PagePool::new(None, 64);
         let mut map = PageMap::default();
         let indexes = [0, 1, 63, 64, 200, 1 << 50];
         for index in indexes {
@@ -281,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_pool_never_exceeds_its_limit_and_clears_pages_that_are_used_again() {
-        let pool = Pool::new(Some(2), 64);
+        let pool = PagePool::new(Some(2), 64);
         pool.reserve(2).unwrap();
         assert_eq!(pool.reserve(1), Err(Errno::ENOSPC));
         let mut page = pool.page(true).unwrap();

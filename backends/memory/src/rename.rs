@@ -3,22 +3,22 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use defuse_fs::posix::rename::{Lineage, check_flags, check_kinds, child_towards};
+use defuse_fs::posix::rename::{DirectoryRelation, check_flags, check_kinds, child_towards};
 use defuse_fs::{Context, Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result};
 
-use crate::Memory;
-use crate::dir::Dir;
-use crate::inode::{Inode, LINK_MAX, Refs};
+use crate::MemoryFileSystem;
+use crate::dir::DirEntries;
+use crate::inode::{InodeRefs, LINK_MAX, MemoryInode};
 use crate::names::names_changed;
 use crate::sync::{lock, write};
 
 /// Source or target of a rename.
 struct RenameSide<'a> {
-    dir: &'a Inode,
+    dir: &'a MemoryInode,
     name: Name<'a>,
 }
 
-impl Memory {
+impl MemoryFileSystem {
     /// Returns the inode that was moved, and the one that had the new name; the first one twice if there was none.
     pub(crate) fn rename(
         &self,
@@ -34,14 +34,21 @@ impl Memory {
         let to = RenameSide { dir: &to_dir, name: to.1 };
         if from_dir.ino == to_dir.ino {
             let mut names = write(&from_body.names);
-            let none = Lineage::default();
-            return self.rename_locked(cx, &from, &to, &mut Names::One(&mut names), &none, flags);
+            let none = DirectoryRelation::default();
+            return self.rename_locked(
+                cx,
+                &from,
+                &to,
+                &mut RenameEntries::One(&mut names),
+                &none,
+                flags,
+            );
         }
         // While this lock is held, no directory changes its parent. The relation therefore stays
         // valid until the names have changed.
         let _topology = lock(&self.rename);
         let (from_ino, to_ino) = (Ino(from_dir.ino), Ino(to_dir.ino));
-        let lineage = Lineage {
+        let lineage = DirectoryRelation {
             to_is_below: child_towards(from_ino, to_ino, |dir| Ok(self.parent(dir)))?,
             from_is_below: child_towards(to_ino, from_ino, |dir| Ok(self.parent(dir)))?,
         };
@@ -53,7 +60,7 @@ impl Memory {
             to_names = write(&to_body.names);
             from_names = write(&from_body.names);
         }
-        let mut names = Names::Two(&mut from_names, &mut to_names);
+        let mut names = RenameEntries::Two(&mut from_names, &mut to_names);
         self.rename_locked(cx, &from, &to, &mut names, &lineage, flags)
     }
 
@@ -68,8 +75,8 @@ impl Memory {
         cx: &Context<'_>,
         from: &RenameSide<'_>,
         to: &RenameSide<'_>,
-        names: &mut Names<'_>,
-        lineage: &Lineage,
+        names: &mut RenameEntries<'_>,
+        lineage: &DirectoryRelation,
         flags: RenameFlags,
     ) -> Result<(Ino, Ino)> {
         names.from().check_alive()?;
@@ -101,9 +108,9 @@ impl Memory {
         cx: &Context<'_>,
         from: &RenameSide<'_>,
         to: &RenameSide<'_>,
-        names: &mut Names<'_>,
-        source: &Arc<Inode>,
-        target: Option<Arc<Inode>>,
+        names: &mut RenameEntries<'_>,
+        source: &Arc<MemoryInode>,
+        target: Option<Arc<MemoryInode>>,
         flags: RenameFlags,
     ) -> Result<()> {
         if let Some(target) = &target {
@@ -161,9 +168,9 @@ impl Memory {
         &self,
         from: &RenameSide<'_>,
         to: &RenameSide<'_>,
-        names: &mut Names<'_>,
-        source: &Arc<Inode>,
-        target: &Arc<Inode>,
+        names: &mut RenameEntries<'_>,
+        source: &Arc<MemoryInode>,
+        target: &Arc<MemoryInode>,
     ) -> Result<()> {
         let now = self.clock.exact();
         names.to().put(to.name, Arc::clone(source));
@@ -181,33 +188,33 @@ impl Memory {
     }
 
     /// Creates a whiteout, the mark of overlayfs for a deleted name: the character device 0/0.
-    fn whiteout(&self, cx: &Context<'_>, dir: &Inode) -> Result<Arc<Inode>> {
+    fn whiteout(&self, cx: &Context<'_>, dir: &MemoryInode) -> Result<Arc<MemoryInode>> {
         let node = NewNode::new(FileKind::CharDevice, 0, cx.caller);
-        self.new_inode(cx, dir, &node, None, Refs { lookups: 0, opens: 0, names: 1 })
+        self.new_inode(cx, dir, &node, None, InodeRefs { lookups: 0, opens: 0, names: 1 })
     }
 }
 
 /// The entries of both directories, which may be the same.
-enum Names<'a> {
-    One(&'a mut Dir),
-    Two(&'a mut Dir, &'a mut Dir),
+enum RenameEntries<'a> {
+    One(&'a mut DirEntries),
+    Two(&'a mut DirEntries, &'a mut DirEntries),
 }
 
-impl Names<'_> {
-    fn from(&mut self) -> &mut Dir {
+impl RenameEntries<'_> {
+    fn from(&mut self) -> &mut DirEntries {
         match self {
-            Names::One(names) | Names::Two(names, _) => names,
+            RenameEntries::One(names) | RenameEntries::Two(names, _) => names,
         }
     }
 
-    fn to(&mut self) -> &mut Dir {
+    fn to(&mut self) -> &mut DirEntries {
         match self {
-            Names::One(names) | Names::Two(_, names) => names,
+            RenameEntries::One(names) | RenameEntries::Two(_, names) => names,
         }
     }
 }
 
-fn set_parent(inode: &Inode, dir: &Inode) {
+fn set_parent(inode: &MemoryInode, dir: &MemoryInode) {
     if let Ok(body) = inode.dir() {
         body.parent.store(dir.ino, Ordering::Relaxed);
     }

@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::Result;
 
-use crate::pages::{PAGE, Pool};
+use crate::pages::{PAGE, PagePool};
 use crate::sync::lock;
 
 /// The sum of all charged bytes, and the pages charged for it.
-pub(crate) struct Small {
+pub(crate) struct SmallObjects {
     bytes: Mutex<u64>,
-    pool: Arc<Pool>,
+    pool: Arc<PagePool>,
 }
 
-impl Small {
-    pub fn new(pool: Arc<Pool>) -> Self {
-        Small { bytes: Mutex::new(0), pool }
+impl SmallObjects {
+    pub fn new(pool: Arc<PagePool>) -> Self {
+        SmallObjects { bytes: Mutex::new(0), pool }
     }
 
     /// Charges `to` bytes instead of `from`. Fails with `ENOSPC`, and then changes nothing.
@@ -38,15 +38,15 @@ impl Small {
 }
 
 /// The bytes charged for one object, until it is dropped.
-pub(crate) struct Charge {
-    small: Arc<Small>,
+pub(crate) struct SpaceCharge {
+    small: Arc<SmallObjects>,
     bytes: u64,
 }
 
-impl Charge {
+impl SpaceCharge {
     /// A charge of 0 bytes.
-    pub fn new(small: &Arc<Small>) -> Self {
-        Charge { small: Arc::clone(small), bytes: 0 }
+    pub fn new(small: &Arc<SmallObjects>) -> Self {
+        SpaceCharge { small: Arc::clone(small), bytes: 0 }
     }
 
     /// Charges `bytes` instead of the previous number. Fails with `ENOSPC`, and then changes
@@ -66,7 +66,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for SpaceCharge {
     fn drop(&mut self) {
         let _ = self.set(0);
     }
@@ -80,9 +80,9 @@ mod tests {
 
     #[test]
     fn bytes_of_many_objects_fill_pages_together() {
-        let pool = Arc::new(Pool::new(Some(1), 0));
-        let small = Arc::new(Small::new(Arc::clone(&pool)));
-        let mut charges: Vec<Charge> = (0..4).map(|_| Charge::new(&small)).collect();
+        let pool = Arc::new(PagePool::new(Some(1), 0));
+        let small = Arc::new(SmallObjects::new(Arc::clone(&pool)));
+        let mut charges: Vec<SpaceCharge> = (0..4).map(|_| SpaceCharge::new(&small)).collect();
         for charge in &mut charges {
             charge.set(1500).unwrap();
         }

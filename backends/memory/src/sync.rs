@@ -20,14 +20,14 @@ pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 
 /// Counts use against a limit, which is never exceeded, not even for a moment.
 #[derive(Debug)]
-pub(crate) struct Quota {
+pub(crate) struct SpaceQuota {
     limit: u64,
     used: AtomicU64,
 }
 
-impl Quota {
+impl SpaceQuota {
     pub fn new(limit: Option<u64>) -> Self {
-        Quota { limit: limit.unwrap_or(u64::MAX), used: AtomicU64::new(0) }
+        SpaceQuota { limit: limit.unwrap_or(u64::MAX), used: AtomicU64::new(0) }
     }
 
     /// Takes `count`, all or nothing. Returns false if the limit would be exceeded.

@@ -7,28 +7,28 @@ use std::sync::{Arc, RwLock};
 
 use defuse_fs::{Errno, Ino, NumberHasher, Result};
 
-use crate::inode::{Body, Inode};
+use crate::inode::{InodeContent, MemoryInode};
 use crate::sync::{read, write};
 
 const SHARDS: usize = 64;
 
-type Shard = HashMap<u64, Arc<Inode>, BuildHasherDefault<NumberHasher>>;
+type MemoryInodeShard = HashMap<u64, Arc<MemoryInode>, BuildHasherDefault<NumberHasher>>;
 
-pub(crate) struct Table {
-    shards: [RwLock<Shard>; SHARDS],
+pub(crate) struct MemoryInodeTable {
+    shards: [RwLock<MemoryInodeShard>; SHARDS],
 }
 
-impl Table {
+impl MemoryInodeTable {
     pub fn new() -> Self {
-        Table { shards: array::from_fn(|_| RwLock::default()) }
+        MemoryInodeTable { shards: array::from_fn(|_| RwLock::default()) }
     }
 
     /// The inode of this number. Fails with `ESTALE` if there is none, or none any more.
-    pub fn get(&self, ino: u64) -> Result<Arc<Inode>> {
+    pub fn get(&self, ino: u64) -> Result<Arc<MemoryInode>> {
         read(self.shard(ino)).get(&ino).map(Arc::clone).ok_or(Errno::ESTALE)
     }
 
-    pub fn insert(&self, inode: Arc<Inode>) {
+    pub fn insert(&self, inode: Arc<MemoryInode>) {
         write(self.shard(inode.ino)).insert(inode.ino, inode);
     }
 
@@ -50,18 +50,18 @@ impl Table {
         known
     }
 
-    fn shard(&self, ino: u64) -> &RwLock<Shard> {
+    fn shard(&self, ino: u64) -> &RwLock<MemoryInodeShard> {
         &self.shards[ino as usize % SHARDS]
     }
 }
 
-impl Drop for Table {
+impl Drop for MemoryInodeTable {
     /// Empties the directories while the table still holds every inode. Dropping a deep tree from
     /// its root would recurse once per level.
     fn drop(&mut self) {
         for shard in &self.shards {
             for inode in read(shard).values() {
-                if let Body::Dir(dir) = &inode.body {
+                if let InodeContent::Dir(dir) = &inode.body {
                     write(&dir.names).clear();
                 }
             }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use defuse_fs::posix::acl::Acl;
 use defuse_fs::{Context, Errno, FileKind, Ino, Result, SetXattrFlags, Xattr, XattrName};
 
-use crate::Memory;
-use crate::inode::{Inode, Meta, SGID};
-use crate::space::Charge;
+use crate::MemoryFileSystem;
+use crate::inode::{InodeMeta, MemoryInode, SGID};
+use crate::space::SpaceCharge;
 
 /// Maximum size of a value in bytes, `XATTR_SIZE_MAX`.
 const VALUE_MAX: usize = 65536;
@@ -23,9 +23,9 @@ const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// Names and values, sorted by name.
 #[derive(Default)]
-pub(crate) struct Xattrs(BTreeMap<Box<[u8]>, Box<[u8]>>);
+pub(crate) struct XattrMap(BTreeMap<Box<[u8]>, Box<[u8]>>);
 
-impl Xattrs {
+impl XattrMap {
     fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.0.get(name).map(|value| &**value)
     }
@@ -39,7 +39,7 @@ impl Xattrs {
     /// charge of the inode, and is changed first.
     pub fn set(
         &mut self,
-        charge: &mut Charge,
+        charge: &mut SpaceCharge,
         name: &[u8],
         value: &[u8],
         flags: SetXattrFlags,
@@ -72,7 +72,7 @@ impl Xattrs {
 }
 
 /// The kind of an attribute, by its name.
-enum Target {
+enum AttributeKind {
     Plain,
     AccessAcl,
     DefaultAcl,
@@ -81,19 +81,19 @@ enum Target {
 /// Classifies a name by its namespace, xattr(7). Fails with `EOPNOTSUPP` for a namespace that is
 /// not supported and for an ACL on a symbolic link, and with `EINVAL` for a namespace without a
 /// name.
-fn target(inode: &Inode, name: XattrName<'_>) -> Result<Target> {
+fn target(inode: &MemoryInode, name: XattrName<'_>) -> Result<AttributeKind> {
     let name = name.as_bytes();
     if name == ACCESS || name == DEFAULT {
         return match inode.kind {
             FileKind::Symlink => Err(Errno::EOPNOTSUPP),
-            _ if name == ACCESS => Ok(Target::AccessAcl),
-            _ => Ok(Target::DefaultAcl),
+            _ if name == ACCESS => Ok(AttributeKind::AccessAcl),
+            _ => Ok(AttributeKind::DefaultAcl),
         };
     }
     for namespace in [&b"user."[..], b"trusted.", b"security."] {
         match name.strip_prefix(namespace) {
             Some([]) => return Err(Errno::EINVAL),
-            Some(_) => return Ok(Target::Plain),
+            Some(_) => return Ok(AttributeKind::Plain),
             None => {}
         }
     }
@@ -101,11 +101,11 @@ fn target(inode: &Inode, name: XattrName<'_>) -> Result<Target> {
 }
 
 /// `user.` attributes belong to regular files and directories only, xattr(7).
-fn keeps_user_attributes(inode: &Inode) -> bool {
+fn keeps_user_attributes(inode: &MemoryInode) -> bool {
     matches!(inode.kind, FileKind::Regular | FileKind::Directory)
 }
 
-impl Memory {
+impl MemoryFileSystem {
     pub(crate) fn setxattr(
         &self,
         ino: Ino,
@@ -120,11 +120,11 @@ impl Memory {
         }
         let meta = &mut *inode.change_meta();
         match target {
-            Target::Plain => {
+            AttributeKind::Plain => {
                 meta.xattrs.set(&mut meta.charge, name.as_bytes(), value, flags)?;
             }
-            Target::AccessAcl => set_access(meta, Acl::parse(value)?, flags)?,
-            Target::DefaultAcl => {
+            AttributeKind::AccessAcl => set_access(meta, Acl::parse(value)?, flags)?,
+            AttributeKind::DefaultAcl => {
                 let acl = Acl::parse(value)?;
                 if !inode.is_dir() && acl.is_some() {
                     return Err(Errno::EACCES);
@@ -143,9 +143,9 @@ impl Memory {
         let target = target(&inode, name)?;
         let meta = inode.meta();
         let value = match target {
-            Target::Plain => meta.xattrs.get(name.as_bytes()).map(<[u8]>::to_vec),
-            Target::AccessAcl => meta.access_acl.as_ref().map(Acl::to_bytes),
-            Target::DefaultAcl => meta.default_acl.as_ref().map(Acl::to_bytes),
+            AttributeKind::Plain => meta.xattrs.get(name.as_bytes()).map(<[u8]>::to_vec),
+            AttributeKind::AccessAcl => meta.access_acl.as_ref().map(Acl::to_bytes),
+            AttributeKind::DefaultAcl => meta.default_acl.as_ref().map(Acl::to_bytes),
         };
         Xattr::answer(value.ok_or(Errno::ENODATA)?, room)
     }
@@ -180,10 +180,12 @@ impl Memory {
         let target = target(&inode, name)?;
         let meta = &mut *inode.change_meta();
         match target {
-            Target::Plain if !meta.xattrs.remove(name.as_bytes()) => return Err(Errno::ENODATA),
-            Target::Plain => {}
-            Target::AccessAcl => meta.access_acl = None,
-            Target::DefaultAcl => meta.default_acl = None,
+            AttributeKind::Plain if !meta.xattrs.remove(name.as_bytes()) => {
+                return Err(Errno::ENODATA);
+            }
+            AttributeKind::Plain => {}
+            AttributeKind::AccessAcl => meta.access_acl = None,
+            AttributeKind::DefaultAcl => meta.default_acl = None,
         }
         meta.uncharge();
         meta.ctime = self.clock.exact();
@@ -193,7 +195,7 @@ impl Memory {
 
 /// Sets the access ACL, which changes the permission bits. An ACL equivalent to the bits is not
 /// stored.
-fn set_access(meta: &mut Meta, acl: Option<Acl>, flags: SetXattrFlags) -> Result<()> {
+fn set_access(meta: &mut InodeMeta, acl: Option<Acl>, flags: SetXattrFlags) -> Result<()> {
     check_flags(meta.access_acl.is_some(), flags)?;
     let kept = acl.clone().filter(|acl| !acl.is_minimal());
     charge_list(&mut meta.charge, &meta.access_acl, &kept)?;
@@ -208,7 +210,7 @@ fn set_access(meta: &mut Meta, acl: Option<Acl>, flags: SetXattrFlags) -> Result
 }
 
 /// Charges for `new` instead of `old`. Fails with `ENOSPC`.
-fn charge_list(charge: &mut Charge, old: &Option<Acl>, new: &Option<Acl>) -> Result<()> {
+fn charge_list(charge: &mut SpaceCharge, old: &Option<Acl>, new: &Option<Acl>) -> Result<()> {
     let bytes = |list: &Option<Acl>| list.as_ref().map_or(0, Acl::bytes);
     charge.set(charge.bytes() - bytes(old) + bytes(new))
 }

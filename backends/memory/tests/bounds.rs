@@ -6,16 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::*;
 use defuse_fs::*;
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 
 const PAGE: u64 = 4096;
 const KEEP: u32 = Fallocate::KEEP_SIZE;
 
 /// An interrupt that has come, and that counts how often an operation asks for it.
 #[derive(Default)]
-struct Come(AtomicU64);
+struct PendingInterrupt(AtomicU64);
 
-impl Interrupted for Come {
+impl InterruptCheck for PendingInterrupt {
     fn interrupted(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed);
         true
@@ -23,7 +23,7 @@ impl Interrupted for Come {
 }
 
 /// A file with pages at its beginning, and at `distance` and `2 * distance`.
-fn sparse(fs: &Memory, text: &str, distance: u64) -> Ino {
+fn sparse(fs: &MemoryFileSystem, text: &str, distance: u64) -> Ino {
     let ino = file(fs, Ino::ROOT, text);
     for offset in [0, distance, 2 * distance] {
         write(fs, ino, offset, b"data").unwrap();
@@ -31,11 +31,11 @@ fn sparse(fs: &Memory, text: &str, distance: u64) -> Ino {
     ino
 }
 
-fn size(fs: &Memory, ino: Ino) -> u64 {
+fn size(fs: &MemoryFileSystem, ino: Ino) -> u64 {
     fs.getattr(&root(), ino, None).unwrap().size
 }
 
-fn pages(fs: &Memory, ino: Ino) -> u64 {
+fn pages(fs: &MemoryFileSystem, ino: Ino) -> u64 {
     fs.getattr(&root(), ino, None).unwrap().blocks * 512 / PAGE
 }
 
@@ -49,7 +49,7 @@ fn a_copy_takes_a_hole_of_any_length_in_one_step() {
             let dst = if same { src } else { file(&fs, Ino::ROOT, "dst") };
             let dst_offset = if same { 3 * distance } else { skew };
             let length = 2 * distance + 4;
-            let come = Come::default();
+            let come = PendingInterrupt::default();
             let cx = Context::with_interrupt(root().caller, 1, &come);
             let copy = CopyRange {
                 src: handle(src),
@@ -120,7 +120,7 @@ fn a_long_copy_of_data_is_short_and_goes_on_where_it_ended() {
 #[test]
 fn an_interrupt_does_not_end_an_allocation() {
     let fs = memory(Some(256 << 20), None);
-    let come = Come::default();
+    let come = PendingInterrupt::default();
     let cx = Context::with_interrupt(root().caller, 1, &come);
     for (mode, offset) in [(0, 0), (KEEP, 64 << 20), (Fallocate::ZERO_RANGE, 0)] {
         let ino = file(&fs, Ino::ROOT, &format!("file {mode}"));
@@ -141,15 +141,21 @@ fn an_interrupt_does_not_end_an_allocation() {
 /// over a hole page by page does not end.)
 #[test]
 fn operations_over_huge_holes_end_and_make_no_pages() {
-    type Operation = fn(&Memory, Ino, u64) -> Result<()>;
-    fn fallocate(fs: &Memory, ino: Ino, mode: u32, offset: u64, length: u64) -> Result<()> {
+    type BoundedOperation = fn(&MemoryFileSystem, Ino, u64) -> Result<()>;
+    fn fallocate(
+        fs: &MemoryFileSystem,
+        ino: Ino,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
         fs.fallocate(&root(), handle(ino), Fallocate { mode, offset, length })
     }
-    fn truncate(fs: &Memory, ino: Ino, size: u64) -> Result<()> {
+    fn truncate(fs: &MemoryFileSystem, ino: Ino, size: u64) -> Result<()> {
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
         fs.setattr(&root(), ino, None, &set).map(drop)
     }
-    let operations: [(&str, Operation); 10] = [
+    let operations: [(&str, BoundedOperation); 10] = [
         ("punch", |fs, ino, far| fallocate(fs, ino, Fallocate::PUNCH_HOLE | KEEP, 1, far)),
         ("collapse", |fs, ino, far| fallocate(fs, ino, Fallocate::COLLAPSE_RANGE, PAGE, far)),
         ("insert", |fs, ino, far| fallocate(fs, ino, Fallocate::INSERT_RANGE, PAGE, far)),

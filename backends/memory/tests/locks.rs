@@ -1,6 +1,6 @@
 //! Compares the lock manager with a model that stores the lock of every byte of a small file.
 
-use defuse_fs::locks::{LockTable, OFFSET_MAX, Waiting};
+use defuse_fs::locks::{LockRequestOutcome, LockTable, OFFSET_MAX};
 use defuse_fs::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
 use proptest::prelude::*;
 
@@ -9,10 +9,10 @@ const BYTES: usize = 12;
 const FILE: u8 = 1;
 
 /// The lock of every owner on every byte. The last byte stands for all that follow.
-type Model = [[Option<LockType>; BYTES]; OWNERS];
+type LockModel = [[Option<LockType>; BYTES]; OWNERS];
 
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct LockStep {
     owner: usize,
     typ: LockType,
     start: usize,
@@ -20,25 +20,21 @@ struct Step {
     wait: bool,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = LockStep> {
     let typ = prop_oneof![Just(LockType::Read), Just(LockType::Write), Just(LockType::Unlock)];
-    (0..OWNERS, typ, 0..BYTES, 0..BYTES, any::<bool>()).prop_map(|(owner, typ, a, b, wait)| Step {
-        owner,
-        typ,
-        start: a.min(b),
-        end: a.max(b),
-        wait,
+    (0..OWNERS, typ, 0..BYTES, 0..BYTES, any::<bool>()).prop_map(|(owner, typ, a, b, wait)| {
+        LockStep { owner, typ, start: a.min(b), end: a.max(b), wait }
     })
 }
 
-fn request(step: &Step) -> LockRequest {
+fn request(step: &LockStep) -> LockRequest {
     let end = if step.end == BYTES - 1 { OFFSET_MAX } else { step.end as u64 };
     let lock = Lock { typ: step.typ, start: step.start as u64, end, pid: step.owner as u32 };
     let owner = LockOwner(step.owner as u64);
     LockRequest { kind: LockKind::Posix, owner, lock, wait: step.wait }
 }
 
-fn conflicts(model: &Model, step: &Step) -> bool {
+fn conflicts(model: &LockModel, step: &LockStep) -> bool {
     let others = (0..OWNERS).filter(|&other| other != step.owner);
     let mut held = others.flat_map(|other| model[other][step.start..=step.end].iter().flatten());
     match step.typ {
@@ -48,7 +44,7 @@ fn conflicts(model: &Model, step: &Step) -> bool {
     }
 }
 
-fn apply(model: &mut Model, step: &Step) {
+fn apply(model: &mut LockModel, step: &LockStep) {
     let typ = (step.typ != LockType::Unlock).then_some(step.typ);
     model[step.owner][step.start..=step.end].fill(typ);
 }
@@ -60,8 +56,8 @@ fn runs(bytes: &[Option<LockType>; BYTES]) -> usize {
 }
 
 /// True if `owner` would wait for itself through the queued waits.
-fn circle(model: &Model, waiting: &[Step], step: &Step) -> bool {
-    let blockers = |step: &Step| -> Vec<usize> {
+fn circle(model: &LockModel, waiting: &[LockStep], step: &LockStep) -> bool {
+    let blockers = |step: &LockStep| -> Vec<usize> {
         let blocks = |other: &usize| {
             let mut alone = [[None; BYTES]; OWNERS];
             alone[*other] = model[*other];
@@ -82,7 +78,7 @@ fn circle(model: &Model, waiting: &[Step], step: &Step) -> bool {
 }
 
 /// Grants waits in the order of arrival, as the table promises, and returns them.
-fn grant(model: &mut Model, waiting: &mut Vec<Step>) -> Vec<usize> {
+fn grant(model: &mut LockModel, waiting: &mut Vec<LockStep>) -> Vec<usize> {
     let mut granted = Vec::new();
     while let Some(at) = waiting.iter().position(|wait| !conflicts(model, wait)) {
         let wait = waiting.remove(at);
@@ -92,10 +88,10 @@ fn grant(model: &mut Model, waiting: &mut Vec<Step>) -> Vec<usize> {
     granted
 }
 
-fn run(steps: &[Step]) -> Result<(), TestCaseError> {
+fn run(steps: &[LockStep]) -> Result<(), TestCaseError> {
     let mut table = LockTable::<u8, usize>::default();
-    let mut model: Model = [[None; BYTES]; OWNERS];
-    let mut waiting: Vec<Step> = Vec::new();
+    let mut model: LockModel = [[None; BYTES]; OWNERS];
+    let mut waiting: Vec<LockStep> = Vec::new();
     for step in steps {
         // Ended waits are identified by their owner, so each owner has at most one.
         let busy = waiting.iter().any(|wait| wait.owner == step.owner);
@@ -107,10 +103,14 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
         if step.wait && !busy {
             let deadlock = !free && circle(&model, &waiting, step);
             match table.wait((FILE, 0), &request(step), step.owner, &mut granted) {
-                Waiting::Done(_, Ok(())) => prop_assert!(free, "{step:?} was granted"),
-                Waiting::Done(_, Err(Errno::EDEADLK)) => prop_assert!(deadlock, "{step:?}"),
-                Waiting::Done(_, other) => prop_assert!(false, "{step:?} gave {other:?}"),
-                Waiting::Queued(_) => {
+                LockRequestOutcome::Done(_, Ok(())) => prop_assert!(free, "{step:?} was granted"),
+                LockRequestOutcome::Done(_, Err(Errno::EDEADLK)) => {
+                    prop_assert!(deadlock, "{step:?}")
+                }
+                LockRequestOutcome::Done(_, other) => {
+                    prop_assert!(false, "{step:?} gave {other:?}")
+                }
+                LockRequestOutcome::Queued(_) => {
                     prop_assert!(!free && !deadlock, "{step:?} waits");
                     waiting.push(*step);
                 }
@@ -127,11 +127,11 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn check_bytes(table: &LockTable<u8, usize>, model: &Model) -> Result<(), TestCaseError> {
+fn check_bytes(table: &LockTable<u8, usize>, model: &LockModel) -> Result<(), TestCaseError> {
     for byte in 0..BYTES {
         for typ in [LockType::Read, LockType::Write] {
             // An owner without locks conflicts with every lock.
-            let stranger = Step { owner: OWNERS, typ, start: byte, end: byte, wait: false };
+            let stranger = LockStep { owner: OWNERS, typ, start: byte, end: byte, wait: false };
             let seen = table.conflict(FILE, &request(&stranger)).expect("a valid range");
             prop_assert_eq!(seen.is_some(), conflicts(model, &stranger), "byte {}", byte);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::*;
 use defuse_fs::*;
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 
 #[test]
 fn an_unlinked_file_lives_while_it_is_open_or_looked_up_and_gives_its_space_back_after() {
@@ -64,8 +64,8 @@ fn every_change_of_a_file_lets_the_next_read_update_its_access_time() {
     let ino = file(&fs, Ino::ROOT, "a");
     let open = open(&fs, ino);
     let atime = || fs.getattr(&root(), ino, None).unwrap().atime;
-    type Change = fn(&Memory, File);
-    let changes: [Change; 4] = [
+    type FileChange = fn(&MemoryFileSystem, File);
+    let changes: [FileChange; 4] = [
         |fs, open| assert_eq!(write_open(fs, open, 0, b"x").unwrap(), 1),
         |fs, open| {
             let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
@@ -140,7 +140,7 @@ fn names_that_stay_are_listed_once_while_others_come_and_go() {
         file(&fs, Ino::ROOT, &format!("stay{i}"));
         file(&fs, Ino::ROOT, &format!("go{i}"));
     }
-    let mut listing = Listing { entries: true, ..Listing::default() };
+    let mut listing = DirLister { entries: true, ..DirLister::default() };
     let mut round = 0;
     while listing.more(&fs, Ino::ROOT, 7) > 0 {
         if round < 100 {
@@ -171,7 +171,7 @@ fn a_listing_ends_while_names_come_and_are_renamed() {
     file(&fs, Ino::ROOT, "to");
     let below = dir(&fs, Ino::ROOT, "below");
     let fh = fs.opendir(&root(), Ino::ROOT, OpenFlags::default()).unwrap().fh;
-    let mut listing = Listing { fh, ..Listing::default() };
+    let mut listing = DirLister { fh, ..DirLister::default() };
     let mut rounds = 0;
     while listing.more(&fs, Ino::ROOT, 1) > 0 {
         rename(&fs, (Ino::ROOT, "to"), (Ino::ROOT, "fro"), 0).unwrap();
@@ -183,7 +183,7 @@ fn a_listing_ends_while_names_come_and_are_renamed() {
     }
     assert_eq!(listing.names.iter().filter(|name| name.starts_with("stay")).count(), 100);
     // A rewound listing shows the current names, rewinddir(3).
-    let mut again = Listing { fh, ..Listing::default() };
+    let mut again = DirLister { fh, ..DirLister::default() };
     while again.more(&fs, Ino::ROOT, 7) > 0 {}
     assert_eq!(again.names.len(), 2 + 100 + 2 + rounds);
     fs.releasedir(&root(), File { ino: Ino::ROOT, fh }).unwrap();
@@ -404,7 +404,7 @@ fn threads_that_move_directories_around_neither_deadlock_nor_lose_anything() {
         let (fs, stop) = (&fs, &stop);
         scope.spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                let mut listing = Listing { entries: true, ..Listing::default() };
+                let mut listing = DirLister { entries: true, ..DirLister::default() };
                 while listing.more(fs, Ino::ROOT, 3) > 0 {}
             }
         });
@@ -417,7 +417,7 @@ fn threads_that_move_directories_around_neither_deadlock_nor_lose_anything() {
     let mut pending = vec![Ino::ROOT];
     while let Some(at) = pending.pop() {
         inodes += 1;
-        let mut listing = Listing { entries: true, ..Listing::default() };
+        let mut listing = DirLister { entries: true, ..DirLister::default() };
         listing.more(&fs, at, 100);
         let subdirs = listing.inos.iter().flatten();
         pending.extend(subdirs.clone());
@@ -469,9 +469,9 @@ fn threads_that_write_truncate_and_unlink_never_exceed_the_limit_and_give_everyt
 }
 
 /// A source that fails half-way, as the memory of a frontend may.
-struct Failing(usize);
+struct FailingSource(usize);
 
-impl WriteSource for Failing {
+impl WriteSource for FailingSource {
     fn remaining(&self) -> usize {
         self.0
     }
@@ -493,7 +493,8 @@ fn a_write_that_fails_half_way_leaves_nothing_past_the_end() {
     write(&fs, ino, 0, b"12345").unwrap();
     for offset in [5, 4096] {
         let args = WriteArgs { offset, ..WriteArgs::default() };
-        let result = fs.write(&root(), handle(ino), args, &mut WriteBuf::new(&mut Failing(100)));
+        let result =
+            fs.write(&root(), handle(ino), args, &mut WriteBuf::new(&mut FailingSource(100)));
         assert_eq!(result, Err(Errno::EFAULT));
     }
     fs.setattr(&root(), ino, None, &SetAttr { size: Some(200), ..SetAttr::default() }).unwrap();

@@ -8,11 +8,11 @@ use defuse_fs::{
 };
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 
-use crate::creds::{Owner, as_decided, become_owner, keep_suidgid};
-use crate::inode::Inode;
-use crate::lower::{OrErrno, ProcPath, Stat};
-use crate::open_files::OpenFile;
-use crate::options::Credentials;
+use crate::creds::{CreateCredentials, as_decided, become_owner, keep_suidgid};
+use crate::inode::LowerInode;
+use crate::lower::{OrErrno, ProcPath, StatxResult};
+use crate::open_files::LowerOpenFile;
+use crate::options::CredentialsPolicy;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -33,8 +33,8 @@ impl Passthrough {
     pub(crate) fn getattr(&self, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let inode = self.inodes.get(ino)?;
         let stat = match fh.and_then(|fh| self.files.get(fh).ok()) {
-            Some(open) => Stat::of(open.fd.as_fd())?,
-            None => Stat::of(self.fd(&inode)?.as_fd())?,
+            Some(open) => StatxResult::of(open.fd.as_fd())?,
+            None => StatxResult::of(self.fd(&inode)?.as_fd())?,
         };
         stat.attr(inode.key.mount, self.options.attr_valid_for)
     }
@@ -59,7 +59,7 @@ impl Passthrough {
                 pinned.as_fd()
             }
         };
-        let target = Target { fd, is_open: open.is_some() };
+        let target = AttributeTarget { fd, is_open: open.is_some() };
         let how = self.options.credentials;
         let only_kills = set.kill_suidgid && set.size.is_none();
         if set.uid.is_some() || set.gid.is_some() || only_kills {
@@ -89,14 +89,14 @@ impl Passthrough {
         if set.unanswered {
             return Ok(Attr::of_new(ino, &NewNode::new(inode.kind, 0, cx.caller)));
         }
-        Stat::of(fd)?.attr(inode.key.mount, self.options.attr_valid_for)
+        StatxResult::of(fd)?.attr(inode.key.mount, self.options.attr_valid_for)
     }
 
     fn change_size(
         &self,
-        inode: &Inode,
+        inode: &LowerInode,
         fd: BorrowedFd<'_>,
-        open: Option<&OpenFile>,
+        open: Option<&LowerOpenFile>,
         size: u64,
     ) -> Result<()> {
         match inode.kind {
@@ -184,7 +184,8 @@ impl Passthrough {
         // nor privileged. The guard makes the thread act as such a caller.
         let _guard = if flags.clear_sgid {
             let (uid, gid) = (cx.caller.uid, cx.caller.gid);
-            let owner = Owner { uid, gid, supplementary_gid: None, umask: 0o022, sgid: false };
+            let owner =
+                CreateCredentials { uid, gid, supplementary_gid: None, umask: 0o022, sgid: false };
             let owner = become_owner(owner, how)?;
             [Some(owner), Some(keep_suidgid(false, how))]
         } else {
@@ -262,13 +263,13 @@ fn read_sized(
 
 /// The file whose attributes change.
 #[derive(Clone, Copy)]
-struct Target<'a> {
+struct AttributeTarget<'a> {
     fd: BorrowedFd<'a>,
     /// The descriptor is not `O_PATH`. Calls on it take no path, and for an empty one the kernel needs two thirds more time.
     is_open: bool,
 }
 
-impl Target<'_> {
+impl AttributeTarget<'_> {
     fn chown(self, uid: Option<Uid>, gid: Option<Gid>) -> Result<()> {
         if self.is_open {
             return rustix::fs::fchown(self.fd, uid, gid).or_errno();
@@ -303,10 +304,10 @@ impl Target<'_> {
 /// chmod(2) as the caller that the thread acts as. If the lower file system does not consider the
 /// caller the owner, set-user-id and set-group-id are not added: the frontend may have decided by
 /// an owner that has changed since.
-fn set_mode(target: Target<'_>, perm: u32, how: Credentials) -> Result<()> {
+fn set_mode(target: AttributeTarget<'_>, perm: u32, how: CredentialsPolicy) -> Result<()> {
     let change = || target.chmod(perm);
     match change() {
-        Err(Errno::EPERM) if perm & 0o6000 & !Stat::of(target.fd)?.perm() == 0 => {
+        Err(Errno::EPERM) if perm & 0o6000 & !StatxResult::of(target.fd)?.perm() == 0 => {
             as_decided(how, change)
         }
         other => other,

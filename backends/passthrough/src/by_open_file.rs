@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use defuse_fs::native::LastRelease;
 use defuse_fs::{File, FileKind, Ino};
 
-use crate::inode::Key;
-use crate::lower::Stat;
+use crate::inode::InodeKey;
+use crate::lower::StatxResult;
 use crate::mounts::LowerMount;
 use crate::passthrough::Passthrough;
 
@@ -28,7 +28,11 @@ impl Passthrough {
     }
 
     /// The identity of an open file with this status, and the index of its mount, if its inode needs no handle.
-    pub(crate) fn key_of_open_file(&self, likely: u32, stat: &Stat) -> Option<(u32, Key)> {
+    pub(crate) fn key_of_open_file(
+        &self,
+        likely: u32,
+        stat: &StatxResult,
+    ) -> Option<(u32, InodeKey)> {
         let index = self.mounts.find(stat.mount_id(), likely)?;
         let mount = self.mounts.get(index).ok()?;
         let has_name = stat.kind() == Ok(FileKind::Regular) && stat.nlink() > 0;
@@ -39,7 +43,7 @@ impl Passthrough {
     }
 
     /// Counts a lookup of the inode with this identity, if it is known.
-    pub(crate) fn acquire(&self, key: &Key) -> Option<Ino> {
+    pub(crate) fn acquire(&self, key: &InodeKey) -> Option<Ino> {
         let ino = self.inodes.acquire(key)?;
         self.outlives_open_file(ino);
         Some(ino)

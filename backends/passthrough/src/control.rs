@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use defuse_fs::{Context, Errno, File, Ino, IoctlArgs, IoctlReply, Result, StatFs};
 use rustix::fs::OFlags;
 
-use crate::lower::{OrErrno, Stat};
+use crate::lower::{OrErrno, StatxResult};
 use crate::passthrough::Passthrough;
 use crate::sys::{self, IOCTL_BYTES};
 
@@ -73,7 +73,7 @@ impl Passthrough {
             let mut now = [0; IOCTL_BYTES];
             sys::ioctl(fd, get, &mut now)?;
             let changed = word(&now) ^ word(input);
-            if Stat::of(fd)?.uid() != cx.caller.uid || changed & guarded != 0 {
+            if StatxResult::of(fd)?.uid() != cx.caller.uid || changed & guarded != 0 {
                 return Err(Errno::EPERM);
             }
         }

@@ -6,7 +6,7 @@
 //! calls the lower file system. [`act_as`] and [`become_owner`] set user, group and the
 //! capabilities of [`NOT_OF_USERS`]. Umask, supplementary groups and `CAP_FSETID` are set where
 //! they matter. No operation thus depends on state that an earlier one left. A thread remembers its
-//! state, and makes no system call while that is right ([`Credentials::Sticky`]).
+//! state, and makes no system call while that is right ([`CredentialsPolicy::Sticky`]).
 //!
 //! The frontend has checked permissions. The thread therefore keeps the capabilities that override
 //! permission checks (`SECBIT_NO_SETUID_FIXUP`). The exceptions are those whose rules the frontend
@@ -20,7 +20,7 @@ use defuse_fs::{Caller, Errno, NewNode, Result};
 use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets};
 
 use crate::lower::OrErrno;
-use crate::options::Credentials;
+use crate::options::CredentialsPolicy;
 use crate::sys;
 
 /// Not a user id: setfsuid(2) then returns the current one without changing it.
@@ -38,7 +38,7 @@ pub(crate) const UNKNOWN: Caller = Caller { uid: 65534, gid: 65534, pid: 0 };
 
 /// The credentials that a new file is created with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct CreateCredentials {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) supplementary_gid: Option<u32>,
@@ -47,9 +47,9 @@ pub(crate) struct Owner {
     pub(crate) sgid: bool,
 }
 
-impl Owner {
+impl CreateCredentials {
     pub(crate) fn of(node: &NewNode<'_>) -> Self {
-        Owner {
+        CreateCredentials {
             uid: node.uid,
             gid: node.gid,
             supplementary_gid: node.supplementary_gid,
@@ -60,7 +60,7 @@ impl Owner {
 }
 
 /// The state that this thread was set to.
-struct Thread {
+struct ThreadCredentials {
     uid: u32,
     gid: u32,
     /// `None` if the thread still has the umask of the process.
@@ -91,19 +91,19 @@ pub(crate) fn remember() {
 }
 
 thread_local! {
-    static THREAD: RefCell<Option<Thread>> = const { RefCell::new(None) };
+    static THREAD: RefCell<Option<ThreadCredentials>> = const { RefCell::new(None) };
 }
 
 /// Restores the credentials of the thread when dropped, if they were changed temporarily.
 #[derive(Default)]
 #[must_use]
-pub(crate) struct Guard {
+pub(crate) struct CredentialsGuard {
     uid: Option<u32>,
     gid: Option<u32>,
     caps: Option<CapabilitySets>,
 }
 
-impl Drop for Guard {
+impl Drop for CredentialsGuard {
     fn drop(&mut self) {
         // The user comes first: the group can be changed by any user that has the capability.
         if let Some(uid) = self.uid {
@@ -119,10 +119,10 @@ impl Drop for Guard {
 }
 
 /// Acts as `caller` until the end of the operation. This has no effect if the process may not
-/// change its user. It has no effect on the threads of an application either ([`Credentials::Restore`],
-/// [`Credentials::Callers`]), which has the privileges of these threads anyway.
-pub(crate) fn act_as(caller: Caller, how: Credentials) {
-    if how == Credentials::Sticky {
+/// change its user. It has no effect on the threads of an application either ([`CredentialsPolicy::Restore`],
+/// [`CredentialsPolicy::Callers`]), which has the privileges of these threads anyway.
+pub(crate) fn act_as(caller: Caller, how: CredentialsPolicy) {
+    if how == CredentialsPolicy::Sticky {
         let _ = with_thread(|thread| {
             thread.act_as(caller);
             Ok(())
@@ -133,9 +133,9 @@ pub(crate) fn act_as(caller: Caller, how: Credentials) {
 /// Runs `change`, and repeats it with `CAP_FOWNER` if it fails with `EPERM`. The frontend has
 /// decided that the caller may do it. The caller may have that capability over the file without
 /// being its owner (root of a user namespace), or the change may not require ownership.
-pub(crate) fn as_decided<T>(how: Credentials, change: impl Fn() -> Result<T>) -> Result<T> {
+pub(crate) fn as_decided<T>(how: CredentialsPolicy, change: impl Fn() -> Result<T>) -> Result<T> {
     match change() {
-        Err(Errno::EPERM) if how == Credentials::Sticky => {
+        Err(Errno::EPERM) if how == CredentialsPolicy::Sticky => {
             let raised = with_thread(|thread| Ok(thread.raise(CapabilitySet::FOWNER)));
             if raised == Ok(true) { change() } else { Err(Errno::EPERM) }
         }
@@ -148,35 +148,40 @@ pub(crate) fn as_decided<T>(how: Credentials, change: impl Fn() -> Result<T>) ->
 /// For a file with set-group-id, only user 0 keeps `CAP_FSETID`. Without the capability, the kernel
 /// clears the bit if the group of the new file is not one of the owner's groups, as it does
 /// natively. For other files it does not matter and is left unchanged.
-pub(crate) fn become_owner(owner: Owner, how: Credentials) -> Result<Guard> {
+pub(crate) fn become_owner(
+    owner: CreateCredentials,
+    how: CredentialsPolicy,
+) -> Result<CredentialsGuard> {
     match how {
-        Credentials::Sticky => with_thread(|thread| {
+        CredentialsPolicy::Sticky => with_thread(|thread| {
             thread.set_owner(owner)?;
             if owner.sgid {
                 thread.set_fsetid(owner.uid == 0);
             }
-            Ok(Guard::default())
+            Ok(CredentialsGuard::default())
         }),
-        Credentials::Restore => restore_owner(owner),
-        Credentials::Callers(_) => Ok(Guard::default()),
+        CredentialsPolicy::Restore => restore_owner(owner),
+        CredentialsPolicy::Callers(_) => Ok(CredentialsGuard::default()),
     }
 }
 
 /// Sets whether the lower file system keeps set-user-id, set-group-id and `security.capability`
 /// when file data changes. It clears them under its own locks for a thread without `CAP_FSETID`.
 /// Dropping this capability avoids the race of reading and changing the bits from outside.
-pub(crate) fn keep_suidgid(keep: bool, how: Credentials) -> Guard {
+pub(crate) fn keep_suidgid(keep: bool, how: CredentialsPolicy) -> CredentialsGuard {
     match how {
-        Credentials::Sticky => {
+        CredentialsPolicy::Sticky => {
             let _ = with_thread(|thread| {
                 thread.set_fsetid(keep);
                 Ok(())
             });
-            Guard::default()
+            CredentialsGuard::default()
         }
-        Credentials::Callers(_) => Guard::default(),
-        Credentials::Restore if keep => Guard::default(),
-        Credentials::Restore => Guard { caps: drop_fsetid(), ..Guard::default() },
+        CredentialsPolicy::Callers(_) => CredentialsGuard::default(),
+        CredentialsPolicy::Restore if keep => CredentialsGuard::default(),
+        CredentialsPolicy::Restore => {
+            CredentialsGuard { caps: drop_fsetid(), ..CredentialsGuard::default() }
+        }
     }
 }
 
@@ -189,15 +194,15 @@ pub(crate) fn keep_suidgid(keep: bool, how: Credentials) -> Guard {
 pub(crate) fn as_owner<T>(
     node: &NewNode<'_>,
     (dir, lists): (BorrowedFd<'_>, bool),
-    how: Credentials,
+    how: CredentialsPolicy,
     make: impl Fn(rustix::fs::Mode) -> Result<T>,
 ) -> Result<T> {
     let mode = |perm: u32| rustix::fs::Mode::from_raw_mode(perm & 0o7777);
-    let _guard = become_owner(Owner::of(node), how)?;
+    let _guard = become_owner(CreateCredentials::of(node), how)?;
     let masked = match how {
         // The kernel applies the umask of the thread.
-        Credentials::Sticky | Credentials::Callers(_) => node.perm,
-        Credentials::Restore => node.perm & !node.umask,
+        CredentialsPolicy::Sticky | CredentialsPolicy::Callers(_) => node.perm,
+        CredentialsPolicy::Restore => node.perm & !node.umask,
     };
     if masked != node.perm && lists && sys::has_default_list(dir) {
         // If the kernel cannot create the thread, the umask applies: the node has fewer
@@ -209,14 +214,14 @@ pub(crate) fn as_owner<T>(
     make(mode(masked))
 }
 
-fn with_thread<T>(run: impl FnOnce(&mut Thread) -> Result<T>) -> Result<T> {
+fn with_thread<T>(run: impl FnOnce(&mut ThreadCredentials) -> Result<T>) -> Result<T> {
     THREAD.with_borrow_mut(|thread| match thread {
         Some(thread) => run(thread),
-        None => run(thread.insert(Thread::begin()?)),
+        None => run(thread.insert(ThreadCredentials::begin()?)),
     })
 }
 
-impl Thread {
+impl ThreadCredentials {
     fn begin() -> Result<Self> {
         let caps = rustix::thread::capabilities(None).or_errno()?;
         // A new thread inherits the capabilities of the thread that started it, which may be acting
@@ -227,7 +232,7 @@ impl Thread {
         let wanted = bits | CapabilitiesSecureBits::NO_SETUID_FIXUP;
         let fixup = rustix::thread::set_capabilities_secure_bits(wanted).is_err();
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
-        Ok(Thread {
+        Ok(ThreadCredentials {
             uid: sys::setfsuid(ASK),
             gid: sys::setfsgid(ASK),
             umask: None,
@@ -282,7 +287,7 @@ impl Thread {
         lacked && self.caps.effective.contains(capability)
     }
 
-    fn set_owner(&mut self, owner: Owner) -> Result<()> {
+    fn set_owner(&mut self, owner: CreateCredentials) -> Result<()> {
         self.set_umask(owner.umask & 0o777)?;
         if !self.set_user(owner.uid, owner.gid) {
             return Err(Errno::EPERM);
@@ -342,8 +347,8 @@ impl Thread {
 
 /// Takes on the credentials of `owner` on a thread of an application. It caches no state, because
 /// the application may change its threads itself.
-fn restore_owner(owner: Owner) -> Result<Guard> {
-    let mut guard = Guard::default();
+fn restore_owner(owner: CreateCredentials) -> Result<CredentialsGuard> {
+    let mut guard = CredentialsGuard::default();
     let gid = sys::setfsgid(owner.gid);
     guard.gid = (gid != owner.gid).then_some(gid);
     let uid = sys::setfsuid(ASK);

@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use defuse_fs::native::NativeOpener;
 use defuse_fs::{
-    Backing, CacheMode, Context, CopyRange, Errno, Fallocate, File, FileKind, Ino, OpenArgs,
-    OpenFlags, Opened, ReadArgs, ReadBuf, Result, Whence, WriteArgs, WriteBuf,
+    BackingFile, CacheMode, Context, CopyRange, Errno, Fallocate, File, FileKind, Ino, OpenArgs,
+    OpenFlags, OpenReply, ReadArgs, ReadBuf, Result, Whence, WriteArgs, WriteBuf,
 };
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::FdFlags;
 
 use crate::creds::{as_decided, keep_suidgid};
 use crate::handle::is_made_up;
-use crate::inode::Inode;
+use crate::inode::LowerInode;
 use crate::lower::OrErrno;
-use crate::open_files::OpenFile;
-use crate::options::Credentials;
+use crate::open_files::LowerOpenFile;
+use crate::options::CredentialsPolicy;
 use crate::passthrough::Passthrough;
 
 /// The caller's flags that are passed to the lower file system. `O_NONBLOCK` is left out unless the program gets the
@@ -25,7 +25,7 @@ const PASSED_ON: u32 =
     OpenFlags::APPEND | OpenFlags::SYNC | OpenFlags::DIRECT | OpenFlags::NOATIME | OpenFlags::TRUNC;
 
 /// The descriptors of an open file.
-pub(crate) struct Divided {
+pub(crate) struct OpenDescriptors {
     /// That of the file system.
     pub own: Arc<OwnedFd>,
     /// That of the program.
@@ -63,7 +63,7 @@ impl Passthrough {
         if self.options.writeback { OpenFlags::APPEND } else { 0 }
     }
 
-    pub(crate) fn open(&self, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    pub(crate) fn open(&self, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let inode = self.inodes.get(ino)?;
         match inode.kind {
             FileKind::Regular => {}
@@ -86,7 +86,8 @@ impl Passthrough {
             && let Some(fd) = self.open_again(&inode)?
         {
             let (first, is_backed) = (None, true);
-            let file = Divided { own: fd, first, is_backed, has_no_size: false, appends: false };
+            let file =
+                OpenDescriptors { own: fd, first, is_backed, has_no_size: false, appends: false };
             return self.opened(inode.key.mount, file, args.flags);
         }
         let access = OFlags::from_bits_retain(args.flags.0 & 3);
@@ -109,11 +110,11 @@ impl Passthrough {
         let is_cached = !appends && !has_no_size;
         let is_backed = inode.kind == FileKind::Regular && !keeps_bits && is_cached;
         let file = self.divide((fd, OFlags::CLOEXEC), args.flags, is_backed);
-        self.opened(inode.key.mount, Divided { appends, has_no_size, ..file }, args.flags)
+        self.opened(inode.key.mount, OpenDescriptors { appends, has_no_size, ..file }, args.flags)
     }
 
     /// True for a file that can be read though its size is 0, as most are in /proc, or whose size is a guess, as in sysfs.
-    fn has_no_size(&self, inode: &Inode, fd: &OwnedFd) -> Result<bool> {
+    fn has_no_size(&self, inode: &LowerInode, fd: &OwnedFd) -> Result<bool> {
         let mount = self.mounts.get(inode.key.mount)?;
         if mount.is_local() || inode.kind != FileKind::Regular {
             return Ok(false);
@@ -124,7 +125,7 @@ impl Passthrough {
     /// Opens an inode, with `O_NOATIME` even if the caller is not its owner: the frontend has
     /// permitted it to this caller, or for all. If the daemon is not permitted to, the flag is
     /// dropped.
-    pub(crate) fn open_without_atime(&self, inode: &Inode, flags: OFlags) -> Result<OwnedFd> {
+    pub(crate) fn open_without_atime(&self, inode: &LowerInode, flags: OFlags) -> Result<OwnedFd> {
         if !flags.contains(OFlags::NOATIME) {
             return self.open_inode(inode, flags);
         }
@@ -138,7 +139,7 @@ impl Passthrough {
     /// handles, because each open is then checked by the lower file system; nor for a pinned inode,
     /// which has lost its name; nor with locks in the lower file system, which end with the close; nor where the program
     /// gets the descriptor, whose position would go on.
-    fn is_reusable(&self, inode: &Inode) -> bool {
+    fn is_reusable(&self, inode: &LowerInode) -> bool {
         !self.gives_descriptors()
             && !self.forwards_locks()
             && inode.kind == FileKind::Regular
@@ -149,7 +150,7 @@ impl Passthrough {
 
     /// Returns the descriptor with which `inode` was recently open for reading. Fails with `ESTALE`
     /// if the file was removed on the source since then: a file handle would not find it either.
-    fn open_again(&self, inode: &Inode) -> Result<Option<Arc<OwnedFd>>> {
+    fn open_again(&self, inode: &LowerInode) -> Result<Option<Arc<OwnedFd>>> {
         let Some(fd) = self.recent.take(inode.number) else { return Ok(None) };
         if rustix::fs::fstat(&fd).or_errno()?.st_nlink == 0 {
             self.inodes.unhash(inode);
@@ -159,7 +160,7 @@ impl Passthrough {
     }
 
     /// Closes an open file. Keeps its descriptor for a while if it may serve the next open.
-    pub(crate) fn close_file(&self, file: File) -> Result<Arc<OpenFile>> {
+    pub(crate) fn close_file(&self, file: File) -> Result<Arc<LowerOpenFile>> {
         let open = self.files.remove(file.fh)?;
         if open.only_reads()
             && let Ok(inode) = self.inodes.get(file.ino)
@@ -182,7 +183,7 @@ impl Passthrough {
     /// The right to make native files.
     fn native_opener(&self) -> Option<NativeOpener> {
         match self.options.credentials {
-            Credentials::Callers(opener) if self.options.backing_files => Some(opener),
+            CredentialsPolicy::Callers(opener) if self.options.backing_files => Some(opener),
             _ => None,
         }
     }
@@ -216,7 +217,7 @@ impl Passthrough {
         (fd, how): (OwnedFd, OFlags),
         flags: OpenFlags,
         is_backed: bool,
-    ) -> Divided {
+    ) -> OpenDescriptors {
         let from = self.options.descriptors_from as i32;
         let gives = is_backed && self.gives_first();
         let own = if gives { rustix::io::fcntl_dupfd_cloexec(&fd, from).ok() } else { None };
@@ -232,20 +233,25 @@ impl Passthrough {
             None if gives => (fd, None),
             None => (self.placed(fd), None),
         };
-        Divided { own: Arc::new(own), first, is_backed, has_no_size: false, appends: false }
+        OpenDescriptors { own: Arc::new(own), first, is_backed, has_no_size: false, appends: false }
     }
 
     /// Adds an open regular file to the table.
-    pub(crate) fn opened(&self, mount: u32, file: Divided, flags: OpenFlags) -> Result<Opened> {
-        let Divided { own: fd, first, is_backed, has_no_size, appends } = file;
+    pub(crate) fn opened(
+        &self,
+        mount: u32,
+        file: OpenDescriptors,
+        flags: OpenFlags,
+    ) -> Result<OpenReply> {
+        let OpenDescriptors { own: fd, first, is_backed, has_no_size, appends } = file;
         let local = self.mounts.get(mount)?.is_local();
         let native = self.native_opener().map(|opener| match opener.file(first) {
             file if self.options.attr_valid_for.is_zero() => file.with_attributes(),
             file => file,
         });
-        let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true, native };
+        let backing = || BackingFile { fd: Arc::clone(&fd), without_fsetid: true, native };
         let backing = (self.options.backing_files && is_backed).then(backing);
-        if backing.is_some() && self.options.credentials == Credentials::Sticky {
+        if backing.is_some() && self.options.credentials == CredentialsPolicy::Sticky {
             // A frontend that registers the file with the kernel drops the capability itself. A thread that
             // remembers to lack it spares that frontend two system calls.
             let _ = keep_suidgid(false, self.options.credentials);
@@ -254,20 +260,20 @@ impl Passthrough {
         let mut flags = self.lower_flags(flags) - self.added_flags();
         flags.set(OFlags::APPEND, appends || flags.contains(OFlags::APPEND));
         let ignored = if appends { 0 } else { self.ignored_flags() };
-        let fh = self.files.insert(OpenFile::file(fd, flags, ignored, local))?;
+        let fh = self.files.insert(LowerOpenFile::file(fd, flags, ignored, local))?;
         let cache = match self.options.cache {
             // Pages would be written back at their offsets.
             _ if appends || has_no_size => CacheMode::Direct,
             CacheMode::Cached if self.options.exclusive => CacheMode::Keep,
             other => other,
         };
-        Ok(Opened {
+        Ok(OpenReply {
             cache,
             backing,
             lower,
             no_flush: local && !self.options.flushes,
             parallel_direct_writes: true,
-            ..Opened::new(fh)
+            ..OpenReply::new(fh)
         })
     }
 

@@ -3,12 +3,14 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
 
-use defuse_fs::{CacheMode, DirBuf, DirItem, Errno, File, FileKind, Ino, Opened, Push, Result};
+use defuse_fs::{
+    CacheMode, DirBuf, DirItem, Errno, File, FileKind, Ino, OpenReply, PushOutcome, Result,
+};
 use rustix::fs::{OFlags, SeekFrom};
 
-use crate::inode::Inode;
-use crate::lower::{OrErrno, Stat, distinct_ino};
-use crate::open_files::OpenFile;
+use crate::inode::LowerInode;
+use crate::lower::{OrErrno, StatxResult, distinct_ino};
+use crate::open_files::LowerOpenFile;
 use crate::passthrough::Passthrough;
 use crate::positions::Positions;
 use crate::sys;
@@ -105,7 +107,7 @@ impl DirStream {
 /// The directory of a listing.
 struct Listed<'a> {
     served: &'a Passthrough,
-    inode: &'a Arc<Inode>,
+    inode: &'a Arc<LowerInode>,
     fd: BorrowedFd<'a>,
 }
 
@@ -170,7 +172,7 @@ impl<'a> Dirent<'a> {
 }
 
 impl Passthrough {
-    pub(crate) fn opendir(&self, ino: Ino) -> Result<Opened> {
+    pub(crate) fn opendir(&self, ino: Ino) -> Result<OpenReply> {
         let inode = self.inodes.get(ino)?;
         if inode.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
@@ -182,15 +184,15 @@ impl Passthrough {
             self.cache_of(&inode).lend(&inode, &fd);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
-        let fh = self.files.insert(OpenFile::directory(fd))?;
+        let fh = self.files.insert(LowerOpenFile::directory(fd))?;
         // A cached listing is validated by the ctime of the directory, so it is trusted no longer
         // than attributes are.
         let cache_dir = self.options.cache != CacheMode::Direct;
         let cache = if cache_dir { CacheMode::Keep } else { CacheMode::Direct };
-        Ok(Opened { cache_dir, cache, lower, ..Opened::new(fh) })
+        Ok(OpenReply { cache_dir, cache, lower, ..OpenReply::new(fh) })
     }
 
-    pub(crate) fn dir_file(&self, dir: File) -> Result<Arc<OpenFile>> {
+    pub(crate) fn dir_file(&self, dir: File) -> Result<Arc<LowerOpenFile>> {
         let open = self.files.get(dir.fh)?;
         if open.dir.is_some() { Ok(open) } else { Err(Errno::ENOTDIR) }
     }
@@ -210,8 +212,8 @@ impl Passthrough {
             let next = self.positions.tell(positions, dir.ino, before, lower);
             entry.next = next;
             match self.push_entry(&inode, of.fd, &entry, out) {
-                Some(Push::Full) => break,
-                Some(Push::Added) => listed = true,
+                Some(PushOutcome::Full) => break,
+                Some(PushOutcome::Added) => listed = true,
                 None => {}
             }
             stream.advance(len, next, lower);
@@ -226,15 +228,15 @@ impl Passthrough {
     /// `None` for an entry that is gone meanwhile, so that it need not be listed.
     fn push_entry(
         &self,
-        inode: &Arc<Inode>,
+        inode: &Arc<LowerInode>,
         dir: BorrowedFd<'_>,
         entry: &Dirent<'_>,
         out: &mut DirBuf<'_>,
-    ) -> Option<Push> {
+    ) -> Option<PushOutcome> {
         let kind = match entry.kind() {
             Some(kind) => kind,
             None if entry.is_dot() => FileKind::Directory,
-            None => Stat::at(dir, entry.name).and_then(|stat| stat.kind()).ok()?,
+            None => StatxResult::at(dir, entry.name).and_then(|stat| stat.kind()).ok()?,
         };
         let ino = distinct_ino(entry.ino, inode.key.mount);
         let item = DirItem { ino, next: entry.next, kind, name: entry.name };

@@ -8,34 +8,34 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::inode::Inode;
+use crate::inode::LowerInode;
 
 pub(crate) struct FdCache {
-    slots: Box<[Mutex<Slot>]>,
+    slots: Box<[Mutex<FdCacheSlot>]>,
     hand: AtomicUsize,
     held: AtomicUsize,
     misses: AtomicUsize,
 }
 
 /// A descriptor, of the cache or only known to it.
-enum Kept {
+enum CachedFd {
     Own(Arc<OwnedFd>),
     /// It is closed by others: with an open file, the locks of which end then.
     Lent(Weak<OwnedFd>),
 }
 
-impl Kept {
+impl CachedFd {
     fn fd(&self) -> Option<Arc<OwnedFd>> {
         match self {
-            Kept::Own(fd) => Some(Arc::clone(fd)),
-            Kept::Lent(fd) => fd.upgrade(),
+            CachedFd::Own(fd) => Some(Arc::clone(fd)),
+            CachedFd::Lent(fd) => fd.upgrade(),
         }
     }
 }
 
 #[derive(Default)]
-struct Slot {
-    kept: Option<(u64, Kept)>,
+struct FdCacheSlot {
+    kept: Option<(u64, CachedFd)>,
     used: bool,
     /// A counter per slot: a global one would be written by every processor.
     hits: u64,
@@ -52,7 +52,7 @@ impl FdCache {
     }
 
     /// The cached descriptor of `inode`.
-    pub(crate) fn get(&self, inode: &Inode) -> Option<Arc<OwnedFd>> {
+    pub(crate) fn get(&self, inode: &LowerInode) -> Option<Arc<OwnedFd>> {
         let hint = inode.cache_slot.load(Ordering::Relaxed) as usize;
         if let Some(slot) = self.slots.get(hint) {
             let mut slot = lock(slot);
@@ -73,18 +73,18 @@ impl FdCache {
     }
 
     /// Caches `fd` for `inode`. If `hot` is set, it survives one round of the clock unused.
-    pub(crate) fn put(&self, inode: &Inode, fd: &Arc<OwnedFd>, hot: bool) {
-        self.keep(inode, Kept::Own(Arc::clone(fd)), hot);
+    pub(crate) fn put(&self, inode: &LowerInode, fd: &Arc<OwnedFd>, hot: bool) {
+        self.keep(inode, CachedFd::Own(Arc::clone(fd)), hot);
     }
 
     /// Lets others use `fd` for `inode` while it is open, unless they have a descriptor. It closes as without the cache.
-    pub(crate) fn lend(&self, inode: &Inode, fd: &Arc<OwnedFd>) {
+    pub(crate) fn lend(&self, inode: &LowerInode, fd: &Arc<OwnedFd>) {
         if self.get(inode).is_none() {
-            self.keep(inode, Kept::Lent(Arc::downgrade(fd)), true);
+            self.keep(inode, CachedFd::Lent(Arc::downgrade(fd)), true);
         }
     }
 
-    fn keep(&self, inode: &Inode, kept: Kept, hot: bool) {
+    fn keep(&self, inode: &LowerInode, kept: CachedFd, hot: bool) {
         // Two rounds clear every mark, so a third finds a victim unless all slots are locked.
         for _ in 0..self.slots.len() * 2 + 1 {
             let index = self.hand.fetch_add(1, Ordering::Relaxed) % self.slots.len();
@@ -104,7 +104,7 @@ impl FdCache {
     }
 
     /// Removes the entry of `inode`, which is about to be forgotten.
-    pub(crate) fn remove(&self, inode: &Inode) {
+    pub(crate) fn remove(&self, inode: &LowerInode) {
         let hint = inode.cache_slot.load(Ordering::Relaxed) as usize;
         let Some(slot) = self.slots.get(hint) else { return };
         let kept = lock(slot).kept.take_if(|(number, _)| *number == inode.number);
@@ -150,6 +150,6 @@ impl FdCache {
     }
 }
 
-fn lock(slot: &Mutex<Slot>) -> MutexGuard<'_, Slot> {
+fn lock(slot: &Mutex<FdCacheSlot>) -> MutexGuard<'_, FdCacheSlot> {
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }

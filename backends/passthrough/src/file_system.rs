@@ -4,18 +4,18 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use defuse_fs::{
-    Attr, Caps, Context, CopyRange, Denied, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem,
-    Ino, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait,
-    Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence, WriteArgs, WriteBuf,
-    Xattr, XattrName,
+    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino,
+    IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name,
+    NewNode, Notify, OpenArgs, OpenFlags, OpenReply, Origin, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Result, SetAttr, SetXattrFlags, Shortcuts, SourceRestrictions, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
 };
 use rustix::fs::AtFlags;
 
 use crate::creds::{UNKNOWN, act_as};
 use crate::lower::OrErrno;
 use crate::passthrough::Passthrough;
-use defuse_fs::source::Locks;
+use defuse_fs::source::LockPlace;
 
 impl Passthrough {
     /// The first step of every operation: no state that the thread has from an earlier one may
@@ -32,12 +32,12 @@ impl Passthrough {
     }
 
     pub(crate) fn forwards_locks(&self) -> bool {
-        self.options.locks != Locks::Frontend
+        self.options.locks != LockPlace::Frontend
     }
 
     /// True if other processes inherit the descriptors of open files.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.options.locks == Locks::Inherited
+        self.options.locks == LockPlace::Inherited
     }
 }
 
@@ -78,8 +78,8 @@ impl FileSystem for Passthrough {
             // An inode number is not valid again after a forget, since it is not derived from the
             // handle.
             locks: match options.locks {
-                Locks::Frontend => LockSupport::Frontend,
-                Locks::FileSystem | Locks::Inherited => LockSupport::FileSystem,
+                LockPlace::Frontend => LockSupport::Frontend,
+                LockPlace::FileSystem | LockPlace::Inherited => LockSupport::FileSystem,
             },
             submits: false,
             backing_files: options.backing_files,
@@ -91,7 +91,7 @@ impl FileSystem for Passthrough {
             decides_on_names: true,
             delays_changes: false,
             of_one_process: false,
-            denied: self.mounts.get(0).map_or(Denied::default(), |mount| mount.denied),
+            denied: self.mounts.get(0).map_or(SourceRestrictions::default(), |mount| mount.denied),
         }
     }
 
@@ -234,7 +234,7 @@ impl FileSystem for Passthrough {
         self.removexattr(cx, ino, name)
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         self.act_as(cx);
         self.open(ino, args)
     }
@@ -246,7 +246,7 @@ impl FileSystem for Passthrough {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         self.act_as(cx);
         self.create(parent, name, node, args)
     }
@@ -257,7 +257,7 @@ impl FileSystem for Passthrough {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         self.act_as(cx);
         self.tmpfile(parent, node, args)
     }
@@ -346,7 +346,7 @@ impl FileSystem for Passthrough {
         }
     }
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<OpenReply> {
         self.act_as(cx);
         self.opendir(ino)
     }
@@ -385,7 +385,7 @@ impl Shortcuts for Passthrough {
         parent: Ino,
         name: Name<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Option<Opened>)> {
+    ) -> Result<(Entry, Option<OpenReply>)> {
         self.act_as(cx);
         self.lookup_to_open(parent, name, args)
     }

@@ -15,31 +15,31 @@ use defuse_fs::{Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 
 use crate::fd_cache::FdCache;
-use crate::inode::Inode;
-use crate::lower::{OrErrno, Stat};
+use crate::inode::LowerInode;
+use crate::lower::{OrErrno, StatxResult};
 use crate::passthrough::Passthrough;
-use crate::pruning::Pruning;
+use crate::pruning::InodePruning;
 use crate::sys;
 
 /// A descriptor that was unused for this time is closed.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// The descriptors on foreign mounts, which the closing thread shares.
-pub(crate) struct ForeignMounts(Arc<Descriptors>);
+pub(crate) struct ForeignMounts(Arc<ForeignDescriptors>);
 
-pub(crate) struct Descriptors {
+pub(crate) struct ForeignDescriptors {
     /// `O_PATH` descriptors of inodes, made when the first foreign mount is used.
     cache: OnceLock<FdCache>,
     capacity: usize,
     /// Roots of mounts by index, open for reading.
     roots: Mutex<HashMap<u32, MountRoot>>,
     /// Inodes that need their descriptors.
-    pinned: Mutex<Vec<Weak<Inode>>>,
+    pinned: Mutex<Vec<Weak<LowerInode>>>,
     /// Names that pinned directories do not have, and kernels know. Such a name keeps its directory in a kernel's memory.
     absent: Mutex<VecDeque<AbsentName>>,
     /// A pinned descriptor was used since the last look.
     is_pin_used: AtomicBool,
-    pruning: Arc<Pruning>,
+    pruning: Arc<InodePruning>,
     /// The process of the closing thread, or 0. A child of fork(2) has no thread.
     closer: AtomicU32,
     is_over: AtomicBool,
@@ -47,7 +47,7 @@ pub(crate) struct Descriptors {
 
 /// A name that a pinned directory did not have.
 struct AbsentName {
-    dir: Weak<Inode>,
+    dir: Weak<LowerInode>,
     name: Box<[u8]>,
 }
 
@@ -57,7 +57,7 @@ impl AbsentName {
     fn still(self) -> Option<(Ino, Box<[u8]>)> {
         let dir = self.dir.upgrade()?;
         let pin = dir.pin.load_full()?;
-        let is_absent = matches!(Stat::at(pin.as_fd(), &self.name), Err(Errno::ENOENT));
+        let is_absent = matches!(StatxResult::at(pin.as_fd(), &self.name), Err(Errno::ENOENT));
         is_absent.then(|| (dir.ino(), self.name))
     }
 }
@@ -72,9 +72,9 @@ struct MountRoot {
 /// The directory and name at which a mount was found.
 #[derive(Clone)]
 struct MountPlace {
-    dir: Weak<Inode>,
+    dir: Weak<LowerInode>,
     /// The same, unless its descriptor keeps another foreign mount busy.
-    kept: Option<Arc<Inode>>,
+    kept: Option<Arc<LowerInode>>,
     name: Box<[u8]>,
 }
 
@@ -94,8 +94,8 @@ impl AsFd for RootFd<'_> {
 }
 
 impl ForeignMounts {
-    pub(crate) fn new(capacity: usize, pruning: Arc<Pruning>) -> Self {
-        ForeignMounts(Arc::new(Descriptors {
+    pub(crate) fn new(capacity: usize, pruning: Arc<InodePruning>) -> Self {
+        ForeignMounts(Arc::new(ForeignDescriptors {
             cache: OnceLock::new(),
             capacity,
             roots: Mutex::default(),
@@ -131,7 +131,7 @@ impl ForeignMounts {
     }
 
     /// Lets frontends forget the pinned inode when it is unused.
-    pub(crate) fn add_pinned(&self, inode: &Arc<Inode>) {
+    pub(crate) fn add_pinned(&self, inode: &Arc<LowerInode>) {
         self.note_pin_use();
         let mut pinned = lock(&self.0.pinned);
         if pinned.len() == pinned.capacity() {
@@ -195,10 +195,10 @@ impl MountRoot {
     }
 }
 
-impl Descriptors {
+impl ForeignDescriptors {
     /// The closing thread, until nothing is left to close.
     fn close_unused(&self) {
-        let mut pause = Pause::default();
+        let mut pause = ForgetPause::default();
         loop {
             std::thread::sleep(IDLE);
             if let Some(cache) = self.cache.get() {
@@ -261,25 +261,25 @@ impl Descriptors {
 
 /// The looks between two requests to forget, more and more: inodes may be in use for long.
 #[derive(Default)]
-struct Pause {
+struct ForgetPause {
     length: u32,
     left: u32,
 }
 
-impl Pause {
+impl ForgetPause {
     const MOST: u32 = 64;
 
     /// True if it is time for a request, where pins were unused (`is_idle`) since the last look.
     fn is_over(&mut self, is_idle: bool) -> bool {
         if !is_idle {
-            *self = Pause::default();
+            *self = ForgetPause::default();
             return false;
         }
         if self.left > 0 {
             self.left -= 1;
             return false;
         }
-        self.length = (self.length * 2).clamp(1, Pause::MOST);
+        self.length = (self.length * 2).clamp(1, ForgetPause::MOST);
         self.left = self.length - 1;
         true
     }
@@ -287,7 +287,7 @@ impl Pause {
 
 impl Passthrough {
     /// Records that the directory `dir` has no `name`, which a frontend may remember.
-    pub(crate) fn note_absent(&self, dir: &Arc<Inode>, name: &[u8]) {
+    pub(crate) fn note_absent(&self, dir: &Arc<LowerInode>, name: &[u8]) {
         /// Number of names. A directory with older ones stays longer.
         const MOST: usize = 4096;
         if dir.key.mount == 0 || !dir.is_pinned() || !self.is_foreign(dir.key.mount) {
@@ -306,18 +306,19 @@ impl Passthrough {
     }
 
     /// True if `inode`, which was found in `dir`, is on another mount. Several devices may be on one mount (btrfs, overlayfs).
-    pub(crate) fn is_mount_root(&self, inode: &Inode, dir: &Inode) -> bool {
-        let mount = |inode: &Inode| self.mounts.get(inode.key.mount).map(|mount| mount.id.mount);
+    pub(crate) fn is_mount_root(&self, inode: &LowerInode, dir: &LowerInode) -> bool {
+        let mount =
+            |inode: &LowerInode| self.mounts.get(inode.key.mount).map(|mount| mount.id.mount);
         mount(inode) != mount(dir)
     }
 
     /// The cache for the descriptor of an inode.
-    pub(crate) fn cache_of(&self, inode: &Inode) -> &FdCache {
+    pub(crate) fn cache_of(&self, inode: &LowerInode) -> &FdCache {
         if self.is_foreign(inode.key.mount) { self.foreign.cache() } else { &self.cache }
     }
 
     /// Caches `fd` for `inode`. If `hot` is set, it survives longer unused.
-    pub(crate) fn cache_fd(&self, inode: &Inode, fd: &Arc<OwnedFd>, hot: bool) {
+    pub(crate) fn cache_fd(&self, inode: &LowerInode, fd: &Arc<OwnedFd>, hot: bool) {
         if self.is_foreign(inode.key.mount) {
             self.foreign.cache().put(inode, fd, hot);
             self.foreign.close_later();
@@ -327,7 +328,7 @@ impl Passthrough {
     }
 
     /// Records that the root of the mount with this index was found as `name` in `dir`.
-    pub(crate) fn note_mount_place(&self, mount: u32, dir: &Arc<Inode>, name: &[u8]) {
+    pub(crate) fn note_mount_place(&self, mount: u32, dir: &Arc<LowerInode>, name: &[u8]) {
         let mut roots = lock(&self.foreign.0.roots);
         let root = roots.entry(mount).or_insert_with(MountRoot::new);
         let is_it =
@@ -366,7 +367,7 @@ impl Passthrough {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(&dir, &*place.name, flags, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open)?;
-        if Stat::of(fd.as_fd())?.mount_id() != mount.id {
+        if StatxResult::of(fd.as_fd())?.mount_id() != mount.id {
             return Err(Errno::ESTALE);
         }
         let fd = Arc::new(self.placed(fd));
@@ -375,7 +376,7 @@ impl Passthrough {
     }
 }
 
-fn is_pinned(inode: &Weak<Inode>) -> bool {
+fn is_pinned(inode: &Weak<LowerInode>) -> bool {
     inode.upgrade().is_some_and(|inode| inode.is_pinned())
 }
 

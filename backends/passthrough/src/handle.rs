@@ -12,9 +12,9 @@ const SMALL: usize = 22;
 
 /// The kernel's `struct file_handle`, compact.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Handle {
+pub(crate) struct CompactHandle {
     kind: i32,
-    bytes: Bytes,
+    bytes: HandleBytes,
 }
 
 /// `FILEID_INO32_GEN`: inode number and generation, 32 bits each.
@@ -25,23 +25,23 @@ const INO32_GEN_PARENT: i32 = 2;
 const BTRFS_KINDS: [i32; 3] = [0x4d, 0x4e, 0x4f];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Bytes {
+enum HandleBytes {
     Small(u8, [u8; SMALL]),
     Large(Box<[u8]>),
 }
 
-impl Handle {
+impl CompactHandle {
     /// Creates a handle of the type `kind`. `bytes` has at most [`MAX_HANDLE_BYTES`].
     pub(crate) fn new(kind: i32, bytes: &[u8]) -> Self {
         debug_assert!(bytes.len() <= MAX_HANDLE_BYTES);
         let bytes = if bytes.len() <= SMALL {
             let mut small = [0; SMALL];
             small[..bytes.len()].copy_from_slice(bytes);
-            Bytes::Small(bytes.len() as u8, small)
+            HandleBytes::Small(bytes.len() as u8, small)
         } else {
-            Bytes::Large(bytes.into())
+            HandleBytes::Large(bytes.into())
         };
-        Handle { kind, bytes }
+        CompactHandle { kind, bytes }
     }
 
     /// True if the file system `f_type` compares the generation of an inode with that in this handle, so that the handle opens no
@@ -73,16 +73,16 @@ impl Handle {
     /// `f_handle`.
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::Small(len, bytes) => &bytes[..usize::from(*len)],
-            Bytes::Large(bytes) => bytes,
+            HandleBytes::Small(len, bytes) => &bytes[..usize::from(*len)],
+            HandleBytes::Large(bytes) => bytes,
         }
     }
 
     /// Memory on the heap in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         match &self.bytes {
-            Bytes::Small(..) => 0,
-            Bytes::Large(bytes) => bytes.len(),
+            HandleBytes::Small(..) => 0,
+            HandleBytes::Large(bytes) => bytes.len(),
         }
     }
 
@@ -154,25 +154,25 @@ mod tests {
     fn handles_keep_their_bytes_small_and_large() {
         for len in [0, 8, SMALL, SMALL + 1, MAX_HANDLE_BYTES] {
             let bytes: Vec<u8> = (0..len as u8).collect();
-            let handle = Handle::new(7, &bytes);
+            let handle = CompactHandle::new(7, &bytes);
             assert_eq!((handle.kind(), handle.bytes()), (7, &bytes[..]));
         }
-        assert!(size_of::<Handle>() <= 32);
+        assert!(size_of::<CompactHandle>() <= 32);
     }
 
     #[test]
     fn a_handle_of_known_layout_contains_its_inode_number() {
-        let ext4 = Handle::new(1, &[0xa3, 0xc4, 3, 0, 9, 9, 9, 9]);
+        let ext4 = CompactHandle::new(1, &[0xa3, 0xc4, 3, 0, 9, 9, 9, 9]);
         assert_eq!(ext4.names(fs_type::EXT, 0x3c4a3), Some(true));
         assert_eq!(ext4.names(fs_type::EXT, 0x3c4a4), Some(false));
         assert_eq!(ext4.names(fs_type::OVERLAY, 0x3c4a3), None);
-        let tmpfs = Handle::new(1, &[9, 9, 9, 9, 5, 0, 0, 0, 1, 0, 0, 0]);
+        let tmpfs = CompactHandle::new(1, &[9, 9, 9, 9, 5, 0, 0, 0, 1, 0, 0, 0]);
         assert_eq!(tmpfs.names(fs_type::TMPFS, 0x1_0000_0005), Some(true));
     }
 
     #[test]
     fn a_handle_without_a_generation_is_exact_on_no_file_system_that_ignores_it() {
-        let with = |generation: u8| Handle::new(1, &[0xa3, 0xc4, 3, 0, generation, 0, 0, 0]);
+        let with = |generation: u8| CompactHandle::new(1, &[0xa3, 0xc4, 3, 0, generation, 0, 0, 0]);
         for f_type in [fs_type::EXT, fs_type::F2FS] {
             assert!(with(9).is_exact(f_type));
             assert!(!with(0).is_exact(f_type));
@@ -184,7 +184,7 @@ mod tests {
         let btrfs = |generation: u8| {
             let mut bytes = [1; 20];
             bytes[16..].copy_from_slice(&[generation, 0, 0, 0]);
-            Handle::new(0x4d, &bytes)
+            CompactHandle::new(0x4d, &bytes)
         };
         assert!(btrfs(7).is_exact(fs_type::BTRFS) && !btrfs(0).is_exact(fs_type::BTRFS));
     }

@@ -6,12 +6,12 @@
 //!
 //! - An inode is opened by its whole file handle, with the generation. Where the file system may take a handle for that of a successor
 //!   (generation 0, and layouts that are not known here), the handle opens a path, which is compared before anything is opened by it.
-//! - Number and birth time find a known inode again ([`Key`]) if it has a descriptor, so that its number is in use, or if the clock
+//! - Number and birth time find a known inode again ([`InodeKey`]) if it has a descriptor, so that its number is in use, or if the clock
 //!   had passed its birth time while the inode was there. Otherwise the handles are compared.
 //! - An inode without a handle keeps a descriptor until the clock has passed its birth time.
 //!
 //! The attributes of a lookup are read after the handle. If the name leads to a successor meanwhile, the handle is that of the removed inode
-//! and opens nothing. Where operations have the credentials of their callers ([`Credentials::Callers`]), a successor opens to nobody who
+//! and opens nothing. Where operations have the credentials of their callers ([`CredentialsPolicy::Callers`]), a successor opens to nobody who
 //! could not open it by name, and the last two rules do not apply.
 //!
 //! The rules for birth times assume that the clock of the machine is not set back to the same nanosecond. Handles do not depend on it.
@@ -25,11 +25,11 @@ use defuse_fs::{Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::handle::Handle;
-use crate::inode::{Inode, Key};
-use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::handle::CompactHandle;
+use crate::inode::{InodeKey, LowerInode};
+use crate::lower::{OrErrno, ProcPath, StatxResult};
 use crate::mounts::LowerMount;
-use crate::options::Credentials;
+use crate::options::CredentialsPolicy;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -53,27 +53,37 @@ impl ClockTick {
 impl LowerMount {
     /// The identity of an inode on this mount, which has the number `index`. Returns `None` if the
     /// file handle is needed, because the file system has no reliable birth times.
-    pub(crate) fn key(&self, index: u32, stat: &Stat, handle: Option<&Handle>) -> Option<Key> {
+    pub(crate) fn key(
+        &self,
+        index: u32,
+        stat: &StatxResult,
+        handle: Option<&CompactHandle>,
+    ) -> Option<InodeKey> {
         let birth = match (self.birth_is_constant(), self.handles) {
             (true, _) if stat.birth().is_some() => stat.birth()?,
             (_, true) => handle?.digest(),
             // Every such inode has an open descriptor, so its number cannot be reused.
             (_, false) => 0,
         };
-        Some(Key { ino: stat.ino(), birth, mount: index })
+        Some(InodeKey { ino: stat.ino(), birth, mount: index })
     }
 }
 
 impl Passthrough {
     /// True if no later inode can have the key of the inode with this status, which existed at `tick`.
-    pub(crate) fn is_unique(&self, mount: &LowerMount, stat: &Stat, tick: ClockTick) -> bool {
+    pub(crate) fn is_unique(
+        &self,
+        mount: &LowerMount,
+        stat: &StatxResult,
+        tick: ClockTick,
+    ) -> bool {
         let by_birth = mount.birth_is_constant().then(|| stat.birth()).flatten();
-        matches!(self.options.credentials, Credentials::Callers(_))
+        matches!(self.options.credentials, CredentialsPolicy::Callers(_))
             || by_birth.is_none_or(|birth| tick.is_after(birth))
     }
 
     /// True if the open inode `fd`, which has the key of `inode`, is that inode and not a successor.
-    pub(crate) fn is_same(&self, inode: &Inode, fd: BorrowedFd<'_>) -> bool {
+    pub(crate) fn is_same(&self, inode: &LowerInode, fd: BorrowedFd<'_>) -> bool {
         if inode.has_unique_key() {
             return true;
         }
@@ -84,8 +94,8 @@ impl Passthrough {
     /// Opens an inode by its handle.
     pub(crate) fn open_by_handle(
         &self,
-        inode: &Inode,
-        handle: &Handle,
+        inode: &LowerInode,
+        handle: &CompactHandle,
         flags: OFlags,
     ) -> Result<OwnedFd> {
         let mount = self.mounts.get(inode.key.mount)?;
@@ -96,7 +106,7 @@ impl Passthrough {
         }
         let found = sys::open_by_handle(root, handle, (OFlags::PATH | OFlags::CLOEXEC).bits())?;
         let found_handle = sys::name_to_handle(found.as_fd(), c"")?;
-        let stat = Stat::of(found.as_fd())?;
+        let stat = StatxResult::of(found.as_fd())?;
         let key = mount.key(inode.key.mount, &stat, Some(&found_handle));
         if found_handle != *handle || key != Some(inode.key) {
             return Err(Errno::ESTALE);
@@ -113,10 +123,10 @@ impl Passthrough {
 
 /// Inodes without handles that have a descriptor until the clock has passed their birth times, the oldest first.
 #[derive(Default)]
-pub(crate) struct YoungInodes(Mutex<VecDeque<(u64, Arc<Inode>)>>);
+pub(crate) struct YoungInodes(Mutex<VecDeque<(u64, Arc<LowerInode>)>>);
 
 impl YoungInodes {
-    fn add(&self, inode: Arc<Inode>) {
+    fn add(&self, inode: Arc<LowerInode>) {
         let mut young = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         young.push_back((inode.key.birth, inode));
     }
@@ -126,9 +136,9 @@ impl YoungInodes {
     }
 
     /// Removes up to `most` inodes whose birth times the clock has passed.
-    fn take_grown(&self, tick: ClockTick, most: usize) -> Vec<Arc<Inode>> {
+    fn take_grown(&self, tick: ClockTick, most: usize) -> Vec<Arc<LowerInode>> {
         let mut young = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_grown = |(birth, _): &(u64, Arc<Inode>)| tick.is_after(*birth);
+        let is_grown = |(birth, _): &(u64, Arc<LowerInode>)| tick.is_after(*birth);
         let grown = young.iter().take(most).take_while(|entry| is_grown(entry)).count();
         young.drain(..grown).map(|(_, inode)| inode).collect()
     }

@@ -9,14 +9,14 @@ use arc_swap::ArcSwapOption;
 use defuse_fs::{Errno, FileKind, Ino, Result};
 use hashbrown::HashTable;
 
-use crate::handle::Handle;
+use crate::handle::CompactHandle;
 use crate::lease::Lease;
-use crate::reopen::Places;
-use crate::slab::{SHARDS, Slab, SlabIndex};
+use crate::reopen::InodeNames;
+use crate::slab::{GenerationSlab, SHARDS, SlabIndex};
 
 /// The identity of an inode in the lower file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub(crate) struct InodeKey {
     /// `stx_ino`.
     pub(crate) ino: u64,
     /// Birth time in nanoseconds, or a hash of the file handle without birth times. It
@@ -27,28 +27,28 @@ pub(crate) struct Key {
 }
 
 /// The way back to an inode that has no descriptor of its own.
-pub(crate) enum Way {
-    Handle(Handle),
+pub(crate) enum ReopenMethod {
+    Handle(CompactHandle),
     /// The names that are recorded.
     Names,
     /// This descriptor of an open file, which becomes the pin.
     OpenFile(Arc<OwnedFd>),
 }
 
-impl Way {
-    fn handle(&self) -> Option<&Handle> {
+impl ReopenMethod {
+    fn handle(&self) -> Option<&CompactHandle> {
         match self {
-            Way::Handle(handle) => Some(handle),
-            Way::Names | Way::OpenFile(_) => None,
+            ReopenMethod::Handle(handle) => Some(handle),
+            ReopenMethod::Names | ReopenMethod::OpenFile(_) => None,
         }
     }
 }
 
 /// An inode known to a frontend.
-pub(crate) struct Inode {
+pub(crate) struct LowerInode {
     /// The inode number that frontends use.
     pub(crate) number: u64,
-    pub(crate) key: Key,
+    pub(crate) key: InodeKey,
     lookups: AtomicU64,
     /// The last slot of this inode in the descriptor cache, as a hint.
     pub(crate) cache_slot: AtomicU32,
@@ -62,14 +62,14 @@ pub(crate) struct Inode {
     pub(crate) pin: ArcSwapOption<OwnedFd>,
     /// The pin is that of an open file.
     pub(crate) has_borrowed_pin: AtomicBool,
-    pub(crate) handle: Option<Handle>,
+    pub(crate) handle: Option<CompactHandle>,
     /// The names by which it is found again without a handle.
-    pub(crate) places: Option<Box<Places>>,
+    pub(crate) places: Option<Box<InodeNames>>,
     /// No later inode can have `key`; see `identity.rs`.
     key_is_unique: AtomicBool,
 }
 
-impl Inode {
+impl LowerInode {
     pub(crate) fn is_pinned(&self) -> bool {
         self.pin.load().is_some()
     }
@@ -90,7 +90,7 @@ impl Inode {
     }
 
     /// True if `handle` is that of another inode.
-    fn differs_from(&self, handle: Option<&Handle>) -> bool {
+    fn differs_from(&self, handle: Option<&CompactHandle>) -> bool {
         matches!((&self.handle, handle), (Some(own), Some(other)) if own != other)
     }
 
@@ -108,20 +108,20 @@ impl Inode {
         Ino(self.number)
     }
 
-    pub(crate) fn root(key: Key, way: Way, fd: OwnedFd) -> Self {
-        let mut root = Inode::new(key, FileKind::Directory, way, Some(fd));
+    pub(crate) fn root(key: InodeKey, way: ReopenMethod, fd: OwnedFd) -> Self {
+        let mut root = LowerInode::new(key, FileKind::Directory, way, Some(fd));
         root.number = Ino::ROOT.0;
         root
     }
 
-    fn new(key: Key, kind: FileKind, way: Way, pin: Option<OwnedFd>) -> Self {
+    fn new(key: InodeKey, kind: FileKind, way: ReopenMethod, pin: Option<OwnedFd>) -> Self {
         let (handle, places, borrowed) = match way {
-            Way::Handle(handle) => (Some(handle), None, None),
-            Way::Names => (None, Some(Box::default()), None),
-            Way::OpenFile(fd) => (None, None, Some(fd)),
+            ReopenMethod::Handle(handle) => (Some(handle), None, None),
+            ReopenMethod::Names => (None, Some(Box::default()), None),
+            ReopenMethod::OpenFile(fd) => (None, None, Some(fd)),
         };
         let has_borrowed_pin = AtomicBool::new(borrowed.is_some());
-        Inode {
+        LowerInode {
             number: 0,
             key,
             lookups: AtomicU64::new(0),
@@ -141,21 +141,21 @@ impl Inode {
 /// that both kinds of lookup take the lock of one shard. The lock is shared, except for the first
 /// lookup and the last forget of an inode.
 pub(crate) struct InodeTable {
-    shards: Box<[RwLock<Shard>]>,
+    shards: Box<[RwLock<InodeTableShard>]>,
     hasher: RandomState,
-    root: Arc<Inode>,
+    root: Arc<LowerInode>,
     pinned: AtomicUsize,
     /// Number of inodes that are no directories.
     files: AtomicUsize,
 }
 
-struct Shard {
-    slab: Slab<Inode>,
+struct InodeTableShard {
+    slab: GenerationSlab<LowerInode>,
     /// Slots of the slab, by hash of their keys.
     by_key: HashTable<u32>,
 }
 
-impl Shard {
+impl InodeTableShard {
     fn unhash(&mut self, hash: u64, slot: u32) {
         if let Ok(entry) = self.by_key.find_entry(hash, |found| *found == slot) {
             entry.remove();
@@ -164,18 +164,20 @@ impl Shard {
 }
 
 /// An inode that was found in a lower file system.
-pub(crate) struct NewInode {
-    pub(crate) key: Key,
+pub(crate) struct FoundInode {
+    pub(crate) key: InodeKey,
     pub(crate) kind: FileKind,
-    pub(crate) way: Way,
+    pub(crate) way: ReopenMethod,
     pub(crate) pin: Option<OwnedFd>,
     /// No later inode can have `key`.
     pub(crate) key_is_unique: bool,
 }
 
 impl InodeTable {
-    pub(crate) fn new(root: Inode) -> Self {
-        let shard = || RwLock::new(Shard { slab: Slab::new(), by_key: HashTable::new() });
+    pub(crate) fn new(root: LowerInode) -> Self {
+        let shard = || {
+            RwLock::new(InodeTableShard { slab: GenerationSlab::new(), by_key: HashTable::new() })
+        };
         InodeTable {
             shards: (0..SHARDS).map(|_| shard()).collect(),
             hasher: RandomState::new(),
@@ -185,12 +187,12 @@ impl InodeTable {
         }
     }
 
-    pub(crate) fn root(&self) -> &Arc<Inode> {
+    pub(crate) fn root(&self) -> &Arc<LowerInode> {
         &self.root
     }
 
     /// The inode with this number. Fails with `ESTALE` if it was forgotten.
-    pub(crate) fn get(&self, ino: Ino) -> Result<Arc<Inode>> {
+    pub(crate) fn get(&self, ino: Ino) -> Result<Arc<LowerInode>> {
         if ino == Ino::ROOT {
             return Ok(Arc::clone(&self.root));
         }
@@ -199,7 +201,7 @@ impl InodeTable {
     }
 
     /// The inode with this identity. Does not count a lookup.
-    pub(crate) fn peek(&self, key: &Key) -> Option<Arc<Inode>> {
+    pub(crate) fn peek(&self, key: &InodeKey) -> Option<Arc<LowerInode>> {
         if *key == self.root.key {
             return Some(Arc::clone(&self.root));
         }
@@ -208,7 +210,7 @@ impl InodeTable {
     }
 
     /// Counts a lookup of the inode with this identity, if it is known and no other inode can have the identity.
-    pub(crate) fn acquire(&self, key: &Key) -> Option<Ino> {
+    pub(crate) fn acquire(&self, key: &InodeKey) -> Option<Ino> {
         if *key == self.root.key {
             return Some(Ino::ROOT);
         }
@@ -222,8 +224,8 @@ impl InodeTable {
     }
 
     /// Adds an inode with a lookup count of one, or counts one more lookup of the existing inode. True if it is new.
-    pub(crate) fn insert(&self, new: NewInode) -> Result<(Ino, bool)> {
-        let NewInode { key, kind, way, pin, key_is_unique } = new;
+    pub(crate) fn insert(&self, new: FoundInode) -> Result<(Ino, bool)> {
+        let FoundInode { key, kind, way, pin, key_is_unique } = new;
         if key == self.root.key {
             return Ok((Ino::ROOT, false));
         }
@@ -252,10 +254,10 @@ impl InodeTable {
         if let Some(predecessor) = known {
             shard.unhash(hash, SlabIndex::of(predecessor.number).slot);
         }
-        let mut inode = Inode::new(key, kind, way, pin);
+        let mut inode = LowerInode::new(key, kind, way, pin);
         inode.key_is_unique = AtomicBool::new(key_is_unique);
         let pinned = usize::from(inode.is_pinned());
-        let Shard { slab, by_key } = shard;
+        let InodeTableShard { slab, by_key } = shard;
         let (slot, inode) = slab
             .insert(index, |number| {
                 inode.number = number;
@@ -274,7 +276,7 @@ impl InodeTable {
     }
 
     /// Decreases the lookup count. Returns the inode if it reached 0.
-    pub(crate) fn forget(&self, ino: Ino, lookups: u64) -> Option<Arc<Inode>> {
+    pub(crate) fn forget(&self, ino: Ino, lookups: u64) -> Option<Arc<LowerInode>> {
         if ino == Ino::ROOT {
             return None;
         }
@@ -308,7 +310,7 @@ impl InodeTable {
 
     /// Removes the identity of `inode`, which is gone, so that a successor can have it. Its number
     /// stays valid until it is forgotten.
-    pub(crate) fn unhash(&self, inode: &Inode) {
+    pub(crate) fn unhash(&self, inode: &LowerInode) {
         let place = SlabIndex::of(inode.number);
         if inode.ino() != Ino::ROOT {
             let hash = self.hasher.hash_one(inode.key);
@@ -317,7 +319,7 @@ impl InodeTable {
     }
 
     /// Pins `fd` until the inode is forgotten or [`unpin`](InodeTable::unpin)ned.
-    pub(crate) fn pin(&self, inode: &Inode, fd: Arc<OwnedFd>) {
+    pub(crate) fn pin(&self, inode: &LowerInode, fd: Arc<OwnedFd>) {
         // Under the lock of the shard and only while the inode is in the table, so that `forget`
         // counts every pin that it removes.
         let place = SlabIndex::of(inode.number);
@@ -328,7 +330,7 @@ impl InodeTable {
     }
 
     /// Releases the pin of an inode that its handle can find.
-    pub(crate) fn unpin(&self, inode: &Inode) {
+    pub(crate) fn unpin(&self, inode: &LowerInode) {
         let place = SlabIndex::of(inode.number);
         let shard = self.read(place.shard);
         if shard.slab.get(place).is_some() && inode.pin.swap(None).is_some() {
@@ -337,7 +339,7 @@ impl InodeTable {
     }
 
     /// All inodes known to frontends.
-    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
+    pub(crate) fn all(&self) -> Vec<Arc<LowerInode>> {
         let shards = (0..SHARDS).flat_map(|index| {
             let shard = self.read(index);
             shard.slab.values().cloned().collect::<Vec<_>>()
@@ -363,29 +365,29 @@ impl InodeTable {
             let shard = self.read(index);
             count += shard.slab.len();
             bytes += shard.slab.memory_bytes() + shard.by_key.allocation_size();
-            bytes += shard.slab.len() * (size_of::<Inode>() + ARC_COUNTS);
+            bytes += shard.slab.len() * (size_of::<LowerInode>() + ARC_COUNTS);
             let handles = shard.slab.values().filter_map(|inode| inode.handle.as_ref());
-            bytes += handles.map(Handle::heap_bytes).sum::<usize>();
+            bytes += handles.map(CompactHandle::heap_bytes).sum::<usize>();
         }
         (count, bytes)
     }
 
-    fn place(&self, key: &Key) -> (u64, usize) {
+    fn place(&self, key: &InodeKey) -> (u64, usize) {
         let hash = self.hasher.hash_one(key);
         // The table of a shard uses the low and the topmost bits of the hash.
         (hash, (hash >> 40) as usize % SHARDS)
     }
 
-    fn read(&self, shard: usize) -> std::sync::RwLockReadGuard<'_, Shard> {
+    fn read(&self, shard: usize) -> std::sync::RwLockReadGuard<'_, InodeTableShard> {
         self.shards[shard].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, shard: usize) -> std::sync::RwLockWriteGuard<'_, Shard> {
+    fn write(&self, shard: usize) -> std::sync::RwLockWriteGuard<'_, InodeTableShard> {
         self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn find<'a>(shard: &'a Shard, hash: u64, key: &Key) -> Option<&'a Arc<Inode>> {
+fn find<'a>(shard: &'a InodeTableShard, hash: u64, key: &InodeKey) -> Option<&'a Arc<LowerInode>> {
     let same = |slot: &u32| shard.slab.at(*slot).is_some_and(|inode| inode.key == *key);
     shard.by_key.find(hash, same).and_then(|slot| shard.slab.at(*slot))
 }
@@ -396,23 +398,23 @@ mod tests {
 
     fn table() -> InodeTable {
         let fd = std::fs::File::open("/").unwrap().into();
-        InodeTable::new(Inode::root(key(0), Way::Names, fd))
+        InodeTable::new(LowerInode::root(key(0), ReopenMethod::Names, fd))
     }
 
-    fn key(ino: u64) -> Key {
-        Key { ino, birth: 7, mount: 0 }
+    fn key(ino: u64) -> InodeKey {
+        InodeKey { ino, birth: 7, mount: 0 }
     }
 
-    fn found(ino: u64, way: Way) -> NewInode {
+    fn found(ino: u64, way: ReopenMethod) -> FoundInode {
         let kind = FileKind::Regular;
-        NewInode { key: key(ino), kind, way, pin: None, key_is_unique: true }
+        FoundInode { key: key(ino), kind, way, pin: None, key_is_unique: true }
     }
 
     #[test]
     fn an_inode_stays_until_its_last_lookup_is_given_back() {
         let table = table();
-        let (ino, _) = table.insert(found(2, Way::Names)).unwrap();
-        let again = table.insert(found(2, Way::Names));
+        let (ino, _) = table.insert(found(2, ReopenMethod::Names)).unwrap();
+        let again = table.insert(found(2, ReopenMethod::Names));
         assert_eq!(again, Ok((ino, false)));
         assert_eq!(table.acquire(&key(2)), Some(ino));
         assert!(table.forget(ino, 2).is_none());
@@ -426,8 +428,10 @@ mod tests {
     #[test]
     fn a_successor_with_the_same_key_is_another_inode() {
         let table = table();
-        let way = |generation| Way::Handle(Handle::new(1, &[2, 0, 0, 0, generation, 0, 0, 0]));
-        let young = |generation| NewInode { key_is_unique: false, ..found(2, way(generation)) };
+        let way = |generation| {
+            ReopenMethod::Handle(CompactHandle::new(1, &[2, 0, 0, 0, generation, 0, 0, 0]))
+        };
+        let young = |generation| FoundInode { key_is_unique: false, ..found(2, way(generation)) };
         let (old, _) = table.insert(young(1)).unwrap();
         assert_eq!(table.acquire(&key(2)), None, "the key may lead to a successor");
         assert_eq!(table.insert(young(1)), Ok((old, false)));
@@ -443,7 +447,7 @@ mod tests {
     fn an_inode_takes_less_than_150_bytes() {
         let table = table();
         for ino in 1..100_000 {
-            let way = Way::Handle(Handle::new(1, &[0; 12]));
+            let way = ReopenMethod::Handle(CompactHandle::new(1, &[0; 12]));
             table.insert(found(ino, way)).unwrap();
         }
         let (count, bytes) = table.size();

@@ -5,25 +5,26 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_fs::source::Value::{Choice, Flag, Number};
+use defuse_fs::source::OptionValue::{Choice, Flag, Number};
 use defuse_fs::source::{
-    About, Description, Error, Files, Frontend, Opt, Rest, Result, Sharing, Threads,
+    CallingThreads, FileAccess, FrontendProperties, SourceDescription, SourceFacts,
+    SourceOpenError, SourceOption, SourceRest, SourceResult, SourceSharing,
 };
 use defuse_fs::{CacheMode, FileSystem};
 
-use crate::{Credentials, FileHandles, Options, Passthrough};
+use crate::{CredentialsPolicy, FileHandles, Passthrough, PassthroughOptions};
 
 /// `passthrough:DIR`.
-pub static KIND: Description<Options> = Description {
-    about: About {
+pub static KIND: SourceDescription<PassthroughOptions> = SourceDescription {
+    about: SourceFacts {
         name: "passthrough",
         form: "passthrough:DIR",
         help: "a directory of another file system",
-        rest: Rest::Path,
-        sharing: Sharing::InDirectory,
+        rest: SourceRest::Path,
+        sharing: SourceSharing::InDirectory,
         rings: false,
         network: false,
-        files: Files::InDirectory,
+        files: FileAccess::InDirectory,
     },
     options: OPTIONS,
     defaults,
@@ -32,27 +33,27 @@ pub static KIND: Description<Options> = Description {
 };
 
 #[rustfmt::skip]
-const OPTIONS: &[Opt<Options>] = &[
-    Opt::new("backing", Choice(&[
+const OPTIONS: &[SourceOption<PassthroughOptions>] = &[
+    SourceOption::new("backing", Choice(&[
             ("on", |o| o.backing_files = true),
             ("off", |o| o.backing_files = false),
         ]),
         "let frontends read and write files by their own descriptors (default on)"),
-    Opt::new("exclusive", Flag(|o| o.exclusive = true),
+    SourceOption::new("exclusive", Flag(|o| o.exclusive = true),
         "the source changes only through this mount: caches live longer"),
-    Opt::new("handles", Choice(&[
+    SourceOption::new("handles", Choice(&[
             ("auto", |o| o.file_handles = FileHandles::Auto),
             ("on", |o| o.file_handles = FileHandles::On),
             ("off", |o| o.file_handles = FileHandles::Off),
         ]),
         "find inodes again by file handles, or by name (default auto)"),
-    Opt::new("fd_cache", Number(0, u32::MAX as u64, |o, n| o.fd_cache = n as usize),
+    SourceOption::new("fd_cache", Number(0, u32::MAX as u64, |o, n| o.fd_cache = n as usize),
         "descriptors kept open for inodes with handles (default 0: by the limit of open files)"),
-    Opt::new("xattr", Flag(|o| o.xattrs = true),
+    SourceOption::new("xattr", Flag(|o| o.xattrs = true),
         "extended attributes and ACLs exist (default)"),
-    Opt::new("no_xattr", Flag(|o| o.xattrs = false),
+    SourceOption::new("no_xattr", Flag(|o| o.xattrs = false),
         "extended attributes do not exist, nor ACLs unless other users have access"),
-    Opt::new("cache", Choice(&[
+    SourceOption::new("cache", Choice(&[
             ("cached", |o| o.cache = CacheMode::Cached),
             ("keep", |o| o.cache = CacheMode::Keep),
             ("direct", |o| o.cache = CacheMode::Direct),
@@ -60,10 +61,14 @@ const OPTIONS: &[Opt<Options>] = &[
         "keep pages while a file is open (default), from earlier opens as well, or not at all"),
 ];
 
-fn defaults(frontend: &Frontend) -> Options {
-    let base = if frontend.stackfs { Options::stackfs() } else { Options::default() };
+fn defaults(frontend: &FrontendProperties) -> PassthroughOptions {
+    let base = if frontend.stackfs {
+        PassthroughOptions::stackfs()
+    } else {
+        PassthroughOptions::default()
+    };
     let valid = |time| if frontend.concurrent { Duration::ZERO } else { time };
-    Options {
+    PassthroughOptions {
         attr_valid_for: valid(base.attr_valid_for),
         entry_valid_for: valid(base.entry_valid_for),
         negative_valid_for: valid(base.negative_valid_for),
@@ -73,9 +78,9 @@ fn defaults(frontend: &Frontend) -> Options {
         writeback: frontend.writeback,
         noatime: frontend.noatime,
         credentials: match (frontend.threads, frontend.threads.native_opener()) {
-            (_, Some(opener)) => Credentials::Callers(opener),
-            (Threads::Application, None) => Credentials::Restore,
-            (Threads::Serving | Threads::Callers, None) => Credentials::Sticky,
+            (_, Some(opener)) => CredentialsPolicy::Callers(opener),
+            (CallingThreads::Application, None) => CredentialsPolicy::Restore,
+            (CallingThreads::Serving | CallingThreads::Callers, None) => CredentialsPolicy::Sticky,
         },
         descriptors_from: frontend.descriptors_from,
         granted: frontend.granted,
@@ -85,41 +90,41 @@ fn defaults(frontend: &Frontend) -> Options {
     }
 }
 
-fn open(rest: &OsStr, options: Options) -> Result<Arc<dyn FileSystem>> {
-    let fs = Passthrough::new(Path::new(rest), options).map_err(Error::failed)?;
+fn open(rest: &OsStr, options: PassthroughOptions) -> SourceResult<Arc<dyn FileSystem>> {
+    let fs = Passthrough::new(Path::new(rest), options).map_err(SourceOpenError::failed)?;
     Ok(Arc::new(fs))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Granted, Locks};
+    use crate::{GrantedEffects, LockPlace};
 
     #[test]
     fn options_reach_their_settings() {
-        let of = |options: &[&str]| KIND.settings(&Frontend::default(), options).unwrap();
-        assert_eq!(of(&[]), Options::default());
+        let of = |options: &[&str]| KIND.settings(&FrontendProperties::default(), options).unwrap();
+        assert_eq!(of(&[]), PassthroughOptions::default());
         let changed = of(&["handles=off", "fd_cache=9", "no_xattr", "exclusive", "cache=keep"]);
-        let expected = Options {
+        let expected = PassthroughOptions {
             file_handles: FileHandles::Off,
             fd_cache: 9,
             xattrs: false,
             exclusive: true,
             cache: CacheMode::Keep,
-            ..Options::default()
+            ..PassthroughOptions::default()
         };
         assert_eq!(changed, expected);
         assert!(!of(&["backing=off"]).backing_files);
-        let error = KIND.settings(&Frontend::default(), &["handles=maybe"]).unwrap_err();
+        let error = KIND.settings(&FrontendProperties::default(), &["handles=maybe"]).unwrap_err();
         assert!(error.to_string().contains("one of auto|on|off"), "{error}");
     }
 
     #[test]
     fn the_frontend_decides_the_settings_that_depend_on_it() {
-        let granted = Granted { suid: true, dev: false };
-        let frontend = Frontend {
-            threads: Threads::Application,
-            locks: Locks::Inherited,
+        let granted = GrantedEffects { suid: true, dev: false };
+        let frontend = FrontendProperties {
+            threads: CallingThreads::Application,
+            locks: LockPlace::Inherited,
             concurrent: true,
             writeback: true,
             noatime: true,
@@ -132,34 +137,37 @@ mod tests {
             descriptors_kept: 256,
             stackfs: false,
         };
-        let expected = Options {
+        let expected = PassthroughOptions {
             attr_valid_for: Duration::ZERO,
             entry_valid_for: Duration::ZERO,
             backing_files: false,
-            locks: Locks::Inherited,
+            locks: LockPlace::Inherited,
             fd_cache: 256,
             writeback: true,
             noatime: true,
-            credentials: Credentials::Restore,
+            credentials: CredentialsPolicy::Restore,
             descriptors_from: 900,
             granted,
             single_user: true,
             mountpoint: Some("/mnt".into()),
-            ..Options::default()
+            ..PassthroughOptions::default()
         };
         assert_eq!(KIND.settings(&frontend, &[] as &[&str]), Ok(expected));
     }
 
     #[test]
     fn options_override_what_is_left_out_for_stackfs() {
-        let frontend = Frontend {
+        let frontend = FrontendProperties {
             stackfs: true,
             backing_files: false,
             single_user: true,
-            ..Frontend::default()
+            ..FrontendProperties::default()
         };
         let of = |options: &[&str]| KIND.settings(&frontend, options).unwrap();
-        assert_eq!(of(&[]), Options::stackfs());
-        assert_eq!(of(&["xattr"]), Options { xattrs: true, ..Options::stackfs() });
+        assert_eq!(of(&[]), PassthroughOptions::stackfs());
+        assert_eq!(
+            of(&["xattr"]),
+            PassthroughOptions { xattrs: true, ..PassthroughOptions::stackfs() }
+        );
     }
 }

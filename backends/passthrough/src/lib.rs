@@ -53,16 +53,16 @@
 //! goes through `/proc/self/fd`. An inode that is not in the cache takes 2 more calls (openat,
 //! statx), and so does each directory above it that is not.
 //!
-//! A program in whose process this is ([`Credentials::Callers`]) looks a file up and opens it for reading with 3 calls, with and
+//! A program in whose process this is ([`CredentialsPolicy::Callers`]) looks a file up and opens it for reading with 3 calls, with and
 //! without file handles: statx, openat, statx. One more gives it a descriptor of its own. A file that it creates takes one
 //! call less than in the table. The handle is left out: the open file leads to its inode (`by_open_file.rs`).
 //!
 //! # Effects on the calling threads
 //!
-//! See [`Credentials`]. By default, a thread keeps the file-system user, group, umask and
+//! See [`CredentialsPolicy`]. By default, a thread keeps the file-system user, group, umask and
 //! capabilities that an operation has set, and gets its own working directory. Every operation acts
 //! as its caller and does not depend on the state that earlier ones left. Threads of an application
-//! need [`Credentials::Restore`], or [`Credentials::Callers`] if they are the callers.
+//! need [`CredentialsPolicy::Restore`], or [`CredentialsPolicy::Callers`] if they are the callers.
 
 #![deny(unsafe_code)]
 
@@ -99,8 +99,8 @@ mod slab;
 #[allow(unsafe_code)]
 mod sys;
 
-pub use defuse_fs::source::{Granted, Locks};
+pub use defuse_fs::source::{GrantedEffects, LockPlace};
 pub use error::SourceError;
 pub use kind::KIND;
-pub use options::{Credentials, FileHandles, Options};
-pub use passthrough::{Passthrough, Stats};
+pub use options::{CredentialsPolicy, FileHandles, PassthroughOptions};
+pub use passthrough::{Passthrough, ResourceStats};

@@ -15,9 +15,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_fs::locks::Shares;
+use defuse_fs::locks::WaitShares;
 use defuse_fs::{
-    Errno, File, Ino, Interrupted, Lock, LockKind, LockOwner, LockRequest, LockType, LockWait,
+    Errno, File, Ino, InterruptCheck, Lock, LockKind, LockOwner, LockRequest, LockType, LockWait,
     Result,
 };
 use rustix::fs::{FlockOperation, OFlags};
@@ -32,46 +32,46 @@ const OFFSET_MAX: u64 = u64::MAX >> 1;
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// The descriptors that hold the locks of each owner, and the waiting locks.
-pub(crate) struct LockTable {
-    owners: Mutex<Owners>,
-    waiters: Arc<Waiters>,
+pub(crate) struct OwnerLocks {
+    owners: Mutex<LockOwners>,
+    waiters: Arc<LockWaiters>,
 }
 
 /// The descriptors of each owner, and the process that opened them.
-struct Owners {
+struct LockOwners {
     fds: HashMap<Ino, HashMap<LockOwner, Arc<OwnedFd>>>,
     process: u32,
 }
 
 #[derive(Default)]
-struct Waiters {
-    queue: Mutex<Queue>,
+struct LockWaiters {
+    queue: Mutex<LockWaitQueue>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
-    waiting: Vec<Waiting>,
+struct LockWaitQueue {
+    waiting: Vec<QueuedWait>,
     /// All waits, also those that are being tried outside of the mutex.
-    shares: Shares,
+    shares: WaitShares,
     running: bool,
     /// Retry now: a lock was released or a wait interrupted.
     kicked: bool,
     stopped: bool,
 }
 
-struct Waiting {
+struct QueuedWait {
     wait: LockWait,
     fd: Arc<OwnedFd>,
 }
 
-impl LockTable {
+impl OwnerLocks {
     pub(crate) fn new() -> Self {
-        let owners = Owners { fds: HashMap::new(), process: std::process::id() };
-        LockTable { owners: Mutex::new(owners), waiters: Arc::default() }
+        let owners = LockOwners { fds: HashMap::new(), process: std::process::id() };
+        OwnerLocks { owners: Mutex::new(owners), waiters: Arc::default() }
     }
 
-    fn owners(&self) -> MutexGuard<'_, Owners> {
+    fn owners(&self) -> MutexGuard<'_, LockOwners> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -122,7 +122,7 @@ impl LockTable {
     }
 }
 
-impl Drop for LockTable {
+impl Drop for OwnerLocks {
     fn drop(&mut self) {
         let mut queue = self.waiters.lock();
         queue.stopped = true;
@@ -196,7 +196,7 @@ impl Passthrough {
             other => return wait.finish(other),
         }
         match self.lock_fd(file, &request) {
-            Ok(fd) => Waiters::add(&self.locks.waiters, Waiting { wait, fd }),
+            Ok(fd) => LockWaiters::add(&self.locks.waiters, QueuedWait { wait, fd }),
             Err(errno) => wait.finish(Err(errno)),
         }
     }
@@ -214,8 +214,8 @@ impl Passthrough {
     }
 }
 
-impl Waiters {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl LockWaiters {
+    fn lock(&self) -> MutexGuard<'_, LockWaitQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -227,7 +227,7 @@ impl Waiters {
         }
     }
 
-    fn add(this: &Arc<Self>, waiting: Waiting) {
+    fn add(this: &Arc<Self>, waiting: QueuedWait) {
         let shared = Arc::clone(this);
         // Before it is in the queue, so that an interrupt is either seen there or kicks.
         waiting.wait.interrupt().on_interrupt(move || shared.kick());
@@ -252,7 +252,7 @@ impl Waiters {
             Ok(_) => queue.running = true,
             Err(error) => {
                 let waiting = std::mem::take(&mut queue.waiting);
-                queue.shares = Shares::default();
+                queue.shares = WaitShares::default();
                 drop(queue);
                 log::error!("no thread to wait for locks: {error}");
                 waiting.into_iter().for_each(|waiting| waiting.wait.finish(Err(Errno::ENOLCK)));
@@ -275,13 +275,13 @@ impl Waiters {
             let batch = std::mem::take(&mut queue.waiting);
             drop(queue);
             let mut ended = Vec::new();
-            let mut go_on = |waiting: Waiting| {
+            let mut go_on = |waiting: QueuedWait| {
                 let uid = waiting.wait.caller().uid;
                 let left = waiting.go_on();
                 ended.extend(left.is_none().then_some(uid));
                 left
             };
-            let left: Vec<Waiting> = batch.into_iter().filter_map(&mut go_on).collect();
+            let left: Vec<QueuedWait> = batch.into_iter().filter_map(&mut go_on).collect();
             queue = self.lock();
             ended.into_iter().for_each(|uid| queue.shares.give_back(uid));
             queue.waiting.extend(left);
@@ -294,7 +294,7 @@ impl Waiters {
     }
 }
 
-impl Waiting {
+impl QueuedWait {
     /// Tries once. Returns `None` if the request was answered.
     fn go_on(self) -> Option<Self> {
         let result = if self.wait.interrupt().interrupted() {

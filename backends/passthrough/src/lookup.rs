@@ -3,20 +3,20 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{Entry, Errno, FileKind, Ino, OpenFlags, Opened, Result};
+use defuse_fs::{Entry, Errno, FileKind, Ino, OpenFlags, OpenReply, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::path::Arg;
 
-use crate::data::Divided;
-use crate::handle::Handle;
+use crate::data::OpenDescriptors;
+use crate::handle::CompactHandle;
 use crate::identity::ClockTick;
-use crate::inode::{Inode, Key, NewInode, Way};
-use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::inode::{FoundInode, InodeKey, LowerInode, ReopenMethod};
+use crate::lower::{OrErrno, ProcPath, StatxResult};
 use crate::passthrough::Passthrough;
 use crate::sys;
 
 /// The use of the descriptor by which an inode was found.
-enum Kept {
+enum DescriptorUse {
     Nothing,
     Pinned(OwnedFd),
     /// Until the clock has passed the birth time.
@@ -28,7 +28,7 @@ impl Passthrough {
     /// Looks up `name` in the directory `dir`, which is open as `fd`. Counts a lookup.
     pub(crate) fn lookup_in(
         &self,
-        dir: &Arc<Inode>,
+        dir: &Arc<LowerInode>,
         fd: BorrowedFd<'_>,
         name: &[u8],
     ) -> Result<Entry> {
@@ -44,7 +44,7 @@ impl Passthrough {
     /// Looks up `name`, which was made just now, in the directory `dir`, which is open as `fd`. Counts a lookup.
     pub(crate) fn lookup_new_in(
         &self,
-        dir: &Arc<Inode>,
+        dir: &Arc<LowerInode>,
         fd: BorrowedFd<'_>,
         name: &[u8],
     ) -> Result<Entry> {
@@ -56,11 +56,11 @@ impl Passthrough {
     /// Looks up `name` like [`lookup_in`](Self::lookup_in), and opens it if it is a regular file that can be opened.
     pub(crate) fn lookup_in_to_open(
         &self,
-        dir: &Arc<Inode>,
+        dir: &Arc<LowerInode>,
         fd: BorrowedFd<'_>,
         name: &[u8],
         flags: OpenFlags,
-    ) -> Result<(Entry, Option<Opened>)> {
+    ) -> Result<(Entry, Option<OpenReply>)> {
         if let Some(covered) = self.lookup_covered(dir, name) {
             return Ok((covered?, None));
         }
@@ -75,19 +75,24 @@ impl Passthrough {
         Ok((entry, None))
     }
 
-    fn stat_at(&self, dir: &Arc<Inode>, fd: BorrowedFd<'_>, name: &[u8]) -> Result<Stat> {
-        Stat::at(fd, name).inspect_err(|_| self.note_absent(dir, name))
+    fn stat_at(
+        &self,
+        dir: &Arc<LowerInode>,
+        fd: BorrowedFd<'_>,
+        name: &[u8],
+    ) -> Result<StatxResult> {
+        StatxResult::at(fd, name).inspect_err(|_| self.note_absent(dir, name))
     }
 
     /// Opens `name` in `dir`, which was a regular file just now. Everything is told of the open file, because the name may have changed
     /// meanwhile. Returns `None` if it cannot be opened, or is another kind of file. Fails with `EINTR`.
     fn open_in(
         &self,
-        dir: &Arc<Inode>,
+        dir: &Arc<LowerInode>,
         fd: BorrowedFd<'_>,
         name: &[u8],
         flags: OpenFlags,
-    ) -> Result<Option<(Entry, Opened)>> {
+    ) -> Result<Option<(Entry, OpenReply)>> {
         let how = self.lower_flags(flags) | OFlags::NOFOLLOW | OFlags::NOCTTY;
         let how = how | self.close_on_exec(flags);
         let open = || rustix::fs::openat(fd, name, how, Mode::empty()).or_errno();
@@ -96,7 +101,7 @@ impl Passthrough {
             Err(Errno::EINTR) => return Err(Errno::EINTR),
             Err(_) => return Ok(None),
         };
-        let stat = Stat::of(file.as_fd());
+        let stat = StatxResult::of(file.as_fd());
         let Some(stat) = stat.ok().filter(|stat| stat.kind() == Ok(FileKind::Regular)) else {
             return Ok(None);
         };
@@ -107,11 +112,11 @@ impl Passthrough {
     /// Adds the open file that has the name `name` in `dir`, with its inode. Counts a lookup.
     fn enter_open(
         &self,
-        dir: &Arc<Inode>,
+        dir: &Arc<LowerInode>,
         name: &[u8],
-        (file, stat): (Divided, &Stat),
+        (file, stat): (OpenDescriptors, &StatxResult),
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (mount, entry) = self.enter_open_fd(dir.key.mount, &file.own, stat)?;
         self.note_place(entry.ino, dir, name);
         let opened = self.opened(mount, file, flags).inspect_err(|_| self.forget(entry.ino, 1))?;
@@ -119,14 +124,20 @@ impl Passthrough {
     }
 
     /// Looks up `name` in `dir`, a directory on the mount `likely`. It had this status just now.
-    fn find_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Result<Entry> {
+    fn find_in(
+        &self,
+        likely: u32,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        stat: &StatxResult,
+    ) -> Result<Entry> {
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
             return self.lookup_by_fd(likely, dir, name);
         };
         let mount = self.mounts.get(index)?;
         let kept = self.keeps_descriptors();
         let is_usable =
-            |key: &Key| !kept || self.inodes.peek(key).is_some_and(|inode| inode.is_pinned());
+            |key: &InodeKey| !kept || self.inodes.peek(key).is_some_and(|inode| inode.is_pinned());
         if let Some(key) = mount.key(index, stat, None)
             && is_usable(&key)
             && let Some(ino) = self.acquire(&key)
@@ -149,13 +160,13 @@ impl Passthrough {
         let tick = ClockTick::now();
         let handle = handle_of(dir, name)?;
         // After the handle: the attributes of a predecessor would let its owner open the inode of the handle.
-        let stat = Stat::at(dir, name)?;
+        let stat = StatxResult::at(dir, name)?;
         let is_same = handle.names(mount.f_type, stat.ino()) == Some(true);
         if !is_same || stat.mount_id() != mount.id {
             return self.lookup_by_fd(index, dir, name);
         }
         let is_unique = self.is_unique(mount, &stat, tick);
-        self.enter(index, &stat, Some(handle), (Kept::Nothing, is_unique))
+        self.enter(index, &stat, Some(handle), (DescriptorUse::Nothing, is_unique))
     }
 
     /// Looks up a name by opening it: without file handles, at mount points, and if the name
@@ -170,14 +181,14 @@ impl Passthrough {
     /// Adds the inode of an `O_PATH` descriptor. Counts a lookup. If `named` is set, the caller
     /// knows its name and records it.
     pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd, named: bool) -> Result<Entry> {
-        let stat = Stat::of(fd.as_fd())?;
+        let stat = StatxResult::of(fd.as_fd())?;
         let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
         let is_unique = self.is_unique(self.mounts.get(index)?, &stat, ClockTick::now());
         let kept = match &handle {
-            Some(_) if !self.keeps_descriptors() => Kept::Nothing,
-            None if named && self.is_reopened(&stat) && is_unique => Kept::Cached(fd),
-            None if named && self.is_reopened(&stat) => Kept::PinnedYoung(fd),
-            _ => Kept::Pinned(fd),
+            Some(_) if !self.keeps_descriptors() => DescriptorUse::Nothing,
+            None if named && self.is_reopened(&stat) && is_unique => DescriptorUse::Cached(fd),
+            None if named && self.is_reopened(&stat) => DescriptorUse::PinnedYoung(fd),
+            _ => DescriptorUse::Pinned(fd),
         };
         self.enter(index, &stat, handle, (kept, is_unique))
     }
@@ -188,12 +199,12 @@ impl Passthrough {
         &self,
         likely: u32,
         fd: &Arc<OwnedFd>,
-        stat: &Stat,
+        stat: &StatxResult,
     ) -> Result<(u32, Entry)> {
         if let Some((index, key)) = self.key_of_open_file(likely, stat) {
-            let way = Way::OpenFile(Arc::clone(fd));
+            let way = ReopenMethod::OpenFile(Arc::clone(fd));
             let kind = stat.kind()?;
-            let new = NewInode { key, kind, way, pin: None, key_is_unique: true };
+            let new = FoundInode { key, kind, way, pin: None, key_is_unique: true };
             let ino = self.added(self.inodes.insert(new)?);
             return Ok((index, self.entry(ino, index, stat)?));
         }
@@ -202,10 +213,10 @@ impl Passthrough {
         let is_unique = self.is_unique(self.mounts.get(index)?, stat, ClockTick::now());
         let by_handle = handle.is_some() && !self.keeps_descriptors() && stat.nlink() > 0;
         let kept = match (by_handle, self.is_reopened(stat)) {
-            (true, _) => Kept::Nothing,
-            (false, true) if is_unique => Kept::Nothing,
-            (false, true) => Kept::PinnedYoung(self.path_of(fd.as_fd())?),
-            (false, false) => Kept::Pinned(self.path_of(fd.as_fd())?),
+            (true, _) => DescriptorUse::Nothing,
+            (false, true) if is_unique => DescriptorUse::Nothing,
+            (false, true) => DescriptorUse::PinnedYoung(self.path_of(fd.as_fd())?),
+            (false, false) => DescriptorUse::Pinned(self.path_of(fd.as_fd())?),
         };
         Ok((index, self.enter(index, stat, handle, (kept, is_unique))?))
     }
@@ -221,8 +232,8 @@ impl Passthrough {
         &self,
         likely: u32,
         fd: BorrowedFd<'_>,
-        stat: &Stat,
-    ) -> Result<(u32, Option<Handle>)> {
+        stat: &StatxResult,
+    ) -> Result<(u32, Option<CompactHandle>)> {
         let index = match self.mounts.find(stat.mount_id(), likely) {
             Some(index) => index,
             None => {
@@ -242,20 +253,22 @@ impl Passthrough {
     fn enter(
         &self,
         index: u32,
-        stat: &Stat,
-        handle: Option<Handle>,
-        (kept, key_is_unique): (Kept, bool),
+        stat: &StatxResult,
+        handle: Option<CompactHandle>,
+        (kept, key_is_unique): (DescriptorUse, bool),
     ) -> Result<Entry> {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
-        let is_young = matches!(kept, Kept::PinnedYoung(_));
-        let is_pinned = matches!(kept, Kept::Pinned(_));
+        let is_young = matches!(kept, DescriptorUse::PinnedYoung(_));
+        let is_pinned = matches!(kept, DescriptorUse::Pinned(_));
         let (pin, cached) = match kept {
-            Kept::Nothing => (None, None),
-            Kept::Pinned(fd) | Kept::PinnedYoung(fd) => (Some(self.placed(fd)), None),
-            Kept::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
+            DescriptorUse::Nothing => (None, None),
+            DescriptorUse::Pinned(fd) | DescriptorUse::PinnedYoung(fd) => {
+                (Some(self.placed(fd)), None)
+            }
+            DescriptorUse::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
         };
-        let way = handle.map_or(Way::Names, Way::Handle);
-        let new = NewInode { key, kind: stat.kind()?, way, pin, key_is_unique };
+        let way = handle.map_or(ReopenMethod::Names, ReopenMethod::Handle);
+        let new = FoundInode { key, kind: stat.kind()?, way, pin, key_is_unique };
         let ino = self.added(self.inodes.insert(new)?);
         if is_young {
             self.note_young(ino);
@@ -277,7 +290,7 @@ impl Passthrough {
         self.entry(ino, index, stat)
     }
 
-    fn entry(&self, ino: Ino, mount: u32, stat: &Stat) -> Result<Entry> {
+    fn entry(&self, ino: Ino, mount: u32, stat: &StatxResult) -> Result<Entry> {
         let attr = stat.attr(mount, self.options.attr_valid_for).inspect_err(|_| {
             self.forget(ino, 1);
         })?;
@@ -298,7 +311,7 @@ impl Passthrough {
 }
 
 /// The file handle of `name` in `dir`.
-fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
+fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<CompactHandle> {
     // Names of up to 255 bytes are NUL-terminated on the stack.
     name.into_with_c_str(|name| Ok(sys::name_to_handle(dir, name))).or_errno()?
 }

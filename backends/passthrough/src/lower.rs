@@ -38,19 +38,20 @@ pub(crate) fn open_parent(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
 /// True if the directory `dir` is `root` or below it. `open_parent` is [`open_parent`], or more patient.
 pub(crate) fn is_below(
     dir: BorrowedFd<'_>,
-    root: &Stat,
+    root: &StatxResult,
     open_parent: impl Fn(BorrowedFd<'_>) -> Result<OwnedFd>,
 ) -> Result<bool> {
     /// More levels than any path can have.
     const MAX_DEPTH: usize = 1 << 16;
-    let same = |a: &Stat, b: &Stat| (a.ino(), a.mount_id()) == (b.ino(), b.mount_id());
-    let (mut at, mut here) = (None::<OwnedFd>, Stat::of(dir)?);
+    let same =
+        |a: &StatxResult, b: &StatxResult| (a.ino(), a.mount_id()) == (b.ino(), b.mount_id());
+    let (mut at, mut here) = (None::<OwnedFd>, StatxResult::of(dir)?);
     for _ in 0..MAX_DEPTH {
         if same(&here, root) {
             return Ok(true);
         }
         let above = open_parent(at.as_ref().map_or(dir, |at| at.as_fd()))?;
-        let stat = Stat::of(above.as_fd())?;
+        let stat = StatxResult::of(above.as_fd())?;
         if same(&stat, &here) {
             break;
         }
@@ -78,7 +79,7 @@ pub(crate) struct MountId {
 }
 
 /// A result of statx(2).
-pub(crate) struct Stat(Statx);
+pub(crate) struct StatxResult(Statx);
 
 /// `STATX_MNT_ID_UNIQUE` of Linux 6.8, which rustix lacks. Kernels from 5.8 to 6.7 ignore it and
 /// return an id that may be reused after an unmount.
@@ -91,16 +92,16 @@ fn mask() -> StatxFlags {
         | StatxFlags::from_bits_retain(MNT_ID_UNIQUE)
 }
 
-impl Stat {
+impl StatxResult {
     /// statx of `name` in `dir`, without following a symbolic link.
     pub(crate) fn at(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Self> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-        rustix::fs::statx(dir, name, flags, mask()).or_errno().map(Stat)
+        rustix::fs::statx(dir, name, flags, mask()).or_errno().map(StatxResult)
     }
 
     /// statx of an open file.
     pub(crate) fn of(fd: BorrowedFd<'_>) -> Result<Self> {
-        rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask()).or_errno().map(Stat)
+        rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, mask()).or_errno().map(StatxResult)
     }
 
     pub(crate) fn kind(&self) -> Result<FileKind> {

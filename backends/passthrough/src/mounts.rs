@@ -4,12 +4,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use defuse_fs::source::Granted;
-use defuse_fs::{Denied, Errno, FileKind, Result};
+use defuse_fs::source::GrantedEffects;
+use defuse_fs::{Errno, FileKind, Result, SourceRestrictions};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 
 use crate::handle::{fs_type, is_local};
-use crate::lower::{MountId, OrErrno, ProcPath, Stat};
+use crate::lower::{MountId, OrErrno, ProcPath, StatxResult};
 use crate::options::FileHandles;
 use crate::sys;
 
@@ -29,7 +29,7 @@ pub(crate) struct LowerMount {
     /// File handles work on this mount.
     pub(crate) handles: bool,
     /// The mount options that restrict its files.
-    pub(crate) denied: Denied,
+    pub(crate) denied: SourceRestrictions,
     /// Its files can have access lists.
     pub(crate) has_acls: bool,
 }
@@ -37,8 +37,8 @@ pub(crate) struct LowerMount {
 impl LowerMount {
     /// The mount of the directory `dir`. If file handles do not work, that is an error with
     /// [`FileHandles::On`]; otherwise they are not used.
-    pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, MountError> {
-        let id = Stat::of(dir)?.mount_id();
+    pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, LowerMountError> {
+        let id = StatxResult::of(dir)?.mount_id();
         let (f_type, denied) = facts(dir)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
@@ -48,8 +48,8 @@ impl LowerMount {
         let mount = LowerMount { id, fd, is_foreign, f_type, handles: true, denied, has_acls };
         match (want, works) {
             // A lack of descriptors says nothing about handles. The caller makes room and retries.
-            (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(MountError::Other(errno)),
-            (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
+            (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(LowerMountError::Other(errno)),
+            (FileHandles::On, Err(errno)) => Err(LowerMountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => Ok(LowerMount { handles: false, ..mount }),
             (_, Ok(())) => Ok(mount),
         }
@@ -69,14 +69,14 @@ impl LowerMount {
 }
 
 /// The reason why a mount cannot be used.
-pub(crate) enum MountError {
+pub(crate) enum LowerMountError {
     NoHandles(Errno),
     Other(Errno),
 }
 
-impl From<Errno> for MountError {
+impl From<Errno> for LowerMountError {
     fn from(errno: Errno) -> Self {
-        MountError::Other(errno)
+        LowerMountError::Other(errno)
     }
 }
 
@@ -87,12 +87,12 @@ fn probe(dir: BorrowedFd<'_>) -> Result<()> {
 }
 
 /// The type of the file system, and the restrictions of its mount.
-fn facts(fd: BorrowedFd<'_>) -> Result<(u64, Denied)> {
+fn facts(fd: BorrowedFd<'_>) -> Result<(u64, SourceRestrictions)> {
     let stat = rustix::fs::fstatfs(fd).or_errno()?;
     // The kernel's number has 32 bits; some architectures sign-extend it.
     let f_type = stat.f_type as u64 & 0xffff_ffff;
     let flags = StatVfsMountFlags::from_bits_retain(stat.f_flags as u64);
-    let denied = Denied {
+    let denied = SourceRestrictions {
         suid: flags.contains(StatVfsMountFlags::NOSUID),
         dev: flags.contains(StatVfsMountFlags::NODEV),
         exec: flags.contains(StatVfsMountFlags::NOEXEC),
@@ -107,22 +107,22 @@ fn has_acls(fd: BorrowedFd<'_>) -> bool {
     !matches!(answer, Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS))
 }
 
-type Group = Box<[OnceLock<LowerMount>]>;
+type MountGroup = Box<[OnceLock<LowerMount>]>;
 
 /// All mounts that were seen. They are never removed, so that an index stays valid and reading
 /// takes no lock.
 pub(crate) struct MountTable {
     /// In groups, because there is nearly always only one mount.
-    groups: Box<[OnceLock<Group>]>,
+    groups: Box<[OnceLock<MountGroup>]>,
     len: Mutex<usize>,
     want: FileHandles,
-    granted: Granted,
+    granted: GrantedEffects,
     /// The warning is printed once; otherwise users could fill the log.
     warned: AtomicBool,
 }
 
 impl MountTable {
-    pub(crate) fn new(first: LowerMount, want: FileHandles, granted: Granted) -> Self {
+    pub(crate) fn new(first: LowerMount, want: FileHandles, granted: GrantedEffects) -> Self {
         // The setting On is checked for the source only. File systems mounted below it may be of
         // any type.
         let want = if want == FileHandles::Off { want } else { FileHandles::Auto };
@@ -172,10 +172,14 @@ impl MountTable {
     }
 
     /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is foreign.
-    pub(crate) fn enter(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Result<(u32, Option<OwnedFd>)> {
+    pub(crate) fn enter(
+        &self,
+        fd: BorrowedFd<'_>,
+        stat: &StatxResult,
+    ) -> Result<(u32, Option<OwnedFd>)> {
         let mut mount = if stat.kind()? == FileKind::Directory {
             LowerMount::open(fd, self.want).map_err(|error| match error {
-                MountError::NoHandles(errno) | MountError::Other(errno) => errno,
+                LowerMountError::NoHandles(errno) | LowerMountError::Other(errno) => errno,
             })?
         } else {
             let (id, (f_type, denied)) = (stat.mount_id(), facts(fd)?);
@@ -205,7 +209,7 @@ impl MountTable {
 impl MountTable {
     /// Fails with `EACCES` for a mount below the source that denies an effect which the frontend
     /// grants to all files: a frontend has only one set of mount options.
-    fn check(&self, fd: BorrowedFd<'_>, denied: Denied) -> Result<()> {
+    fn check(&self, fd: BorrowedFd<'_>, denied: SourceRestrictions) -> Result<()> {
         let flag = match (self.granted.suid && denied.suid, self.granted.dev && denied.dev) {
             (true, _) => "suid",
             (_, true) => "dev",

@@ -3,15 +3,15 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use defuse_fs::{
-    Attr, Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenFlags, Opened,
+    Attr, Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenFlags, OpenReply,
     RenameFlags, Result,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
-use crate::creds::{Owner, as_owner, become_owner};
+use crate::creds::{CreateCredentials, as_owner, become_owner};
 use crate::data::keeps_bits;
-use crate::inode::Inode;
-use crate::lower::{OrErrno, ProcPath, Stat, is_below, open_parent};
+use crate::inode::LowerInode;
+use crate::lower::{OrErrno, ProcPath, StatxResult, is_below, open_parent};
 use crate::mounts::LowerMount;
 use crate::passthrough::{InodeFd, Passthrough};
 
@@ -28,7 +28,7 @@ impl Passthrough {
         parent: Ino,
         name: Name<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Option<Opened>)> {
+    ) -> Result<(Entry, Option<OpenReply>)> {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
         let (fd, name) = (fd.as_fd(), name.as_bytes());
@@ -46,18 +46,18 @@ impl Passthrough {
         if self.is_own_mount(&dir, name.as_bytes()) {
             return Err(Errno::ESTALE);
         }
-        let stat = Stat::at(self.dir_fd(&dir)?.as_fd(), name.as_bytes())?;
+        let stat = StatxResult::at(self.dir_fd(&dir)?.as_fd(), name.as_bytes())?;
         let mount = self.mounts.find(stat.mount_id(), dir.key.mount).ok_or(Errno::ESTALE)?;
         stat.attr(mount, self.options.attr_valid_for)
     }
 
     /// The descriptor of a directory, to start from.
-    fn dir_fd(&self, inode: &Inode) -> Result<InodeFd> {
+    fn dir_fd(&self, inode: &LowerInode) -> Result<InodeFd> {
         if inode.kind == FileKind::Directory { self.fd(inode) } else { Err(Errno::ENOTDIR) }
     }
 
     /// True if new files in the directory `dir` may inherit an access list.
-    fn has_acls(&self, dir: &Inode) -> bool {
+    fn has_acls(&self, dir: &LowerInode) -> bool {
         let has_acls = |mount: &LowerMount| mount.has_acls;
         self.options.has_acls() && self.mounts.get(dir.key.mount).is_ok_and(has_acls)
     }
@@ -117,7 +117,7 @@ impl Passthrough {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let dir = self.inodes.get(parent)?;
         let dir_fd = self.dir_fd(&dir)?;
         let lists = self.has_acls(&dir);
@@ -156,12 +156,12 @@ impl Passthrough {
         (fd, how): (OwnedFd, OFlags),
         node: &NewNode<'_>,
         flags: OpenFlags,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         if let Some((name, value)) = node.security {
             let none = rustix::fs::XattrFlags::empty();
             rustix::fs::fsetxattr(&fd, name.as_bytes(), value, none).or_errno()?;
         }
-        let stat = Stat::of(fd.as_fd())?;
+        let stat = StatxResult::of(fd.as_fd())?;
         let is_backed = !keeps_bits(flags, stat.perm());
         let file = self.divide((fd, how), flags, is_backed);
         let (index, entry) = self.enter_open_fd(mount, &file.own, &stat)?;
@@ -177,7 +177,7 @@ impl Passthrough {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let dir = self.inodes.get(parent)?;
         let dir_fd = self.dir_fd(&dir)?;
         let exclusive = OFlags::from_bits_retain(args.flags.0) & OFlags::EXCL;
@@ -249,7 +249,7 @@ impl Passthrough {
         };
         // The rename creates a whiteout, which belongs to the caller.
         let caller = cx.caller;
-        let owner = Owner {
+        let owner = CreateCredentials {
             uid: caller.uid,
             gid: caller.gid,
             supplementary_gid: None,
@@ -287,7 +287,7 @@ impl Passthrough {
         }
         let open_parent = |fd: BorrowedFd<'_>| self.with_spare_fds(|| open_parent(fd));
         let parent = open_parent(fd.as_fd())?;
-        let root = Stat::of(self.fd(self.inodes.root())?.as_fd())?;
+        let root = StatxResult::of(self.fd(self.inodes.root())?.as_fd())?;
         match is_below(parent.as_fd(), &root, open_parent)? {
             true => self.enter_path_fd(inode.key.mount, parent, false),
             false => Err(Errno::ESTALE),

@@ -13,13 +13,13 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::directory::DirStream;
 use crate::lower::{OrErrno, ProcPath};
-use crate::slab::{SHARDS, Slab, SlabIndex};
+use crate::slab::{GenerationSlab, SHARDS, SlabIndex};
 
 /// Flags that fcntl(2) can change on an open file and that matter to the lower file.
 const SETTABLE: u32 = OpenFlags::APPEND | OpenFlags::DIRECT;
 
 /// An open file or directory.
-pub(crate) struct OpenFile {
+pub(crate) struct LowerOpenFile {
     pub(crate) fd: Arc<OwnedFd>,
     /// State of the listing; for directories only.
     pub(crate) dir: Option<Mutex<DirStream>>,
@@ -37,27 +37,27 @@ pub(crate) struct OpenFile {
     others: [OnceLock<OwnedFd>; 4],
 }
 
-/// The place in [`OpenFile::others`].
+/// The place in [`LowerOpenFile::others`].
 fn place_of(flags: u32) -> usize {
     usize::from(flags & OpenFlags::APPEND != 0) | usize::from(flags & OpenFlags::DIRECT != 0) << 1
 }
 
-impl OpenFile {
+impl LowerOpenFile {
     /// A regular file that was opened with `flags`. The caller's flags in `ignored` were left out
     /// on purpose.
     pub(crate) fn file(fd: Arc<OwnedFd>, flags: OFlags, ignored: u32, local: bool) -> Self {
-        OpenFile {
+        LowerOpenFile {
             local,
             only_reads: flags == OFlags::RDONLY,
             set: AtomicU32::new(flags.bits() & SETTABLE & !ignored),
             ignored,
             syncs: flags.bits() & OpenFlags::SYNC,
-            ..OpenFile::new(fd)
+            ..LowerOpenFile::new(fd)
         }
     }
 
     fn new(fd: Arc<OwnedFd>) -> Self {
-        OpenFile {
+        LowerOpenFile {
             fd,
             dir: None,
             local: true,
@@ -75,7 +75,7 @@ impl OpenFile {
     }
 
     pub(crate) fn directory(fd: Arc<OwnedFd>) -> Self {
-        OpenFile { dir: Some(Mutex::new(DirStream::new())), ..OpenFile::new(fd) }
+        LowerOpenFile { dir: Some(Mutex::new(DirStream::new())), ..LowerOpenFile::new(fd) }
     }
 
     /// The descriptor, with `O_APPEND` and `O_DIRECT` set as in `flags`: the caller's process may
@@ -139,17 +139,17 @@ impl OpenFile {
 
 /// All open files.
 pub(crate) struct OpenFiles {
-    shards: Box<[RwLock<Slab<OpenFile>>]>,
+    shards: Box<[RwLock<GenerationSlab<LowerOpenFile>>]>,
     turn: AtomicUsize,
 }
 
 impl OpenFiles {
     pub(crate) fn new() -> Self {
-        let shards = (0..SHARDS).map(|_| RwLock::new(Slab::new())).collect();
+        let shards = (0..SHARDS).map(|_| RwLock::new(GenerationSlab::new())).collect();
         OpenFiles { shards, turn: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn insert(&self, file: OpenFile) -> Result<Fh> {
+    pub(crate) fn insert(&self, file: LowerOpenFile) -> Result<Fh> {
         let index = self.turn.fetch_add(1, Ordering::Relaxed) % SHARDS;
         let mut shard = self.shards[index].write().unwrap_or_else(PoisonError::into_inner);
         let mut fh = Fh(0);
@@ -161,20 +161,20 @@ impl OpenFiles {
     }
 
     /// The open file of a handle. Fails with `EBADF` if it was released, or never existed.
-    pub(crate) fn get(&self, fh: Fh) -> Result<Arc<OpenFile>> {
+    pub(crate) fn get(&self, fh: Fh) -> Result<Arc<LowerOpenFile>> {
         let place = SlabIndex::of(fh.0);
         let shard = self.shards[place.shard].read().unwrap_or_else(PoisonError::into_inner);
         shard.get(place).cloned().ok_or(Errno::EBADF)
     }
 
-    pub(crate) fn remove(&self, fh: Fh) -> Result<Arc<OpenFile>> {
+    pub(crate) fn remove(&self, fh: Fh) -> Result<Arc<LowerOpenFile>> {
         let place = SlabIndex::of(fh.0);
         let mut shard = self.shards[place.shard].write().unwrap_or_else(PoisonError::into_inner);
         shard.remove(place).ok_or(Errno::EBADF)
     }
 
     pub(crate) fn len(&self) -> usize {
-        let len = |shard: &RwLock<Slab<OpenFile>>| {
+        let len = |shard: &RwLock<GenerationSlab<LowerOpenFile>>| {
             shard.read().unwrap_or_else(PoisonError::into_inner).len()
         };
         self.shards.iter().map(len).sum()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use defuse_fs::CacheMode;
 use defuse_fs::native::NativeOpener;
-use defuse_fs::source::{Granted, Locks};
+use defuse_fs::source::{GrantedEffects, LockPlace};
 
 /// Use of file handles to find inodes again, open_by_handle_at(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum FileHandles {
 
 /// The kind of threads that operations run on, which decides whether changed credentials may stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Credentials {
+pub enum CredentialsPolicy {
     /// Threads that only serve requests (a kernel mount). File-system user, group, umask,
     /// supplementary groups and `CAP_FSETID` stay after an operation, and are changed only if the
     /// next one needs others.
@@ -39,7 +39,7 @@ pub enum Credentials {
 
 /// The settings of a [`Passthrough`](crate::Passthrough).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct PassthroughOptions {
     /// Validity time of attributes. Default 1 s.
     pub attr_valid_for: Duration,
     /// Validity time of names. Default 1 s.
@@ -48,10 +48,10 @@ pub struct Options {
     pub negative_valid_for: Duration,
     /// Use of file handles. Default [`FileHandles::Auto`].
     pub file_handles: FileHandles,
-    /// Return [`Opened::backing`](defuse_fs::Opened::backing) for regular files. Default true.
+    /// Return [`Opened::backing`](defuse_fs::OpenReply::backing) for regular files. Default true.
     pub backing_files: bool,
-    /// Place of locks. Default [`Locks::Frontend`].
-    pub locks: Locks,
+    /// Place of locks. Default [`LockPlace::Frontend`].
+    pub locks: LockPlace,
     /// Data caching of the frontend. Default [`CacheMode::Cached`], which `exclusive` turns into
     /// [`CacheMode::Keep`].
     pub cache: CacheMode,
@@ -62,9 +62,9 @@ pub struct Options {
     pub exclusive: bool,
     /// Support extended attributes, and with them ACLs and security labels. Default true.
     pub xattrs: bool,
-    /// Where the file system is mounted next ([`Frontend::mountpoint`](defuse_fs::source::Frontend::mountpoint)).
+    /// Where the file system is mounted next ([`Frontend::mountpoint`](defuse_fs::source::FrontendProperties::mountpoint)).
     pub mountpoint: Option<PathBuf>,
-    /// Only one user has access ([`Frontend::single_user`](defuse_fs::source::Frontend::single_user)). Otherwise ACLs are supported
+    /// Only one user has access ([`Frontend::single_user`](defuse_fs::source::FrontendProperties::single_user)). Otherwise ACLs are supported
     /// also without `xattrs`: a frontend that checks mode bits alone would admit users whom an ACL denies. Default false.
     pub single_user: bool,
     /// The frontend delays writes (kernel write-back cache). Files opened for writing are opened
@@ -77,25 +77,25 @@ pub struct Options {
     pub noatime: bool,
     /// Request a flush at every close(2), even if there is nothing to flush. Default false.
     pub flushes: bool,
-    /// The kind of threads that operations run on. Default [`Credentials::Sticky`].
-    pub credentials: Credentials,
+    /// The kind of threads that operations run on. Default [`CredentialsPolicy::Sticky`].
+    pub credentials: CredentialsPolicy,
     /// Lowest number for descriptors that outlive an operation, if any is free: an in-process
     /// frontend reserves the lower ones for its program. With 0 (the default) the kernel chooses
     /// the numbers. Otherwise the limit on descriptors is left unchanged.
     pub descriptors_from: u32,
     /// The effects that the frontend grants to files. Default: none.
-    pub granted: Granted,
+    pub granted: GrantedEffects,
 }
 
-impl Default for Options {
+impl Default for PassthroughOptions {
     fn default() -> Self {
-        Options {
+        PassthroughOptions {
             attr_valid_for: Duration::from_secs(1),
             entry_valid_for: Duration::from_secs(1),
             negative_valid_for: Duration::ZERO,
             file_handles: FileHandles::Auto,
             backing_files: true,
-            locks: Locks::Frontend,
+            locks: LockPlace::Frontend,
             cache: CacheMode::Cached,
             fd_cache: 0,
             exclusive: false,
@@ -104,15 +104,15 @@ impl Default for Options {
             writeback: false,
             noatime: false,
             flushes: false,
-            credentials: Credentials::Sticky,
+            credentials: CredentialsPolicy::Sticky,
             descriptors_from: 0,
-            granted: Granted::default(),
+            granted: GrantedEffects::default(),
             mountpoint: None,
         }
     }
 }
 
-impl Options {
+impl PassthroughOptions {
     /// The options that match the Stackfs of "To FUSE or Not to FUSE" (FAST '17), to compare with
     /// its numbers.
     ///
@@ -123,13 +123,13 @@ impl Options {
     /// Names and attributes are valid for 1 s. Its other settings (big writes, splice, threads)
     /// belong to the frontend.
     pub fn stackfs() -> Self {
-        Options {
+        PassthroughOptions {
             file_handles: FileHandles::Off,
             backing_files: false,
             xattrs: false,
             single_user: true,
             flushes: true,
-            ..Options::default()
+            ..PassthroughOptions::default()
         }
     }
 

@@ -9,8 +9,8 @@ use std::path::Path;
 use defuse_fs::{Entry, Result};
 use rustix::fs::{Mode, OFlags};
 
-use crate::inode::Inode;
-use crate::lower::{MountId, OrErrno, Stat, is_below, open_parent};
+use crate::inode::LowerInode;
+use crate::lower::{MountId, OrErrno, StatxResult, is_below, open_parent};
 use crate::passthrough::Passthrough;
 
 /// A directory that a mount is about to cover, and its name.
@@ -28,8 +28,8 @@ impl OwnMount {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let covered = rustix::fs::open(mountpoint, flags, Mode::empty()).ok()?;
         let parent = open_parent(covered.as_fd()).ok()?;
-        let stat = Stat::of(parent.as_fd()).ok()?;
-        if !is_below(parent.as_fd(), &Stat::of(source).ok()?, open_parent).ok()? {
+        let stat = StatxResult::of(parent.as_fd()).ok()?;
+        if !is_below(parent.as_fd(), &StatxResult::of(source).ok()?, open_parent).ok()? {
             return None;
         }
         let name = mountpoint.file_name()?.as_bytes().to_vec();
@@ -39,7 +39,7 @@ impl OwnMount {
 
 impl Passthrough {
     /// The directory below the own mount, if that is `name` in `dir`.
-    fn covered(&self, dir: &Inode, name: &[u8]) -> Option<BorrowedFd<'_>> {
+    fn covered(&self, dir: &LowerInode, name: &[u8]) -> Option<BorrowedFd<'_>> {
         let own = self.own_mount.as_ref()?;
         let is_it = dir.key.ino == own.parent.1
             && *name == *own.name
@@ -48,12 +48,12 @@ impl Passthrough {
     }
 
     /// True if the own mount is `name` in `dir`. A system call with that name would ask this file system.
-    pub(crate) fn is_own_mount(&self, dir: &Inode, name: &[u8]) -> bool {
+    pub(crate) fn is_own_mount(&self, dir: &LowerInode, name: &[u8]) -> bool {
         self.covered(dir, name).is_some()
     }
 
     /// Looks up the directory below the own mount, if that is `name` in `dir`. Counts a lookup.
-    pub(crate) fn lookup_covered(&self, dir: &Inode, name: &[u8]) -> Option<Result<Entry>> {
+    pub(crate) fn lookup_covered(&self, dir: &LowerInode, name: &[u8]) -> Option<Result<Entry>> {
         let covered = self.covered(dir, name)?;
         let copy = self.with_spare_fds(|| rustix::io::fcntl_dupfd_cloexec(covered, 0).or_errno());
         Some(copy.and_then(|fd| self.enter_path_fd(dir.key.mount, fd, false)))

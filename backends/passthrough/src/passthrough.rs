@@ -14,17 +14,17 @@ use crate::error::SourceError;
 use crate::fd_cache::FdCache;
 use crate::foreign::ForeignMounts;
 use crate::identity::YoungInodes;
-use crate::inode::{Inode, InodeTable, Way};
-use crate::locks::LockTable;
-use crate::lower::{self, OrErrno, ProcPath, Stat, above};
-use crate::mounts::{LowerMount, MountError, MountTable};
+use crate::inode::{InodeTable, LowerInode, ReopenMethod};
+use crate::locks::OwnerLocks;
+use crate::lower::{self, OrErrno, ProcPath, StatxResult, above};
+use crate::mounts::{LowerMount, LowerMountError, MountTable};
 use crate::open_files::OpenFiles;
-use crate::options::{Credentials, FileHandles, Options};
+use crate::options::{CredentialsPolicy, FileHandles, PassthroughOptions};
 use crate::own_mount::OwnMount;
 use crate::positions::PositionTables;
-use crate::pruning::Pruning;
+use crate::pruning::InodePruning;
 use crate::recent::RecentFiles;
-use crate::removal::Removals;
+use crate::removal::RemovalLocks;
 use crate::sys;
 
 /// Number of descriptors that the cache closes when the process has too many.
@@ -32,10 +32,10 @@ const SHRINK_BY: usize = 64;
 
 /// A directory of another file system, served as a [`FileSystem`](defuse_fs::FileSystem).
 pub struct Passthrough {
-    pub(crate) options: Options,
+    pub(crate) options: PassthroughOptions,
     pub(crate) mounts: MountTable,
     pub(crate) inodes: InodeTable,
-    pub(crate) pruning: Arc<Pruning>,
+    pub(crate) pruning: Arc<InodePruning>,
     pub(crate) foreign: ForeignMounts,
     pub(crate) own_mount: Option<OwnMount>,
     /// See `identity.rs`.
@@ -44,12 +44,12 @@ pub struct Passthrough {
     pub(crate) positions: PositionTables,
     pub(crate) cache: FdCache,
     pub(crate) recent: RecentFiles,
-    pub(crate) locks: LockTable,
+    pub(crate) locks: OwnerLocks,
     pub(crate) read_only: bool,
     /// Open every file with `O_NOATIME`, because the mount of the source updates access times.
     pub(crate) opens_without_atime: bool,
     /// Locks for detecting that an inode has lost its last name; see `removal.rs`.
-    pub(crate) removals: Removals,
+    pub(crate) removals: RemovalLocks,
     /// See [`Passthrough::keep_descriptors`].
     by_descriptor: AtomicBool,
 }
@@ -57,7 +57,7 @@ pub struct Passthrough {
 /// The current resources of a [`Passthrough`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Stats {
+pub struct ResourceStats {
     /// Number of inodes known to frontends, including the root.
     pub inodes: usize,
     /// Memory of all inodes and their tables in bytes: an estimate without the allocator's
@@ -91,7 +91,7 @@ impl Passthrough {
     /// # Errors
     ///
     /// See [`SourceError`], whose text names the next step.
-    pub fn new(source: &Path, options: Options) -> Result<Self, SourceError> {
+    pub fn new(source: &Path, options: PassthroughOptions) -> Result<Self, SourceError> {
         let fail = |errno| SourceError::new(source.to_path_buf(), errno);
         rustix::fs::access("/proc/self/fd", rustix::fs::Access::EXEC_OK)
             .or_errno()
@@ -103,10 +103,10 @@ impl Passthrough {
         let root = quiet.unwrap_or(root);
         let mut mount =
             LowerMount::open(root.as_fd(), options.file_handles).map_err(|error| match error {
-                MountError::NoHandles(errno) => {
+                LowerMountError::NoHandles(errno) => {
                     SourceError::NoFileHandles(source.to_path_buf(), errno)
                 }
-                MountError::Other(errno) => fail(errno),
+                LowerMountError::Other(errno) => fail(errno),
             })?;
         mount.fd = mount.fd.map(|fd| above(fd, options.descriptors_from));
         if !mount.handles {
@@ -124,16 +124,16 @@ impl Passthrough {
         Ok(Passthrough { opens_without_atime, ..served })
     }
 
-    fn build(root: OwnedFd, mount: LowerMount, options: Options) -> Result<Self> {
-        if options.credentials == Credentials::Sticky {
+    fn build(root: OwnedFd, mount: LowerMount, options: PassthroughOptions) -> Result<Self> {
+        if options.credentials == CredentialsPolicy::Sticky {
             crate::creds::remember();
         }
-        let stat = Stat::of(root.as_fd())?;
+        let stat = StatxResult::of(root.as_fd())?;
         let handle =
             if mount.handles { Some(sys::name_to_handle(root.as_fd(), c"")?) } else { None };
         let key = mount.key(0, &stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let vfs = rustix::fs::fstatvfs(&root).or_errno()?;
-        let pruning = Arc::new(Pruning::new());
+        let pruning = Arc::new(InodePruning::new());
         let mountpoint = options.mountpoint.as_deref();
         let own_mount = mountpoint.and_then(|path| OwnMount::at(path, root.as_fd()));
         Ok(Passthrough {
@@ -141,9 +141,9 @@ impl Passthrough {
             cache: FdCache::new(cache_capacity(options.fd_cache)),
             recent: RecentFiles::new(recent_capacity()),
             mounts: MountTable::new(mount, options.file_handles, options.granted),
-            inodes: InodeTable::new(Inode::root(
+            inodes: InodeTable::new(LowerInode::root(
                 key,
-                handle.map_or(Way::Names, Way::Handle),
+                handle.map_or(ReopenMethod::Names, ReopenMethod::Handle),
                 above(root, options.descriptors_from),
             )),
             own_mount,
@@ -152,8 +152,8 @@ impl Passthrough {
             young: YoungInodes::default(),
             files: OpenFiles::new(),
             positions: PositionTables::default(),
-            locks: LockTable::new(),
-            removals: Removals::default(),
+            locks: OwnerLocks::new(),
+            removals: RemovalLocks::default(),
             opens_without_atime: false,
             by_descriptor: AtomicBool::new(false),
             options,
@@ -161,7 +161,7 @@ impl Passthrough {
     }
 
     /// The current resources. It visits all inodes, so it is not meant for hot paths.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> ResourceStats {
         let (inodes, inode_bytes) = self.inodes.size();
         let (cached, cache_hits, cache_misses) = self.cache.counts();
         let foreign = self.foreign.made_cache().map(FdCache::counts).unwrap_or_default();
@@ -170,7 +170,7 @@ impl Passthrough {
         let (pinned_fds, open_files) = (self.inodes.pinned(), self.files.len());
         let mounts = self.mounts.iter().filter(|mount| mount.fd.is_some()).count();
         let mounts = mounts + self.foreign.open_roots();
-        Stats {
+        ResourceStats {
             inodes,
             inode_bytes,
             open_files,
@@ -208,7 +208,7 @@ impl Passthrough {
     // ---- from inode to descriptor ---------------------------------------------------------
 
     /// An `O_PATH` descriptor of an inode.
-    pub(crate) fn fd(&self, inode: &Inode) -> Result<InodeFd> {
+    pub(crate) fn fd(&self, inode: &LowerInode) -> Result<InodeFd> {
         if let Some(fd) = inode.pin.load_full() {
             if inode.key.mount != 0 {
                 self.foreign.note_pin_use();
@@ -230,7 +230,7 @@ impl Passthrough {
 
     /// Opens an inode with one system call. The caller has checked that `flags` are valid for its
     /// type.
-    pub(crate) fn open_inode(&self, inode: &Inode, flags: OFlags) -> Result<OwnedFd> {
+    pub(crate) fn open_inode(&self, inode: &LowerInode, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
         let result = self.with_spare_fds(|| match (&inode.handle, &*inode.pin.load()) {
             // Use the pin if there is one, because no handle finds an unlinked file on tmpfs.

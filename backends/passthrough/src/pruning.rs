@@ -11,7 +11,7 @@ use std::time::Duration;
 use defuse_fs::{Errno, Ino, Name, Notify, Origin, Result};
 use rustix::process::{Resource, getrlimit};
 
-use crate::inode::Inode;
+use crate::inode::LowerInode;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -19,7 +19,7 @@ use crate::sys;
 const BATCH: usize = 256;
 
 /// The frontends that are asked, and the state of the request.
-pub(crate) struct Pruning {
+pub(crate) struct InodePruning {
     frontends: Mutex<Vec<(Origin, Arc<dyn Notify>)>>,
     /// Number of pins from which on frontends are asked.
     most: usize,
@@ -28,12 +28,12 @@ pub(crate) struct Pruning {
     is_asking: Arc<AtomicBool>,
 }
 
-impl Pruning {
+impl InodePruning {
     /// By the limit of descriptors that the process has now.
     pub(crate) fn new() -> Self {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let most = usize::try_from(limit / 2).unwrap_or(usize::MAX);
-        Pruning {
+        InodePruning {
             frontends: Mutex::default(),
             most,
             next: AtomicUsize::new(most),
@@ -54,7 +54,7 @@ impl Pruning {
     }
 }
 
-impl Pruning {
+impl InodePruning {
     /// Asks the frontends to forget those of `inodes` that are unused, and the names `absent`, which directories do not have. Frontends that
     /// can only be asked by name (before Linux 6.18) are left alone: they would forget inodes in use, too, and detach mounts. It may wait
     /// for operations, and is called by a thread that holds no locks.
@@ -76,7 +76,7 @@ impl Pruning {
 }
 
 /// An inode to forget, and its name for kernels that are asked by name: before Linux 6.18.
-struct Unused {
+struct UnusedInode {
     ino: Ino,
     place: Option<(Ino, Box<[u8]>)>,
 }
@@ -99,7 +99,7 @@ impl Passthrough {
         if frontends.is_empty() || self.pruning.is_asking.swap(true, Ordering::Acquire) {
             return;
         }
-        let mut pinned: Vec<Arc<Inode>> = self.inodes.all();
+        let mut pinned: Vec<Arc<LowerInode>> = self.inodes.all();
         pinned.retain(|inode| inode.ino() != Ino::ROOT && inode.is_pinned());
         // If all are in use, the next question comes after some more.
         let next = pinned.len() + self.pruning.most / 8 + 1;
@@ -107,7 +107,8 @@ impl Passthrough {
         // Those in low slots are the oldest by and large. The younger half may be in use soon.
         pinned.sort_unstable_by_key(|inode| inode.number & u64::from(u32::MAX));
         pinned.truncate(pinned.len().div_ceil(2));
-        let unused = pinned.iter().map(|inode| Unused { ino: inode.ino(), place: inode.place() });
+        let unused =
+            pinned.iter().map(|inode| UnusedInode { ino: inode.ino(), place: inode.place() });
         let unused: Vec<_> = unused.collect();
         let is_asking = Arc::clone(&self.pruning.is_asking);
         let ask = move || {
@@ -141,7 +142,7 @@ impl Passthrough {
 }
 
 /// Asks one frontend.
-fn forget_unused(frontend: &dyn Notify, unused: &[Unused]) {
+fn forget_unused(frontend: &dyn Notify, unused: &[UnusedInode]) {
     for batch in unused.chunks(BATCH) {
         let inodes: Vec<Ino> = batch.iter().map(|unused| unused.ino).collect();
         if frontend.prune(&inodes) != Err(Errno::ENOSYS) {

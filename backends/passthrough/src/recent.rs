@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// Slots that share a lock. A file can be in either of them.
 const WAYS: usize = 2;
 
-type Set = [Option<Recent>; WAYS];
+type RecentSet = [Option<RecentFile>; WAYS];
 
 pub(crate) struct RecentFiles {
     /// Allocated on first use.
-    sets: OnceLock<Box<[Mutex<Set>]>>,
+    sets: OnceLock<Box<[Mutex<RecentSet>]>>,
     count: usize,
     held: AtomicUsize,
 }
 
-struct Recent {
+struct RecentFile {
     /// The inode number of frontends.
     number: u64,
     fd: Arc<OwnedFd>,
@@ -37,7 +37,7 @@ impl RecentFiles {
         RecentFiles { sets: OnceLock::new(), count, held: AtomicUsize::new(0) }
     }
 
-    fn sets(&self) -> &[Mutex<Set>] {
+    fn sets(&self) -> &[Mutex<RecentSet>] {
         self.sets.get_or_init(|| (0..self.count).map(|_| Mutex::default()).collect())
     }
 
@@ -47,7 +47,7 @@ impl RecentFiles {
             return None;
         }
         let mut set = lock(self.set_of(number));
-        let is_it = |recent: &mut Recent| recent.number == number;
+        let is_it = |recent: &mut RecentFile| recent.number == number;
         let taken = set.iter_mut().find_map(|place| place.take_if(is_it))?;
         self.held.fetch_sub(1, Ordering::Relaxed);
         Some(taken.fd)
@@ -56,11 +56,11 @@ impl RecentFiles {
     /// Keeps one descriptor of an inode, possibly in place of another inode's.
     pub(crate) fn put(&self, number: u64, fd: Arc<OwnedFd>) {
         let mut set = lock(self.set_of(number));
-        let known = |place: &Option<Recent>| place.as_ref().is_some_and(|r| r.number == number);
+        let known = |place: &Option<RecentFile>| place.as_ref().is_some_and(|r| r.number == number);
         let place = set.iter().position(known).or_else(|| set.iter().position(Option::is_none));
         // Without a free slot, the first is replaced, and the newest entry is the next to go.
         let at = place.unwrap_or(0);
-        let victim = set[at].replace(Recent { number, fd, fresh: true });
+        let victim = set[at].replace(RecentFile { number, fd, fresh: true });
         if place.is_none() {
             set.rotate_left(1);
         }
@@ -87,7 +87,7 @@ impl RecentFiles {
         self.held.load(Ordering::Relaxed)
     }
 
-    fn drop_if(&self, mut unwanted: impl FnMut(&mut Recent) -> bool) {
+    fn drop_if(&self, mut unwanted: impl FnMut(&mut RecentFile) -> bool) {
         if self.len() == 0 {
             return;
         }
@@ -100,7 +100,7 @@ impl RecentFiles {
         }
     }
 
-    fn set_of(&self, number: u64) -> &Mutex<Set> {
+    fn set_of(&self, number: u64) -> &Mutex<RecentSet> {
         // Inode numbers differ in few bits; multiplication by the golden ratio spreads them.
         let spread = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let sets = self.sets();
@@ -108,7 +108,7 @@ impl RecentFiles {
     }
 }
 
-fn lock(set: &Mutex<Set>) -> MutexGuard<'_, Set> {
+fn lock(set: &Mutex<RecentSet>) -> MutexGuard<'_, RecentSet> {
     set.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use defuse_fs::{FileKind, Ino};
 use rustix::fs::{Mode, OFlags};
 
-use crate::inode::Inode;
-use crate::lower::{OrErrno, Stat};
-use crate::options::Credentials;
+use crate::inode::LowerInode;
+use crate::lower::{OrErrno, StatxResult};
+use crate::options::CredentialsPolicy;
 use crate::passthrough::Passthrough;
 use crate::sys::name_to_handle;
 
@@ -23,11 +23,11 @@ const SHARDS: usize = 16;
 /// Locks for counting the names of an inode and releasing its pin. Without them, a thread that has
 /// counted a name could release the pin after another thread has removed that name.
 #[derive(Default)]
-pub(crate) struct Removals([Mutex<()>; SHARDS]);
+pub(crate) struct RemovalLocks([Mutex<()>; SHARDS]);
 
 /// An inode that is pinned, and may not need the pin.
-pub(crate) struct Victim {
-    inode: Arc<Inode>,
+pub(crate) struct UnpinCandidate {
+    inode: Arc<LowerInode>,
     fd: Arc<OwnedFd>,
     /// The removed name was the last one.
     is_last: bool,
@@ -39,16 +39,16 @@ impl Passthrough {
     /// This is a precaution: errors are ignored, since the operation itself will report them.
     pub(crate) fn pin_victim(
         &self,
-        (parent, dir): (&Inode, BorrowedFd<'_>),
+        (parent, dir): (&LowerInode, BorrowedFd<'_>),
         name: &[u8],
         is_dir: bool,
-    ) -> Option<Victim> {
+    ) -> Option<UnpinCandidate> {
         let likely = parent.key.mount;
         if self.is_own_mount(parent, name) {
             return None;
         }
         // An application removes most files by their names alone.
-        if self.options.credentials != Credentials::Sticky
+        if self.options.credentials != CredentialsPolicy::Sticky
             && !self.may_know(likely, dir, name, is_dir)
         {
             return None;
@@ -58,7 +58,7 @@ impl Passthrough {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
         let found = self.with_spare_fds(open).ok()?;
-        let stat = Stat::of(found.as_fd()).ok()?;
+        let stat = StatxResult::of(found.as_fd()).ok()?;
         let index = self.mounts.find(stat.mount_id(), likely)?;
         let mount = self.mounts.get(index).ok()?;
         // With three or more names, others remain in spite of concurrent removals.
@@ -78,7 +78,7 @@ impl Passthrough {
         }
         // Holds the descriptor to the end, because another removal may release the pin.
         if let Some(fd) = inode.pin.load_full() {
-            return Some(Victim { inode, fd, is_last });
+            return Some(UnpinCandidate { inode, fd, is_last });
         }
         let fd = match inode.handle {
             Some(_) => Arc::new(self.placed(found)),
@@ -87,7 +87,7 @@ impl Passthrough {
         self.inodes.pin(&inode, Arc::clone(&fd));
         self.cache_of(&inode).remove(&inode);
         drop(self.recent.take(inode.number));
-        Some(Victim { inode, fd, is_last })
+        Some(UnpinCandidate { inode, fd, is_last })
     }
 
     /// False if no frontend knows the inode of `name` in `dir`, which may be a directory if `is_dir` is set.
@@ -95,27 +95,27 @@ impl Passthrough {
         if !is_dir && !self.inodes.has_files() {
             return false;
         }
-        let Ok(stat) = Stat::at(dir, name) else { return true };
+        let Ok(stat) = StatxResult::at(dir, name) else { return true };
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else { return true };
         let key = self.mounts.get(index).ok().and_then(|mount| mount.key(index, &stat, None));
         key.is_none_or(|key| self.inodes.peek(&key).is_some())
     }
 
     /// Returns `None` if the inode has no pin, or keeps its pin in any case.
-    pub(crate) fn victim(&self, inode: Arc<Inode>) -> Option<Victim> {
+    pub(crate) fn victim(&self, inode: Arc<LowerInode>) -> Option<UnpinCandidate> {
         let mount = self.mounts.get(inode.key.mount).ok()?;
         let found = inode.handle.is_some() || mount.reopens();
         let stays = !found || inode.ino() == Ino::ROOT || self.keeps_descriptors();
         let fd = inode.pin.load_full().filter(|_| !stays)?;
-        Some(Victim { inode, fd, is_last: false })
+        Some(UnpinCandidate { inode, fd, is_last: false })
     }
 
     /// Like [`settle`](Self::settle) after a successful removal, but skips the check if the name
     /// was the last one. If another name was created meanwhile, an unneeded pin remains until the
     /// inode is forgotten.
-    pub(crate) fn settle_removed(&self, victim: Option<Victim>) {
+    pub(crate) fn settle_removed(&self, victim: Option<UnpinCandidate>) {
         match victim {
-            Some(Victim { inode, fd, is_last: true }) if inode.handle.is_some() => {
+            Some(UnpinCandidate { inode, fd, is_last: true }) if inode.handle.is_some() => {
                 let lock = &self.removals.0[inode.number as usize % SHARDS];
                 let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
                 // A concurrent removal that saw an earlier name may have released the pin.
@@ -126,22 +126,22 @@ impl Passthrough {
     }
 
     /// Releases the pin of an inode without a handle that has a name left. Returns the descriptor.
-    pub(crate) fn unpin_named(&self, inode: &Arc<Inode>) -> Option<Arc<OwnedFd>> {
-        let Victim { fd, .. } = self.victim(Arc::clone(inode))?;
+    pub(crate) fn unpin_named(&self, inode: &Arc<LowerInode>) -> Option<Arc<OwnedFd>> {
+        let UnpinCandidate { fd, .. } = self.victim(Arc::clone(inode))?;
         let lock = &self.removals.0[inode.number as usize % SHARDS];
         let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        if Stat::of(fd.as_fd()).is_ok_and(|stat| self.is_reopened(&stat)) {
+        if StatxResult::of(fd.as_fd()).is_ok_and(|stat| self.is_reopened(&stat)) {
             self.inodes.unpin(inode);
         }
         Some(fd)
     }
 
     /// Keeps the pin if the inode has no name left; otherwise releases it.
-    pub(crate) fn settle(&self, victim: Option<Victim>) {
-        let Some(Victim { inode, fd, .. }) = victim else { return };
+    pub(crate) fn settle(&self, victim: Option<UnpinCandidate>) {
+        let Some(UnpinCandidate { inode, fd, .. }) = victim else { return };
         let lock = &self.removals.0[inode.number as usize % SHARDS];
         let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_found = match (Stat::of(fd.as_fd()), &inode.handle) {
+        let is_found = match (StatxResult::of(fd.as_fd()), &inode.handle) {
             (Ok(stat), Some(_)) => stat.nlink() > 0 && !self.keeps_descriptors(),
             (Ok(stat), None) => {
                 inode.key_stays_unique() && self.is_reopened(&stat) && self.reopen(&inode).is_ok()

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use defuse_fs::{Errno, Ino, Result};
 use rustix::fs::{Mode, OFlags};
 
-use crate::inode::Inode;
-use crate::lower::{OrErrno, Stat};
+use crate::inode::LowerInode;
+use crate::lower::{OrErrno, StatxResult};
 use crate::mounts::LowerMount;
 use crate::passthrough::{InodeFd, Passthrough};
 
@@ -24,16 +24,16 @@ const MOST_PLACES: usize = 4;
 /// A name of an inode.
 #[derive(Clone)]
 pub(crate) struct KnownName {
-    dir: Arc<Inode>,
+    dir: Arc<LowerInode>,
     name: Box<[u8]>,
 }
 
 /// The names of an inode, the latest last. They may be outdated, so each use is checked.
 #[derive(Default)]
-pub(crate) struct Places(Mutex<Vec<KnownName>>);
+pub(crate) struct InodeNames(Mutex<Vec<KnownName>>);
 
-impl Places {
-    fn add(&self, dir: &Arc<Inode>, name: &[u8]) {
+impl InodeNames {
+    fn add(&self, dir: &Arc<LowerInode>, name: &[u8]) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_it = |place: &KnownName| place.dir.number == dir.number && *place.name == *name;
         if places.last().is_some_and(is_it) {
@@ -68,7 +68,7 @@ impl Places {
     }
 }
 
-impl Drop for Places {
+impl Drop for InodeNames {
     /// Iterates instead of recursing: a chain of directories may be as deep as a path allows.
     fn drop(&mut self) {
         let mut left = self.take();
@@ -82,7 +82,7 @@ impl Drop for Places {
     }
 }
 
-impl Inode {
+impl LowerInode {
     /// The latest name that is recorded, and its directory.
     pub(crate) fn place(&self) -> Option<(Ino, Box<[u8]>)> {
         self.places.as_ref()?.latest()
@@ -98,14 +98,14 @@ impl LowerMount {
 
 impl Passthrough {
     /// True if an inode with this status needs no descriptor of its own once a name is known.
-    pub(crate) fn is_reopened(&self, stat: &Stat) -> bool {
+    pub(crate) fn is_reopened(&self, stat: &StatxResult) -> bool {
         let mount = self.mounts.find(stat.mount_id(), 0).and_then(|at| self.mounts.get(at).ok());
         let reopens = mount.is_some_and(LowerMount::reopens);
         reopens && stat.birth().is_some() && stat.nlink() > 0 && !self.keeps_descriptors()
     }
 
     /// Records that the inode `ino` was found as `name` in `dir`, if names are needed.
-    pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<Inode>, name: &[u8]) {
+    pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<LowerInode>, name: &[u8]) {
         // With handles, no name is needed. Where inodes are not found again by name, frontends are asked by it to forget them.
         let has_handles = self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.handles);
         if ino == Ino::ROOT || has_handles && !self.mounts.are_several() {
@@ -121,11 +121,11 @@ impl Passthrough {
     }
 
     /// Records the new name of a renamed inode.
-    pub(crate) fn note_moved(&self, dir: &Arc<Inode>, fd: BorrowedFd<'_>, name: &[u8]) {
+    pub(crate) fn note_moved(&self, dir: &Arc<LowerInode>, fd: BorrowedFd<'_>, name: &[u8]) {
         if !self.mounts.get(dir.key.mount).is_ok_and(LowerMount::reopens) {
             return;
         }
-        if let Ok(stat) = Stat::at(fd, name)
+        if let Ok(stat) = StatxResult::at(fd, name)
             && let Some(index) = self.mounts.find(stat.mount_id(), dir.key.mount)
             && let Ok(mount) = self.mounts.get(index)
             && let Some(key) = mount.key(index, &stat, None)
@@ -137,7 +137,7 @@ impl Passthrough {
 
     /// An `O_PATH` descriptor of an inode without a handle. Fails with `ESTALE` if no name leads to
     /// it.
-    pub(crate) fn reopen(&self, inode: &Inode) -> Result<OwnedFd> {
+    pub(crate) fn reopen(&self, inode: &LowerInode) -> Result<OwnedFd> {
         let places = inode.places.as_ref().map(|places| places.all()).unwrap_or_default();
         for place in places.iter().rev() {
             let dir = self.directory(&place.dir);
@@ -149,7 +149,7 @@ impl Passthrough {
     }
 
     /// Opens a directory, starting from the nearest open ancestor.
-    fn directory(&self, dir: &Arc<Inode>) -> Result<InodeFd> {
+    fn directory(&self, dir: &Arc<LowerInode>) -> Result<InodeFd> {
         const MAX_DEPTH: usize = 1 << 16;
         let (mut at, mut below) = (Arc::clone(dir), Vec::new());
         let mut fd = loop {
@@ -174,11 +174,16 @@ impl Passthrough {
     }
 
     /// Opens `name` in `dir` if it leads to `inode`.
-    fn open_checked(&self, dir: BorrowedFd<'_>, name: &[u8], inode: &Inode) -> Result<OwnedFd> {
+    fn open_checked(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        inode: &LowerInode,
+    ) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open)?;
-        let stat = Stat::of(fd.as_fd())?;
+        let stat = StatxResult::of(fd.as_fd())?;
         let index = self.mounts.find(stat.mount_id(), inode.key.mount).ok_or(Errno::ESTALE)?;
         let key = self.mounts.get(index)?.key(index, &stat, None);
         if key == Some(inode.key) { Ok(fd) } else { Err(Errno::ESTALE) }

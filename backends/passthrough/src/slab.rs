@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Bits of a number that select the shard; the caller has one [`Slab`] per shard.
+/// Bits of a number that select the shard; the caller has one [`GenerationSlab`] per shard.
 pub(crate) const SHARD_BITS: u32 = 6;
 /// Number of shards.
 pub(crate) const SHARDS: usize = 1 << SHARD_BITS;
@@ -11,12 +11,12 @@ const MAX_SLOTS: usize = 1 << (32 - SHARD_BITS);
 
 /// The values of one shard. A number is `generation << 32 | slot << SHARD_BITS | shard`.
 /// Generations start at 1, so no number is below 2^32.
-pub(crate) struct Slab<T> {
-    slots: Vec<Slot<T>>,
+pub(crate) struct GenerationSlab<T> {
+    slots: Vec<SlabSlot<T>>,
     free: Vec<u32>,
 }
 
-struct Slot<T> {
+struct SlabSlot<T> {
     generation: u32,
     value: Option<Arc<T>>,
 }
@@ -40,9 +40,9 @@ impl SlabIndex {
     }
 }
 
-impl<T> Slab<T> {
+impl<T> GenerationSlab<T> {
     pub(crate) const fn new() -> Self {
-        Slab { slots: Vec::new(), free: Vec::new() }
+        GenerationSlab { slots: Vec::new(), free: Vec::new() }
     }
 
     /// Stores the value that `make` creates for its number. Returns `None` if all numbers are
@@ -56,7 +56,7 @@ impl<T> Slab<T> {
             Some(slot) => slot,
             None if self.slots.len() == MAX_SLOTS => return None,
             None => {
-                self.slots.push(Slot { generation: 0, value: None });
+                self.slots.push(SlabSlot { generation: 0, value: None });
                 (self.slots.len() - 1) as u32
             }
         };
@@ -102,7 +102,7 @@ impl<T> Slab<T> {
 
     /// Memory of the slots in bytes, without the values.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot<T>>() + self.free.capacity() * size_of::<u32>()
+        self.slots.capacity() * size_of::<SlabSlot<T>>() + self.free.capacity() * size_of::<u32>()
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_number_does_not_refer_to_the_next_value_in_its_slot() {
-        let mut slab = Slab::new();
+        let mut slab = GenerationSlab::new();
         let mut first = 0;
         slab.insert(5, |number| {
             first = number;

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use defuse_fs::{Errno, Result};
 
-use crate::handle::{Handle, MAX_HANDLE_BYTES};
+use crate::handle::{CompactHandle, MAX_HANDLE_BYTES};
 use crate::lower::ProcPath;
 
 /// `struct file_handle` with room for the largest handle, name_to_handle_at(2).
@@ -78,10 +78,10 @@ pub(crate) fn with_umask_zero<T>(make: impl FnOnce() -> T) -> Option<T> {
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM;
-    struct Work<M, T>(Option<M>, Option<T>);
+    struct ThreadWork<M, T>(Option<M>, Option<T>);
     extern "C" fn run<M: FnOnce() -> T, T>(work: *mut libc::c_void) -> libc::c_int {
         // SAFETY: the address is that of `work` below, which nobody else uses meanwhile.
-        let work = unsafe { &mut *work.cast::<Work<M, T>>() };
+        let work = unsafe { &mut *work.cast::<ThreadWork<M, T>>() };
         rustix::process::umask(rustix::fs::Mode::empty());
         work.1 = work.0.take().map(|make| make());
         // Not through the C library, whose instruction may be patched: the code that handles it
@@ -95,11 +95,11 @@ pub(crate) fn with_umask_zero<T>(make: impl FnOnce() -> T) -> Option<T> {
         0
     }
     fn entry<M: FnOnce() -> T, T>(
-        _: &Work<M, T>,
+        _: &ThreadWork<M, T>,
     ) -> extern "C" fn(*mut libc::c_void) -> libc::c_int {
         run::<M, T>
     }
-    let mut work = Work(Some(make), None);
+    let mut work = ThreadWork(Some(make), None);
     let mut stack = vec![0u128; STACK / size_of::<u128>()];
     let top = stack.as_mut_ptr_range().end;
     let start = entry(&work);
@@ -118,7 +118,7 @@ pub(crate) fn with_umask_zero<T>(make: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// The handle of `name` in `dir`, or of `dir` itself for an empty name. Never follows a link.
-pub(crate) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<Handle> {
+pub(crate) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<CompactHandle> {
     let mut raw = RawHandle {
         handle_bytes: MAX_HANDLE_BYTES as u32,
         handle_type: 0,
@@ -139,7 +139,7 @@ pub(crate) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<Handle>
         )
     })?;
     let bytes = raw.f_handle.get(..raw.handle_bytes as usize).ok_or(Errno::EIO)?;
-    Ok(Handle::new(raw.handle_type, bytes))
+    Ok(CompactHandle::new(raw.handle_type, bytes))
 }
 
 /// Opens the inode of `handle` in the file system of `mount`. Fails with `ESTALE` if it is gone.
@@ -149,7 +149,7 @@ pub(crate) fn name_to_handle(dir: BorrowedFd<'_>, name: &CStr) -> Result<Handle>
 /// short. Shortly after that the number belongs to the successor (`ESTALE`).
 pub(crate) fn open_by_handle(
     mount: BorrowedFd<'_>,
-    handle: &Handle,
+    handle: &CompactHandle,
     flags: u32,
 ) -> Result<OwnedFd> {
     /// In milliseconds. The kernel may wait for its journal meanwhile. If memory is really short, this wastes a second.
@@ -163,7 +163,11 @@ pub(crate) fn open_by_handle(
     open_by_handle_once(mount, handle, flags)
 }
 
-fn open_by_handle_once(mount: BorrowedFd<'_>, handle: &Handle, flags: u32) -> Result<OwnedFd> {
+fn open_by_handle_once(
+    mount: BorrowedFd<'_>,
+    handle: &CompactHandle,
+    flags: u32,
+) -> Result<OwnedFd> {
     let bytes = handle.bytes();
     let mut raw = RawHandle {
         handle_bytes: bytes.len() as u32,

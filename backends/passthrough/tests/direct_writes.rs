@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::Options;
+use defuse_passthrough::PassthroughOptions;
 
 const DIRECT: u32 = OpenFlags::DIRECT;
 const APPEND: u32 = OpenFlags::APPEND;
@@ -19,26 +19,29 @@ const SYNC: u32 = OpenFlags::SYNC;
 /// and its bytes were lost.
 #[test]
 fn pages_of_a_cache_are_written_whatever_flags_a_program_has_opened_the_file_with() {
-    everywhere(&Options { writeback: true, ..Options::default() }, |served| {
-        let made = served.create("a");
-        for flags in [0, DIRECT, APPEND, DIRECT | APPEND] {
-            let Ok(file) = served.open(made.0.ino, OpenFlags::RDWR | flags) else {
-                eprintln!("not here: no O_DIRECT");
-                continue;
-            };
-            for changed in [0, DIRECT, APPEND] {
-                let asked = OpenFlags(OpenFlags::RDWR | changed);
-                let own = WriteArgs { flags: asked, ..WriteArgs::default() };
-                let pages = WriteArgs { from_cache: true, offset: 3, ..own };
-                // The program sets or clears the flags by fcntl(2), and writes.
-                let _ = served.write(file, own, b"");
-                let written = served.write(file, pages, &[7; 1000]);
-                assert_eq!(written, Ok(1000), "{flags:o} {changed:o}");
-                assert_eq!(fs::read(served.path("a")).unwrap().len(), 1003);
+    everywhere(
+        &PassthroughOptions { writeback: true, ..PassthroughOptions::default() },
+        |served| {
+            let made = served.create("a");
+            for flags in [0, DIRECT, APPEND, DIRECT | APPEND] {
+                let Ok(file) = served.open(made.0.ino, OpenFlags::RDWR | flags) else {
+                    eprintln!("not here: no O_DIRECT");
+                    continue;
+                };
+                for changed in [0, DIRECT, APPEND] {
+                    let asked = OpenFlags(OpenFlags::RDWR | changed);
+                    let own = WriteArgs { flags: asked, ..WriteArgs::default() };
+                    let pages = WriteArgs { from_cache: true, offset: 3, ..own };
+                    // The program sets or clears the flags by fcntl(2), and writes.
+                    let _ = served.write(file, own, b"");
+                    let written = served.write(file, pages, &[7; 1000]);
+                    assert_eq!(written, Ok(1000), "{flags:o} {changed:o}");
+                    assert_eq!(fs::read(served.path("a")).unwrap().len(), 1003);
+                }
+                served.release(file);
             }
-            served.release(file);
-        }
-    });
+        },
+    );
 }
 
 /// The image of a file system on a loop device, mounted.
@@ -92,7 +95,8 @@ fn a_write_is_as_durable_as_its_request_asks() {
         return;
     }
     let Some(device) = LowerDevice::new() else { return };
-    let fs = defuse_passthrough::Passthrough::new(&device.source(), Options::default()).unwrap();
+    let fs = defuse_passthrough::Passthrough::new(&device.source(), PassthroughOptions::default())
+        .unwrap();
     let block = vec![5_u8; 8192];
     let start = block.as_ptr().align_offset(4096);
     let block = &block[start..start + 4096];
@@ -136,7 +140,10 @@ fn a_file_that_only_grows_is_appended_to_with_a_write_back_cache() {
     if !is_root() {
         return;
     }
-    let served = Served::new(&bases()[0], Options { writeback: true, ..Options::default() });
+    let served = ServedDirectory::new(
+        &bases()[0],
+        PassthroughOptions { writeback: true, ..PassthroughOptions::default() },
+    );
     fs::write(served.path("log"), b"a").unwrap();
     let attribute = |change: &str| {
         let status = Command::new("chattr").arg(change).arg(served.path("log")).status();

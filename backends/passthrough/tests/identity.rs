@@ -13,7 +13,7 @@ use std::process::Command;
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::{Credentials, FileHandles, Options, Passthrough};
+use defuse_passthrough::{CredentialsPolicy, FileHandles, Passthrough, PassthroughOptions};
 
 const SECRET: &[u8] = b"the secret of another user";
 
@@ -58,10 +58,10 @@ impl Drop for MountedImage {
 const EXT3: &str = "mke2fs -q -t ext3 -I 256 \"$0\"";
 
 /// Uses an inode by its number, and returns what it has shown.
-type Use = fn(&Served, Ino) -> Result<Vec<u8>>;
+type InodeUse = fn(&ServedDirectory, Ino) -> Result<Vec<u8>>;
 
 /// The ways to open and change an inode.
-const WAYS: [(&str, Use); 5] = [
+const WAYS: [(&str, InodeUse); 5] = [
     ("open", |served, ino| {
         let file = served.open(ino, OpenFlags::RDWR)?;
         let bytes = served.read(file, 0, 100);
@@ -87,10 +87,10 @@ const WAYS: [(&str, Use); 5] = [
 ];
 
 /// Makes the private file.
-type Step = fn(&Served);
+type FileStep = fn(&ServedDirectory);
 
 /// The steps between the lookup of `old` and its use, after which root's private file may have its number and birth time.
-const STEPS: [(&str, Step); 4] = [
+const STEPS: [(&str, FileStep); 4] = [
     ("elsewhere", |served| {
         fs::remove_file(served.path("old")).unwrap();
         make_secret(&served.path("private"));
@@ -123,7 +123,7 @@ fn make_secret(path: &Path) {
 }
 
 /// The secret file, where the steps have left it.
-fn secret(served: &Served) -> Option<fs::Metadata> {
+fn secret(served: &ServedDirectory) -> Option<fs::Metadata> {
     let at = ["private", "old", "kept"].map(|text| served.path(text));
     at.iter().filter_map(|path| fs::metadata(path).ok()).find(|found| found.len() > 0)
 }
@@ -140,9 +140,14 @@ fn a_removed_inode_never_leads_to_its_successor() {
     let Some(image) = MountedImage::new(EXT3, "") else { return };
     let mut equal = 0;
     for file_handles in [FileHandles::Auto, FileHandles::Off] {
-        for credentials in [Credentials::Sticky, Credentials::Restore] {
-            let options = Options { file_handles, credentials, fd_cache: 1, ..Options::default() };
-            let served = Served::new(&image.path(), options);
+        for credentials in [CredentialsPolicy::Sticky, CredentialsPolicy::Restore] {
+            let options = PassthroughOptions {
+                file_handles,
+                credentials,
+                fd_cache: 1,
+                ..PassthroughOptions::default()
+            };
+            let served = ServedDirectory::new(&image.path(), options);
             let other = served.mkdir(Ino::ROOT, "other");
             for (way, use_inode) in WAYS {
                 for (step, replace) in STEPS {
@@ -185,8 +190,9 @@ fn a_removed_directory_never_leads_to_its_successor() {
     }
     let Some(image) = MountedImage::new(EXT3, "") else { return };
     for file_handles in [FileHandles::Auto, FileHandles::Off] {
-        let options = Options { file_handles, fd_cache: 1, ..Options::default() };
-        let served = Served::new(&image.path(), options);
+        let options =
+            PassthroughOptions { file_handles, fd_cache: 1, ..PassthroughOptions::default() };
+        let served = ServedDirectory::new(&image.path(), options);
         let other = served.mkdir(Ino::ROOT, "other");
         for round in 0..100 {
             fs::create_dir(served.path("old")).unwrap();
@@ -224,7 +230,10 @@ fn an_inode_of_generation_0_never_leads_to_its_successor() {
         (0..50).for_each(|number| fs::write(tree.path().join(number.to_string()), b"").unwrap());
         let make = format!("mke2fs -q -t ext4 -I {size} -d '{}' \"$0\"", tree.path().display());
         let Some(image) = MountedImage::new(&make, "") else { return };
-        let fs = Passthrough::new(&image.path(), Options { fd_cache: 1, ..Options::default() });
+        let fs = Passthrough::new(
+            &image.path(),
+            PassthroughOptions { fd_cache: 1, ..PassthroughOptions::default() },
+        );
         let fs = fs.unwrap();
         for number in 0..50 {
             let text = number.to_string();
@@ -266,7 +275,8 @@ fn file_systems_whose_inodes_have_no_generation_are_served() {
     ] {
         let Some(image) = MountedImage::new(&make, options) else { continue };
         for file_handles in [FileHandles::Auto, FileHandles::Off] {
-            let options = Options { file_handles, fd_cache: 1, ..Options::default() };
+            let options =
+                PassthroughOptions { file_handles, fd_cache: 1, ..PassthroughOptions::default() };
             let fs = Passthrough::new(&image.path(), options).unwrap();
             let dir = fs.lookup(&me(), Ino::ROOT, name("dir")).unwrap();
             let file = fs.lookup(&me(), dir.ino, name("file")).unwrap();

@@ -7,9 +7,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use common::*;
-use defuse_fs::layer::{Fault, ReadOnly};
+use defuse_fs::layer::{FaultLayer, ReadOnlyLayer};
 use defuse_fs::*;
-use defuse_passthrough::{Locks, Options, Passthrough};
+use defuse_passthrough::{LockPlace, Passthrough, PassthroughOptions};
 
 fn request(kind: LockKind, owner: u64, typ: LockType) -> LockRequest {
     let lock = Lock { typ, start: 0, end: 9, pid: 1 };
@@ -17,7 +17,7 @@ fn request(kind: LockKind, owner: u64, typ: LockType) -> LockRequest {
 }
 
 fn wait(
-    served: &Served,
+    served: &ServedDirectory,
     file: File,
     lock: LockRequest,
 ) -> (mpsc::Receiver<Result<()>>, Arc<InterruptToken>) {
@@ -33,7 +33,8 @@ fn wait(
 
 #[test]
 fn locks_can_be_awaited_and_interrupted_and_others_see_them() {
-    let options = Options { locks: Locks::FileSystem, ..Options::default() };
+    let options =
+        PassthroughOptions { locks: LockPlace::FileSystem, ..PassthroughOptions::default() };
     everywhere(&options, |served| {
         let short = Duration::from_millis(30);
         let long = Duration::from_secs(60);
@@ -76,8 +77,8 @@ fn locks_can_be_awaited_and_interrupted_and_others_see_them() {
 /// The descriptor serves other calls meanwhile, and the lock goes with the open directory all the same.
 #[test]
 fn a_lock_of_a_directory_ends_when_it_is_closed() {
-    for locks in [Locks::FileSystem, Locks::Inherited] {
-        let options = Options { locks, ..Options::default() };
+    for locks in [LockPlace::FileSystem, LockPlace::Inherited] {
+        let options = PassthroughOptions { locks, ..PassthroughOptions::default() };
         everywhere(&options, |served| {
             let dir = served.mkdir(Ino::ROOT, "d");
             let opened = served.fs.opendir(&me(), dir.ino, OpenFlags::default()).unwrap();
@@ -103,7 +104,7 @@ fn a_lock_of_a_directory_ends_when_it_is_closed() {
 
 #[test]
 fn without_forwarding_the_frontend_keeps_locks() {
-    let served = Served::new(&bases()[0], Options::default());
+    let served = ServedDirectory::new(&bases()[0], PassthroughOptions::default());
     let (_, file) = served.create("a");
     let lock = request(LockKind::Posix, 1, LockType::Write);
     assert_eq!(served.fs.setlk(&me(), file, &lock), Err(Errno::ENOSYS));
@@ -114,12 +115,15 @@ fn without_forwarding_the_frontend_keeps_locks() {
 /// released the locks of the parent.
 #[test]
 fn a_release_unlocks_only_if_no_other_process_can_have_the_open_file() {
-    for (locks, held) in [(Locks::FileSystem, false), (Locks::Inherited, true)] {
-        let served = Served::new(&bases()[0], Options { locks, ..Options::default() });
+    for (locks, held) in [(LockPlace::FileSystem, false), (LockPlace::Inherited, true)] {
+        let served = ServedDirectory::new(
+            &bases()[0],
+            PassthroughOptions { locks, ..PassthroughOptions::default() },
+        );
         let (entry, file) = served.create("a");
         let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
         let opened = served.fs.open(&me(), entry.ino, args).unwrap();
-        assert_eq!(opened.lower.is_some(), locks == Locks::Inherited);
+        assert_eq!(opened.lower.is_some(), locks == LockPlace::Inherited);
         // With locks of the lower file system both have the descriptor of the open file.
         let elsewhere = opened.lower.or(opened.backing.map(|backing| backing.fd)).unwrap();
         let open = File { ino: entry.ino, fh: opened.fh };
@@ -138,7 +142,8 @@ fn a_release_unlocks_only_if_no_other_process_can_have_the_open_file() {
 /// The lower open file can be mapped, which bypasses layers that must see all data.
 #[test]
 fn layers_pass_on_a_lower_open_file_only_if_no_data_bypasses_them() {
-    let options = Options { locks: Locks::Inherited, ..Options::default() };
+    let options =
+        PassthroughOptions { locks: LockPlace::Inherited, ..PassthroughOptions::default() };
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), "a").unwrap();
     let fs: Arc<dyn FileSystem> = Arc::new(Passthrough::new(dir.path(), options).unwrap());
@@ -148,20 +153,22 @@ fn layers_pass_on_a_lower_open_file_only_if_no_data_bypasses_them() {
         fs.open(&me(), entry.ino, args).map(|opened| opened.lower.is_some())
     };
     assert_eq!(lower(&*fs, OpenFlags::RDWR), Ok(true));
-    let read_only = ReadOnly::new(Arc::clone(&fs));
+    let read_only = ReadOnlyLayer::new(Arc::clone(&fs));
     assert_eq!(lower(&read_only, 0), Ok(true));
     assert_eq!(lower(&read_only, OpenFlags::RDWR), Err(Errno::EROFS));
     let switch = read_only.switch();
     switch.store(true, std::sync::atomic::Ordering::Release);
     assert_eq!(lower(&read_only, OpenFlags::RDWR), Ok(false), "it could be forbidden later");
-    assert_eq!(lower(&Fault::new(fs, 1), 0), Ok(false));
+    assert_eq!(lower(&FaultLayer::new(fs, 1), 0), Ok(false));
 }
 
 /// A waiting thread does not exist in a child process, which found the thread's mutex locked.
 #[test]
 fn in_a_process_that_forks_a_conflicting_lock_is_eagain() {
-    let served =
-        Served::new(&bases()[0], Options { locks: Locks::Inherited, ..Options::default() });
+    let served = ServedDirectory::new(
+        &bases()[0],
+        PassthroughOptions { locks: LockPlace::Inherited, ..PassthroughOptions::default() },
+    );
     let (_, file) = served.create("a");
     assert_eq!(served.fs.setlk(&me(), file, &request(LockKind::Posix, 1, LockType::Write)), Ok(()));
     let (answer, _) = wait(&served, file, request(LockKind::Posix, 2, LockType::Write));

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use common::*;
 use defuse_fs::native::NativeOpener;
-use defuse_fs::source::Threads;
+use defuse_fs::source::CallingThreads;
 use defuse_fs::*;
-use defuse_passthrough::{Credentials, FileHandles, Options};
+use defuse_passthrough::{CredentialsPolicy, FileHandles, PassthroughOptions};
 use rustix::fs::{
     CWD, FlockOperation, Mode, RenameFlags as LowerFlags, flock, mkfifoat, renameat_with,
 };
@@ -21,35 +21,38 @@ const NOW: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
 /// The right of the program to native files.
 fn opener() -> NativeOpener {
-    Threads::Callers.native_opener().unwrap()
+    CallingThreads::Callers.native_opener().unwrap()
 }
 
 /// The source in the process of a program.
-fn options() -> Options {
-    Options {
-        credentials: Credentials::Callers(opener()),
+fn options() -> PassthroughOptions {
+    PassthroughOptions {
+        credentials: CredentialsPolicy::Callers(opener()),
         backing_files: true,
         descriptors_from: 500,
         entry_valid_for: Duration::ZERO,
         attr_valid_for: Duration::ZERO,
-        ..Options::default()
+        ..PassthroughOptions::default()
     }
 }
 
 /// Runs `test` in every base where files are opened by their names: without file handles, and where a birth time is enough to know an inode.
-fn by_name(test: impl Fn(&Served)) {
+fn by_name(test: impl Fn(&ServedDirectory)) {
     const OVERLAY: i64 = 0x794c_7630;
     for base in bases() {
-        test(&Served::new(&base, Options { file_handles: FileHandles::Off, ..options() }));
+        test(&ServedDirectory::new(
+            &base,
+            PassthroughOptions { file_handles: FileHandles::Off, ..options() },
+        ));
         if rustix::fs::statfs(&base).unwrap().f_type != OVERLAY {
-            test(&Served::new(&base, options()));
+            test(&ServedDirectory::new(&base, options()));
         }
     }
 }
 
 /// Runs `test` on tmpfs with file handles, if this process may use them.
-fn by_open_file(test: impl Fn(&Served)) {
-    let served = Served::new("/dev/shm".as_ref(), options());
+fn by_open_file(test: impl Fn(&ServedDirectory)) {
+    let served = ServedDirectory::new("/dev/shm".as_ref(), options());
     if served.fs.uses_file_handles() {
         test(&served);
     } else {
@@ -58,14 +61,14 @@ fn by_open_file(test: impl Fn(&Served)) {
 }
 
 /// Releases a file whose inode is forgotten next.
-fn release_last(served: &Served, file: File) {
+fn release_last(served: &ServedDirectory, file: File) {
     let last = Some(opener().file(None).last_release());
     let args = ReleaseArgs { last, ..ReleaseArgs::default() };
     served.fs.release(&me(), file, args).unwrap();
     served.fs.forget(file.ino, 1);
 }
 
-fn look_up(served: &Served, text: &str, bits: u32) -> Result<(Entry, Option<File>)> {
+fn look_up(served: &ServedDirectory, text: &str, bits: u32) -> Result<(Entry, Option<File>)> {
     let (entry, opened) = served.fs.lookup_to_open(&me(), Ino::ROOT, name(text), flags(bits))?;
     Ok((entry, opened.map(|opened| File { ino: entry.ino, fh: opened.fh })))
 }
@@ -119,12 +122,15 @@ fn everything_else_is_looked_up_alone() {
         assert_eq!(look_up(served, "none", 0).unwrap_err(), Errno::ENOENT);
     });
     // A daemon would wait for a fifo, or open a device, that takes the name.
-    everywhere(&Options { credentials: Credentials::Sticky, ..options() }, |served| {
-        fs::write(served.path("file"), "x").unwrap();
-        assert_eq!(look_up(served, "file", 0).unwrap().1, None);
-    });
+    everywhere(
+        &PassthroughOptions { credentials: CredentialsPolicy::Sticky, ..options() },
+        |served| {
+            fs::write(served.path("file"), "x").unwrap();
+            assert_eq!(look_up(served, "file", 0).unwrap().1, None);
+        },
+    );
     // Names that are kept keep inodes, for which an open by a file handle takes fewer system calls.
-    let kept = Options { entry_valid_for: Duration::from_secs(1), ..options() };
+    let kept = PassthroughOptions { entry_valid_for: Duration::from_secs(1), ..options() };
     everywhere(&kept, |served| {
         fs::write(served.path("file"), "x").unwrap();
         let file = look_up(served, "file", 0).unwrap().1;
@@ -163,7 +169,7 @@ fn an_inode_has_no_more_descriptors_than_its_open_file() {
 }
 
 /// Number of descriptors of this process that are regular files of this source.
-fn descriptors(served: &Served) -> usize {
+fn descriptors(served: &ServedDirectory) -> usize {
     let all = fs::read_dir("/proc/self/fd").unwrap();
     let all = all.filter_map(|entry| Some(entry.ok()?.path()));
     let is_ours = |link: &std::path::PathBuf| {
@@ -257,7 +263,7 @@ fn a_lock_ends_with_its_open_file_while_another_one_is_open() {
         let ((entry, one), (_, other)) = (open(), open());
         let (one, other) = (one.unwrap(), other.unwrap());
         let (one_fh, other_fh) = (one.fh, other.fh);
-        let lock = |opened: &Opened| flock(&opened.backing.as_ref().unwrap().fd, NOW);
+        let lock = |opened: &OpenReply| flock(&opened.backing.as_ref().unwrap().fd, NOW);
         assert_eq!((lock(&one), lock(&other)), (Ok(()), Err(Io::WOULDBLOCK)));
         served.release(File { ino: entry.ino, fh: one_fh });
         drop(one);

@@ -8,20 +8,22 @@ use std::path::Path;
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::{Options, Passthrough, SourceError};
+use defuse_passthrough::{Passthrough, PassthroughOptions, SourceError};
 
 #[test]
 fn a_source_that_cannot_be_served_is_named_with_the_next_step() {
-    let missing = Passthrough::new(Path::new("/nowhere/at/all"), Options::default()).unwrap_err();
+    let missing =
+        Passthrough::new(Path::new("/nowhere/at/all"), PassthroughOptions::default()).unwrap_err();
     assert_eq!(missing, SourceError::NotFound("/nowhere/at/all".into()));
     assert!(missing.to_string().contains("/nowhere/at/all does not exist; create it"));
-    let file = Passthrough::new(Path::new("/etc/passwd"), Options::default()).unwrap_err();
+    let file =
+        Passthrough::new(Path::new("/etc/passwd"), PassthroughOptions::default()).unwrap_err();
     assert_eq!(file, SourceError::NotADirectory("/etc/passwd".into()));
 }
 
 #[test]
 fn a_file_is_created_written_read_and_removed() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         assert_eq!(entry.attr.kind, FileKind::Regular);
         assert_eq!(served.write_at(file, 0, b"hello world"), Ok(11));
@@ -49,7 +51,7 @@ fn a_file_is_created_written_read_and_removed() {
 
 #[test]
 fn a_listing_has_every_entry_once_for_any_buffer_size() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         for index in 0..2500 {
             fs::write(served.path(&format!("file-{index:04}")), b"").unwrap();
         }
@@ -76,7 +78,7 @@ fn nodes_of_every_type_are_created() {
     if !is_root() {
         return;
     }
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let cx = me();
         for (text, kind) in [
             ("reg", FileKind::Regular),
@@ -113,7 +115,7 @@ fn nodes_of_every_type_are_created() {
 
 #[test]
 fn names_are_renamed_and_linked() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let cx = me();
         let (a, file) = served.create("a");
         served.write_at(file, 0, b"a").unwrap();
@@ -145,7 +147,7 @@ fn names_are_renamed_and_linked() {
 
 #[test]
 fn setattr_changes_the_given_attributes() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         let when = Timestamp { secs: 1_000_000, nanos: 5 };
         let set = SetAttr {
@@ -173,7 +175,7 @@ fn setattr_changes_the_given_attributes() {
 
 #[test]
 fn extended_attributes_are_those_of_the_lower_file() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, _) = served.create("a");
         if let Err(Errno::EOPNOTSUPP) = served.set_xattr(entry.ino, "user.one", b"1") {
             eprintln!("not here: no user attributes here");
@@ -205,7 +207,7 @@ fn extended_attributes_are_those_of_the_lower_file() {
 
 #[test]
 fn fallocate_lseek_and_copy_file_range_reach_the_lower_file() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let ((_, a), (_, b)) = (served.create("a"), served.create("b"));
         let range = Fallocate { mode: 0, offset: 0, length: 1 << 20 };
         assert_eq!(served.fs.fallocate(&me(), a, range), Ok(()));
@@ -225,7 +227,7 @@ fn fallocate_lseek_and_copy_file_range_reach_the_lower_file() {
 
 #[test]
 fn appends_go_to_the_end_except_for_writes_from_a_cache() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         served.write_at(file, 0, b"0123456789").unwrap();
         let append = OpenFlags(OpenFlags::WRONLY | OpenFlags::APPEND);
@@ -239,7 +241,7 @@ fn appends_go_to_the_end_except_for_writes_from_a_cache() {
         assert_eq!(served.write(file, args, b"!"), Ok(1));
         assert_eq!(served.read(file, 0, 99), Ok(b"01xx456789end!".to_vec()));
     });
-    let options = Options { writeback: true, ..Options::default() };
+    let options = PassthroughOptions { writeback: true, ..PassthroughOptions::default() };
     everywhere(&options, |served| {
         let (entry, file) = served.create("a");
         served.write_at(file, 0, b"0123").unwrap();
@@ -253,7 +255,7 @@ fn appends_go_to_the_end_except_for_writes_from_a_cache() {
 
 #[test]
 fn an_unnamed_file_can_be_linked() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let cx = me();
         let args = flags(OpenFlags::RDWR);
         let made = served.fs.tmpfile(&cx, Ino::ROOT, &regular(&cx, 0o600), args);
@@ -272,7 +274,7 @@ fn an_unnamed_file_can_be_linked() {
 /// no permission of the file for a create.
 #[test]
 fn create_does_not_open_an_existing_file() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let cx = me();
         fs::write(served.path("a"), b"kept").unwrap();
         std::os::unix::fs::symlink("a", served.path("l")).unwrap();
@@ -293,7 +295,7 @@ fn create_does_not_open_an_existing_file() {
 
 #[test]
 fn inode_flags_and_blocks_can_be_asked_for() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         let get = IoctlArgs {
             cmd: 0x8008_6601,
@@ -322,7 +324,7 @@ fn inode_flags_and_blocks_can_be_asked_for() {
 /// kernel remembers, so it asked again at every write.
 #[test]
 fn with_the_options_of_stackfs_there_are_no_xattrs_and_every_close_is_flushed() {
-    everywhere(&Options::stackfs(), |served| {
+    everywhere(&PassthroughOptions::stackfs(), |served| {
         let cx = me();
         let args = flags(OpenFlags::RDWR | OpenFlags::CREAT);
         let made = served.fs.create(&cx, Ino::ROOT, name("a"), &regular(&cx, 0o644), args);
@@ -343,7 +345,7 @@ fn with_the_options_of_stackfs_there_are_no_xattrs_and_every_close_is_flushed() 
 #[test]
 fn only_inodes_without_a_name_keep_a_descriptor() {
     let root = std::env::temp_dir();
-    let served = Served::new(&root, Options::default());
+    let served = ServedDirectory::new(&root, PassthroughOptions::default());
     if !served.fs.uses_file_handles() {
         return println!("not here: no file handles here");
     }
@@ -386,7 +388,7 @@ fn only_inodes_without_a_name_keep_a_descriptor() {
 /// needs.
 #[test]
 fn removing_both_names_of_a_file_at_once_leaves_its_pin() {
-    let served = Served::new(&std::env::temp_dir(), Options::default());
+    let served = ServedDirectory::new(&std::env::temp_dir(), PassthroughOptions::default());
     for round in 0..200 {
         let (one, other) = (format!("one{round}"), format!("other{round}"));
         let (entry, file) = served.create(&one);

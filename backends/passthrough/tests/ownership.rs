@@ -10,7 +10,7 @@ use std::process::Command;
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::Options;
+use defuse_passthrough::PassthroughOptions;
 use rustix::fs::{CWD, FileType, Mode, OFlags, XattrFlags};
 
 const NATIVE: &str = "DEFUSE_TEST_NATIVE";
@@ -36,13 +36,13 @@ fn native_child() {
     }
 }
 
-struct User {
+struct OwnershipUser {
     uid: u32,
     gid: u32,
     extra: Option<u32>,
 }
 
-fn make_natively(user: &User, kind: &str, perm: u32, umask: u32, path: &Path) {
+fn make_natively(user: &OwnershipUser, kind: &str, perm: u32, umask: u32, path: &Path) {
     let groups = match user.extra {
         Some(gid) => format!("--groups={gid}"),
         None => "--clear-groups".into(),
@@ -58,7 +58,14 @@ fn make_natively(user: &User, kind: &str, perm: u32, umask: u32, path: &Path) {
     assert!(status.success());
 }
 
-fn make_served(served: &Served, dir: Ino, user: &User, kind: &str, perm: u32, umask: u32) -> Entry {
+fn make_served(
+    served: &ServedDirectory,
+    dir: Ino,
+    user: &OwnershipUser,
+    kind: &str,
+    perm: u32,
+    umask: u32,
+) -> Entry {
     let cx = cx(user.uid, user.gid);
     let file_kind = match kind {
         "dir" => FileKind::Directory,
@@ -115,13 +122,13 @@ fn a_new_file_has_the_owner_and_mode_that_native_creation_gives_it() {
         return;
     }
     let users = [
-        User { uid: 1000, gid: 1000, extra: None },
-        User { uid: 0, gid: 0, extra: None },
-        User { uid: 1001, gid: 1000, extra: Some(2000) },
-        User { uid: 1000, gid: 0, extra: None },
+        OwnershipUser { uid: 1000, gid: 1000, extra: None },
+        OwnershipUser { uid: 0, gid: 0, extra: None },
+        OwnershipUser { uid: 1001, gid: 1000, extra: Some(2000) },
+        OwnershipUser { uid: 1000, gid: 0, extra: None },
     ];
     let served = |base: &Path| {
-        let served = Served::new(base, Options::default());
+        let served = ServedDirectory::new(base, PassthroughOptions::default());
         fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o755)).unwrap();
         served
     };
@@ -176,9 +183,11 @@ fn restored_threads_have_their_previous_credentials() {
     if !is_root() {
         return;
     }
-    let options =
-        Options { credentials: defuse_passthrough::Credentials::Restore, ..Options::default() };
-    let served = Served::new(&bases()[0], options);
+    let options = PassthroughOptions {
+        credentials: defuse_passthrough::CredentialsPolicy::Restore,
+        ..PassthroughOptions::default()
+    };
+    let served = ServedDirectory::new(&bases()[0], options);
     fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o777)).unwrap();
     let status = || {
         let text = fs::read_to_string("/proc/thread-self/status").unwrap();
@@ -188,7 +197,7 @@ fn restored_threads_have_their_previous_credentials() {
         text.lines().filter(keep).map(str::to_owned).collect::<Vec<_>>()
     };
     let before = status();
-    let user = User { uid: 1000, gid: 1001, extra: None };
+    let user = OwnershipUser { uid: 1000, gid: 1001, extra: None };
     for (kind, perm) in [("file", 0o640), ("dir", 0o700)] {
         let entry = make_served(&served, Ino::ROOT, &user, kind, perm, 0o022);
         assert_eq!((entry.attr.uid, entry.attr.gid, entry.attr.perm), (1000, 1001, perm));
@@ -214,7 +223,7 @@ fn set_id_bits_are_cleared_exactly_when_requested() {
     if !is_root() {
         return;
     }
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         let has_caps = |ino| served.xattr(ino, "security.capability").is_ok();
         let arm = || {
@@ -263,7 +272,7 @@ fn a_new_file_has_its_security_label_from_the_start() {
     if !is_root() {
         return;
     }
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let cx = cx(1000, 1000);
         fs::set_permissions(served.path(""), fs::Permissions::from_mode(0o777)).unwrap();
         let label = XattrName::new(b"security.defuse").unwrap();
@@ -291,10 +300,10 @@ fn identity() -> (u32, u32, u64) {
 const FOWNER: u64 = 1 << 3;
 const SYS_RESOURCE: u64 = 1 << 24;
 
-type Operation = (&'static str, fn(&Served, &Context<'_>, Entry, File));
+type OwnershipOperation = (&'static str, fn(&ServedDirectory, &Context<'_>, Entry, File));
 
 /// One operation of every kind: on names, attributes, data, and those that create files.
-const OPERATIONS: &[Operation] = &[
+const OPERATIONS: &[OwnershipOperation] = &[
     ("create", |served, cx, _, _| {
         let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
         let (made, opened) =
@@ -340,11 +349,11 @@ fn the_credentials_of_an_operation_do_not_depend_on_earlier_ones_of_its_thread()
     if !is_root() {
         return;
     }
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("file");
         fs::set_permissions(served.path("file"), fs::Permissions::from_mode(0o666)).unwrap();
         let callers = [cx(0, 0), cx(1000, 1000), cx(1001, 1001)];
-        let run = |(_, operation): &Operation, cx| {
+        let run = |(_, operation): &OwnershipOperation, cx| {
             operation(served, cx, entry, file);
             identity()
         };
@@ -375,7 +384,7 @@ fn a_thread_is_not_limited_by_the_credentials_of_its_creator() {
     if !is_root() {
         return;
     }
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, _) = served.create("file");
         std::os::unix::fs::chown(served.path("file"), Some(1000), Some(1000)).unwrap();
         std::thread::scope(|scope| {

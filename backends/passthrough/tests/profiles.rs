@@ -8,11 +8,11 @@ use std::process::Command;
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::{FileHandles, Options, SourceError};
+use defuse_passthrough::{FileHandles, PassthroughOptions, SourceError};
 
 #[test]
 fn the_profile_of_stackfs_has_no_attributes_backing_files_or_handles() {
-    let served = Served::new(&bases()[0], Options::stackfs());
+    let served = ServedDirectory::new(&bases()[0], PassthroughOptions::stackfs());
     assert!(!served.fs.uses_file_handles());
     let caps = served.fs.caps();
     assert!(!caps.xattrs && !caps.posix_acl && !caps.backing_files && caps.kill_suidgid);
@@ -25,14 +25,18 @@ fn the_profile_of_stackfs_has_no_attributes_backing_files_or_handles() {
 
 #[test]
 fn required_file_handles_that_do_not_work_are_an_error() {
-    let options = Options { file_handles: FileHandles::On, ..Options::default() };
+    let options =
+        PassthroughOptions { file_handles: FileHandles::On, ..PassthroughOptions::default() };
     let error = defuse_passthrough::Passthrough::new(Path::new("/proc/self"), options);
     assert!(matches!(error, Err(SourceError::NoFileHandles(..))), "{error:?}");
 }
 
 #[test]
 fn an_exclusive_source_keeps_cached_pages() {
-    let served = Served::new(&bases()[0], Options { exclusive: true, ..Options::default() });
+    let served = ServedDirectory::new(
+        &bases()[0],
+        PassthroughOptions { exclusive: true, ..PassthroughOptions::default() },
+    );
     let (entry, _) = served.create("a");
     let opened = served.fs.open(&me(), entry.ino, flags(0)).unwrap();
     assert_eq!(opened.cache, CacheMode::Keep);
@@ -41,7 +45,7 @@ fn an_exclusive_source_keeps_cached_pages() {
 
 #[test]
 fn direct_io_reaches_the_lower_file() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         served.write_at(file, 0, &[5; 8192]).unwrap();
         let direct = OpenFlags(OpenFlags::RDWR | OpenFlags::DIRECT);
@@ -73,7 +77,7 @@ fn attributes_of_a_symbolic_link_are_its_own() {
     if !is_root() {
         return;
     }
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         fs::write(served.path("target"), b"").unwrap();
         std::os::unix::fs::symlink("target", served.path("link")).unwrap();
         let link = served.lookup("link").unwrap();
@@ -96,8 +100,9 @@ const FEW: &str = "DEFUSE_TEST_FEW";
 #[test]
 fn few_descriptors_child() {
     let Ok(base) = std::env::var(FEW) else { return };
-    let options = Options { file_handles: FileHandles::Off, ..Options::default() };
-    let served = Served::new(Path::new(&base), options);
+    let options =
+        PassthroughOptions { file_handles: FileHandles::Off, ..PassthroughOptions::default() };
+    let served = ServedDirectory::new(Path::new(&base), options);
     for index in 0..300 {
         fs::write(served.path(&format!("f{index}")), b"").unwrap();
     }
@@ -111,9 +116,9 @@ fn few_descriptors_child() {
     assert!(looked_up(299).is_ok());
 }
 
-struct Mounted(tempfile::TempDir);
+struct TempDirMount(tempfile::TempDir);
 
-impl Drop for Mounted {
+impl Drop for TempDirMount {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
     }
@@ -135,7 +140,7 @@ fn with_few_descriptors(child: &str, base: &Path) {
 /// ramfs has no birth times, so every inode holds a descriptor there.
 #[test]
 fn running_out_of_descriptors_fails_only_the_lookup() {
-    let dir = Mounted(tempfile::tempdir().unwrap());
+    let dir = TempDirMount(tempfile::tempdir().unwrap());
     let flags = rustix::mount::MountFlags::empty();
     if rustix::mount::mount("none", dir.0.path(), "ramfs", flags, None).is_err() {
         return println!("skipped: no permission to mount");
@@ -147,8 +152,9 @@ fn running_out_of_descriptors_fails_only_the_lookup() {
 #[test]
 fn many_names_child() {
     let Ok(base) = std::env::var(FEW) else { return };
-    let options = Options { file_handles: FileHandles::Off, ..Options::default() };
-    let served = Served::new(Path::new(&base), options);
+    let options =
+        PassthroughOptions { file_handles: FileHandles::Off, ..PassthroughOptions::default() };
+    let served = ServedDirectory::new(Path::new(&base), options);
     let (mut dirs, mut files) = (Vec::new(), Vec::new());
     let mut above = Ino::ROOT;
     for depth in 0..100 {

@@ -10,18 +10,18 @@ use std::sync::{Arc, Mutex};
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::{FileHandles, Options, Passthrough};
+use defuse_passthrough::{FileHandles, Passthrough, PassthroughOptions};
 
 /// A frontend that remembers what it is asked to forget.
 #[derive(Default)]
-struct Remembering {
+struct RecordingFrontend {
     /// It can be asked by names alone, as a kernel before Linux 6.18.
     by_name: bool,
     asked: Mutex<Vec<Ino>>,
     names: Mutex<Vec<(Ino, Vec<u8>)>>,
 }
 
-impl Notify for Remembering {
+impl Notify for RecordingFrontend {
     fn invalidate_inode(&self, _: Ino, _: Option<(u64, u64)>) -> Result<()> {
         Ok(())
     }
@@ -69,9 +69,10 @@ fn pruned_child() {
     let base = PathBuf::from(base);
     (0..FILES).for_each(|n| fs::write(base.join(n.to_string()), n.to_string()).unwrap());
     for by_name in [false, true] {
-        let options = Options { file_handles: FileHandles::Off, ..Options::default() };
+        let options =
+            PassthroughOptions { file_handles: FileHandles::Off, ..PassthroughOptions::default() };
         let fs = Arc::new(Passthrough::new(&base, options).unwrap());
-        let kernel = Arc::new(Remembering { by_name, ..Remembering::default() });
+        let kernel = Arc::new(RecordingFrontend { by_name, ..RecordingFrontend::default() });
         fs.attached(Origin::NONE, Arc::clone(&kernel) as Arc<dyn Notify>);
         let (ends, forgotten) = (AtomicBool::new(false), AtomicUsize::new(0));
         let numbers = Mutex::new(std::collections::HashMap::new());

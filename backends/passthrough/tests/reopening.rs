@@ -7,14 +7,14 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::{Locks, Options};
+use defuse_passthrough::{LockPlace, PassthroughOptions};
 
 const RDONLY: u32 = 0;
 
 /// Runs `test` with file handles, on a file `a` that was read and released.
-fn after_a_read(test: impl Fn(&Served, Ino)) {
+fn after_a_read(test: impl Fn(&ServedDirectory, Ino)) {
     for base in bases() {
-        let served = Served::new(&base, Options::default());
+        let served = ServedDirectory::new(&base, PassthroughOptions::default());
         if !served.fs.uses_file_handles() {
             eprintln!("not here: no file handles in {}", base.display());
             continue;
@@ -26,7 +26,7 @@ fn after_a_read(test: impl Fn(&Served, Ino)) {
     }
 }
 
-fn open_fds(served: &Served) -> usize {
+fn open_fds(served: &ServedDirectory) -> usize {
     served.fs.stats().open_fds
 }
 
@@ -150,8 +150,9 @@ fn a_file_read_with_direct_io_is_not_reused() {
 #[test]
 fn with_locks_of_the_lower_file_system_no_descriptor_is_reused() {
     for base in bases() {
-        let options = Options { locks: Locks::FileSystem, ..Options::default() };
-        let served = Served::new(&base, options);
+        let options =
+            PassthroughOptions { locks: LockPlace::FileSystem, ..PassthroughOptions::default() };
+        let served = ServedDirectory::new(&base, options);
         fs::write(served.path("a"), b"text").unwrap();
         let ino = served.lookup("a").unwrap().ino;
         let before = open_fds(&served);

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::{FileHandles, Options};
+use defuse_passthrough::{FileHandles, PassthroughOptions};
 
 #[test]
 fn an_unlinked_file_lives_while_it_is_looked_up() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let (entry, file) = served.create("a");
         served.write_at(file, 0, b"kept").unwrap();
         served.release(file);
@@ -43,7 +43,10 @@ fn an_unlinked_file_lives_while_it_is_looked_up() {
 #[test]
 fn an_inode_whose_number_is_being_reused_is_stale() {
     for base in bases() {
-        let served = Served::new(&base, Options { fd_cache: 1, ..Options::default() });
+        let served = ServedDirectory::new(
+            &base,
+            PassthroughOptions { fd_cache: 1, ..PassthroughOptions::default() },
+        );
         let ends = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for thread in ["a", "b"] {
@@ -73,7 +76,10 @@ fn an_inode_whose_number_is_being_reused_is_stale() {
 #[test]
 fn a_file_replaced_on_the_source_is_a_new_inode_and_the_old_one_is_stale() {
     for base in bases() {
-        let served = Served::new(&base, Options { fd_cache: 1, ..Options::default() });
+        let served = ServedDirectory::new(
+            &base,
+            PassthroughOptions { fd_cache: 1, ..PassthroughOptions::default() },
+        );
         if !served.fs.uses_file_handles() {
             eprintln!("not here: no file handles in {}", base.display());
             continue;
@@ -101,7 +107,10 @@ fn a_file_replaced_on_the_source_is_a_new_inode_and_the_old_one_is_stale() {
 /// If an inode number is reused within a tick of the clock, the birth time is the same, too.
 #[test]
 fn a_stale_inode_does_not_hide_its_successor() {
-    let served = Served::new(&bases()[0], Options { fd_cache: 1, ..Options::default() });
+    let served = ServedDirectory::new(
+        &bases()[0],
+        PassthroughOptions { fd_cache: 1, ..PassthroughOptions::default() },
+    );
     for round in 0..200 {
         fs::write(served.path("a"), b"x").unwrap();
         let old = served.lookup("a").unwrap();
@@ -119,7 +128,7 @@ fn a_stale_inode_does_not_hide_its_successor() {
 
 #[test]
 fn a_listing_shows_every_lasting_entry_once_while_others_change() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         for index in 0..500 {
             fs::write(served.path(&format!("stays-{index}")), b"").unwrap();
             fs::write(served.path(&format!("goes-{index}")), b"").unwrap();
@@ -148,7 +157,7 @@ fn a_listing_shows_every_lasting_entry_once_while_others_change() {
 
 #[test]
 fn renames_and_lookups_may_race() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         fs::write(served.path("a"), b"a").unwrap();
         fs::write(served.path("b"), b"bb").unwrap();
         let (done, opens) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -191,7 +200,7 @@ fn renames_and_lookups_may_race() {
 
 #[test]
 fn files_come_and_go_from_many_threads() {
-    everywhere(&Options { fd_cache: 4, ..Options::default() }, |served| {
+    everywhere(&PassthroughOptions { fd_cache: 4, ..PassthroughOptions::default() }, |served| {
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 scope.spawn(move || {
@@ -218,7 +227,7 @@ const SMALL: &str = "DEFUSE_TEST_NOFILE";
 #[test]
 fn small_limit_child() {
     let Ok(base) = std::env::var(SMALL) else { return };
-    let served = Served::new(Path::new(&base), Options::default());
+    let served = ServedDirectory::new(Path::new(&base), PassthroughOptions::default());
     if !served.fs.uses_file_handles() {
         eprintln!("not here: no file handles");
         return;
@@ -264,9 +273,9 @@ fn thirty_thousand_inodes_fit_in_256_descriptors() {
     }
 }
 
-struct Mounted<'a>(&'a Path);
+struct PathMount<'a>(&'a Path);
 
-impl Drop for Mounted<'_> {
+impl Drop for PathMount<'_> {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
     }
@@ -278,7 +287,10 @@ fn file_systems_mounted_below_the_source_are_served_too() {
         return;
     }
     for file_handles in [FileHandles::Auto, FileHandles::Off] {
-        let served = Served::new(&bases()[0], Options { file_handles, ..Options::default() });
+        let served = ServedDirectory::new(
+            &bases()[0],
+            PassthroughOptions { file_handles, ..PassthroughOptions::default() },
+        );
         let (tmpfs, bind, source) = (served.path("tmpfs"), served.path("bind"), served.path("s"));
         for dir in [&tmpfs, &bind, &source] {
             fs::create_dir(dir).unwrap();
@@ -288,9 +300,9 @@ fn file_systems_mounted_below_the_source_are_served_too() {
             eprintln!("skipped: no permission to mount");
             return;
         }
-        let _first = Mounted(&tmpfs);
+        let _first = PathMount(&tmpfs);
         rustix::mount::mount_bind(&source, &bind).unwrap();
-        let _second = Mounted(&bind);
+        let _second = PathMount(&bind);
         fs::write(source.join("file"), b"bound").unwrap();
         let (a, b) = (served.lookup("s").unwrap(), served.lookup("bind").unwrap());
         assert_ne!(a.ino, b.ino, "a directory has one parent");
@@ -319,7 +331,7 @@ fn file_systems_mounted_below_the_source_are_served_too() {
 
 #[test]
 fn a_directory_moved_out_of_the_source_gives_no_access_to_its_parent() {
-    everywhere(&Options::default(), |served| {
+    everywhere(&PassthroughOptions::default(), |served| {
         let inner = served.mkdir(Ino::ROOT, "dir");
         let deeper = served.mkdir(inner.ino, "deeper");
         let outside = served.path("").with_extension("outside");

@@ -4,17 +4,17 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{
     CREATE_WITH, Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Name, NewNode,
-    NormalPath, OpenArgs, OpenFlags, Opened, Resolved, Result, Versions, fill_new,
+    NormalPath, OpenArgs, OpenFlags, OpenReply, PathResolution, Result, Versions, fill_new,
 };
 use defuse_wire::abi::{self, Opcode};
-use defuse_wire::chain::{self, Chain, CompoundIn, Link};
+use defuse_wire::chain::{self, ChainLink, CompoundIn, RequestChain};
 use defuse_wire::decode;
-use defuse_wire::encode::Request;
+use defuse_wire::encode::EncodedRequest;
 use defuse_wire::vendor::{COMPOUND, OPEN_WANTS_BYTES, RESOLVE};
 
 use super::files::ioctl_out;
 use super::fs::owner;
-use super::{Remote, Shared};
+use super::{RemoteClient, RemoteShared};
 
 /// Room for the inodes on the way of a path, in bytes: more are resolved by a request of their own.
 const STEPS: usize = 32 << 10;
@@ -24,9 +24,9 @@ const DATA: usize = 96 << 10;
 const FLAGS: u32 = CREATE_WITH.flags.0;
 
 /// The inode and the file of the first link.
-const OF_FIRST: Link = Link { uses: Link::INODE | Link::FILE, of: 0 };
+const OF_FIRST: ChainLink = ChainLink { uses: ChainLink::INODE | ChainLink::FILE, of: 0 };
 
-impl Shared {
+impl RemoteShared {
     pub(super) fn takes_chains(&self) -> bool {
         self.agreement.uses(COMPOUND)
     }
@@ -36,7 +36,7 @@ impl Shared {
         &self,
         cx: &Context<'_>,
         (caller, ino): (Caller, Ino),
-        (links, count): (&Chain, usize),
+        (links, count): (&RequestChain, usize),
         decode: impl FnOnce(&[(i32, &[u8])]) -> Result<T>,
     ) -> Result<T> {
         let request = self.chain_request((caller, ino), links);
@@ -44,19 +44,25 @@ impl Shared {
     }
 
     /// The message with a chain that begins at `ino`.
-    pub(super) fn chain_request(&self, (caller, ino): (Caller, Ino), links: &Chain) -> Request {
+    pub(super) fn chain_request(
+        &self,
+        (caller, ino): (Caller, Ino),
+        links: &RequestChain,
+    ) -> EncodedRequest {
         let head = CompoundIn { len: links.as_bytes().len() as u32, reserved: 0 };
-        Request::for_caller(Opcode::Compound, caller, ino).with(&head).with_bytes(links.as_bytes())
+        EncodedRequest::for_caller(Opcode::Compound, caller, ino)
+            .with(&head)
+            .with_bytes(links.as_bytes())
     }
 
-    /// Resolves a path as [`resolve`](Shared::resolve), and opens what it leads to if it has to be asked for.
+    /// Resolves a path as [`resolve`](RemoteShared::resolve), and opens what it leads to if it has to be asked for.
     pub(super) fn resolve_to_open(
         &self,
         cx: &Context<'_>,
         from: Ino,
         path: NormalPath<'_>,
         args: OpenArgs,
-    ) -> Result<(Resolved, Option<Opened>)> {
+    ) -> Result<(PathResolution, Option<OpenReply>)> {
         if !self.takes_chains() || self.lacks(Opcode::Open) {
             return Ok((self.resolve(cx, from, path)?, None));
         }
@@ -74,7 +80,7 @@ impl Shared {
         versions: &dyn Versions,
         (dir, path): (Ino, NormalPath<'_>),
         args: OpenArgs,
-    ) -> Result<(Resolved, Option<Opened>)> {
+    ) -> Result<(PathResolution, Option<OpenReply>)> {
         let before = self.paths.before(versions);
         let wants_bytes = before.all.is_some() && self.whole.wants(args.flags);
         let room = STEPS.min(self.agreement.max_received());
@@ -86,11 +92,11 @@ impl Shared {
         };
         let open_flags = if wants_bytes { OPEN_WANTS_BYTES } else { 0 };
         let open = abi::OpenIn { flags: args.flags.0, open_flags };
-        let mut links = Chain::default();
-        let mut resolve = Request::new(Opcode::Ioctl, cx, dir).with(&ioctl);
-        links.add(Link::default(), &[resolve.finish(path.as_bytes().len()), path.as_bytes()]);
-        let mut opening = Request::new(Opcode::Open, cx, Ino(0)).with(&open);
-        links.add(Link { uses: Link::INODE, of: 0 }, &[opening.finish(0)]);
+        let mut links = RequestChain::default();
+        let mut resolve = EncodedRequest::new(Opcode::Ioctl, cx, dir).with(&ioctl);
+        links.add(ChainLink::default(), &[resolve.finish(path.as_bytes().len()), path.as_bytes()]);
+        let mut opening = EncodedRequest::new(Opcode::Open, cx, Ino(0)).with(&open);
+        links.add(ChainLink { uses: ChainLink::INODE, of: 0 }, &[opening.finish(0)]);
         let (output, opened) = self.ask_chain(cx, (cx.caller, dir), (&links, 2), |answers| {
             let (error, body) = answers[0];
             if error != 0 {
@@ -113,7 +119,7 @@ impl Shared {
             .inspect(|(_, dir)| self.opened_ahead.opened_with_path(*dir))
             .map(|told| told.0);
         match resolved {
-            Ok(Resolved::Inode { ino, attr, .. }) if attr.kind == FileKind::Regular => {
+            Ok(PathResolution::Inode { ino, attr, .. }) if attr.kind == FileKind::Regular => {
                 let file = File { ino, fh: opened.fh };
                 // The bytes are of this version if nothing has changed meanwhile.
                 if let Some((bytes, read_is_due)) = bytes
@@ -126,7 +132,7 @@ impl Shared {
                 Ok((resolved?, Some(opened)))
             }
             // Not what can be opened this way.
-            Ok(Resolved::Inode { ino, .. }) => {
+            Ok(PathResolution::Inode { ino, .. }) => {
                 self.release_new(cx, File { ino, fh: opened.fh }, args.flags);
                 Ok((resolved?, None))
             }
@@ -147,7 +153,7 @@ pub(super) fn decode_chain<T>(
     decode(&answers.ok_or(Errno::EIO)?)
 }
 
-impl Remote {
+impl RemoteClient {
     /// Creates a file with these contents, and closes it, by one message. `None` where it takes several.
     pub(super) fn create_chained(
         &self,
@@ -164,7 +170,7 @@ impl Remote {
         }
         let flushes = !shared.lacks(Opcode::Flush);
         let caller = owner(cx, node);
-        let mut links = Chain::default();
+        let mut links = RequestChain::default();
         let mut count = 0;
         let mut add = |link, parts: &[&[u8]]| {
             links.add(link, parts);
@@ -172,20 +178,21 @@ impl Remote {
         };
         let created = (Opcode::Create, parent, name.as_bytes());
         let mut creation = shared.creation(cx, created, node, CREATE_WITH);
-        add(Link::default(), &[creation.finish(0)]);
+        add(ChainLink::default(), &[creation.finish(0)]);
         if !data.is_empty() {
             let size = data.len() as u32;
             let write = abi::WriteIn { size, flags: FLAGS, ..abi::WriteIn::default() };
-            let mut write = Request::for_caller(Opcode::Write, caller, Ino(0)).with(&write);
+            let mut write = EncodedRequest::for_caller(Opcode::Write, caller, Ino(0)).with(&write);
             add(OF_FIRST, &[write.finish(data.len()), data]);
         }
         if flushes {
             let flush = abi::FlushIn::default();
-            let mut flush = Request::for_caller(Opcode::Flush, caller, Ino(0)).with(&flush);
+            let mut flush = EncodedRequest::for_caller(Opcode::Flush, caller, Ino(0)).with(&flush);
             add(OF_FIRST, &[flush.finish(0)]);
         }
         let release = abi::ReleaseIn { flags: FLAGS, ..abi::ReleaseIn::default() };
-        let mut release = Request::for_caller(Opcode::Release, caller, Ino(0)).with(&release);
+        let mut release =
+            EncodedRequest::for_caller(Opcode::Release, caller, Ino(0)).with(&release);
         add(OF_FIRST, &[release.finish(0)]);
         let made = shared.ask_chain(cx, (caller, parent), (&links, count), |answers| {
             let (error, body) = answers[0];
@@ -202,14 +209,14 @@ impl Remote {
             let failed = answers.last().filter(|(error, _)| *error != 0);
             let error = failed.map(|(error, _)| Errno::from_raw(-error));
             let is_closed = answers.len() == count && error.is_none();
-            Ok(Made { entry, opened, written: written.min(data.len()), error, is_closed })
+            Ok(ChainedCreate { entry, opened, written: written.min(data.len()), error, is_closed })
         });
         Some(made.and_then(|made| self.finish_creation(cx, made, data)))
     }
 
     /// Does the rest of a creation whose chain has stopped early, or has written a part.
-    fn finish_creation(&self, cx: &Context<'_>, made: Made, data: &[u8]) -> Result<Entry> {
-        let Made { entry, opened, written, error, mut is_closed } = made;
+    fn finish_creation(&self, cx: &Context<'_>, made: ChainedCreate, data: &[u8]) -> Result<Entry> {
+        let ChainedCreate { entry, opened, written, error, mut is_closed } = made;
         let mut file = File { ino: entry.ino, fh: opened.fh };
         let lacks_flush = error == Some(Errno::ENOSYS) && written == data.len();
         if lacks_flush {
@@ -241,9 +248,9 @@ impl Remote {
 }
 
 /// The state of a creation after its chain.
-struct Made {
+struct ChainedCreate {
     entry: Entry,
-    opened: Opened,
+    opened: OpenReply,
     written: usize,
     /// The error with which the chain has stopped.
     error: Option<Errno>,

@@ -22,8 +22,8 @@ use rustix::net::{
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::lanes::{Lanes, Offered, Seated, write_number};
-use super::slots::{Claim, Done, Slots, Waited};
+use super::lanes::{ClientLanes, LaneGuard, PendingOffer, write_number};
+use super::slots::{ReplyCallback, RequestSlots, SlotClaim, WaitOutcome};
 use crate::LOG;
 use crate::sys::{errno, has_several_processors};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
@@ -42,7 +42,7 @@ pub(super) const SPIN_NS: u64 = 50_000;
 pub(super) const HOPE: u32 = 8;
 
 /// A received message, as seen by the thread that waits for `Mine`.
-pub(super) enum Event {
+pub(super) enum ReceiveEvent {
     /// The reply to the leader's own request: the length of the body, or the error.
     Mine(Result<usize>),
     /// A notification: its code, and the length of the body.
@@ -54,11 +54,11 @@ pub(super) enum Event {
 }
 
 /// The receive buffer. The thread that holds it is the leader.
-pub(super) struct Incoming {
+pub(super) struct ReceiveBuffer {
     message: Vec<u8>,
 }
 
-impl Incoming {
+impl ReceiveBuffer {
     /// The first `len` bytes after the header.
     pub(super) fn body(&self, len: usize) -> &[u8] {
         &self.message[HEADER_LEN..HEADER_LEN + len]
@@ -66,13 +66,13 @@ impl Incoming {
 }
 
 /// Receives notifications: the code and the body.
-pub(super) type OnNotification = Box<dyn Fn(i32, &[u8]) + Send + Sync>;
+pub(super) type NotificationHandler = Box<dyn Fn(i32, &[u8]) + Send + Sync>;
 
 /// A connected socket with its requests.
 pub(super) struct ClientConnection {
     socket: OwnedFd,
-    slots: Slots,
-    incoming: Mutex<Incoming>,
+    slots: RequestSlots,
+    incoming: Mutex<ReceiveBuffer>,
     dead: AtomicBool,
     /// The tick of the kernel's clock of the last look at the socket.
     looked: AtomicU64,
@@ -80,15 +80,15 @@ pub(super) struct ClientConnection {
     process: AtomicU32,
     /// The time for a reply, after which the server counts as dead.
     timeout: Option<Duration>,
-    on_notification: OnNotification,
+    on_notification: NotificationHandler,
     no_interrupt: AtomicBool,
     /// Descriptors received with replies, by request number.
     passed: Mutex<Vec<(u64, OwnedFd)>>,
     /// True if the server can run while a thread polls for its reply.
     may_spin: bool,
     /// Lanes in shared memory, if the server has offered them and they are used.
-    lanes: OnceLock<Lanes>,
-    offered: Offered,
+    lanes: OnceLock<ClientLanes>,
+    offered: PendingOffer,
     /// Requests without a waiting thread since the socket was last looked at for a thread in a lane.
     unheard: AtomicU32,
     /// The number of further late replies after which threads no longer poll.
@@ -114,15 +114,15 @@ impl ClientConnection {
     pub(super) fn new(
         socket: OwnedFd,
         timeout: Option<Duration>,
-        on_notification: OnNotification,
+        on_notification: NotificationHandler,
     ) -> Self {
         let may_spin = has_several_processors();
         defuse_process::keep_id();
         ClientConnection {
             socket,
-            slots: Slots::new(),
+            slots: RequestSlots::new(),
             // The kernel allocates no memory for untouched pages.
-            incoming: Mutex::new(Incoming { message: vec![0; MESSAGE_MAX] }),
+            incoming: Mutex::new(ReceiveBuffer { message: vec![0; MESSAGE_MAX] }),
             dead: AtomicBool::new(false),
             looked: AtomicU64::new(0),
             process: AtomicU32::new(defuse_process::id()),
@@ -132,7 +132,7 @@ impl ClientConnection {
             passed: Mutex::default(),
             may_spin,
             lanes: OnceLock::new(),
-            offered: Offered::default(),
+            offered: PendingOffer::default(),
             unheard: AtomicU32::new(0),
             hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
         }
@@ -190,7 +190,7 @@ impl ClientConnection {
     }
 
     /// A lane for a request and a reply of so many bytes, if one is free. Asks for more otherwise.
-    pub(super) fn seat(&self, request: usize, reply: usize) -> Result<Option<Seated<'_>>> {
+    pub(super) fn seat(&self, request: usize, reply: usize) -> Result<Option<LaneGuard<'_>>> {
         let Some(lanes) = self.lanes.get() else { return Ok(None) };
         self.usable()?;
         let seat = lanes.seat(request, reply);
@@ -233,7 +233,7 @@ impl ClientConnection {
     ///
     /// Those of [`use_lanes`](ClientConnection::use_lanes).
     pub(super) fn use_these_lanes(&self, fd: OwnedFd) -> Result<()> {
-        let _ = self.lanes.set(Lanes::of(fd)?);
+        let _ = self.lanes.set(ClientLanes::of(fd)?);
         Ok(())
     }
 
@@ -242,7 +242,7 @@ impl ClientConnection {
         self.offered.take().flatten()
     }
 
-    pub(super) fn lanes(&self) -> Option<&Lanes> {
+    pub(super) fn lanes(&self) -> Option<&ClientLanes> {
         self.lanes.get()
     }
 
@@ -302,21 +302,23 @@ impl ClientConnection {
 
     fn wait<T>(
         &self,
-        claim: Claim,
+        claim: SlotClaim,
         cx: &Context<'_>,
         timeout: Option<Duration>,
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut waiting = Waiting { deadline, interrupted: false };
+        let mut waiting = ReplyWait { deadline, interrupted: false };
         loop {
             match self.incoming.try_lock() {
                 Ok(mut incoming) => {
                     if let Some(result) = self.lead(&mut incoming, claim, cx, &mut waiting) {
                         let result = match result {
-                            Led::Mine(len) => len.and_then(|len| decode(incoming.body(len))),
-                            Led::Taken(body) => body.and_then(|body| decode(&body)),
-                            Led::Notification(code, body) => {
+                            LeaderOutcome::Mine(len) => {
+                                len.and_then(|len| decode(incoming.body(len)))
+                            }
+                            LeaderOutcome::Taken(body) => body.and_then(|body| decode(&body)),
+                            LeaderOutcome::Notification(code, body) => {
                                 drop(incoming);
                                 self.slots.pass_on();
                                 (self.on_notification)(code, &body);
@@ -346,7 +348,12 @@ impl ClientConnection {
     }
 
     /// Sends a request. The thread that receives the reply, if one arrives, calls `done`.
-    pub(super) fn ask_later(&self, head: &mut [u8], data: &[u8], done: Done) -> Result<u64> {
+    pub(super) fn ask_later(
+        &self,
+        head: &mut [u8],
+        data: &[u8],
+        done: ReplyCallback,
+    ) -> Result<u64> {
         let claim = self.claim(Some(done))?;
         self.send_claimed(claim, head, data)?;
         self.unheard.fetch_add(1, Ordering::Relaxed);
@@ -354,7 +361,7 @@ impl ClientConnection {
     }
 
     /// Sends a request whose reply has no body, and comes soon. The thread that finds the reply calls `done`.
-    pub(super) fn ask_aside(&self, head: &mut [u8], mut done: Done) -> Result<()> {
+    pub(super) fn ask_aside(&self, head: &mut [u8], mut done: ReplyCallback) -> Result<()> {
         if let Some(lanes) = self.lanes.get() {
             self.usable()?;
             if let Some(seat) = lanes.seat(head.len(), ClientLane::longest()) {
@@ -402,20 +409,20 @@ impl ClientConnection {
             let Ok(mut incoming) = self.incoming.try_lock() else { break };
             let event = self.receive(&mut incoming, None, RecvFlags::DONTWAIT);
             match event {
-                Event::Nothing => break,
-                Event::Notification(code, len) => {
+                ReceiveEvent::Nothing => break,
+                ReceiveEvent::Notification(code, len) => {
                     let body = incoming.body(len).to_vec();
                     drop(incoming);
                     (self.on_notification)(code, &body);
                 }
-                Event::Mine(_) | Event::Other => {}
+                ReceiveEvent::Mine(_) | ReceiveEvent::Other => {}
             }
             if self.is_dead() {
                 break;
             }
         }
         self.slots.pass_on();
-        if let Some(Err(why)) = self.lanes.get().map(Lanes::take_later) {
+        if let Some(Err(why)) = self.lanes.get().map(ClientLanes::take_later) {
             self.break_off(why);
         }
     }
@@ -463,7 +470,7 @@ impl ClientConnection {
         if self.is_dead() || !self.is_own() { Err(Errno::ENOTCONN) } else { Ok(()) }
     }
 
-    fn claim(&self, mut done: Option<Done>) -> Result<Claim> {
+    fn claim(&self, mut done: Option<ReplyCallback>) -> Result<SlotClaim> {
         self.usable()?;
         for patience in 0..1000 {
             if let Some(claim) = self.slots.claim(&mut done) {
@@ -478,7 +485,7 @@ impl ClientConnection {
         Err(Errno::EAGAIN)
     }
 
-    fn send_claimed(&self, claim: Claim, head: &mut [u8], data: &[u8]) -> Result<()> {
+    fn send_claimed(&self, claim: SlotClaim, head: &mut [u8], data: &[u8]) -> Result<()> {
         write_number(head, claim.unique);
         let sent = self.send(&[IoSlice::new(head), IoSlice::new(data)]);
         // If the connection ended after the slot was claimed, it has not failed this request.
@@ -533,7 +540,7 @@ impl ClientConnection {
     }
 
     /// Frees a slot, and makes another thread receive if one waits.
-    fn finish(&self, claim: Claim) {
+    fn finish(&self, claim: SlotClaim) {
         self.slots.free(claim);
         self.slots.pass_on();
     }
@@ -542,27 +549,29 @@ impl ClientConnection {
     /// interrupts and calls again.
     fn lead(
         &self,
-        incoming: &mut MutexGuard<'_, Incoming>,
-        claim: Claim,
+        incoming: &mut MutexGuard<'_, ReceiveBuffer>,
+        claim: SlotClaim,
         cx: &Context<'_>,
-        waiting: &mut Waiting,
-    ) -> Option<Led> {
+        waiting: &mut ReplyWait,
+    ) -> Option<LeaderOutcome> {
         // The previous leader may have received the reply.
         if let Some(body) = self.slots.take(claim) {
-            return Some(Led::Taken(body));
+            return Some(LeaderOutcome::Taken(body));
         }
         loop {
             match self.receive_soon(incoming, claim) {
-                Event::Mine(result) => return Some(Led::Mine(result)),
-                Event::Notification(code, len) => {
-                    return Some(Led::Notification(code, incoming.body(len).to_vec()));
+                ReceiveEvent::Mine(result) => return Some(LeaderOutcome::Mine(result)),
+                ReceiveEvent::Notification(code, len) => {
+                    return Some(LeaderOutcome::Notification(code, incoming.body(len).to_vec()));
                 }
                 // A server that sends more and more does not hold up the end of the wait.
-                Event::Other | Event::Nothing => self.look_around(claim.unique, cx, waiting),
+                ReceiveEvent::Other | ReceiveEvent::Nothing => {
+                    self.look_around(claim.unique, cx, waiting)
+                }
             }
             if self.is_dead() {
                 let body = self.slots.take(claim).unwrap_or(Err(Errno::ENOTCONN));
-                return Some(Led::Taken(body));
+                return Some(LeaderOutcome::Taken(body));
             }
         }
     }
@@ -570,14 +579,14 @@ impl ClientConnection {
     /// Receives for the request of `claim`, and polls for its reply before sleeping, because a
     /// wake-up takes longer than most replies. After several late replies, threads no longer poll,
     /// until a reply is available at once.
-    fn receive_soon(&self, incoming: &mut Incoming, claim: Claim) -> Event {
+    fn receive_soon(&self, incoming: &mut ReceiveBuffer, claim: SlotClaim) -> ReceiveEvent {
         let hope = self.hope.load(Ordering::Relaxed);
         let begun = clock::now();
         if hope > 0 {
             while begun.elapsed_ns() < SPIN_NS {
                 match self.receive(incoming, Some(claim), RecvFlags::DONTWAIT) {
                     // Other threads run first, perhaps the server.
-                    Event::Nothing if !self.is_dead() => std::thread::yield_now(),
+                    ReceiveEvent::Nothing if !self.is_dead() => std::thread::yield_now(),
                     event => {
                         self.hope.store(HOPE, Ordering::Relaxed);
                         return event;
@@ -595,7 +604,7 @@ impl ClientConnection {
     }
 
     /// Waits while another thread receives.
-    fn follow(&self, claim: Claim) -> Option<Result<Vec<u8>>> {
+    fn follow(&self, claim: SlotClaim) -> Option<Result<Vec<u8>>> {
         self.slots.follow(claim, true);
         // The leader may have finished before it could see that this thread waits.
         if self.incoming.try_lock().is_ok() {
@@ -605,13 +614,13 @@ impl ClientConnection {
         let waited = self.slots.wait(claim, TICK);
         self.slots.follow(claim, false);
         match waited {
-            Waited::Answered(body) => Some(body),
-            Waited::Lead | Waited::Nothing => None,
+            WaitOutcome::Answered(body) => Some(body),
+            WaitOutcome::Lead | WaitOutcome::Nothing => None,
         }
     }
 
     /// Sends an interrupt to the server, and ends the connection after a timeout.
-    pub(super) fn look_around(&self, unique: u64, cx: &Context<'_>, waiting: &mut Waiting) {
+    pub(super) fn look_around(&self, unique: u64, cx: &Context<'_>, waiting: &mut ReplyWait) {
         if !waiting.interrupted && cx.interrupted() {
             waiting.interrupted = true;
             self.interrupt(unique);
@@ -622,7 +631,12 @@ impl ClientConnection {
     }
 
     /// Receives one message, and passes it on if it belongs to another request than `claim`.
-    fn receive(&self, incoming: &mut Incoming, claim: Option<Claim>, flags: RecvFlags) -> Event {
+    fn receive(
+        &self,
+        incoming: &mut ReceiveBuffer,
+        claim: Option<SlotClaim>,
+        flags: RecvFlags,
+    ) -> ReceiveEvent {
         let flags = flags | RecvFlags::TRUNC;
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = RecvAncillaryBuffer::new(&mut room);
@@ -637,32 +651,34 @@ impl ClientConnection {
         let len = match received.map(|received| received.bytes) {
             Ok(0) => {
                 self.end("the server has closed it");
-                return Event::Nothing;
+                return ReceiveEvent::Nothing;
             }
             Ok(len) => len,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Event::Nothing,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                return ReceiveEvent::Nothing;
+            }
             Err(error) => {
                 self.end(&format!("receiving: {error}"));
-                return Event::Nothing;
+                return ReceiveEvent::Nothing;
             }
         };
         let header = match OutHeader::read_from_prefix(&incoming.message) {
             Ok((header, _)) if len >= HEADER_LEN && header.len as usize == len => header,
             _ => {
                 self.end(&format!("a message of {len} bytes is not a FUSE message"));
-                return Event::Nothing;
+                return ReceiveEvent::Nothing;
             }
         };
         if len > incoming.message.len() {
             self.end(&format!("a message of {len} bytes exceeds the maximum"));
-            return Event::Nothing;
+            return ReceiveEvent::Nothing;
         }
         if header.unique == 0 && header.error == vendor::OFFER {
             match self.lanes.get() {
                 Some(lanes) => lanes.add(fd),
                 None => self.offered.put(fd),
             }
-            return Event::Other;
+            return ReceiveEvent::Other;
         }
         if let Some(fd) = fd.filter(|_| header.unique != 0) {
             let mut passed = self.passed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -672,10 +688,15 @@ impl ClientConnection {
         self.sort(incoming, &header, claim)
     }
 
-    fn sort(&self, incoming: &Incoming, header: &OutHeader, claim: Option<Claim>) -> Event {
+    fn sort(
+        &self,
+        incoming: &ReceiveBuffer,
+        header: &OutHeader,
+        claim: Option<SlotClaim>,
+    ) -> ReceiveEvent {
         let body = header.len as usize - HEADER_LEN;
         if header.unique == 0 {
-            return Event::Notification(header.error, body);
+            return ReceiveEvent::Notification(header.error, body);
         }
         if header.unique & 1 == 1 {
             // The reply to an INTERRUPT. EAGAIN (unknown request) needs no action: the request is
@@ -683,16 +704,16 @@ impl ClientConnection {
             if header.error == -Errno::ENOSYS.raw() {
                 self.no_interrupt.store(true, Ordering::Relaxed);
             }
-            return Event::Other;
+            return ReceiveEvent::Other;
         }
         let result = Self::outcome(header, body);
         if claim.is_some_and(|claim| claim.unique == header.unique) {
-            return Event::Mine(result);
+            return ReceiveEvent::Mine(result);
         }
         if !self.slots.answer(header.unique, result.map(|len| incoming.body(len))) {
             log::debug!("an unexpected reply to request {}", header.unique);
         }
-        Event::Other
+        ReceiveEvent::Other
     }
 
     /// The result that a reply with `body` bytes says.
@@ -712,7 +733,7 @@ impl ClientConnection {
 }
 
 /// The outcome of receiving as the leader.
-enum Led {
+enum LeaderOutcome {
     /// The reply is in the receive buffer.
     Mine(Result<usize>),
     /// Another thread has received the reply.
@@ -721,7 +742,7 @@ enum Led {
     Notification(i32, Vec<u8>),
 }
 
-pub(super) struct Waiting {
+pub(super) struct ReplyWait {
     pub(super) deadline: Option<Instant>,
     pub(super) interrupted: bool,
 }

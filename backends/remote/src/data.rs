@@ -6,11 +6,11 @@ use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, Writ
 
 use defuse_ring::ClientLane;
 
-use super::lanes::Seated;
-use super::{Shared, noted};
+use super::lanes::LaneGuard;
+use super::{RemoteShared, noted};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
-use defuse_wire::encode::Request;
+use defuse_wire::encode::EncodedRequest;
 use defuse_wire::reply::HEADER_LEN;
 use defuse_wire::request::WRITE_LEAD;
 
@@ -18,9 +18,9 @@ use defuse_wire::request::WRITE_LEAD;
 const READ_MOST: usize = 4096;
 
 /// A reply had fewer bytes than were asked for.
-struct AtEnd(bool);
+struct ShortReply(bool);
 
-impl Shared {
+impl RemoteShared {
     pub(super) fn read(
         &self,
         cx: &Context<'_>,
@@ -38,8 +38,8 @@ impl Shared {
             let got = self.read_piece(cx, file, ReadArgs { offset, ..args }, out);
             self.paths.was_read(file.ino);
             match got {
-                Ok(AtEnd(true)) => break,
-                Ok(AtEnd(false)) => {}
+                Ok(ShortReply(true)) => break,
+                Ok(ShortReply(false)) => {}
                 // Data before the error counts. A request for the rest returns the error again.
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
@@ -55,7 +55,7 @@ impl Shared {
         file: File,
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
-    ) -> Result<AtEnd> {
+    ) -> Result<ShortReply> {
         self.asking(cx, Opcode::Read, || {
             let most = out.remaining();
             let (large, small) = (self.agreement.max_read, self.agreement.max_received());
@@ -72,7 +72,7 @@ impl Shared {
                     flags: args.flags.0,
                     padding: 0,
                 };
-                self.with_groups(cx, Request::new(Opcode::Read, cx, file.ino).with(&read))
+                self.with_groups(cx, EncodedRequest::new(Opcode::Read, cx, file.ino).with(&read))
             };
             let mut request = request_of(size);
             if request.finish(0).len() > READ_MOST {
@@ -88,7 +88,7 @@ impl Shared {
                     noted(Opcode::Read, body.len(), put)
                 })?,
             };
-            Ok(AtEnd(got < size))
+            Ok(ShortReply(got < size))
         })
     }
 
@@ -162,7 +162,7 @@ impl Shared {
         file: File,
         args: WriteArgs,
         done: u64,
-        (piece, seat): (&[u8], Option<Seated<'_>>),
+        (piece, seat): (&[u8], Option<LaneGuard<'_>>),
     ) -> Result<usize> {
         let kills = args.kill_suidgid && self.agreement.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -177,7 +177,7 @@ impl Shared {
             flags: args.flags.0,
             padding: 0,
         };
-        let mut request = Request::new(Opcode::Write, cx, file.ino).with(&write);
+        let mut request = EncodedRequest::new(Opcode::Write, cx, file.ino).with(&write);
         let most = piece.len() as u64;
         let count = self.asking(cx, Opcode::Write, || {
             let head = request.finish(piece.len());
@@ -197,8 +197,8 @@ impl Shared {
 fn seat_for<'a>(
     most: usize,
     (large, small): (usize, usize),
-    seat: impl Fn(usize) -> Result<Option<Seated<'a>>>,
-) -> Result<(Option<Seated<'a>>, usize)> {
+    seat: impl Fn(usize) -> Result<Option<LaneGuard<'a>>>,
+) -> Result<(Option<LaneGuard<'a>>, usize)> {
     let size = most.min(large);
     if size > small
         && let Some(seat) = seat(size)?

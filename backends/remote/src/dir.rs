@@ -1,17 +1,17 @@
 //! Directory listings.
 
-use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, File, Ino, Name, Push, Result};
+use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, File, Ino, Name, PushOutcome, Result};
 
-use super::Shared;
+use super::RemoteShared;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
-use defuse_wire::decode::{Listed, Listing, lookup_out};
-use defuse_wire::encode::Request;
+use defuse_wire::decode::{ListingEntries, ListingEntry, lookup_out};
+use defuse_wire::encode::EncodedRequest;
 
 /// The size of a listing request, in bytes.
 const LISTING: usize = 32 * 1024;
 
-impl Shared {
+impl RemoteShared {
     pub(super) fn readdir(
         &self,
         cx: &Context<'_>,
@@ -31,7 +31,7 @@ impl Shared {
         let size = LISTING.min(self.agreement.max_received());
         let args =
             abi::ReadIn { fh: dir.fh.0, offset: from, size: size as u32, ..Default::default() };
-        let request = Request::new(opcode, cx, dir.ino).with(&args);
+        let request = EncodedRequest::new(opcode, cx, dir.ino).with(&args);
         // Entries are passed on after the receive buffer is released, because that may cause
         // requests.
         let body = self.ask(cx, request, |body| {
@@ -39,9 +39,12 @@ impl Shared {
         });
         self.paths.was_read(dir.ino);
         match body {
-            Ok(body) => {
-                self.push_all(cx, dir.ino, Listing::new(&body, opcode == Opcode::Readdirplus), out)
-            }
+            Ok(body) => self.push_all(
+                cx,
+                dir.ino,
+                ListingEntries::new(&body, opcode == Opcode::Readdirplus),
+                out,
+            ),
             Err(Errno::ENOSYS) if opcode == Opcode::Readdirplus => self.readdir(cx, dir, from, out),
             Err(errno) => Err(errno),
         }
@@ -52,7 +55,7 @@ impl Shared {
         &self,
         cx: &Context<'_>,
         dir: Ino,
-        listing: impl Iterator<Item = Result<Listed<'a>>>,
+        listing: impl Iterator<Item = Result<ListingEntry<'a>>>,
         out: &mut DirBuf<'_>,
     ) -> Result<()> {
         let (mut pushed, mut full) = (0, false);
@@ -78,7 +81,13 @@ impl Shared {
     }
 
     /// Passes one entry on. Returns false if it does not fit.
-    fn push(&self, cx: &Context<'_>, dir: Ino, listed: &Listed<'_>, out: &mut DirBuf<'_>) -> bool {
+    fn push(
+        &self,
+        cx: &Context<'_>,
+        dir: Ino,
+        listed: &ListingEntry<'_>,
+        out: &mut DirBuf<'_>,
+    ) -> bool {
         let kind = listed.entry.map_or(listed.kind, |entry| entry.attr.kind);
         let item = DirItem { ino: listed.ino, next: listed.next, kind, name: listed.name };
         let mut taken = false;
@@ -86,14 +95,14 @@ impl Shared {
             taken = listed.entry.is_some();
             listed.entry.or_else(|| self.look_up_listed(cx, dir, listed.name))
         };
-        let added = out.push_with(item, entry) == Push::Added;
+        let added = out.push_with(item, entry) == PushOutcome::Added;
         if added {
             self.give_back_listed(listed, taken);
         }
         added
     }
 
-    fn give_back_listed(&self, listed: &Listed<'_>, taken: bool) {
+    fn give_back_listed(&self, listed: &ListingEntry<'_>, taken: bool) {
         if let Some(ino) = listed.looked_up
             && !taken
         {
@@ -104,7 +113,7 @@ impl Shared {
     /// Looks an entry up, for a server without READDIRPLUS.
     fn look_up_listed(&self, cx: &Context<'_>, dir: Ino, name: &[u8]) -> Option<Entry> {
         let name = Name::new(name).ok()?;
-        let request = Request::new(Opcode::Lookup, cx, dir).with_name(name);
+        let request = EncodedRequest::new(Opcode::Lookup, cx, dir).with_name(name);
         self.ask(cx, request, |body| {
             lookup_out(body, false).inspect_err(|_| {
                 if let Some(ino) = decode::given(body, false).0 {

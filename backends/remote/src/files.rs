@@ -2,29 +2,29 @@
 
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, IoctlArgs,
-    IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, PollHandle, Result, SetXattrFlags,
+    IoctlReply, Name, NewNode, OpenArgs, OpenFlags, OpenReply, PollHandle, Result, SetXattrFlags,
     Xattr, XattrName,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::fs::owner;
-use super::{Remote, Shared};
+use super::{RemoteClient, RemoteShared};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
-use defuse_wire::encode::{self, Request};
+use defuse_wire::encode::{self, EncodedRequest};
 use defuse_wire::vendor::{OPEN_WANTS_BYTES, RELEASE_HAS_READ};
 
 /// The flags and the user of an open. One that was made in advance serves only opens by the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct OpenBy {
+pub(super) struct OpenIdentity {
     pub(super) flags: OpenFlags,
     uid: u32,
     gid: u32,
 }
 
-impl OpenBy {
-    pub(super) fn of(cx: &Context<'_>, flags: OpenFlags) -> OpenBy {
-        OpenBy { flags, uid: cx.caller.uid, gid: cx.caller.gid }
+impl OpenIdentity {
+    pub(super) fn of(cx: &Context<'_>, flags: OpenFlags) -> OpenIdentity {
+        OpenIdentity { flags, uid: cx.caller.uid, gid: cx.caller.gid }
     }
 
     pub(super) fn caller(self) -> Caller {
@@ -32,12 +32,12 @@ impl OpenBy {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     /// Sends a request whose reply is an entry. Returns the lookup of an invalid reply.
     pub(super) fn ask_entry(
         &self,
         cx: &Context<'_>,
-        request: Request,
+        request: EncodedRequest,
         decode: impl FnOnce(&[u8]) -> Result<Entry>,
     ) -> Result<Entry> {
         self.ask(cx, request, |body| {
@@ -59,7 +59,7 @@ impl Shared {
         if self.agreement.minor >= 39 && !self.lacks(Opcode::Statx) {
             let sx_mask = 0xfff;
             let args = abi::StatxIn { getattr_flags, fh, sx_mask, ..Default::default() };
-            let request = Request::new(Opcode::Statx, cx, ino).with(&args);
+            let request = EncodedRequest::new(Opcode::Statx, cx, ino).with(&args);
             match self.ask(cx, request, decode::statx_out) {
                 Ok(None) | Err(Errno::ENOSYS) => {}
                 Ok(Some(attr)) => return Ok(attr),
@@ -67,7 +67,7 @@ impl Shared {
             }
         }
         let args = abi::GetattrIn { getattr_flags, dummy: 0, fh };
-        self.ask(cx, Request::new(Opcode::Getattr, cx, ino).with(&args), decode::attr_out)
+        self.ask(cx, EncodedRequest::new(Opcode::Getattr, cx, ino).with(&args), decode::attr_out)
     }
 
     pub(super) fn setxattr(
@@ -87,7 +87,7 @@ impl Shared {
         };
         let extended = self.agreement.uses(abi::FUSE_SETXATTR_EXT);
         let len = if extended { size_of_val(&args) } else { abi::FUSE_COMPAT_SETXATTR_IN_SIZE };
-        let request = Request::new(Opcode::Setxattr, cx, ino)
+        let request = EncodedRequest::new(Opcode::Setxattr, cx, ino)
             .with_bytes(&args.as_bytes()[..len])
             .with_text(name.as_bytes());
         self.ask_with(cx, request, value, decode::nothing)
@@ -97,7 +97,7 @@ impl Shared {
     pub(super) fn xattr(
         &self,
         cx: &Context<'_>,
-        request: Request,
+        request: EncodedRequest,
         name: Option<&[u8]>,
         room: usize,
     ) -> Result<Xattr> {
@@ -115,17 +115,17 @@ impl Shared {
         })
     }
 
-    pub(super) fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    pub(super) fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let killed = args.kill_suidgid && self.agreement.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let open_flags = if killed { abi::FUSE_OPEN_KILL_SUIDGID } else { 0 };
         let Some(version) = self.wants_whole(ino, args.flags) else {
             let args = abi::OpenIn { flags: args.flags.0, open_flags };
-            let request = Request::new(Opcode::Open, cx, ino).with(&args);
+            let request = EncodedRequest::new(Opcode::Open, cx, ino).with(&args);
             return self.opened(cx, request, decode::open_out);
         };
         let open_flags = open_flags | OPEN_WANTS_BYTES;
         let open = abi::OpenIn { flags: args.flags.0, open_flags };
-        let request = Request::new(Opcode::Open, cx, ino).with(&open);
+        let request = EncodedRequest::new(Opcode::Open, cx, ino).with(&open);
         self.opened(cx, request, |body| {
             let (opened, bytes) = decode::open_out_with_bytes(body)?;
             if let Some(bytes) = bytes {
@@ -139,11 +139,11 @@ impl Shared {
     pub(super) fn opened(
         &self,
         cx: &Context<'_>,
-        request: Request,
-        decode: impl FnOnce(&[u8]) -> Result<Opened>,
-    ) -> Result<Opened> {
+        request: EncodedRequest,
+        decode: impl FnOnce(&[u8]) -> Result<OpenReply>,
+    ) -> Result<OpenReply> {
         match self.ask(cx, request, decode) {
-            Err(Errno::ENOSYS) => Ok(Opened::default()),
+            Err(Errno::ENOSYS) => Ok(OpenReply::default()),
             other => other,
         }
     }
@@ -155,7 +155,7 @@ impl Shared {
         (opcode, parent, name): (Opcode, Ino, &[u8]),
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let request = self.creation(cx, (opcode, parent, name), node, args);
         let mut lost = None;
         let made = self.ask(cx, request, |body| {
@@ -177,7 +177,7 @@ impl Shared {
         (opcode, parent, name): (Opcode, Ino, &[u8]),
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Request {
+    ) -> EncodedRequest {
         let flags = self.agreement.flags;
         let killed = args.kill_suidgid && flags & abi::FUSE_HANDLE_KILLPRIV_V2 != 0;
         let create = abi::CreateIn {
@@ -186,7 +186,7 @@ impl Shared {
             umask: node.umask,
             open_flags: if killed { abi::FUSE_OPEN_KILL_SUIDGID } else { 0 },
         };
-        Request::for_caller(opcode, owner(cx, node), parent)
+        EncodedRequest::for_caller(opcode, owner(cx, node), parent)
             .with(&create)
             .with_text(name)
             .with_extensions(node, flags)
@@ -228,7 +228,7 @@ impl Shared {
         }
         let flag = if was_read { RELEASE_HAS_READ } else { 0 };
         let args = abi::ReleaseIn { release_flags: args.release_flags | flag, ..*args };
-        let request = Request::new(opcode, cx, ino).with(&args);
+        let request = EncodedRequest::new(opcode, cx, ino).with(&args);
         // Who looks at the access time afterwards must see that the file was read.
         if !self.forgets.is_hurried() && !was_read {
             return self.send_release(ino, request);
@@ -249,7 +249,7 @@ impl Shared {
     ) -> Result<()> {
         let fsync_flags = if datasync { abi::FUSE_FSYNC_FDATASYNC } else { 0 };
         let args = abi::FsyncIn { fh: file.fh.0, fsync_flags, padding: 0 };
-        self.ask(cx, Request::new(opcode, cx, file.ino).with(&args), decode::nothing)
+        self.ask(cx, EncodedRequest::new(opcode, cx, file.ino).with(&args), decode::nothing)
     }
 
     pub(super) fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
@@ -263,7 +263,7 @@ impl Shared {
             flags: copy.flags,
         };
         if self.agreement.minor >= 45 && !self.lacks(Opcode::CopyFileRange64) {
-            let request = Request::new(Opcode::CopyFileRange64, cx, copy.src.ino);
+            let request = EncodedRequest::new(Opcode::CopyFileRange64, cx, copy.src.ino);
             let copied = self.ask(cx, request.with(&args(copy.length)), |body| {
                 let count = decode::whole::<abi::CopyFileRangeOut>(body)?.bytes_copied;
                 if count > copy.length { Err(Errno::EIO) } else { Ok(count) }
@@ -274,7 +274,7 @@ impl Shared {
         }
         // The reply has 32 bits for the count. Rounded to whole pages, as by the kernel.
         let len = copy.length.min(u64::from(u32::MAX) & !0xfff);
-        let request = Request::new(Opcode::CopyFileRange, cx, copy.src.ino).with(&args(len));
+        let request = EncodedRequest::new(Opcode::CopyFileRange, cx, copy.src.ino).with(&args(len));
         self.ask(cx, request, |body| decode::write_out(body, len))
     }
 
@@ -298,7 +298,7 @@ impl Shared {
             in_size: args.input.len() as u32,
             out_size: room as u32,
         };
-        let request = Request::new(Opcode::Ioctl, cx, file.ino).with(&ioctl);
+        let request = EncodedRequest::new(Opcode::Ioctl, cx, file.ino).with(&ioctl);
         let reply = self.ask_with(cx, request, args.input, |body| ioctl_out(body, room));
         reply.map_err(|errno| if errno == Errno::ENOSYS { Errno::ENOTTY } else { errno })
     }
@@ -317,7 +317,7 @@ pub(super) fn ioctl_out(body: &[u8], room: usize) -> Result<IoctlReply> {
     Ok(IoctlReply { result: out.result, output: output.to_vec() })
 }
 
-impl Remote {
+impl RemoteClient {
     /// CREATE, or MKNOD and OPEN if the server does not support it.
     pub(super) fn create_or_make(
         &self,
@@ -326,10 +326,10 @@ impl Remote {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let what = (Opcode::Create, parent, name.as_bytes());
         match self.shared.create(cx, what, node, args) {
-            Err(Errno::ENOSYS) => Stepwise(self).create(cx, parent, name, node, args),
+            Err(Errno::ENOSYS) => StepwiseCreate(self).create(cx, parent, name, node, args),
             other => other,
         }
     }
@@ -347,7 +347,7 @@ impl Remote {
             flags: if wake.is_some() { abi::FUSE_POLL_SCHEDULE_NOTIFY } else { 0 },
             events,
         };
-        let request = Request::new(Opcode::Poll, cx, file.ino).with(&args);
+        let request = EncodedRequest::new(Opcode::Poll, cx, file.ino).with(&args);
         let polled =
             self.shared.ask(cx, request, |body| Ok(decode::whole::<abi::PollOut>(body)?.revents));
         if wake.is_some() && polled.is_ok() {
@@ -358,9 +358,9 @@ impl Remote {
 }
 
 /// The file system without CREATE, for the default implementation of the contract.
-struct Stepwise<'a>(&'a Remote);
+struct StepwiseCreate<'a>(&'a RemoteClient);
 
-impl FileSystem for Stepwise<'_> {
+impl FileSystem for StepwiseCreate<'_> {
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         self.0.lookup(cx, parent, name)
     }
@@ -379,7 +379,7 @@ impl FileSystem for Stepwise<'_> {
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         self.0.getattr(cx, ino, fh)
     }
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let truncate = args.flags.has(OpenFlags::TRUNC);
         if !truncate || self.0.caps().open_truncates {
             return self.0.open(cx, ino, args);

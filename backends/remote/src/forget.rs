@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use defuse_fs::{Caller, Ino};
 use zerocopy::IntoBytes;
 
-use super::{Shared, lock};
+use super::{RemoteShared, lock};
 use defuse_wire::abi::{self, ForgetOne, Opcode};
-use defuse_wire::encode::Request;
+use defuse_wire::encode::EncodedRequest;
 
 /// Number of inodes in a batch.
 const BATCH: usize = 64;
@@ -22,7 +22,7 @@ const UNANSWERED: u64 = 2;
 
 /// Lookups that were returned and not yet sent.
 #[derive(Default)]
-pub(super) struct Forgets {
+pub(super) struct PendingForgets {
     items: Mutex<Vec<ForgetOne>>,
     /// The inodes of the RELEASE and RELEASEDIR requests without an answer, as many as a connection has
     /// slots at most. Locked after `items`.
@@ -31,7 +31,7 @@ pub(super) struct Forgets {
     soon: AtomicBool,
 }
 
-impl Forgets {
+impl PendingForgets {
     /// Adds `lookups` of `ino`. Returns true if the batch must be sent.
     pub(super) fn add(&self, ino: Ino, lookups: u64) -> bool {
         if lookups == 0 || ino == Ino::ROOT {
@@ -86,7 +86,7 @@ impl Forgets {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     pub(super) fn forget(&self, ino: Ino, lookups: u64) {
         if self.forgets.add(ino, lookups) {
             self.send_forgets();
@@ -112,7 +112,11 @@ impl Shared {
     }
 
     /// Sends RELEASE or RELEASEDIR of `ino`, and does not wait for the answer.
-    pub(super) fn send_release(&self, ino: Ino, mut request: Request) -> defuse_fs::Result<()> {
+    pub(super) fn send_release(
+        &self,
+        ino: Ino,
+        mut request: EncodedRequest,
+    ) -> defuse_fs::Result<()> {
         self.forgets.releases(ino);
         let forgets = Arc::clone(&self.forgets);
         let answered = Box::new(move |_: defuse_fs::Result<&[u8]>| forgets.released(ino));
@@ -129,11 +133,12 @@ impl Shared {
         // BATCH_FORGET exists since 7.16.
         let sent = if items.len() > 1 && self.agreement.minor >= 16 {
             let args = abi::BatchForgetIn { count: items.len() as u32, dummy: 0 };
-            let head = Request::for_caller(Opcode::BatchForget, Caller::default(), Ino(0));
+            let head = EncodedRequest::for_caller(Opcode::BatchForget, Caller::default(), Ino(0));
             self.tell(head.with(&args).with_bytes(items.as_bytes()))
         } else {
             items.iter().try_for_each(|item| {
-                let head = Request::for_caller(Opcode::Forget, Caller::default(), Ino(item.nodeid));
+                let head =
+                    EncodedRequest::for_caller(Opcode::Forget, Caller::default(), Ino(item.nodeid));
                 self.tell(head.with(&abi::ForgetIn { nlookup: item.nlookup }))
             })
         };
@@ -143,7 +148,7 @@ impl Shared {
         }
     }
 
-    fn tell(&self, mut request: Request) -> defuse_fs::Result<()> {
+    fn tell(&self, mut request: EncodedRequest) -> defuse_fs::Result<()> {
         let head = request.finish(0);
         let at = std::mem::offset_of!(abi::InHeader, unique);
         head[at..at + 8].copy_from_slice(&UNANSWERED.to_ne_bytes());
@@ -157,7 +162,7 @@ mod tests {
 
     #[test]
     fn lookups_of_one_inode_are_added_up_and_a_batch_is_bounded() {
-        let forgets = Forgets::default();
+        let forgets = PendingForgets::default();
         assert!(!forgets.add(Ino(2), 1) && !forgets.add(Ino(2), 3) && !forgets.add(Ino::ROOT, 9));
         let items = forgets.take();
         assert_eq!(items, [ForgetOne { nodeid: 2, nlookup: 4 }]);
@@ -167,7 +172,7 @@ mod tests {
 
     #[test]
     fn lookups_of_an_inode_wait_until_its_release_is_answered() {
-        let forgets = Forgets::default();
+        let forgets = PendingForgets::default();
         forgets.releases(Ino(2));
         forgets.releases(Ino(2));
         forgets.hurry();
@@ -185,7 +190,7 @@ mod tests {
 
     #[test]
     fn after_a_name_was_removed_the_next_lookup_is_returned_at_once() {
-        let forgets = Forgets::default();
+        let forgets = PendingForgets::default();
         assert!(!forgets.add(Ino(2), 1));
         forgets.hurry();
         assert!(forgets.add(Ino(3), 1));

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
-    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags,
-    Shortcuts, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, OpenReply, Origin,
+    PathResolution, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
+    SetXattrFlags, Shortcuts, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
-use super::{LaneCounts, Remote};
+use super::{ClientLaneCounts, RemoteClient};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
-use defuse_wire::encode::{self, Request};
+use defuse_wire::encode::{self, EncodedRequest};
 
 /// The place of the number of a device in that of an inode of a manager.
 const DEVICE_SHIFT: u32 = 56;
@@ -29,7 +29,7 @@ fn is_of_list(name: &[u8]) -> bool {
     spaces.iter().any(|space| name.starts_with(space))
 }
 
-impl FileSystem for Remote {
+impl FileSystem for RemoteClient {
     fn caps(&self) -> Caps {
         self.shared.caps.clone()
     }
@@ -45,7 +45,7 @@ impl FileSystem for Remote {
     /// Those of the lanes and pages of this client. The server has figures of its own, which no client sees.
     fn figures(&self) -> Vec<Figure> {
         let Some(counts) = self.lane_counts() else { return Vec::new() };
-        let LaneCounts { requests, bells, page_reads, sleeps } = counts;
+        let ClientLaneCounts { requests, bells, page_reads, sleeps } = counts;
         let total = |name, value| Figure::count(name, value).since_start();
         vec![
             total("lane_requests", requests),
@@ -61,7 +61,7 @@ impl FileSystem for Remote {
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let request = Request::new(Opcode::Lookup, cx, parent).with_name(name);
+        let request = EncodedRequest::new(Opcode::Lookup, cx, parent).with_name(name);
         self.shared.ask_entry(cx, request, |body| decode::lookup_out(body, false))
     }
 
@@ -69,7 +69,7 @@ impl FileSystem for Remote {
         if !self.shared.agreement.uses(abi::FUSE_EXPORT_SUPPORT) {
             return Err(Errno::ENOSYS);
         }
-        let request = Request::new(Opcode::Lookup, cx, ino).with_text(b"..");
+        let request = EncodedRequest::new(Opcode::Lookup, cx, ino).with_text(b"..");
         self.shared.ask_entry(cx, request, |body| decode::lookup_out(body, true))
     }
 
@@ -95,7 +95,7 @@ impl FileSystem for Remote {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         let flags = self.shared.agreement.flags;
-        let request = Request::for_caller(Opcode::Mknod, owner(cx, node), parent)
+        let request = EncodedRequest::for_caller(Opcode::Mknod, owner(cx, node), parent)
             .with(&encode::mknod_in(node, flags))
             .with_name(name)
             .with_extensions(node, flags);
@@ -111,7 +111,7 @@ impl FileSystem for Remote {
     ) -> Result<Entry> {
         let flags = self.shared.agreement.flags;
         let mode = encode::mode_of(node, flags) & 0o7777;
-        let request = Request::for_caller(Opcode::Mkdir, owner(cx, node), parent)
+        let request = EncodedRequest::for_caller(Opcode::Mkdir, owner(cx, node), parent)
             .with(&abi::MkdirIn { mode, umask: node.umask })
             .with_name(name)
             .with_extensions(node, flags);
@@ -131,7 +131,7 @@ impl FileSystem for Remote {
             return Err(Errno::EINVAL);
         }
         let flags = self.shared.agreement.flags;
-        let request = Request::for_caller(Opcode::Symlink, owner(cx, node), parent)
+        let request = EncodedRequest::for_caller(Opcode::Symlink, owner(cx, node), parent)
             .with_name(name)
             .with_text(target)
             .with_extensions(node, flags);
@@ -140,21 +140,21 @@ impl FileSystem for Remote {
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let request = Request::new(Opcode::Link, cx, parent)
+        let request = EncodedRequest::new(Opcode::Link, cx, parent)
             .with(&abi::LinkIn { oldnodeid: ino.0 })
             .with_name(name);
         self.shared.ask_entry(cx, request, |body| decode::made_out(body, None))
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        let request = Request::new(Opcode::Unlink, cx, parent).with_name(name);
+        let request = EncodedRequest::new(Opcode::Unlink, cx, parent).with_name(name);
         self.shared.ask(cx, request, decode::nothing)?;
         self.shared.removed_name(parent);
         Ok(())
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        let request = Request::new(Opcode::Rmdir, cx, parent).with_name(name);
+        let request = EncodedRequest::new(Opcode::Rmdir, cx, parent).with_name(name);
         self.shared.ask(cx, request, decode::nothing)?;
         self.shared.removed_name(parent);
         Ok(())
@@ -169,10 +169,10 @@ impl FileSystem for Remote {
     ) -> Result<()> {
         let newdir = to.0.0;
         let request = if flags.0 == 0 {
-            Request::new(Opcode::Rename, cx, from.0).with(&abi::RenameIn { newdir })
+            EncodedRequest::new(Opcode::Rename, cx, from.0).with(&abi::RenameIn { newdir })
         } else {
             let args = abi::Rename2In { newdir, flags: flags.0, padding: 0 };
-            Request::new(Opcode::Rename2, cx, from.0).with(&args)
+            EncodedRequest::new(Opcode::Rename2, cx, from.0).with(&args)
         };
         let renamed =
             self.shared.ask(cx, request.with_name(from.1).with_name(to.1), decode::nothing);
@@ -186,7 +186,7 @@ impl FileSystem for Remote {
     }
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
-        let request = Request::new(Opcode::Readlink, cx, ino);
+        let request = EncodedRequest::new(Opcode::Readlink, cx, ino);
         let text = self.shared.ask(cx, request, decode::link_out);
         self.shared.paths.was_read(ino);
         text
@@ -198,13 +198,17 @@ impl FileSystem for Remote {
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         let args = encode::setattr_in(fh.map(|fh| fh.0), set);
-        let request = Request::new(Opcode::Setattr, cx, ino).with(&args);
+        let request = EncodedRequest::new(Opcode::Setattr, cx, ino).with(&args);
         self.shared.ask(cx, request, decode::attr_out)
     }
 
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
         let args = abi::AccessIn { mask: mask.0, padding: 0 };
-        self.shared.ask(cx, Request::new(Opcode::Access, cx, ino).with(&args), decode::nothing)
+        self.shared.ask(
+            cx,
+            EncodedRequest::new(Opcode::Access, cx, ino).with(&args),
+            decode::nothing,
+        )
     }
 
     fn setxattr(
@@ -228,7 +232,7 @@ impl FileSystem for Remote {
         if is_of_list(name.as_bytes()) && self.shared.is_bare(ino) {
             return Err(Errno::ENODATA);
         }
-        let request = Request::new(Opcode::Getxattr, cx, ino);
+        let request = EncodedRequest::new(Opcode::Getxattr, cx, ino);
         self.shared.xattr(cx, request, Some(name.as_bytes()), room)
     }
 
@@ -236,7 +240,7 @@ impl FileSystem for Remote {
         if self.shared.is_bare(ino) {
             return Ok(if room == 0 { Xattr::Size(0) } else { Xattr::Value(Vec::new()) });
         }
-        let request = Request::new(Opcode::Listxattr, cx, ino);
+        let request = EncodedRequest::new(Opcode::Listxattr, cx, ino);
         let found = self.shared.xattr(cx, request, None, room)?;
         match &found {
             // Each name ends with a NUL (fuse_verify_xattr_list).
@@ -246,11 +250,11 @@ impl FileSystem for Remote {
     }
 
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
-        let request = Request::new(Opcode::Removexattr, cx, ino).with_text(name.as_bytes());
+        let request = EncodedRequest::new(Opcode::Removexattr, cx, ino).with_text(name.as_bytes());
         self.shared.ask(cx, request, decode::nothing)
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         self.shared.open(cx, ino, args)
     }
 
@@ -261,7 +265,7 @@ impl FileSystem for Remote {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         self.create_or_make(cx, parent, name, node, args)
     }
 
@@ -271,7 +275,7 @@ impl FileSystem for Remote {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let made = self.shared.create(cx, (Opcode::Tmpfile, parent, b""), node, args);
         made.map_err(|errno| if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno })
     }
@@ -302,7 +306,11 @@ impl FileSystem for Remote {
 
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         let args = abi::FlushIn { fh: file.fh.0, lock_owner: owner.0, ..Default::default() };
-        self.shared.ask(cx, Request::new(Opcode::Flush, cx, file.ino).with(&args), decode::nothing)
+        self.shared.ask(
+            cx,
+            EncodedRequest::new(Opcode::Flush, cx, file.ino).with(&args),
+            decode::nothing,
+        )
     }
 
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
@@ -328,7 +336,7 @@ impl FileSystem for Remote {
             mode: range.mode,
             padding: 0,
         };
-        let request = Request::new(Opcode::Fallocate, cx, file.ino).with(&args);
+        let request = EncodedRequest::new(Opcode::Fallocate, cx, file.ino).with(&args);
         let done = self.shared.ask(cx, request, decode::nothing);
         done.map_err(|errno| if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno })
     }
@@ -337,7 +345,7 @@ impl FileSystem for Remote {
         // SEEK_DATA and SEEK_HOLE of lseek(2).
         let number = if whence == Whence::Data { 3 } else { 4 };
         let args = abi::LseekIn { fh: file.fh.0, offset, whence: number, padding: 0 };
-        let request = Request::new(Opcode::Lseek, cx, file.ino).with(&args);
+        let request = EncodedRequest::new(Opcode::Lseek, cx, file.ino).with(&args);
         self.shared.ask(cx, request, |body| {
             let found = decode::whole::<abi::LseekOut>(body)?.offset;
             if found < offset || found > i64::MAX as u64 { Err(Errno::EIO) } else { Ok(found) }
@@ -364,23 +372,23 @@ impl FileSystem for Remote {
 
     fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
         let args = abi::BmapIn { block: index, blocksize: block_size, padding: 0 };
-        let request = Request::new(Opcode::Bmap, cx, ino).with(&args);
+        let request = EncodedRequest::new(Opcode::Bmap, cx, ino).with(&args);
         self.shared.ask(cx, request, |body| Ok(decode::whole::<abi::BmapOut>(body)?.block))
     }
 
     fn getlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
         let args = encode::lk_in(file, request);
-        let request = Request::new(Opcode::Getlk, cx, file.ino).with(&args);
+        let request = EncodedRequest::new(Opcode::Getlk, cx, file.ino).with(&args);
         self.shared.ask(cx, request, decode::lk_out)
     }
 
     fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
         let opcode = if request.wait { Opcode::Setlkw } else { Opcode::Setlk };
-        let request = Request::new(opcode, cx, file.ino).with(&encode::lk_in(file, request));
+        let request = EncodedRequest::new(opcode, cx, file.ino).with(&encode::lk_in(file, request));
         self.shared.ask(cx, request, decode::nothing)
     }
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         self.shared.opendir(cx, ino, flags)
     }
 
@@ -400,18 +408,18 @@ impl FileSystem for Remote {
     }
 
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
-        self.shared.ask(cx, Request::new(Opcode::Statfs, cx, ino), decode::statfs_out)
+        self.shared.ask(cx, EncodedRequest::new(Opcode::Statfs, cx, ino), decode::statfs_out)
     }
 
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         let args = abi::SyncfsIn { padding: 0 };
-        let request = Request::new(Opcode::Syncfs, cx, Ino::ROOT).with(&args);
+        let request = EncodedRequest::new(Opcode::Syncfs, cx, Ino::ROOT).with(&args);
         self.shared.ask(cx, request, decode::nothing)
     }
 }
 
-impl Shortcuts for Remote {
-    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+impl Shortcuts for RemoteClient {
+    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<PathResolution> {
         self.shared.resolve(cx, from, path)
     }
 
@@ -421,7 +429,7 @@ impl Shortcuts for Remote {
         from: Ino,
         path: NormalPath<'_>,
         args: OpenArgs,
-    ) -> Result<(Resolved, Option<Opened>)> {
+    ) -> Result<(PathResolution, Option<OpenReply>)> {
         self.shared.resolve_to_open(cx, from, path, args)
     }
 

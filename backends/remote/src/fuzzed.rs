@@ -11,7 +11,7 @@ use defuse_fs::{
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Remote, RemoteOptions};
+use super::{RemoteClient, RemoteOptions};
 use defuse_wire::abi::{self, InHeader, OutHeader};
 
 /// Makes the call selected by `choice`, and replies to each request with the next part of `answers`
@@ -28,7 +28,7 @@ pub fn answer(choice: u8, answers: &[u8]) {
     let server = std::thread::spawn(move || serve(&theirs, &script));
     let options =
         RemoteOptions { timeout: Some(Duration::from_secs(5)), ..RemoteOptions::default() };
-    if let Ok(client) = Remote::over(ours, options) {
+    if let Ok(client) = RemoteClient::over(ours, options) {
         client.attached(defuse_fs::Origin::new(), std::sync::Arc::new(NoNotify));
         call(&client, choice);
     }
@@ -81,9 +81,9 @@ fn serve(socket: &OwnedFd, mut script: &[u8]) {
     }
 }
 
-struct Names(usize);
+struct NameCounter(usize);
 
-impl DirSink for Names {
+impl DirSink for NameCounter {
     fn wants_entries(&self) -> bool {
         true
     }
@@ -96,7 +96,7 @@ impl DirSink for Names {
     }
 }
 
-fn call(client: &Remote, choice: u8) {
+fn call(client: &RemoteClient, choice: u8) {
     let caller = Caller::default();
     let cx = &Context::new(caller);
     let (ino, file) = (Ino(2), File { ino: Ino(2), fh: Fh(3) });
@@ -114,7 +114,7 @@ fn call(client: &Remote, choice: u8) {
         5 => drop(client.readlink(cx, ino)),
         6 => drop(client.getxattr(cx, ino, attribute, 100)),
         7 => drop(client.listxattr(cx, ino, 100)),
-        8 | 9 => drop(client.readdir(cx, file, 0, &mut DirBuf::new(&mut Names(600)))),
+        8 | 9 => drop(client.readdir(cx, file, 0, &mut DirBuf::new(&mut NameCounter(600)))),
         10 => {
             let mut memory = [0; 10_000];
             let mut sink = SliceSink::new(&mut memory);

@@ -12,7 +12,7 @@ const RARER: u32 = 16;
 /// Tells if it pays to ask for several things of a directory, by those that were used of the ones that were told lately. Several threads
 /// may be in several directories.
 #[derive(Default)]
-pub(super) struct Gains {
+pub(super) struct PrefetchRate {
     /// Times in a row at which it has paid.
     row: u32,
     /// The count of hits at the last time.
@@ -22,12 +22,12 @@ pub(super) struct Gains {
     told: u64,
 }
 
-impl Gains {
+impl PrefetchRate {
     /// So many things were told, after so many hits since the beginning.
     pub(super) fn count(&mut self, told: u64, counted: u64) {
         let hits = self.hits + counted.saturating_sub(self.counted);
         let row = if hits >= self.told / PAYS { self.row.saturating_add(1) } else { 0 };
-        *self = Gains { row, counted, hits: hits / 2, told: self.told / 2 + told };
+        *self = PrefetchRate { row, counted, hits: hits / 2, told: self.told / 2 + told };
     }
 
     /// True if it had paid when the last things were told.
@@ -43,20 +43,20 @@ impl Gains {
 
 /// The things of a directory that were asked for one by one.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct SingleRequests {
     count: u32,
     /// The number of them after which several are asked for.
     most: u32,
 }
 
-impl Asked {
+impl SingleRequests {
     /// Counts one. True if it is time to ask for several.
-    pub(super) fn is_enough(&mut self, gains: &Gains) -> bool {
+    pub(super) fn is_enough(&mut self, gains: &PrefetchRate) -> bool {
         self.count += 1;
         let most = self.most.max(gains.few());
         let several = self.count > most;
         if several {
-            *self = Asked { count: 0, most: most.max(FEW).saturating_mul(RARER) };
+            *self = SingleRequests { count: 0, most: most.max(FEW).saturating_mul(RARER) };
         }
         several
     }

@@ -5,28 +5,30 @@ use std::path::Path;
 
 use defuse_fs::{Caller, Context, Errno, Fh, Ino, LockOwner, OpenFlags, Result};
 use defuse_wire::abi::{IoctlIn, Opcode};
-use defuse_wire::encode::Request;
-use defuse_wire::vendor::{Names, Number, TAKE_OVER, TAKE_OVER_MAX, TakeOver};
+use defuse_wire::encode::EncodedRequest;
+use defuse_wire::vendor::{
+    ConnectionNumber, ConnectionNumbers, TAKE_OVER, TAKE_OVER_MAX, TakeOver,
+};
 use zerocopy::IntoBytes;
 
 use crate::connection::ClientConnection;
 use crate::files::ioctl_out;
-use crate::init::{self, Agreement};
+use crate::init::{self, ServerAgreement};
 use crate::sys::peer_user;
-use crate::{Remote, RemoteError, RemoteOptions, connect_socket, new_number};
+use crate::{RemoteClient, RemoteError, RemoteOptions, connect_socket, new_number};
 
 /// An inode that an executed program inherits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Legacy {
+pub struct InodeHandover {
     /// The inode.
     pub ino: Ino,
     /// An open file or directory of it.
-    pub open: Option<OpenLegacy>,
+    pub open: Option<OpenFileHandover>,
 }
 
 /// An open file or directory that an executed program inherits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenLegacy {
+pub struct OpenFileHandover {
     /// Its handle.
     pub fh: Fh,
     /// Its flags of open(2). The heir gets no further access.
@@ -37,28 +39,28 @@ pub struct OpenLegacy {
     pub process_locks: bool,
 }
 
-/// The connection of the next program, made by [`Remote::heir`].
-pub struct Heir {
+/// The connection of the next program, made by [`RemoteClient::heir`].
+pub struct HandoverClient {
     /// The connection. It has only rights of its own.
-    pub client: Remote,
+    pub client: RemoteClient,
     /// The result for each legacy: `ESTALE` or `EBADF` if the other connection does not have the inode or the handle.
     pub taken: Vec<Result<()>>,
 }
 
-impl Heir {
+impl HandoverClient {
     /// Connects to the same server as the socket of the connection `heir_of`, or to one of the same user, which could do no more.
     /// The introduction and what is taken over are one message after the other, for which this waits once.
     pub(crate) fn of(
-        (socket, heir_of): (BorrowedFd<'_>, Number),
+        (socket, heir_of): (BorrowedFd<'_>, ConnectionNumber),
         path: &Path,
         options: RemoteOptions,
-        legacies: &[Legacy],
-    ) -> std::result::Result<Heir, RemoteError> {
+        legacies: &[InodeHandover],
+    ) -> std::result::Result<HandoverClient, RemoteError> {
         let user = peer_user(socket).map_err(RemoteError::Socket)?;
-        let names = Names { heir_of, own: new_number().map_err(RemoteError::Socket)? };
+        let names = ConnectionNumbers { heir_of, own: new_number().map_err(RemoteError::Socket)? };
         let socket = connect_socket(path, options.descriptors_from, None, |uid| uid == user)?;
         ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
-        let (connection, notices) = Remote::connection(socket, options);
+        let (connection, notices) = RemoteClient::connection(socket, options);
 
         let settle = TakeOver { flags: TakeOver::SETTLE, ..TakeOver::default() };
         let all: Vec<TakeOver> = legacies.iter().map(take_over).chain([settle]).collect();
@@ -83,29 +85,32 @@ impl Heir {
         }
         // The last one, by which the rights of the other connection have ended.
         taken.pop().unwrap_or(Err(Errno::EIO)).map_err(RemoteError::Heir)?;
-        let agreement = Agreement::of(&agreement)?;
-        let client = Remote::with((connection, notices), agreement, options, Some(path), names);
-        Ok(Heir { client, taken })
+        let agreement = ServerAgreement::of(&agreement)?;
+        let client =
+            RemoteClient::with((connection, notices), agreement, options, Some(path), names);
+        Ok(HandoverClient { client, taken })
     }
 }
 
-fn take_over(legacy: &Legacy) -> TakeOver {
+fn take_over(legacy: &InodeHandover) -> TakeOver {
     let what = TakeOver { ino: legacy.ino.0, ..TakeOver::default() };
-    let Some(OpenLegacy { fh, flags, owner, process_locks }) = legacy.open else { return what };
+    let Some(OpenFileHandover { fh, flags, owner, process_locks }) = legacy.open else {
+        return what;
+    };
     let locks = if process_locks { TakeOver::PROCESS_LOCKS } else { 0 };
     let (open_flags, flags) = (flags.0.into(), TakeOver::OPEN | locks);
     TakeOver { fh: fh.0, owner: owner.0, open_flags, flags, ..what }
 }
 
 /// [`TAKE_OVER`], for so many things.
-fn request(count: usize) -> Request {
+fn request(count: usize) -> EncodedRequest {
     let ioctl = IoctlIn {
         cmd: TAKE_OVER,
         in_size: (count * size_of::<TakeOver>()) as u32,
         out_size: (count * size_of::<i32>()) as u32,
         ..IoctlIn::default()
     };
-    Request::new(Opcode::Ioctl, &Context::new(Caller::default()), Ino::ROOT).with(&ioctl)
+    EncodedRequest::new(Opcode::Ioctl, &Context::new(Caller::default()), Ino::ROOT).with(&ioctl)
 }
 
 /// The results in an answer to [`TAKE_OVER`].

@@ -13,32 +13,32 @@ use std::time::Instant;
 
 use defuse_fs::{Caps, Errno, Result, Versions};
 use defuse_wire::abi::{InHeader, OutHeader};
-use defuse_wire::vendor::{COPY, CopyOf, Names, Number};
+use defuse_wire::vendor::{COPY, ConnectionCopy, ConnectionNumber, ConnectionNumbers};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection::ClientConnection;
-use crate::init::Agreement;
+use crate::init::ServerAgreement;
 use crate::paths::SharedNames;
 use crate::sys::{errno, peer_user};
 use crate::{
-    Heir, INIT_PATIENCE, LaneUse, Legacy, Remote, RemoteError, RemoteOptions, connect_socket,
-    introduce, new_number,
+    HandoverClient, INIT_PATIENCE, InodeHandover, LaneUse, RemoteClient, RemoteError,
+    RemoteOptions, connect_socket, introduce, new_number,
 };
 
 /// A connection to the server of another one, with all that that one had when this was made: inodes and open files are valid
 /// through both, and the file system gets them back when both have returned them. It acts for the user who made the first
 /// connection, even if the process has become another user.
 ///
-/// The child [uses](Inheritance::begin) it, if it needs one at all. Dropping it closes the socket: the server takes everything back
+/// The child [uses](ConnectionHandover::begin) it, if it needs one at all. Dropping it closes the socket: the server takes everything back
 /// when neither process has it open.
-pub struct Inheritance {
+pub struct ConnectionHandover {
     /// The socket of the copy, or this process's descriptor of the parent's.
     socket: OwnedFd,
     /// The number of the copy, or that of the parent's connection.
-    own: Number,
+    own: ConnectionNumber,
     is_copied: bool,
-    agreement: Agreement,
+    agreement: ServerAgreement,
     missing: u64,
     versions: Option<Arc<dyn Versions>>,
     told_names: Option<SharedNames>,
@@ -46,28 +46,30 @@ pub struct Inheritance {
     path: PathBuf,
 }
 
-impl Inheritance {
-    pub(crate) fn of(client: &Remote) -> std::result::Result<Inheritance, RemoteError> {
+impl ConnectionHandover {
+    pub(crate) fn of(
+        client: &RemoteClient,
+    ) -> std::result::Result<ConnectionHandover, RemoteError> {
         let shared = &client.shared;
         let path = shared.path.as_deref().ok_or(RemoteError::NoPath)?;
         let copy = copied((client.as_fd(), shared.names.own), path, shared.options)?;
-        Inheritance::with(client, copy, true)
+        ConnectionHandover::with(client, copy, true)
     }
 
     pub(crate) fn when_used(
-        client: &Remote,
+        client: &RemoteClient,
         socket: OwnedFd,
-    ) -> std::result::Result<Inheritance, RemoteError> {
-        Inheritance::with(client, (socket, client.shared.names.own), false)
+    ) -> std::result::Result<ConnectionHandover, RemoteError> {
+        ConnectionHandover::with(client, (socket, client.shared.names.own), false)
     }
 
     fn with(
-        client: &Remote,
-        (socket, own): (OwnedFd, Number),
+        client: &RemoteClient,
+        (socket, own): (OwnedFd, ConnectionNumber),
         is_copied: bool,
-    ) -> std::result::Result<Inheritance, RemoteError> {
+    ) -> std::result::Result<ConnectionHandover, RemoteError> {
         let shared = &client.shared;
-        Ok(Inheritance {
+        Ok(ConnectionHandover {
             socket,
             own,
             is_copied,
@@ -80,26 +82,30 @@ impl Inheritance {
         })
     }
 
-    /// A copy for a child of the child, as [`Remote::inheritance`].
+    /// A copy for a child of the child, as [`RemoteClient::inheritance`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn inheritance(&self) -> std::result::Result<Inheritance, RemoteError> {
+    pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
         let copy = copied((self.socket.as_fd(), self.own), &self.path, self.options)?;
         Ok(self.again(copy, true))
     }
 
-    /// As [`Remote::inheritance_when_used`], of a connection that the parent has not begun to use.
-    pub fn inheritance_when_used(&self, socket: OwnedFd) -> Inheritance {
+    /// As [`RemoteClient::inheritance_when_used`], of a connection that the parent has not begun to use.
+    pub fn inheritance_when_used(&self, socket: OwnedFd) -> ConnectionHandover {
         self.again((socket, self.own), false)
     }
 
-    fn again(&self, (socket, own): (OwnedFd, Number), is_copied: bool) -> Inheritance {
+    fn again(
+        &self,
+        (socket, own): (OwnedFd, ConnectionNumber),
+        is_copied: bool,
+    ) -> ConnectionHandover {
         let (versions, told_names) = (self.versions.clone(), self.told_names.clone());
         let (agreement, missing, options) = (self.agreement, self.missing, self.options);
         let path = self.path.clone();
-        Inheritance {
+        ConnectionHandover {
             socket,
             own,
             is_copied,
@@ -112,13 +118,16 @@ impl Inheritance {
         }
     }
 
-    /// As [`Remote::heir`].
+    /// As [`RemoteClient::heir`].
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn heir(&self, legacies: &[Legacy]) -> std::result::Result<Heir, RemoteError> {
-        Heir::of((self.as_fd(), self.own), &self.path, self.options, legacies)
+    pub fn heir(
+        &self,
+        legacies: &[InodeHandover],
+    ) -> std::result::Result<HandoverClient, RemoteError> {
+        HandoverClient::of((self.as_fd(), self.own), &self.path, self.options, legacies)
     }
 
     /// The properties of the file system.
@@ -128,17 +137,25 @@ impl Inheritance {
 
     /// Begins to use the connection, in the calling process. If the server is gone, or refuses, the log says so and every call fails
     /// with `ENOTCONN`.
-    pub fn begin(self) -> Remote {
-        let Inheritance { socket, own, is_copied, mut agreement, missing, options, path, .. } =
-            self;
+    pub fn begin(self) -> RemoteClient {
+        let ConnectionHandover {
+            socket,
+            own,
+            is_copied,
+            mut agreement,
+            missing,
+            options,
+            path,
+            ..
+        } = self;
         let copy = (!is_copied).then(|| copied((socket.as_fd(), own), &path, options));
         let (socket, own, refused) = match copy {
             None => (socket, own, None),
             Some(Ok((socket, own))) => (socket, own, None),
             Some(Err(error)) => (socket, own, Some(error)),
         };
-        let (connection, notices) = Remote::connection(socket, options);
-        let names = Names { own, ..Names::default() };
+        let (connection, notices) = RemoteClient::connection(socket, options);
+        let names = ConnectionNumbers { own, ..ConnectionNumbers::default() };
         match refused {
             // Of the parent's socket, which stays as it is.
             Some(error) => connection.give_up(&error.to_string()),
@@ -152,7 +169,8 @@ impl Inheritance {
         {
             log::debug!("requests are messages: the lanes cannot be used: {errno}");
         }
-        let client = Remote::with((connection, notices), agreement, options, Some(&path), names);
+        let client =
+            RemoteClient::with((connection, notices), agreement, options, Some(&path), names);
         client.shared.missing.store(missing, Ordering::Relaxed);
         if let Some(versions) = self.versions {
             let _ = client.shared.paths.versions.set(versions);
@@ -165,7 +183,7 @@ impl Inheritance {
 }
 
 /// The socket of the copy, or the process's own descriptor of its parent's.
-impl AsFd for Inheritance {
+impl AsFd for ConnectionHandover {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -173,22 +191,22 @@ impl AsFd for Inheritance {
 
 /// A socket at the server of `socket`, with a copy of its connection `copy_of`, and the number of the copy.
 fn copied(
-    (socket, copy_of): (BorrowedFd<'_>, Number),
+    (socket, copy_of): (BorrowedFd<'_>, ConnectionNumber),
     path: &Path,
     options: RemoteOptions,
-) -> std::result::Result<(OwnedFd, Number), RemoteError> {
+) -> std::result::Result<(OwnedFd, ConnectionNumber), RemoteError> {
     let server = peer_user(socket).map_err(RemoteError::Socket)?;
     let own = new_number().map_err(RemoteError::Socket)?;
     let socket = connect_socket(path, options.descriptors_from, None, |uid| uid == server)?;
     ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
-    ask(&socket, CopyOf::new(copy_of, own)).map_err(RemoteError::Copy)?;
+    ask(&socket, ConnectionCopy::new(copy_of, own)).map_err(RemoteError::Copy)?;
     Ok((socket, own))
 }
 
 /// Sends [`COPY`], and waits for its answer.
-fn ask(socket: &OwnedFd, names: CopyOf) -> Result<()> {
+fn ask(socket: &OwnedFd, names: ConnectionCopy) -> Result<()> {
     let unique = 1;
-    let len = (size_of::<InHeader>() + size_of::<CopyOf>()) as u32;
+    let len = (size_of::<InHeader>() + size_of::<ConnectionCopy>()) as u32;
     let header = InHeader { len, opcode: COPY, unique, ..InHeader::default() };
     let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(names.as_bytes())];
     let beside = &mut SendAncillaryBuffer::default();

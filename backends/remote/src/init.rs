@@ -1,13 +1,14 @@
 //! INIT from the kernel's side: the offered capabilities, and the meaning of the server's reply.
 
-use defuse_fs::{Caller, Caps, Context, Denied, Errno, Ino, LockSupport, Result};
+use defuse_fs::{Caller, Caps, Context, Errno, Ino, LockSupport, Result, SourceRestrictions};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::RemoteError;
 use defuse_wire::abi::*;
-use defuse_wire::encode::Request;
+use defuse_wire::encode::EncodedRequest;
 use defuse_wire::vendor::{
-    CALLER_GROUPS, COMPOUND, DECIDES_ON_NAMES, NO_BIRTH_TIMES, Names, SHARED_IO_MAX, SOCKET_IO_MAX,
+    CALLER_GROUPS, COMPOUND, ConnectionNumbers, DECIDES_ON_NAMES, NO_BIRTH_TIMES, SHARED_IO_MAX,
+    SOCKET_IO_MAX,
 };
 
 /// The oldest supported minor version. Since 7.12 no structure except INIT's own has changed its
@@ -52,17 +53,17 @@ const OFFERED: u64 = FUSE_ASYNC_READ
     | DECIDES_ON_NAMES;
 
 /// The INIT of the client.
-pub(super) fn request(names: Names) -> Request {
+pub(super) fn request(names: ConnectionNumbers) -> EncodedRequest {
     let cx = Context::new(Caller::default());
-    Request::new(Opcode::Init, &cx, Ino(0)).with(&init_in(names))
+    EncodedRequest::new(Opcode::Init, &cx, Ino(0)).with(&init_in(names))
 }
 
-/// The answer to it, for [`Agreement::of`].
+/// The answer to it, for [`ServerAgreement::of`].
 pub(super) fn answer(body: &[u8]) -> Result<Vec<u8>> {
     Ok(body[..body.len().min(size_of::<InitOut>())].to_vec())
 }
 
-fn init_in(names: Names) -> InitIn {
+fn init_in(names: ConnectionNumbers) -> InitIn {
     let mut init = InitIn {
         major: FUSE_KERNEL_VERSION,
         minor: FUSE_KERNEL_MINOR_VERSION,
@@ -77,7 +78,7 @@ fn init_in(names: Names) -> InitIn {
 
 /// The agreement of a server and this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Agreement {
+pub(super) struct ServerAgreement {
     pub(super) minor: u32,
     pub(super) flags: u64,
     /// Maximum size of a WRITE, in bytes, through shared memory.
@@ -87,9 +88,9 @@ pub(super) struct Agreement {
     time_granularity_ns: u32,
 }
 
-impl Agreement {
+impl ServerAgreement {
     /// Decodes the reply to INIT (`process_init_reply` in `fs/fuse/inode.c`).
-    pub(super) fn of(body: &[u8]) -> std::result::Result<Agreement, RemoteError> {
+    pub(super) fn of(body: &[u8]) -> std::result::Result<ServerAgreement, RemoteError> {
         let out = init_out(body).map_err(|_| RemoteError::BadInit(body.len()))?;
         if out.major != FUSE_KERNEL_VERSION || out.minor < OLDEST_MINOR {
             return Err(RemoteError::Version(out.major, out.minor));
@@ -102,7 +103,7 @@ impl Agreement {
         let big = flags & FUSE_BIG_WRITES != 0;
         let max_write = if big { (out.max_write as usize).max(PAGE) } else { PAGE };
         let granularity = if out.minor >= 23 { out.time_gran } else { 1 };
-        Ok(Agreement {
+        Ok(ServerAgreement {
             minor: out.minor.min(FUSE_KERNEL_MINOR_VERSION),
             flags,
             max_write: max_write.min(max_read),
@@ -117,11 +118,11 @@ impl Agreement {
         flags: u64,
         (max_write, max_read): (usize, usize),
         time_granularity_ns: u32,
-    ) -> Agreement {
+    ) -> ServerAgreement {
         let most = |len: usize| len.clamp(PAGE, SHARED_IO_MAX);
         let (max_write, max_read) = (most(max_write), most(max_read));
         let flags = flags & OFFERED;
-        Agreement { minor, flags, max_write, max_read, time_granularity_ns }
+        ServerAgreement { minor, flags, max_write, max_read, time_granularity_ns }
     }
 
     /// Maximum size of a WRITE in any message.
@@ -165,7 +166,7 @@ impl Agreement {
             // Its server does, and makes them durable in time.
             delays_changes: false,
             // The server can report any mode, owner and device number.
-            denied: Denied { suid: true, dev: true, exec: false },
+            denied: SourceRestrictions { suid: true, dev: true, exec: false },
             ..Caps::default()
         }
     }
@@ -198,12 +199,12 @@ mod tests {
             max_pages: u16::MAX,
             ..InitOut::default()
         };
-        let agreed = Agreement::of(out.as_bytes()).unwrap();
+        let agreed = ServerAgreement::of(out.as_bytes()).unwrap();
         assert_eq!((agreed.minor, agreed.flags & !OFFERED), (FUSE_KERNEL_MINOR_VERSION, 0));
         assert_eq!((agreed.max_write, agreed.max_read), (SHARED_IO_MAX, SHARED_IO_MAX));
         assert_eq!((agreed.max_sent(), agreed.max_received()), (SOCKET_IO_MAX, SOCKET_IO_MAX));
         let nothing = InitOut { major: 7, minor: 31, ..InitOut::default() };
-        let agreed = Agreement::of(nothing.as_bytes()).unwrap();
+        let agreed = ServerAgreement::of(nothing.as_bytes()).unwrap();
         assert_eq!((agreed.max_write, agreed.max_read), (4096, 32 * PAGE));
         assert_eq!(agreed.caps().locks, LockSupport::Frontend);
     }
@@ -211,9 +212,15 @@ mod tests {
     #[test]
     fn too_old_servers_and_invalid_replies_are_refused() {
         let out = |major, minor| InitOut { major, minor, ..InitOut::default() };
-        assert!(Agreement::of(&out(7, 12).as_bytes()[..24]).is_ok());
-        assert!(matches!(Agreement::of(out(7, 11).as_bytes()), Err(RemoteError::Version(7, 11))));
-        assert!(matches!(Agreement::of(out(8, 0).as_bytes()), Err(RemoteError::Version(8, 0))));
-        assert!(matches!(Agreement::of(&[0; 23]), Err(RemoteError::BadInit(23))));
+        assert!(ServerAgreement::of(&out(7, 12).as_bytes()[..24]).is_ok());
+        assert!(matches!(
+            ServerAgreement::of(out(7, 11).as_bytes()),
+            Err(RemoteError::Version(7, 11))
+        ));
+        assert!(matches!(
+            ServerAgreement::of(out(8, 0).as_bytes()),
+            Err(RemoteError::Version(8, 0))
+        ));
+        assert!(matches!(ServerAgreement::of(&[0; 23]), Err(RemoteError::BadInit(23))));
     }
 }

@@ -9,9 +9,9 @@ const RARELY: u32 = 32;
 
 /// The number of answers in a row that nobody used, and after many of them the number of opens since then.
 #[derive(Default)]
-pub(super) struct Interest(AtomicU32);
+pub(super) struct PrefetchInterest(AtomicU32);
 
-impl Interest {
+impl PrefetchInterest {
     /// True if an open asks.
     pub(super) fn asks(&self) -> bool {
         let before = self.0.load(Ordering::Relaxed);
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn what_nobody_uses_is_asked_for_rarely_until_it_is_used() {
-        let interest = Interest::default();
+        let interest = PrefetchInterest::default();
         let asks = |opens: u32| (0..opens).filter(|_| interest.asks()).count();
         assert_eq!(asks(100), 100);
         (0..UNUSED).for_each(|_| interest.note(false));

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::FileSystem;
-use defuse_fs::source::{About, Description, Error, Files, Opt, Rest, Result, Sharing, Value};
+use defuse_fs::source::{
+    FileAccess, OptionValue, SourceDescription, SourceFacts, SourceOpenError, SourceOption,
+    SourceRest, SourceResult, SourceSharing,
+};
 
-use crate::{LaneUse, Program, Reconnecting, Remote, RemoteOptions};
+use crate::{FuseProgram, LaneUse, ReconnectingClient, RemoteClient, RemoteOptions};
 
 /// Settings of a server's file system.
 #[derive(Clone, Copy, Debug, Default)]
@@ -18,24 +21,24 @@ pub struct ServerSettings {
     reconnect: Option<Duration>,
 }
 
-const OPTIONS: &[Opt<ServerSettings>] = &[Opt::new(
+const OPTIONS: &[SourceOption<ServerSettings>] = &[SourceOption::new(
     "reconnect",
-    Value::Seconds(|s, limit| s.reconnect = Some(limit).filter(|limit| !limit.is_zero())),
+    OptionValue::Seconds(|s, limit| s.reconnect = Some(limit).filter(|limit| !limit.is_zero())),
     "if the server ends, calls wait so long for another one at the same path (default: 0)",
 )];
 
 /// `socket:PATH`.
-pub static SOCKET: Description<ServerSettings> = Description {
-    about: About {
+pub static SOCKET: SourceDescription<ServerSettings> = SourceDescription {
+    about: SourceFacts {
         name: "socket",
         form: "socket:PATH",
         help: "a file system that another process serves on this socket (defuse serve)",
-        rest: Rest::Path,
-        sharing: Sharing::Remote,
+        rest: SourceRest::Path,
+        sharing: SourceSharing::Remote,
         rings: false,
         network: false,
         // With `reconnect` it connects again, by the path.
-        files: Files::Any,
+        files: FileAccess::Any,
     },
     options: OPTIONS,
     defaults: |_| ServerSettings::default(),
@@ -44,17 +47,17 @@ pub static SOCKET: Description<ServerSettings> = Description {
 };
 
 /// `shared:PATH`.
-pub static SHARED: Description<ServerSettings> = Description {
-    about: About {
+pub static SHARED: SourceDescription<ServerSettings> = SourceDescription {
+    about: SourceFacts {
         name: "shared",
         form: "shared:PATH",
         help: "as socket:PATH, but through shared memory (defuse serve --shared)",
-        rest: Rest::Path,
-        sharing: Sharing::Remote,
+        rest: SourceRest::Path,
+        sharing: SourceSharing::Remote,
         rings: false,
         network: false,
         // With `reconnect` it connects again, by the path.
-        files: Files::Any,
+        files: FileAccess::Any,
     },
     options: OPTIONS,
     defaults: |_| ServerSettings {
@@ -66,16 +69,16 @@ pub static SHARED: Description<ServerSettings> = Description {
 };
 
 /// `fuse:COMMAND`.
-pub static PROGRAM: Description<RemoteOptions> = Description {
-    about: About {
+pub static PROGRAM: SourceDescription<RemoteOptions> = SourceDescription {
+    about: SourceFacts {
         name: "fuse",
         form: "fuse:COMMAND",
         help: "a FUSE program, such as fuse:sshfs host:/dir, without a mount of its own",
-        rest: Rest::Text,
-        sharing: Sharing::NeedsServer,
+        rest: SourceRest::Text,
+        sharing: SourceSharing::NeedsServer,
         rings: false,
         network: false,
-        files: Files::Any,
+        files: FileAccess::Any,
     },
     options: &[],
     defaults: |_| RemoteOptions::default(),
@@ -83,23 +86,23 @@ pub static PROGRAM: Description<RemoteOptions> = Description {
     images: None,
 };
 
-fn open_socket(rest: &OsStr, settings: ServerSettings) -> Result<Arc<dyn FileSystem>> {
+fn open_socket(rest: &OsStr, settings: ServerSettings) -> SourceResult<Arc<dyn FileSystem>> {
     let (path, options) = (Path::new(rest), settings.remote);
     Ok(match settings.reconnect {
-        Some(limit) => {
-            Arc::new(Reconnecting::connect(path, options, limit).map_err(Error::failed)?)
-        }
-        None => Arc::new(Remote::connect(path, options).map_err(Error::failed)?),
+        Some(limit) => Arc::new(
+            ReconnectingClient::connect(path, options, limit).map_err(SourceOpenError::failed)?,
+        ),
+        None => Arc::new(RemoteClient::connect(path, options).map_err(SourceOpenError::failed)?),
     })
 }
 
-fn open_program(rest: &OsStr, options: RemoteOptions) -> Result<Arc<dyn FileSystem>> {
+fn open_program(rest: &OsStr, options: RemoteOptions) -> SourceResult<Arc<dyn FileSystem>> {
     let words = rest.to_str().and_then(shlex::split).ok_or_else(|| {
         let command = rest.display();
-        Error::Usage(format!("fuse:{command} has an open quote or is not valid UTF-8"))
+        SourceOpenError::Usage(format!("fuse:{command} has an open quote or is not valid UTF-8"))
     })?;
     let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
-    let program = Program::start(&words).map_err(Error::failed)?;
-    let remote = Remote::of_program(program, options).map_err(Error::failed)?;
+    let program = FuseProgram::start(&words).map_err(SourceOpenError::failed)?;
+    let remote = RemoteClient::of_program(program, options).map_err(SourceOpenError::failed)?;
     Ok(Arc::new(remote))
 }

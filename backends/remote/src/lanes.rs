@@ -17,8 +17,8 @@ use defuse_wire::abi::{InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use zerocopy::FromBytes;
 
-use super::connection::{ClientConnection, HOPE, SPIN_NS, TICK, Waiting};
-use super::slots::Done;
+use super::connection::{ClientConnection, HOPE, ReplyWait, SPIN_NS, TICK};
+use super::slots::ReplyCallback;
 use crate::noted;
 use crate::sys::{errno, has_several_processors};
 
@@ -28,10 +28,10 @@ const PIECE: usize = 64 * 1024;
 const LOOKS: u32 = 16;
 
 /// The lanes of a connection.
-pub(super) struct Lanes {
+pub(super) struct ClientLanes {
     memory: MappedMemory,
     /// Those of a block are made when one of them is used.
-    seats: [OnceLock<Box<[Mutex<Seat>]>>; MOST_BLOCKS],
+    seats: [OnceLock<Box<[Mutex<BufferedLane>]>>; MOST_BLOCKS],
     /// A further block was asked for, and has not come; it never comes where the server has refused it.
     asked: AtomicBool,
     /// Requests that nobody waits for, and that are not known to be answered.
@@ -45,29 +45,29 @@ pub(super) struct Lanes {
 }
 
 /// A lane with the memory for its replies.
-pub(super) struct Seat {
+pub(super) struct BufferedLane {
     lane: ClientLane,
     reply: Vec<u8>,
     /// The requests that nobody waits for.
-    later: Vec<(u64, Done)>,
+    later: Vec<(u64, ReplyCallback)>,
     /// A reply stays here until it is taken, and nobody else uses the lane.
     is_kept: bool,
 }
 
 /// A lane that a thread has for itself.
-pub(super) type Seated<'a> = (&'a Lanes, MutexGuard<'a, Seat>);
+pub(super) type LaneGuard<'a> = (&'a ClientLanes, MutexGuard<'a, BufferedLane>);
 
 /// A request whose reply is taken later.
-pub(super) struct Begun {
+pub(super) struct LaneRequest {
     lane: usize,
     number: u64,
 }
 
-impl Seat {
+impl BufferedLane {
     /// The reply to the request `number`. Those to requests that nobody waits for are passed on, as many as are there.
     fn poll(
         &mut self,
-        lanes: &Lanes,
+        lanes: &ClientLanes,
         number: u64,
     ) -> std::result::Result<Option<LaneReply>, ProtocolViolation> {
         while let Some(answer) = self.lane.poll(&lanes.memory)? {
@@ -93,15 +93,15 @@ impl Seat {
     }
 }
 
-impl Lanes {
+impl ClientLanes {
     /// Counts what the server shows, too.
     pub(super) fn count(&self, which: ClientCounter) {
         self.memory.tally(which).fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn counts(&self) -> LaneCounts {
+    pub(super) fn counts(&self) -> ClientLaneCounts {
         let of = |which| self.memory.tally(which).load(Ordering::Relaxed);
-        LaneCounts {
+        ClientLaneCounts {
             requests: self.requests.load(Ordering::Relaxed),
             bells: of(ClientCounter::Bells),
             page_reads: of(ClientCounter::PageReads),
@@ -110,10 +110,10 @@ impl Lanes {
     }
 
     /// The lanes in the memory that a server has passed.
-    pub(super) fn of(fd: OwnedFd) -> Result<Lanes> {
+    pub(super) fn of(fd: OwnedFd) -> Result<ClientLanes> {
         let memory = MappedMemory::of(fd).map_err(errno)?;
         let may_spin = has_several_processors();
-        Ok(Lanes {
+        Ok(ClientLanes {
             memory,
             seats: std::array::from_fn(|_| OnceLock::new()),
             asked: AtomicBool::new(false),
@@ -126,7 +126,7 @@ impl Lanes {
     }
 
     /// A free lane for a request and a reply of so many bytes, preferably the one that the thread had before.
-    pub(super) fn seat(&self, request: usize, reply: usize) -> Option<Seated<'_>> {
+    pub(super) fn seat(&self, request: usize, reply: usize) -> Option<LaneGuard<'_>> {
         if !ClientLane::takes(0, request, reply) {
             return None;
         }
@@ -144,8 +144,8 @@ impl Lanes {
         &self,
         first: usize,
         (request, reply): (usize, usize),
-        fits: impl Fn(&Seat) -> bool,
-    ) -> Option<(usize, MutexGuard<'_, Seat>)> {
+        fits: impl Fn(&BufferedLane) -> bool,
+    ) -> Option<(usize, MutexGuard<'_, BufferedLane>)> {
         let lanes = self.memory.blocks() * LANES_OF_BLOCK;
         (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
             let seat =
@@ -154,11 +154,11 @@ impl Lanes {
         })
     }
 
-    fn seat_of(&self, lane: usize) -> &Mutex<Seat> {
+    fn seat_of(&self, lane: usize) -> &Mutex<BufferedLane> {
         let block = lane / LANES_OF_BLOCK;
         let seat = |lane| {
             let (lane, reply, later) = (ClientLane::new(lane), Vec::new(), Vec::new());
-            Mutex::new(Seat { lane, reply, later, is_kept: false })
+            Mutex::new(BufferedLane { lane, reply, later, is_kept: false })
         };
         let make = || (block * LANES_OF_BLOCK..).take(LANES_OF_BLOCK).map(seat).collect();
         &self.seats[block].get_or_init(make)[lane % LANES_OF_BLOCK]
@@ -200,7 +200,7 @@ impl Lanes {
 }
 
 /// The lane, if nobody uses it.
-fn sit(seat: &Mutex<Seat>) -> Option<MutexGuard<'_, Seat>> {
+fn sit(seat: &Mutex<BufferedLane>) -> Option<MutexGuard<'_, BufferedLane>> {
     match seat.try_lock() {
         Ok(seat) => Some(seat),
         // A closure that decoded a reply has panicked; the lane was done by then.
@@ -214,10 +214,10 @@ impl ClientConnection {
     /// through the socket.
     pub(super) fn post(
         &self,
-        (lanes, mut seat): Seated<'_>,
+        (lanes, mut seat): LaneGuard<'_>,
         head: &mut [u8],
-        done: Done,
-    ) -> Result<Option<Done>> {
+        done: ReplyCallback,
+    ) -> Result<Option<ReplyCallback>> {
         let seat = &mut *seat;
         if !seat.later.is_empty() {
             seat.poll(lanes, 0).map_err(|why| self.break_off(why))?;
@@ -240,7 +240,7 @@ impl ClientConnection {
     /// Sends a request through a lane, and waits for its reply.
     pub(super) fn exchange<T>(
         &self,
-        (lanes, mut seat): Seated<'_>,
+        (lanes, mut seat): LaneGuard<'_>,
         cx: &Context<'_>,
         head: &mut [u8],
         data: &[u8],
@@ -254,7 +254,7 @@ impl ClientConnection {
 
     /// Sends a request through a lane of which the thread has no other use, and leaves its reply there until it is
     /// [taken](ClientConnection::take_begun). `None` if no lane is free.
-    pub(super) fn begin(&self, head: &mut [u8], data: &[u8]) -> Result<Option<Begun>> {
+    pub(super) fn begin(&self, head: &mut [u8], data: &[u8]) -> Result<Option<LaneRequest>> {
         let Some(lanes) = self.lanes() else { return Ok(None) };
         self.usable()?;
         let sizes = (head.len() + data.len(), ClientLane::longest());
@@ -263,13 +263,13 @@ impl ClientConnection {
         let Some((lane, mut seat)) = free else { return Ok(None) };
         let number = self.submit((lanes, &mut *seat), (head, data), ClientLane::longest())?;
         seat.is_kept = true;
-        Ok(Some(Begun { lane, number }))
+        Ok(Some(LaneRequest { lane, number }))
     }
 
     /// Waits for the reply to a request that was begun.
     pub(super) fn take_begun<T>(
         &self,
-        Begun { lane, number }: Begun,
+        LaneRequest { lane, number }: LaneRequest,
         cx: &Context<'_>,
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
@@ -284,7 +284,7 @@ impl ClientConnection {
     /// Copies a reply out of its lane, and decodes it.
     fn take_reply<T>(
         &self,
-        (lanes, seat): (&Lanes, &mut Seat),
+        (lanes, seat): (&ClientLanes, &mut BufferedLane),
         answer: LaneReply,
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
@@ -302,7 +302,7 @@ impl ClientConnection {
     /// Sends a READ of `size` bytes through a lane, and copies the reply from there into `out`. Returns the bytes read.
     pub(super) fn exchange_data(
         &self,
-        (lanes, mut seat): Seated<'_>,
+        (lanes, mut seat): LaneGuard<'_>,
         cx: &Context<'_>,
         head: &mut [u8],
         size: usize,
@@ -347,7 +347,7 @@ impl ClientConnection {
     /// Submits a request of a head and data, whose reply has `most` bytes at most. Returns its number.
     fn submit(
         &self,
-        (lanes, seat): (&Lanes, &mut Seat),
+        (lanes, seat): (&ClientLanes, &mut BufferedLane),
         (head, data): (&mut [u8], &[u8]),
         most: usize,
     ) -> Result<u64> {
@@ -362,7 +362,7 @@ impl ClientConnection {
     }
 
     /// Receives what the server has sent beside the lanes.
-    fn hear(&self, lanes: &Lanes) {
+    fn hear(&self, lanes: &ClientLanes) {
         if lanes.has_news() || self.has_unheard() {
             self.drain();
         }
@@ -385,8 +385,8 @@ impl ClientConnection {
 
     fn await_reply(
         &self,
-        lanes: &Lanes,
-        seat: &mut Seat,
+        lanes: &ClientLanes,
+        seat: &mut BufferedLane,
         number: u64,
         cx: &Context<'_>,
     ) -> Result<LaneReply> {
@@ -395,7 +395,7 @@ impl ClientConnection {
             if let Some(answer) = self.look_for_reply(lanes, seat, number)? {
                 return Ok(answer);
             }
-            let waiting = waiting.get_or_insert_with(|| Waiting::of(self.timeout()));
+            let waiting = waiting.get_or_insert_with(|| ReplyWait::of(self.timeout()));
             let slept = clock::now();
             lanes.count(ClientCounter::Sleeps);
             seat.lane.sleep(&lanes.memory, TICK);
@@ -417,8 +417,8 @@ impl ClientConnection {
     /// Looks for a reply as long as that is promising.
     fn look_for_reply(
         &self,
-        lanes: &Lanes,
-        seat: &mut Seat,
+        lanes: &ClientLanes,
+        seat: &mut BufferedLane,
         number: u64,
     ) -> Result<Option<LaneReply>> {
         let hope = lanes.hope.load(Ordering::Relaxed);
@@ -447,13 +447,13 @@ impl ClientConnection {
     }
 
     /// Wakes the server. If its socket is full, it has not yet slept.
-    fn ring_bell(&self, lanes: &Lanes) {
+    fn ring_bell(&self, lanes: &ClientLanes) {
         lanes.count(ClientCounter::Bells);
         let _ = self.try_tell(&[0; BELL], &[]);
     }
 
     /// All lanes are in use: asks for more, unless that was done. The answer comes with others.
-    pub(super) fn ask_for_lanes(&self, lanes: &Lanes) {
+    pub(super) fn ask_for_lanes(&self, lanes: &ClientLanes) {
         let are_all = lanes.memory.blocks() == MOST_BLOCKS;
         if !are_all
             && !lanes.asked.swap(true, Ordering::AcqRel)
@@ -475,17 +475,17 @@ pub(super) fn write_number(head: &mut [u8], number: u64) {
     head[at..at + 8].copy_from_slice(&number.to_ne_bytes());
 }
 
-impl Waiting {
-    fn of(timeout: Option<Duration>) -> Waiting {
+impl ReplyWait {
+    fn of(timeout: Option<Duration>) -> ReplyWait {
         let now = std::time::Instant::now();
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
-        Waiting { deadline, interrupted: false }
+        ReplyWait { deadline, interrupted: false }
     }
 }
 
 /// The counts of a client's requests through shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneCounts {
+pub struct ClientLaneCounts {
     /// Requests through lanes.
     pub requests: u64,
     /// Messages that woke the server, one system call each.
@@ -508,9 +508,9 @@ fn hint() -> usize {
 
 /// The offer of a server, until it is looked at.
 #[derive(Default)]
-pub(super) struct Offered(Mutex<Option<Option<OwnedFd>>>);
+pub(super) struct PendingOffer(Mutex<Option<Option<OwnedFd>>>);
 
-impl Offered {
+impl PendingOffer {
     pub(super) fn put(&self, fd: Option<OwnedFd>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(fd);
     }

@@ -1,7 +1,7 @@
 //! A file system that another process serves: `socket:PATH` of `defuse serve`, or `fuse:COMMAND`, a
 //! FUSE program without a mount.
 //!
-//! [`Remote`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the request that
+//! [`RemoteClient`] is a [`FileSystem`](defuse_fs::FileSystem) that turns each call into the request that
 //! the kernel would send. It works with servers of this project and with others that speak FUSE on
 //! an open descriptor. It caches nothing.
 //!
@@ -44,26 +44,26 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Caller, Caps, Context, Errno, File, Ino, Result};
-use defuse_probe::Limited;
+use defuse_probe::WarningLimiter;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::sys::{errno, peer_user};
 use connection::ClientConnection;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
-use defuse_wire::encode::Request;
-use defuse_wire::vendor::{CALLER_GROUPS, Names, Number};
-use forget::Forgets;
+use defuse_wire::encode::EncodedRequest;
+use defuse_wire::vendor::{CALLER_GROUPS, ConnectionNumber, ConnectionNumbers};
+use forget::PendingForgets;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
-pub use heir::{Heir, Legacy, OpenLegacy};
-pub use inheritance::Inheritance;
-use init::Agreement;
+pub use heir::{HandoverClient, InodeHandover, OpenFileHandover};
+pub use inheritance::ConnectionHandover;
+use init::ServerAgreement;
 pub use kind::{PROGRAM, SHARED, SOCKET};
-pub use lanes::LaneCounts;
-use notices::Notices;
-pub use program::{Program, ProgramError};
-pub use reconnect::{Moving, Reconnecting};
+pub use lanes::ClientLaneCounts;
+use notices::NoticeQueue;
+pub use program::{FuseProgram, ProgramError};
+pub use reconnect::{MovingClient, ReconnectingClient};
 
 /// The reason why a client could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -170,7 +170,7 @@ pub enum LaneUse {
 }
 
 /// Limits the warnings about servers, which can cause any number.
-static LOG: Limited = Limited::new();
+static LOG: WarningLimiter = WarningLimiter::new();
 /// The time for INIT. Without it, a silent server would block its client forever.
 const INIT_PATIENCE: Duration = Duration::from_secs(30);
 /// The time for DESTROY.
@@ -179,40 +179,40 @@ const DESTROY_PATIENCE: Duration = Duration::from_secs(1);
 /// A file system at the other end of a socket.
 ///
 /// Any number of threads may call it at once. A child process must not use the client of its parent
-/// (`ENOTCONN`): see [`inheritance`](Remote::inheritance).
+/// (`ENOTCONN`): see [`inheritance`](RemoteClient::inheritance).
 ///
 /// Notifications of the server are delivered by a thread that waits for a reply, before it returns.
-/// If no thread waits, [`deliver`](Remote::deliver) does so. A thread of its own (`defuse-client`)
+/// If no thread waits, [`deliver`](RemoteClient::deliver) does so. A thread of its own (`defuse-client`)
 /// exists only during a wait for a lock or a poll of a file.
-pub struct Remote {
-    shared: Arc<Shared>,
+pub struct RemoteClient {
+    shared: Arc<RemoteShared>,
 }
 
 /// The state that the file system and its thread share.
-struct Shared {
+struct RemoteShared {
     connection: ClientConnection,
-    agreement: Agreement,
+    agreement: ServerAgreement,
     caps: Caps,
     /// Opcodes that the server has answered with `ENOSYS`, by their numbers.
     missing: AtomicU64,
-    forgets: Arc<Forgets>,
+    forgets: Arc<PendingForgets>,
     pages: pages::FilePages,
-    paths: paths::Paths,
+    paths: paths::ServedNameCache,
     whole: whole::WholeFiles,
-    listed_ahead: listed_ahead::ListedAhead,
-    opened_ahead: opened_ahead::OpenedAhead,
-    notices: Arc<Notices>,
+    listed_ahead: listed_ahead::ListingPrefetch,
+    opened_ahead: opened_ahead::OpenPrefetch,
+    notices: Arc<NoticeQueue>,
     /// Number of requests whose replies no caller waits for, polls included.
     expected: AtomicU64,
     listening: AtomicBool,
     options: RemoteOptions,
     path: Option<PathBuf>,
-    names: Names,
+    names: ConnectionNumbers,
     /// The program to end with the file system.
-    program: Mutex<Option<Program>>,
+    program: Mutex<Option<FuseProgram>>,
 }
 
-impl Remote {
+impl RemoteClient {
     /// Connects to the server that listens at `path`; a path that begins with `@` is abstract.
     /// Every process may bind an abstract name, so that its server must be root or the user of this
     /// process ([`RemoteError::Stranger`]). A path is protected by the permissions of its
@@ -220,8 +220,8 @@ impl Remote {
     pub fn connect(
         path: &Path,
         options: RemoteOptions,
-    ) -> std::result::Result<Remote, RemoteError> {
-        Remote::connect_within(path, options, None, |uid| {
+    ) -> std::result::Result<RemoteClient, RemoteError> {
+        RemoteClient::connect_within(path, options, None, |uid| {
             let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
             !is_abstract || uid == 0 || uid == rustix::process::geteuid().as_raw()
         })
@@ -233,29 +233,29 @@ impl Remote {
         options: RemoteOptions,
         patience: Option<Duration>,
         trusts: impl FnOnce(u32) -> bool,
-    ) -> std::result::Result<Remote, RemoteError> {
+    ) -> std::result::Result<RemoteClient, RemoteError> {
         let own = new_number().map_err(RemoteError::Socket)?;
-        let names = Names { own, ..Names::default() };
+        let names = ConnectionNumbers { own, ..ConnectionNumbers::default() };
         let socket = connect_socket(path, options.descriptors_from, patience, trusts)?;
         let patience = patience.unwrap_or(INIT_PATIENCE);
-        Remote::start_within(patience, socket, options, Some(path.to_path_buf()), names)
+        RemoteClient::start_within(patience, socket, options, Some(path.to_path_buf()), names)
     }
 
     /// Uses the server at the other end of `socket`, which has the type `SOCK_SEQPACKET`.
     pub fn over(
         socket: OwnedFd,
         options: RemoteOptions,
-    ) -> std::result::Result<Remote, RemoteError> {
-        Remote::start(socket, options)
+    ) -> std::result::Result<RemoteClient, RemoteError> {
+        RemoteClient::start(socket, options)
     }
 
     /// Starts `program`, which serves during the life of the client.
     pub fn of_program(
-        mut program: Program,
+        mut program: FuseProgram,
         options: RemoteOptions,
-    ) -> std::result::Result<Remote, ProgramError> {
+    ) -> std::result::Result<RemoteClient, ProgramError> {
         let socket = program.take_socket();
-        match Remote::start(socket, options) {
+        match RemoteClient::start(socket, options) {
             Ok(client) => {
                 *lock(&client.shared.program) = Some(program);
                 Ok(client)
@@ -264,31 +264,31 @@ impl Remote {
         }
     }
 
-    /// Asks the server for a copy of this connection, for a child process: [`Inheritance`]. A parent does so before
+    /// Asks the server for a copy of this connection, for a child process: [`ConnectionHandover`]. A parent does so before
     /// fork(2), while no other thread makes requests.
     ///
     /// # Errors
     ///
-    /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](Remote::connect),
+    /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](RemoteClient::connect),
     /// [`RemoteError::Stranger`] if another user listens there now, and [`RemoteError::Copy`] if the server refuses.
-    pub fn inheritance(&self) -> std::result::Result<Inheritance, RemoteError> {
+    pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
         // The copy would have them, too, and never know.
         self.shared.close_ahead();
-        Inheritance::of(self)
+        ConnectionHandover::of(self)
     }
 
-    /// As [`inheritance`](Remote::inheritance), but the server makes the copy when the child uses it. `socket` is the child's own
+    /// As [`inheritance`](RemoteClient::inheritance), but the server makes the copy when the child uses it. `socket` is the child's own
     /// descriptor of this connection. The child calls this, and nothing may use the connection before the child has ended or
     /// executed a program, like a parent that waits for that in vfork(2).
     ///
     /// # Errors
     ///
-    /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](Remote::connect).
+    /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](RemoteClient::connect).
     pub fn inheritance_when_used(
         &self,
         socket: OwnedFd,
-    ) -> std::result::Result<Inheritance, RemoteError> {
-        Inheritance::when_used(self, socket)
+    ) -> std::result::Result<ConnectionHandover, RemoteError> {
+        ConnectionHandover::when_used(self, socket)
     }
 
     /// Closes the files and directories that were opened before anybody asked for them, and tells the server of reads that it does not
@@ -308,20 +308,23 @@ impl Remote {
     /// Creates another connection to the same server, for the program that this process is about to
     /// execute. It begins with nothing and takes over what the program inherits. The server frees the others
     /// when this connection ends. It acts for the present user of the process, and leaves the
-    /// [lanes](Remote::unused_lanes) to that program.
+    /// [lanes](RemoteClient::unused_lanes) to that program.
     ///
     /// # Errors
     ///
-    /// Those of [`inheritance`](Remote::inheritance).
-    pub fn heir(&self, legacies: &[Legacy]) -> std::result::Result<Heir, RemoteError> {
+    /// Those of [`inheritance`](RemoteClient::inheritance).
+    pub fn heir(
+        &self,
+        legacies: &[InodeHandover],
+    ) -> std::result::Result<HandoverClient, RemoteError> {
         let shared = &self.shared;
         let path = shared.path.as_deref().ok_or(RemoteError::NoPath)?;
-        Heir::of((self.as_fd(), shared.names.own), path, shared.options, legacies)
+        HandoverClient::of((self.as_fd(), shared.names.own), path, shared.options, legacies)
     }
 
     /// Returns the memory that all mappings of an open file share, across all clients of the
     /// server. At least `range` of the file is filled; offsets in the memory are those in the file.
-    /// Must be released by [`unmap`](Remote::unmap) after the mapping is removed. Fails with
+    /// Must be released by [`unmap`](RemoteClient::unmap) after the mapping is removed. Fails with
     /// `EACCES` if the file is not open for this access, and with `ENOSYS` if the server does not
     /// support it.
     pub fn map(
@@ -345,7 +348,7 @@ impl Remote {
 
     /// Releases a mapping. Changes through it are then in the file system.
     pub fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
-        let request = Request::new(Opcode::Removemapping, cx, ino)
+        let request = EncodedRequest::new(Opcode::Removemapping, cx, ino)
             .with(&abi::RemovemappingIn { count: 1 })
             .with(&abi::RemovemappingOne::default());
         self.shared.ask(cx, request, decode::nothing)
@@ -354,7 +357,7 @@ impl Remote {
     /// The state of the connection as text without spaces, for an executed program that inherits
     /// the descriptor. It is secret: it grants the rights of the connection.
     pub fn to_text(&self) -> String {
-        let Agreement { minor, flags, max_write, max_read, .. } = self.shared.agreement;
+        let ServerAgreement { minor, flags, max_write, max_read, .. } = self.shared.agreement;
         let granularity = self.shared.agreement.time_granularity_ns();
         let missing = self.shared.missing.load(Ordering::Relaxed);
         let own = self.shared.names.own;
@@ -363,14 +366,14 @@ impl Remote {
         )
     }
 
-    /// The memory of the lanes that the server has offered to an [heir](Remote::heir). `None` if there are none, or
+    /// The memory of the lanes that the server has offered to an [heir](RemoteClient::heir). `None` if there are none, or
     /// they were taken.
     pub fn unused_lanes(&self) -> Option<OwnedFd> {
         self.shared.connection.take_offered()
     }
 
     /// Restores the connection over `socket` to the server at `path`, from the
-    /// [text](Remote::to_text) and the [lanes](Remote::unused_lanes) of the previously executed program. Returns `None`
+    /// [text](RemoteClient::to_text) and the [lanes](RemoteClient::unused_lanes) of the previously executed program. Returns `None`
     /// if the text is invalid. Without lanes that can be used, it sends messages.
     pub fn from_text(
         socket: OwnedFd,
@@ -378,7 +381,7 @@ impl Remote {
         text: &str,
         path: &Path,
         options: RemoteOptions,
-    ) -> Option<Remote> {
+    ) -> Option<RemoteClient> {
         let mut numbers = text.split(',').map(|word| u128::from_str_radix(word, 16).ok());
         let mut next = || numbers.next().flatten();
         let minor = u32::try_from(next()?).ok()?;
@@ -386,11 +389,11 @@ impl Remote {
         let most = (usize::try_from(next()?).ok()?, usize::try_from(next()?).ok()?);
         let granularity = u32::try_from(next()?).ok()?;
         let missing = u64::try_from(next()?).ok()?;
-        let names = Names { own: next()?, ..Names::default() };
-        let agreement = Agreement::again(minor, flags, most, granularity);
+        let names = ConnectionNumbers { own: next()?, ..ConnectionNumbers::default() };
+        let agreement = ServerAgreement::again(minor, flags, most, granularity);
         ClientConnection::prepare(&socket).ok()?;
-        let connection = Remote::connection(socket, options);
-        let client = Remote::with(connection, agreement, options, Some(path), names);
+        let connection = RemoteClient::connection(socket, options);
+        let client = RemoteClient::with(connection, agreement, options, Some(path), names);
         client.shared.missing.store(missing, Ordering::Relaxed);
         if let Some(lanes) = lanes.filter(|_| options.lanes != LaneUse::Never)
             && let Err(errno) = client.shared.connection.use_these_lanes(lanes)
@@ -405,8 +408,17 @@ impl Remote {
         self.shared.connection.belongs_to(0);
     }
 
-    fn start(socket: OwnedFd, options: RemoteOptions) -> std::result::Result<Remote, RemoteError> {
-        Remote::start_within(options.init_patience(), socket, options, None, Names::default())
+    fn start(
+        socket: OwnedFd,
+        options: RemoteOptions,
+    ) -> std::result::Result<RemoteClient, RemoteError> {
+        RemoteClient::start_within(
+            options.init_patience(),
+            socket,
+            options,
+            None,
+            ConnectionNumbers::default(),
+        )
     }
 
     fn start_within(
@@ -414,10 +426,10 @@ impl Remote {
         socket: OwnedFd,
         options: RemoteOptions,
         path: Option<PathBuf>,
-        names: Names,
-    ) -> std::result::Result<Remote, RemoteError> {
+        names: ConnectionNumbers,
+    ) -> std::result::Result<RemoteClient, RemoteError> {
         ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
-        let (connection, notices) = Remote::connection(socket, options);
+        let (connection, notices) = RemoteClient::connection(socket, options);
         let agreement = introduce(&connection, names, patience)?;
         if options.lanes != LaneUse::Never {
             let offered = connection.use_lanes().map_err(RemoteError::Lanes)?;
@@ -427,35 +439,35 @@ impl Remote {
         }
         log::debug!("a FUSE server speaks 7.{}, flags {:#x}", agreement.minor, agreement.flags);
         let path = path.as_deref();
-        Ok(Remote::with((connection, notices), agreement, options, path, names))
+        Ok(RemoteClient::with((connection, notices), agreement, options, path, names))
     }
 
     /// Of a socket that is [prepared](ClientConnection::prepare).
-    fn connection(socket: OwnedFd, options: RemoteOptions) -> (ClientConnection, Arc<Notices>) {
-        let notices = Arc::new(Notices::default());
+    fn connection(socket: OwnedFd, options: RemoteOptions) -> (ClientConnection, Arc<NoticeQueue>) {
+        let notices = Arc::new(NoticeQueue::default());
         let heard = Arc::clone(&notices);
         let on_notification = Box::new(move |code, body: &[u8]| heard.receive(code, body));
         (ClientConnection::new(socket, options.timeout, on_notification), notices)
     }
 
     fn with(
-        (connection, notices): (ClientConnection, Arc<Notices>),
-        agreement: Agreement,
+        (connection, notices): (ClientConnection, Arc<NoticeQueue>),
+        agreement: ServerAgreement,
         options: RemoteOptions,
         path: Option<&Path>,
-        names: Names,
-    ) -> Remote {
-        let shared = Arc::new(Shared {
+        names: ConnectionNumbers,
+    ) -> RemoteClient {
+        let shared = Arc::new(RemoteShared {
             connection,
             caps: agreement.caps(),
             agreement,
             missing: AtomicU64::new(0),
             forgets: Arc::default(),
             pages: pages::FilePages::default(),
-            paths: paths::Paths::default(),
+            paths: paths::ServedNameCache::default(),
             whole: whole::WholeFiles::default(),
-            listed_ahead: listed_ahead::ListedAhead::default(),
-            opened_ahead: opened_ahead::OpenedAhead::default(),
+            listed_ahead: listed_ahead::ListingPrefetch::default(),
+            opened_ahead: opened_ahead::OpenPrefetch::default(),
             notices,
             expected: AtomicU64::new(0),
             listening: AtomicBool::new(false),
@@ -465,7 +477,7 @@ impl Remote {
             program: Mutex::new(None),
         });
         shared.notices.reach(&shared);
-        Remote { shared }
+        RemoteClient { shared }
     }
 
     /// Delivers notifications that arrived while no thread waited for a reply, without waiting for
@@ -475,7 +487,7 @@ impl Remote {
     }
 
     /// The counts of requests through shared memory; `None` if there is none.
-    pub fn lane_counts(&self) -> Option<LaneCounts> {
+    pub fn lane_counts(&self) -> Option<ClientLaneCounts> {
         Some(self.shared.connection.lanes()?.counts())
     }
 
@@ -485,24 +497,24 @@ impl Remote {
     }
 }
 
-impl AsFd for Remote {
+impl AsFd for RemoteClient {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.shared.connection.as_fd()
     }
 }
 
-impl Drop for Remote {
+impl Drop for RemoteClient {
     fn drop(&mut self) {
         self.shared.part();
     }
 }
 
-impl Shared {
+impl RemoteShared {
     /// Sends a request without data, and waits for its reply.
     fn ask<T>(
         &self,
         cx: &Context<'_>,
-        request: Request,
+        request: EncodedRequest,
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         self.ask_with(cx, request, &[], decode)
@@ -512,7 +524,7 @@ impl Shared {
     fn ask_with<T>(
         &self,
         cx: &Context<'_>,
-        mut request: Request,
+        mut request: EncodedRequest,
         data: &[u8],
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
@@ -527,7 +539,7 @@ impl Shared {
     }
 
     /// Root may do anything, and open files have been checked: other requests have the groups of their caller.
-    fn with_groups(&self, cx: &Context<'_>, request: Request) -> Request {
+    fn with_groups(&self, cx: &Context<'_>, request: EncodedRequest) -> EncodedRequest {
         if cx.caller.uid != 0
             && self.agreement.uses(CALLER_GROUPS)
             && let Ok(groups) = cx.supplementary_groups()
@@ -575,7 +587,7 @@ impl Shared {
             }
             self.send_forgets();
             let cx = Context::new(Caller::default());
-            let mut destroy = Request::new(Opcode::Destroy, &cx, Ino(0));
+            let mut destroy = EncodedRequest::new(Opcode::Destroy, &cx, Ino(0));
             let sent = self.connection.ask_later(destroy.finish(0), &[], Box::new(|_| ()));
             let begun = Instant::now();
             while sent.is_ok()
@@ -628,13 +640,13 @@ fn is_remembered(opcode: Opcode) -> bool {
 
 fn introduce(
     connection: &ClientConnection,
-    names: Names,
+    names: ConnectionNumbers,
     patience: Duration,
-) -> std::result::Result<Agreement, RemoteError> {
+) -> std::result::Result<ServerAgreement, RemoteError> {
     let mut request = init::request(names);
     let cx = Context::new(Caller::default());
     let answer = connection.ask_within(patience, &cx, request.finish(0), init::answer);
-    Agreement::of(&answer.map_err(not_begun)?)
+    ServerAgreement::of(&answer.map_err(not_begun)?)
 }
 
 /// The error of a server that answers INIT by `errno`, or does not answer.
@@ -683,12 +695,12 @@ fn address(path: &Path) -> Result<SocketAddrUnix> {
     }
 }
 
-fn new_number() -> Result<Number> {
+fn new_number() -> Result<ConnectionNumber> {
     let mut bytes = [0; 16];
     let flags = rustix::rand::GetRandomFlags::empty();
     // The kernel gives so few bytes at once, or none.
     match rustix::rand::getrandom(&mut bytes, flags).map_err(errno)? {
-        len if len == bytes.len() => Ok(Number::from_ne_bytes(bytes) | 1),
+        len if len == bytes.len() => Ok(ConnectionNumber::from_ne_bytes(bytes) | 1),
         _ => Err(Errno::EIO),
     }
 }

@@ -11,20 +11,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::{
-    Context, DirBuf, Errno, Fh, File, FileKind, Ino, NormalPath, OpenFlags, Opened, Resolved,
-    Result, Timestamp, Versions,
+    Context, DirBuf, Errno, Fh, File, FileKind, Ino, NormalPath, OpenFlags, OpenReply,
+    PathResolution, Result, Timestamp, Versions,
 };
 use defuse_wire::abi::{self, Opcode};
-use defuse_wire::chain::{Chain, Link};
-use defuse_wire::decode::{self, Listing};
-use defuse_wire::encode::Request;
+use defuse_wire::chain::{ChainLink, RequestChain};
+use defuse_wire::decode::{self, ListingEntries};
+use defuse_wire::encode::EncodedRequest;
 
 use super::chained::decode_chain;
-use super::files::OpenBy;
+use super::files::OpenIdentity;
 use super::fs::device_of;
-use super::interest::Interest;
-use super::lanes::Begun;
-use super::{Shared, lock};
+use super::interest::PrefetchInterest;
+use super::lanes::LaneRequest;
+use super::{RemoteShared, lock};
 
 /// No open asks while so many directories have entries: 5 MiB.
 const MOST: usize = 256;
@@ -39,41 +39,42 @@ const MOST_NEXT: usize = 1024;
 const LEFT_OUT: usize = 16;
 
 /// The inode and the handle of OPENDIR.
-const OF_OPEN: Link = Link { uses: Link::INODE | Link::FILE, of: 0 };
+const OF_OPEN: ChainLink = ChainLink { uses: ChainLink::INODE | ChainLink::FILE, of: 0 };
 /// The same, and the position after the first part.
-const OF_FIRST_PART: Link = Link { uses: Link::INODE | Link::FILE | Link::POSITION, of: 1 };
+const OF_FIRST_PART: ChainLink =
+    ChainLink { uses: ChainLink::INODE | ChainLink::FILE | ChainLink::POSITION, of: 1 };
 
 /// The open directories with entries.
 #[derive(Default)]
-pub(super) struct ListedAhead {
-    dirs: RwLock<HashMap<Fh, Arc<Ahead>>>,
-    interest: Interest,
-    next: Mutex<Next>,
+pub(super) struct ListingPrefetch {
+    dirs: RwLock<HashMap<Fh, Arc<PrefetchedListing>>>,
+    interest: PrefetchInterest,
+    next: Mutex<NextListings>,
     /// There is a request whose answer was not taken.
     has_asked: AtomicBool,
-    interest_in_next: Interest,
+    interest_in_next: PrefetchInterest,
 }
 
 /// The way of a program through a tree.
 #[derive(Default)]
-struct Next {
+struct NextListings {
     /// The directories in the order in which they are probably opened, each with its parent and its name.
     dirs: VecDeque<(Ino, Ino, Box<[u8]>)>,
-    asked: Option<Coming>,
+    asked: Option<PendingListing>,
 }
 
 /// A directory that was asked for, and whose answer comes.
-struct Coming {
-    begun: Begun,
+struct PendingListing {
+    begun: LaneRequest,
     ino: Ino,
-    by: OpenBy,
+    by: OpenIdentity,
     version: u64,
 }
 
 /// A directory that was opened, and the beginning of its listing with its end, if it was listed.
-type Listed = (Opened, Option<(Box<[u8]>, bool)>);
+type ListedDirectory = (OpenReply, Option<(Box<[u8]>, bool)>);
 
-struct Ahead {
+struct PrefetchedListing {
     ino: Ino,
     version: u64,
     /// The entries as READDIR has them.
@@ -82,17 +83,17 @@ struct Ahead {
     was_read: AtomicBool,
 }
 
-impl ListedAhead {
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<Fh, Arc<Ahead>>> {
+impl ListingPrefetch {
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<Fh, Arc<PrefetchedListing>>> {
         self.dirs.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<Fh, Arc<Ahead>>> {
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<Fh, Arc<PrefetchedListing>>> {
         self.dirs.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `run` on the way of the program, and notes if there is a request.
-    fn with_next<T>(&self, run: impl FnOnce(&mut Next) -> T) -> T {
+    fn with_next<T>(&self, run: impl FnOnce(&mut NextListings) -> T) -> T {
         let mut next = lock(&self.next);
         let result = run(&mut next);
         self.has_asked.store(next.asked.is_some(), Ordering::Relaxed);
@@ -111,7 +112,7 @@ impl ListedAhead {
     }
 }
 
-impl Next {
+impl NextListings {
     /// A directory is opened: those before it were left out.
     fn opens(&mut self, ino: Ino) {
         if let Some(at) = self.dirs.iter().take(LEFT_OUT).position(|(next, ..)| *next == ino) {
@@ -121,7 +122,7 @@ impl Next {
 
     /// The directories in the listing of `dir` are the next ones.
     fn lists(&mut self, dir: Ino, entries: &[u8]) {
-        let listed = Listing::new(entries, false).filter_map(Result::ok);
+        let listed = ListingEntries::new(entries, false).filter_map(Result::ok);
         let dirs = listed.filter(|entry| {
             entry.kind == FileKind::Directory && !matches!(entry.name, b"." | b"..")
         });
@@ -131,8 +132,13 @@ impl Next {
     }
 }
 
-impl Shared {
-    pub(super) fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+impl RemoteShared {
+    pub(super) fn opendir(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        flags: OpenFlags,
+    ) -> Result<OpenReply> {
         let may_list = self.takes_chains() && !self.lacks(Opcode::Opendir);
         if may_list
             && let Some(versions) = self.paths.versions.get()
@@ -146,7 +152,7 @@ impl Shared {
             }
         }
         let args = abi::OpenIn { flags: flags.0, open_flags: 0 };
-        self.opened(cx, Request::new(Opcode::Opendir, cx, ino).with(&args), decode::open_out)
+        self.opened(cx, EncodedRequest::new(Opcode::Opendir, cx, ino).with(&args), decode::open_out)
     }
 
     /// Opens a directory and reads its beginning, by one message, or takes the answer to an earlier one.
@@ -156,8 +162,8 @@ impl Shared {
         versions: &dyn Versions,
         (ino, version): (Ino, u64),
         flags: OpenFlags,
-    ) -> Result<Opened> {
-        let by = OpenBy::of(cx, flags);
+    ) -> Result<OpenReply> {
+        let by = OpenIdentity::of(cx, flags);
         let (listed, version) = match self.take_next(cx, (ino, version), by)? {
             Some(next) => next,
             None => {
@@ -170,7 +176,7 @@ impl Shared {
             self.paths.was_read(ino);
             self.listed_ahead.with_next(|next| next.lists(ino, &entries));
             let was_read = AtomicBool::new(false);
-            let ahead = Ahead { ino, version, entries, is_all, was_read };
+            let ahead = PrefetchedListing { ino, version, entries, is_all, was_read };
             self.listed_ahead.write().insert(opened.fh, Arc::new(ahead));
         }
         self.ask_for_next(cx, versions, (ino, by));
@@ -182,10 +188,11 @@ impl Shared {
         &self,
         cx: &Context<'_>,
         (ino, version): (Ino, u64),
-        by: OpenBy,
-    ) -> Result<Option<(Listed, u64)>> {
+        by: OpenIdentity,
+    ) -> Result<Option<(ListedDirectory, u64)>> {
         let ahead = &self.listed_ahead;
-        let is_this = |asked: &Coming| (asked.ino, asked.version, asked.by) == (ino, version, by);
+        let is_this =
+            |asked: &PendingListing| (asked.ino, asked.version, asked.by) == (ino, version, by);
         let asked = ahead.with_next(|next| {
             next.opens(ino);
             // Nobody waits for another device.
@@ -208,7 +215,12 @@ impl Shared {
     }
 
     /// Asks for the directory that the program probably opens next.
-    fn ask_for_next(&self, cx: &Context<'_>, versions: &dyn Versions, (now, by): (Ino, OpenBy)) {
+    fn ask_for_next(
+        &self,
+        cx: &Context<'_>,
+        versions: &dyn Versions,
+        (now, by): (Ino, OpenIdentity),
+    ) {
         let ahead = &self.listed_ahead;
         let next = ahead.with_next(|next| next.dirs.front().cloned());
         // A device that does not answer holds up only who works there.
@@ -217,14 +229,14 @@ impl Shared {
             return;
         };
         let known = NormalPath::new(&name).map(|name| self.known(versions, (parent, name)));
-        let Some(Some(Resolved::Inode { ino: found, attr, .. })) = known else { return };
+        let Some(Some(PathResolution::Inode { ino: found, attr, .. })) = known else { return };
         let is_read = attr.kind == FileKind::Directory && !attr.read_is_due(Timestamp::now());
         let Some(version) = versions.attributes(ino).filter(|_| is_read && found == ino) else {
             return;
         };
         let mut request = self.chain_request((cx.caller, ino), &opening(cx, ino, by.flags));
         let Ok(Some(begun)) = self.connection.begin(request.finish(0), &[]) else { return };
-        let asked = Coming { begun, ino, by, version };
+        let asked = PendingListing { begun, ino, by, version };
         // Another thread may have asked meanwhile.
         self.close_asked(ahead.with_next(|next| next.asked.replace(asked)));
     }
@@ -233,12 +245,12 @@ impl Shared {
     pub(super) fn close_next(&self, is_due: impl Fn((Ino, u64)) -> bool) {
         let ahead = &self.listed_ahead;
         if ahead.has_asked.load(Ordering::Relaxed) {
-            let is_due = |asked: &mut Coming| is_due((asked.ino, asked.version));
+            let is_due = |asked: &mut PendingListing| is_due((asked.ino, asked.version));
             self.close_asked(ahead.with_next(|next| next.asked.take_if(is_due)));
         }
     }
 
-    fn close_asked(&self, asked: Option<Coming>) {
+    fn close_asked(&self, asked: Option<PendingListing>) {
         let Some(asked) = asked else { return };
         let (ino, cx) = (asked.ino, Context::new(asked.by.caller()));
         if let Ok((opened, _)) = self.take_listed(&cx, asked) {
@@ -248,7 +260,7 @@ impl Shared {
         }
     }
 
-    fn take_listed(&self, cx: &Context<'_>, asked: Coming) -> Result<Listed> {
+    fn take_listed(&self, cx: &Context<'_>, asked: PendingListing) -> Result<ListedDirectory> {
         self.connection.take_begun(asked.begun, cx, |body| decode_chain(body, 3, decoded))
     }
 
@@ -268,7 +280,7 @@ impl Shared {
         if !holds || self.connection.has_ended() {
             return Ok(false);
         }
-        let mut listing = Listing::new(&ahead.entries, false);
+        let mut listing = ListingEntries::new(&ahead.entries, false);
         if from != 0 && !listing.any(|listed| listed.is_ok_and(|listed| listed.next == from)) {
             return Ok(false);
         }
@@ -283,21 +295,21 @@ impl Shared {
 }
 
 /// The requests that open a directory and read its beginning.
-fn opening(cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Chain {
+fn opening(cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> RequestChain {
     let open = abi::OpenIn { flags: flags.0, open_flags: 0 };
-    let mut links = Chain::default();
-    let mut opening = Request::new(Opcode::Opendir, cx, ino).with(&open);
-    links.add(Link::default(), &[opening.finish(0)]);
+    let mut links = RequestChain::default();
+    let mut opening = EncodedRequest::new(Opcode::Opendir, cx, ino).with(&open);
+    links.add(ChainLink::default(), &[opening.finish(0)]);
     for (link, size) in [(OF_OPEN, FIRST), (OF_FIRST_PART, SECOND)] {
         let read = abi::ReadIn { size, ..Default::default() };
-        let mut reading = Request::new(Opcode::Readdir, cx, Ino(0)).with(&read);
+        let mut reading = EncodedRequest::new(Opcode::Readdir, cx, Ino(0)).with(&read);
         links.add(link, &[reading.finish(0)]);
     }
     links
 }
 
 /// The answers to [`opening`].
-fn decoded(answers: &[(i32, &[u8])]) -> Result<Listed> {
+fn decoded(answers: &[(i32, &[u8])]) -> Result<ListedDirectory> {
     let (error, body) = answers[0];
     if error != 0 {
         return Err(Errno::from_raw(-error));

@@ -8,32 +8,32 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use defuse_fs::{Errno, Ino, LockWait, Name, Notify, PollHandle, Result};
 use zerocopy::FromBytes;
 
-use super::{Remote, Shared, lock};
+use super::{RemoteClient, RemoteShared, lock};
 use defuse_wire::abi::{self, NotifyCode, Opcode};
-use defuse_wire::encode::{self, Request};
+use defuse_wire::encode::{self, EncodedRequest};
 
 /// Maximum number of notifications that wait while another one is delivered on the same thread.
 const WAITING_MAX: usize = 1024;
 
 /// The listeners, and the notifications not yet delivered.
 #[derive(Default)]
-pub(super) struct Notices {
+pub(super) struct NoticeQueue {
     listeners: Mutex<Vec<Arc<dyn Notify>>>,
     waiting: Mutex<VecDeque<(i32, Vec<u8>)>>,
-    client: OnceLock<Weak<Shared>>,
+    client: OnceLock<Weak<RemoteShared>>,
 }
 
 thread_local! {
     static DELIVERING: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Notices {
+impl NoticeQueue {
     pub(super) fn add(&self, notify: Arc<dyn Notify>) {
         lock(&self.listeners).push(notify);
     }
 
     /// Sends replies to RETRIEVE through `client`.
-    pub(super) fn reach(&self, client: &Arc<Shared>) {
+    pub(super) fn reach(&self, client: &Arc<RemoteShared>) {
         let _ = self.client.set(Arc::downgrade(client));
     }
 
@@ -62,7 +62,7 @@ impl Notices {
         DELIVERING.set(false);
     }
 
-    fn client(&self) -> Option<Arc<Shared>> {
+    fn client(&self) -> Option<Arc<RemoteShared>> {
         self.client.get().and_then(Weak::upgrade)
     }
 
@@ -155,11 +155,11 @@ fn name(rest: &[u8], len: u32) -> Result<Name<'_>> {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     fn notify_reply(&self, unique: u64, ino: Ino, offset: u64, data: &[u8]) {
         let args = abi::NotifyRetrieveIn { offset, size: data.len() as u32, ..Default::default() };
         let caller = defuse_fs::Caller::default();
-        let mut request = Request::for_caller(Opcode::NotifyReply, caller, ino).with(&args);
+        let mut request = EncodedRequest::for_caller(Opcode::NotifyReply, caller, ino).with(&args);
         let head = request.finish(data.len());
         let at = std::mem::offset_of!(abi::InHeader, unique);
         head[at..at + 8].copy_from_slice(&unique.to_ne_bytes());
@@ -170,7 +170,7 @@ impl Shared {
     }
 }
 
-impl Remote {
+impl RemoteClient {
     /// Leaves a wait for a lock to the server.
     pub(super) fn wait_for_lock(&self, wait: LockWait) {
         if self.shared.lacks(Opcode::Setlkw) {
@@ -180,7 +180,7 @@ impl Remote {
         let interrupt = Arc::clone(wait.interrupt());
         let wait = Arc::new(Mutex::new(Some(wait)));
         let waiting = Arc::clone(&wait);
-        let counted = Counted::new(&self.shared);
+        let counted = ExpectedReply::new(&self.shared);
         let done = move |result: Result<&[u8]>| {
             let _counted = counted;
             let wait = lock(&waiting).take();
@@ -189,7 +189,7 @@ impl Remote {
             }
         };
         let args = encode::lk_in(file, &request);
-        let mut head = Request::for_caller(Opcode::Setlkw, caller, file.ino).with(&args);
+        let mut head = EncodedRequest::for_caller(Opcode::Setlkw, caller, file.ino).with(&args);
         match self.shared.connection.ask_later(head.finish(0), &[], Box::new(done)) {
             Ok(unique) => {
                 let client = Arc::downgrade(&self.shared);
@@ -233,7 +233,7 @@ impl Remote {
     }
 }
 
-fn receive_for_others(client: &Weak<Shared>) {
+fn receive_for_others(client: &Weak<RemoteShared>) {
     while let Some(client) = client.upgrade() {
         if client.connection.is_dead() {
             return;
@@ -252,16 +252,16 @@ fn receive_for_others(client: &Weak<Shared>) {
 }
 
 /// Counts one expected reply without a waiting caller.
-struct Counted(Weak<Shared>);
+struct ExpectedReply(Weak<RemoteShared>);
 
-impl Counted {
-    fn new(client: &Arc<Shared>) -> Self {
+impl ExpectedReply {
+    fn new(client: &Arc<RemoteShared>) -> Self {
         client.expected.fetch_add(1, Ordering::SeqCst);
-        Counted(Arc::downgrade(client))
+        ExpectedReply(Arc::downgrade(client))
     }
 }
 
-impl Drop for Counted {
+impl Drop for ExpectedReply {
     fn drop(&mut self) {
         if let Some(client) = self.0.upgrade() {
             client.expected.fetch_sub(1, Ordering::SeqCst);

@@ -14,23 +14,23 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMode, Caller, Context, Errno, Fh, File, FileKind, Ino, OpenArgs, Opened, Resolved,
-    Result, Versions,
+    AccessMode, Caller, Context, Errno, Fh, File, FileKind, Ino, OpenArgs, OpenReply,
+    PathResolution, Result, Versions,
 };
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode::{self, OpenBytes};
-use defuse_wire::encode::Request;
+use defuse_wire::encode::EncodedRequest;
 use defuse_wire::vendor::{
-    AHEAD_MAX, AheadEnd, AheadFile, Closing, OPEN_AHEAD, OPEN_BYTES_MAX, OpenAhead,
+    AHEAD_MAX, AheadClose, AheadEnd, AheadFile, OPEN_AHEAD, OPEN_BYTES_MAX, OpenAhead,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::files::{OpenBy, ioctl_out};
+use super::files::{OpenIdentity, ioctl_out};
 use super::fs::device_of;
-use super::gains::{Asked, Gains};
-use super::lanes::Begun;
+use super::gains::{PrefetchRate, SingleRequests};
+use super::lanes::LaneRequest;
 use super::whole::NO_BYTES;
-use super::{Shared, lock, noted};
+use super::{RemoteShared, lock, noted};
 
 /// The files of one request. The server needs about 30 us for them: for longer, a client that waits would sleep.
 const BATCH: u32 = 8;
@@ -43,8 +43,8 @@ const MOST_DIRS: usize = 4096;
 
 /// Files that were opened ahead.
 #[derive(Default)]
-pub(super) struct OpenedAhead {
-    files: Mutex<Files>,
+pub(super) struct OpenPrefetch {
+    files: Mutex<PrefetchedFiles>,
     /// The number of those that `files` knows, and of requests for more.
     known: AtomicUsize,
     /// The server is to be told that one was read.
@@ -53,17 +53,17 @@ pub(super) struct OpenedAhead {
 }
 
 #[derive(Default)]
-struct Files {
+struct PrefetchedFiles {
     /// Files for those who will open them.
-    ready: HashMap<Ino, Ready>,
+    ready: HashMap<Ino, PrefetchedFile>,
     /// Files that are in use.
     given: HashSet<Fh>,
     /// Files that the server is to close.
-    closing: Vec<Closing>,
+    closing: Vec<AheadClose>,
     /// A request for further files, whose answer was not taken.
-    asking: Option<Asking>,
-    dirs: HashMap<Ino, Dir>,
-    gains: Gains,
+    asking: Option<PendingPrefetch>,
+    dirs: HashMap<Ino, PrefetchDirectory>,
+    gains: PrefetchRate,
     /// Counts files that were given.
     hits: u64,
     /// The caller that asked last.
@@ -71,8 +71,8 @@ struct Files {
 }
 
 #[derive(Default)]
-struct Dir {
-    asked: Asked,
+struct PrefetchDirectory {
+    asked: SingleRequests,
     /// The position of the next request; 0 for the begin.
     next: u64,
     /// Files that were opened since the last request.
@@ -81,42 +81,42 @@ struct Dir {
 
 /// The files that a request asks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Kind {
+struct PrefetchKind {
     dir: Ino,
-    by: OpenBy,
+    by: OpenIdentity,
 }
 
-struct Asking {
-    begun: Begun,
-    kind: Kind,
+struct PendingPrefetch {
+    begun: LaneRequest,
+    kind: PrefetchKind,
     /// It tells the server that files were read.
     owes: bool,
 }
 
 /// An open file, as good as a new one while the version of its attributes stays.
-struct Ready {
-    kind: Kind,
+struct PrefetchedFile {
+    kind: PrefetchKind,
     version: u64,
-    opened: Opened,
+    opened: OpenReply,
     bytes: Box<[u8]>,
     read_is_due: bool,
 }
 
-struct AheadRequest {
-    request: Request,
+struct PrefetchRequest {
+    request: EncodedRequest,
     /// The data, with the files in `closing`.
     input: Vec<u8>,
-    closing: Vec<Closing>,
+    closing: Vec<AheadClose>,
 }
 
-impl Ready {
-    fn closing(&self, ino: Ino) -> Closing {
-        Closing { ino: ino.0, fh: self.opened.fh.0, flags: self.kind.by.flags.0, has_read: 0 }
+impl PrefetchedFile {
+    fn closing(&self, ino: Ino) -> AheadClose {
+        AheadClose { ino: ino.0, fh: self.opened.fh.0, flags: self.kind.by.flags.0, has_read: 0 }
     }
 }
 
-impl Files {
-    fn dir(&mut self, dir: Ino) -> (&mut Dir, &Gains) {
+impl PrefetchedFiles {
+    fn dir(&mut self, dir: Ino) -> (&mut PrefetchDirectory, &PrefetchRate) {
         if self.dirs.len() >= MOST_DIRS && !self.dirs.contains_key(&dir) {
             self.dirs.clear();
         }
@@ -124,7 +124,7 @@ impl Files {
     }
 
     /// Lets the ready files be closed for which `keeps` returns false.
-    fn keep(&mut self, keeps: impl Fn(Ino, &Ready) -> bool) {
+    fn keep(&mut self, keeps: impl Fn(Ino, &PrefetchedFile) -> bool) {
         let closing = &mut self.closing;
         self.ready.retain(|&ino, ready| {
             let stays = keeps(ino, ready);
@@ -136,12 +136,12 @@ impl Files {
     }
 }
 
-impl OpenedAhead {
+impl OpenPrefetch {
     /// Runs `run` on the files, and notes how many there are afterwards.
-    fn with<T>(&self, run: impl FnOnce(&mut Files) -> T) -> T {
+    fn with<T>(&self, run: impl FnOnce(&mut PrefetchedFiles) -> T) -> T {
         let mut files = lock(&self.files);
         let result = run(&mut files);
-        let Files { ready, given, closing, asking, .. } = &*files;
+        let PrefetchedFiles { ready, given, closing, asking, .. } = &*files;
         let known = ready.len() + given.len() + closing.len() + usize::from(asking.is_some());
         self.known.store(known, Ordering::Relaxed);
         let are_asked = asking.as_ref().is_some_and(|asking| asking.owes);
@@ -166,7 +166,7 @@ impl OpenedAhead {
         self.with(|files| {
             files.given.remove(&file.fh).then(|| {
                 let has_read = has_read.into();
-                files.closing.push(Closing { ino: file.ino.0, fh: file.fh.0, flags, has_read });
+                files.closing.push(AheadClose { ino: file.ino.0, fh: file.fh.0, flags, has_read });
                 files.closing.len() >= AHEAD_MAX
             })
         })
@@ -187,27 +187,27 @@ impl OpenedAhead {
     }
 }
 
-fn owe(closing: &[Closing]) -> bool {
+fn owe(closing: &[AheadClose]) -> bool {
     closing.iter().any(|one| one.has_read != 0)
 }
 
-impl Shared {
+impl RemoteShared {
     /// The file that a name of `dir` leads to, if it is open already. Asks for several files of the directory when it is time.
     pub(super) fn open_from_ahead(
         &self,
         cx: &Context<'_>,
         versions: &dyn Versions,
-        (dir, found): (Ino, &Resolved),
+        (dir, found): (Ino, &PathResolution),
         args: OpenArgs,
-    ) -> Option<Opened> {
-        let Resolved::Inode { ino, attr, .. } = found else { return None };
+    ) -> Option<OpenReply> {
+        let PathResolution::Inode { ino, attr, .. } = found else { return None };
         let flags = args.flags;
         let is_small = attr.kind == FileKind::Regular && attr.size <= OPEN_BYTES_MAX as u64;
         let only_reads = flags.access() == AccessMode::Read && flags.0 & NO_BYTES == 0;
         if !is_small || !only_reads || self.opened_ahead.lacks.load(Ordering::Relaxed) {
             return None;
         }
-        let kind = Kind { dir, by: OpenBy::of(cx, flags) };
+        let kind = PrefetchKind { dir, by: OpenIdentity::of(cx, flags) };
         if let Some(opened) = self.take_ready(versions, *ino, kind) {
             self.ask_in_time(cx, kind);
             return Some(opened);
@@ -230,7 +230,12 @@ impl Shared {
     }
 
     /// The file `ino`, if it is ready and has not changed.
-    fn take_ready(&self, versions: &dyn Versions, ino: Ino, kind: Kind) -> Option<Opened> {
+    fn take_ready(
+        &self,
+        versions: &dyn Versions,
+        ino: Ino,
+        kind: PrefetchKind,
+    ) -> Option<OpenReply> {
         if !self.opened_ahead.knows_any() || self.connection.has_ended() {
             return None;
         }
@@ -246,7 +251,7 @@ impl Shared {
             files.dir(kind.dir).0.used += 1;
             Some(ready)
         })?;
-        let Ready { version, opened, bytes, read_is_due, .. } = ready;
+        let PrefetchedFile { version, opened, bytes, read_is_due, .. } = ready;
         if self.whole.has_room() {
             let bytes = OpenBytes { bytes: &bytes, read_is_due };
             self.keep_whole((version, kind.by.flags), File { ino, fh: opened.fh }, bytes);
@@ -266,14 +271,14 @@ impl Shared {
     }
 
     /// Asks for files of a directory, and waits for the answer.
-    fn ask_ahead(&self, cx: &Context<'_>, from: u64, kind: Kind) -> Result<()> {
+    fn ask_ahead(&self, cx: &Context<'_>, from: u64, kind: PrefetchKind) -> Result<()> {
         let what = OpenAhead { from, flags: kind.by.flags.0, most: BATCH };
         let answer = self.ask_for_output(cx, self.ahead_request(cx, kind.dir, what))?;
         self.keep_ready(kind, &answer)
     }
 
     /// Asks for further files of a directory when it is time, and does not wait for the answer.
-    fn ask_in_time(&self, cx: &Context<'_>, kind: Kind) {
+    fn ask_in_time(&self, cx: &Context<'_>, kind: PrefetchKind) {
         let next = self.opened_ahead.with(|files| {
             let is_free = files.asking.is_none();
             let dir = files.dirs.get_mut(&kind.dir)?;
@@ -285,10 +290,13 @@ impl Shared {
         });
         let Some(from) = next else { return };
         let what = OpenAhead { from, flags: kind.by.flags.0, most: BATCH };
-        let AheadRequest { mut request, input, closing } = self.ahead_request(cx, kind.dir, what);
+        let PrefetchRequest { mut request, input, closing } =
+            self.ahead_request(cx, kind.dir, what);
         let begun = self.connection.begin(request.finish(input.len()), &input);
         let other = self.opened_ahead.with(|files| match begun {
-            Ok(Some(begun)) => files.asking.replace(Asking { begun, kind, owes: owe(&closing) }),
+            Ok(Some(begun)) => {
+                files.asking.replace(PendingPrefetch { begun, kind, owes: owe(&closing) })
+            }
             // No lane is free.
             _ => {
                 files.closing.extend(closing);
@@ -302,7 +310,11 @@ impl Shared {
     }
 
     /// Takes the answer to a request for further files, if `is_due` says so. Returns true if there was one.
-    fn take_asked(&self, cx: &Context<'_>, is_due: impl FnOnce(&mut Asking) -> bool) -> bool {
+    fn take_asked(
+        &self,
+        cx: &Context<'_>,
+        is_due: impl FnOnce(&mut PendingPrefetch) -> bool,
+    ) -> bool {
         if !self.opened_ahead.knows_any() {
             return false;
         }
@@ -310,7 +322,11 @@ impl Shared {
         asking.map(|asking| self.finish_asking(cx, asking)).is_some()
     }
 
-    fn finish_asking(&self, cx: &Context<'_>, Asking { begun, kind, .. }: Asking) {
+    fn finish_asking(
+        &self,
+        cx: &Context<'_>,
+        PendingPrefetch { begun, kind, .. }: PendingPrefetch,
+    ) {
         let answer = self.connection.take_begun(begun, cx, output_of);
         if let Err(errno) = answer.and_then(|output| self.keep_ready(kind, &output)) {
             log::debug!("no further files are open: {errno}");
@@ -318,7 +334,7 @@ impl Shared {
     }
 
     /// Keeps the files in an answer.
-    fn keep_ready(&self, kind: Kind, output: &[u8]) -> Result<()> {
+    fn keep_ready(&self, kind: PrefetchKind, output: &[u8]) -> Result<()> {
         let (next, all) = noted(Opcode::Ioctl, output.len(), opened_files(output, kind))?;
         self.opened_ahead.with(|files| {
             if files.ready.len() + all.len() > MOST_READY {
@@ -343,12 +359,12 @@ impl Shared {
     }
 
     /// The request `OPEN_AHEAD`, with some of the files to close.
-    fn ahead_request(&self, cx: &Context<'_>, dir: Ino, what: OpenAhead) -> AheadRequest {
+    fn ahead_request(&self, cx: &Context<'_>, dir: Ino, what: OpenAhead) -> PrefetchRequest {
         let mut closing = Vec::new();
         self.opened_ahead.with(|files| {
             files.caller = cx.caller;
             // A device that does not answer holds up only its own files.
-            let is_next = |one: &Closing| device_of(Ino(one.ino)) == device_of(dir);
+            let is_next = |one: &AheadClose| device_of(Ino(one.ino)) == device_of(dir);
             while closing.len() < AHEAD_MAX
                 && let Some(at) = files.closing.iter().position(is_next)
             {
@@ -362,13 +378,13 @@ impl Shared {
             out_size: self.agreement.max_received() as u32,
             ..abi::IoctlIn::default()
         };
-        let request = Request::new(Opcode::Ioctl, cx, dir).with(&ioctl);
-        AheadRequest { request, input, closing }
+        let request = EncodedRequest::new(Opcode::Ioctl, cx, dir).with(&ioctl);
+        PrefetchRequest { request, input, closing }
     }
 
     /// Sends `OPEN_AHEAD`. It does not begin as other requests, before which files are closed.
-    fn ask_for_output(&self, cx: &Context<'_>, mut asked: AheadRequest) -> Result<Vec<u8>> {
-        let AheadRequest { request, input, closing } = &mut asked;
+    fn ask_for_output(&self, cx: &Context<'_>, mut asked: PrefetchRequest) -> Result<Vec<u8>> {
+        let PrefetchRequest { request, input, closing } = &mut asked;
         let answer = self.connection.ask(cx, request.finish(input.len()), input, output_of);
         if matches!(answer, Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOMEM)) {
             // Perhaps the server has not got it. To close a file twice does nothing.
@@ -385,7 +401,7 @@ impl Shared {
         });
         let Some(dir) = dir else { return };
         let cx = Context::new(caller);
-        let AheadRequest { request, input, .. } =
+        let PrefetchRequest { request, input, .. } =
             self.ahead_request(&cx, dir, OpenAhead::default());
         let mut request = request.with_bytes(&input);
         let _ = self.connection.ask_within(patience, &cx, request.finish(0), |_| Ok(()));
@@ -448,7 +464,7 @@ fn output_of(body: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// The position for the next request, and the open files in an answer.
-fn opened_files(output: &[u8], kind: Kind) -> Result<(u64, Vec<(Ino, Ready)>)> {
+fn opened_files(output: &[u8], kind: PrefetchKind) -> Result<(u64, Vec<(Ino, PrefetchedFile)>)> {
     let (end, mut rest) = AheadEnd::read_from_prefix(output).map_err(|_| Errno::EIO)?;
     let mut all = Vec::new();
     while !rest.is_empty() {
@@ -462,7 +478,7 @@ fn opened_files(output: &[u8], kind: Kind) -> Result<(u64, Vec<(Ino, Ready)>)> {
         }
         let OpenBytes { bytes, read_is_due } = bytes.ok_or(Errno::EIO)?;
         let (version, bytes) = (file.version, bytes.into());
-        all.push((Ino(file.ino), Ready { kind, version, opened, bytes, read_is_due }));
+        all.push((Ino(file.ino), PrefetchedFile { kind, version, opened, bytes, read_is_due }));
     }
     Ok((end.next, all))
 }
@@ -486,9 +502,9 @@ mod tests {
         output
     }
 
-    fn decoded(output: &[u8]) -> Result<(u64, Vec<(Ino, Ready)>)> {
-        let by = OpenBy::of(&Context::new(Caller::default()), OpenFlags(0));
-        let kind = Kind { dir: Ino(2), by };
+    fn decoded(output: &[u8]) -> Result<(u64, Vec<(Ino, PrefetchedFile)>)> {
+        let by = OpenIdentity::of(&Context::new(Caller::default()), OpenFlags(0));
+        let kind = PrefetchKind { dir: Ino(2), by };
         opened_files(output, kind)
     }
 

@@ -10,10 +10,10 @@ use defuse_fs::{Context, Fh, File, ReadArgs, ReadBuf, Result};
 use defuse_ring::layout::ClientCounter;
 use defuse_ring::pages::PageReader;
 use defuse_wire::abi::{self, Opcode};
-use defuse_wire::encode::Request;
+use defuse_wire::encode::EncodedRequest;
 use defuse_wire::vendor::PAGES;
 
-use super::Shared;
+use super::RemoteShared;
 
 /// So many reads of an open file come before its pages are asked for: most files are read once.
 const WORTH: u32 = 8;
@@ -23,11 +23,11 @@ const MOST: usize = 4096;
 /// The open files that were read.
 #[derive(Default)]
 pub(super) struct FilePages {
-    files: RwLock<HashMap<Fh, Known>>,
+    files: RwLock<HashMap<Fh, FileReads>>,
 }
 
 #[derive(Default)]
-struct Known {
+struct FileReads {
     reads: AtomicU32,
     /// Set when the server was asked; `None` if it has none for this file.
     pages: OnceLock<Option<PageReader>>,
@@ -40,7 +40,7 @@ impl FilePages {
         }
     }
 
-    fn files(&self) -> RwLockReadGuard<'_, HashMap<Fh, Known>> {
+    fn files(&self) -> RwLockReadGuard<'_, HashMap<Fh, FileReads>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -52,7 +52,7 @@ impl FilePages {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     /// Reads from pages. Returns false if they do not have everything; nothing is read then.
     pub(super) fn read_pages(
         &self,
@@ -110,7 +110,7 @@ impl Shared {
             flags,
             moffset: range.start,
         };
-        let mut request = Request::new(Opcode::Setupmapping, cx, file.ino).with(&args);
+        let mut request = EncodedRequest::new(Opcode::Setupmapping, cx, file.ino).with(&args);
         self.connection.ask_for_descriptor(cx, request.finish(0))
     }
 }

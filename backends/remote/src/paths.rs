@@ -12,16 +12,16 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
 
 use defuse_fs::{
     ATTRIBUTES_HOLD, Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath,
-    Resolved, Result, Timestamp, Versions,
+    PathResolution, Result, Timestamp, Versions,
 };
 use defuse_ring::InodeVersionSet;
 use defuse_ring::names::{AttributeStamp, NameReader};
 use defuse_wire::decode;
-use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps, ToldAttr};
+use defuse_wire::vendor::{NAMES, PublishedAttr, RESOLVE, ResolveHead, ResolveStep};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::Shared;
-use super::gains::{Asked, Gains};
+use super::RemoteShared;
+use super::gains::{PrefetchRate, SingleRequests};
 
 /// The most names that are kept. Beyond them, all are forgotten.
 const MOST: usize = 1 << 15;
@@ -31,12 +31,12 @@ pub(super) type SharedNames = Option<Arc<NameReader>>;
 
 /// The names that were told.
 #[derive(Default)]
-pub(super) struct Paths {
+pub(super) struct ServedNameCache {
     pub(super) versions: OnceLock<Arc<dyn Versions>>,
     /// The names that others were told of, too.
     pub(super) shared: OnceLock<SharedNames>,
     lacks: AtomicBool,
-    known: RwLock<Known>,
+    known: RwLock<KnownNames>,
     /// Counts reads by this client, which may change an access time.
     reads: AtomicU64,
     /// The count at the last read of an inode, by the lowest bits of its number.
@@ -47,7 +47,7 @@ pub(super) struct Paths {
     hits: AtomicU64,
 }
 
-/// The number of places in [`Paths::last_read`]. Inodes share them.
+/// The number of places in [`ServedNameCache::last_read`]. Inodes share them.
 const PLACES: usize = 1024;
 
 struct LastRead(Box<[AtomicU64]>);
@@ -65,32 +65,32 @@ impl LastRead {
 }
 
 #[derive(Default)]
-struct Known {
-    dirs: HashMap<Ino, Dir>,
+struct KnownNames {
+    dirs: HashMap<Ino, KnownDirectory>,
     names: usize,
-    gains: Gains,
+    gains: PrefetchRate,
 }
 
 /// A directory.
 #[derive(Default)]
-struct Dir {
-    names: HashMap<Box<[u8]>, Told>,
-    asked: Asked,
+struct KnownDirectory {
+    names: HashMap<Box<[u8]>, ServedName>,
+    asked: SingleRequests,
 }
 
 /// A name, with its versions.
 #[derive(Clone, Copy)]
-struct Told {
+struct ServedName {
     name: u64,
     /// The version of the rights to the directory, which `open_to_all` depends on.
     rights: u64,
     open_to_all: bool,
     /// The inode; `None` if the name does not exist.
-    inode: Option<Inode>,
+    inode: Option<NamedInode>,
 }
 
 #[derive(Clone, Copy)]
-struct Inode {
+struct NamedInode {
     ino: Ino,
     attr: Attr,
     told: AttributeStamp,
@@ -101,15 +101,15 @@ struct Inode {
 }
 
 /// The known part of a path.
-enum Walked {
+enum KnownPrefix {
     /// The whole path, and the directory of its last name.
-    Known(Resolved, Ino),
+    Known(PathResolution, Ino),
     /// From this directory on, after so many bytes of the path, it has to be asked for.
     From { dir: Ino, at: usize, open_to_all: bool },
 }
 
-impl Paths {
-    fn write(&self) -> RwLockWriteGuard<'_, Known> {
+impl ServedNameCache {
+    fn write(&self) -> RwLockWriteGuard<'_, KnownNames> {
         self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -119,13 +119,13 @@ impl Paths {
         versions: &dyn Versions,
         owes: &dyn Fn(Ino, u64) -> bool,
         (from, path): (Ino, NormalPath<'_>),
-    ) -> Walked {
+    ) -> KnownPrefix {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let (mut dir, mut at, mut open_to_all) = (from, 0, true);
         for name in path.names() {
             let bytes = name.as_bytes();
             let is_last = at + bytes.len() == path.as_bytes().len();
-            let holds = |told: &Told| {
+            let holds = |told: &ServedName| {
                 told.holds(versions, dir, bytes)
                     && (!is_last || told.has_attributes(versions, owes, &self.last_read))
             };
@@ -135,51 +135,56 @@ impl Paths {
                 told.copied().filter(holds)
             };
             let Some(told) = self.shared(dir, bytes).filter(holds).or_else(own) else {
-                return Walked::From { dir, at, open_to_all };
+                return KnownPrefix::From { dir, at, open_to_all };
             };
             let open_after = open_to_all && told.open_to_all;
             match told.inode {
-                None => return Walked::Known(Resolved::Missing { open_to_all: open_after }, dir),
-                Some(Inode { ino, attr, told, is_bare, .. }) if is_last => {
+                None => {
+                    return KnownPrefix::Known(
+                        PathResolution::Missing { open_to_all: open_after },
+                        dir,
+                    );
+                }
+                Some(NamedInode { ino, attr, told, is_bare, .. }) if is_last => {
                     if is_bare {
                         self.bare.add(ino.0, told.version);
                     }
-                    let found = Resolved::Inode { ino, attr, open_to_all: open_after };
-                    return Walked::Known(found, dir);
+                    let found = PathResolution::Inode { ino, attr, open_to_all: open_after };
+                    return KnownPrefix::Known(found, dir);
                 }
                 Some(inode) if inode.attr.kind != FileKind::Directory => {
-                    return Walked::Known(Resolved::Walk, dir);
+                    return KnownPrefix::Known(PathResolution::Walk, dir);
                 }
                 Some(inode) => dir = inode.ino,
             }
             open_to_all = open_after;
             at += bytes.len() + 1;
         }
-        Walked::Known(Resolved::Walk, dir)
+        KnownPrefix::Known(PathResolution::Walk, dir)
     }
 
     /// The name as others were told of it.
-    fn shared(&self, dir: Ino, name: &[u8]) -> Option<Told> {
+    fn shared(&self, dir: Ino, name: &[u8]) -> Option<ServedName> {
         let found = self.shared.get()?.as_ref()?.find(dir.0, name)?;
         let inode = match found.inode {
             None => None,
             Some((ino, _)) if ino <= Ino::ROOT.0 => return None,
             Some((ino, attr)) => {
-                let beside: ToldAttr = zerocopy::transmute!(attr);
+                let beside: PublishedAttr = zerocopy::transmute!(attr);
                 let attr = decode::told_attr(&beside).ok()?;
-                let is_bare = beside.flags & ToldAttr::NO_XATTRS != 0;
+                let is_bare = beside.flags & PublishedAttr::NO_XATTRS != 0;
                 let told = found.told.attributes;
                 // This client may have read it since.
-                Some(Inode { ino: Ino(ino), attr, told, reads: 0, is_bare })
+                Some(NamedInode { ino: Ino(ino), attr, told, reads: 0, is_bare })
             }
         };
         let (name, rights, open_to_all) = (found.told.name, found.told.rights, found.open_to_all);
-        Some(Told { name, rights, open_to_all, inode })
+        Some(ServedName { name, rights, open_to_all, inode })
     }
 
     /// Call it before a request whose answer is kept.
-    pub(super) fn before(&self, versions: &dyn Versions) -> Before {
-        Before { all: versions.all(), reads: self.reads.load(Ordering::Acquire) }
+    pub(super) fn before(&self, versions: &dyn Versions) -> RequestStart {
+        RequestStart { all: versions.all(), reads: self.reads.load(Ordering::Acquire) }
     }
 
     /// This client has read a file, a directory or a link.
@@ -191,26 +196,31 @@ impl Paths {
     }
 
     /// Keeps what was told of names, unless something has changed since `before`.
-    fn keep(&self, versions: &dyn Versions, before: Before, told: &[(Ino, &[u8], Found)]) {
-        let Before { all, reads } = before;
-        let of = |(dir, name, found): &(Ino, &[u8], Found)| {
+    fn keep(
+        &self,
+        versions: &dyn Versions,
+        before: RequestStart,
+        told: &[(Ino, &[u8], NameAnswer)],
+    ) {
+        let RequestStart { all, reads } = before;
+        let of = |(dir, name, found): &(Ino, &[u8], NameAnswer)| {
             let version_of = |inode: &(Ino, Attr)| {
                 let (ino, attr) = *inode;
                 let told = AttributeStamp::now(versions.attributes(ino)?);
-                Some(Inode { ino, attr, told, reads, is_bare: false })
+                Some(NamedInode { ino, attr, told, reads, is_bare: false })
             };
             let inode = match &found.inode {
                 None => None,
                 Some(inode) => Some(version_of(inode)?),
             };
             let (name, rights) = (versions.name(*dir, name)?, versions.rights(*dir)?);
-            Some(Told { name, rights, open_to_all: found.open_to_all, inode })
+            Some(ServedName { name, rights, open_to_all: found.open_to_all, inode })
         };
-        let kept: Option<Vec<Told>> = told.iter().map(of).collect();
+        let kept: Option<Vec<ServedName>> = told.iter().map(of).collect();
         let Some(kept) = kept.filter(|_| all.is_some() && versions.all() == all) else { return };
         let mut known = self.write();
         if known.names + kept.len() > MOST {
-            *known = Known::default();
+            *known = KnownNames::default();
         }
         for ((dir, name, _), one) in told.iter().zip(kept) {
             let before = known.dirs.entry(*dir).or_default().names.insert((*name).into(), one);
@@ -221,7 +231,7 @@ impl Paths {
     /// Counts a name of `dir` that was asked for by itself. True if it is time to ask for all.
     fn asks_for_all(&self, dir: Ino) -> bool {
         let mut known = self.write();
-        let Known { dirs, gains, .. } = &mut *known;
+        let KnownNames { dirs, gains, .. } = &mut *known;
         dirs.entry(dir).or_default().asked.is_enough(gains)
     }
 
@@ -238,12 +248,12 @@ impl Paths {
 
     pub(super) fn forget(&self) {
         if self.versions.get().is_some() {
-            *self.write() = Known::default();
+            *self.write() = KnownNames::default();
         }
     }
 }
 
-impl Inode {
+impl NamedInode {
     /// True if the access time is that of the server, or not much older.
     fn has_access_time(&self, owes: &dyn Fn(Ino, u64) -> bool, last_read: &LastRead) -> bool {
         // The first read of a file after a change shows in the version; one that is due because a day has passed does not.
@@ -257,7 +267,7 @@ impl Inode {
     }
 }
 
-impl Told {
+impl ServedName {
     fn holds(&self, versions: &dyn Versions, dir: Ino, name: &[u8]) -> bool {
         versions.name(dir, name) == Some(self.name) && versions.rights(dir) == Some(self.rights)
     }
@@ -277,7 +287,7 @@ impl Told {
 
 /// The state before a request.
 #[derive(Clone, Copy)]
-pub(super) struct Before {
+pub(super) struct RequestStart {
     /// The version of everything.
     pub(super) all: Option<u64>,
     /// The count of reads.
@@ -285,12 +295,12 @@ pub(super) struct Before {
 }
 
 /// A name, as the server tells of it.
-struct Found {
+struct NameAnswer {
     inode: Option<(Ino, Attr)>,
     open_to_all: bool,
 }
 
-impl Shared {
+impl RemoteShared {
     /// True if the inode is known to have no extended attributes.
     pub(super) fn is_bare(&self, ino: Ino) -> bool {
         self.paths.is_bare(ino) && !self.connection.has_ended()
@@ -301,11 +311,11 @@ impl Shared {
         &self,
         versions: &dyn Versions,
         path: (Ino, NormalPath<'_>),
-    ) -> Option<Resolved> {
+    ) -> Option<PathResolution> {
         let owes = |ino, version| self.whole.owes(ino, version);
         match self.paths.walk(versions, &owes, path) {
-            Walked::Known(resolved, _) => Some(resolved),
-            Walked::From { .. } => None,
+            KnownPrefix::Known(resolved, _) => Some(resolved),
+            KnownPrefix::From { .. } => None,
         }
     }
 
@@ -315,7 +325,7 @@ impl Shared {
         cx: &Context<'_>,
         from: Ino,
         path: NormalPath<'_>,
-    ) -> Result<Resolved> {
+    ) -> Result<PathResolution> {
         let ask = |versions: &dyn Versions, dir, rest: NormalPath<'_>| {
             self.ask_for_path(cx, versions, dir, rest).map(|resolved| (resolved, None))
         };
@@ -327,9 +337,9 @@ impl Shared {
     pub(super) fn resolve_by<T>(
         &self,
         (from, path): (Ino, NormalPath<'_>),
-        ask: impl Fn(&dyn Versions, Ino, NormalPath<'_>) -> Result<(Resolved, Option<T>)>,
-        add: impl Fn(&dyn Versions, Ino, &Resolved) -> Option<T>,
-    ) -> Result<(Resolved, Option<T>)> {
+        ask: impl Fn(&dyn Versions, Ino, NormalPath<'_>) -> Result<(PathResolution, Option<T>)>,
+        add: impl Fn(&dyn Versions, Ino, &PathResolution) -> Option<T>,
+    ) -> Result<(PathResolution, Option<T>)> {
         let versions = self.paths.versions.get().ok_or(Errno::ENOSYS)?;
         if self.paths.lacks.load(Ordering::Relaxed) {
             return Err(Errno::ENOSYS);
@@ -340,12 +350,12 @@ impl Shared {
         let owes = |ino, version| self.whole.owes(ino, version);
         self.paths.shared.get_or_init(|| self.ask_for_told_names());
         let (dir, at, open_to_all) = match self.paths.walk(&**versions, &owes, (from, path)) {
-            Walked::Known(resolved, dir) => {
+            KnownPrefix::Known(resolved, dir) => {
                 self.paths.hits.fetch_add(1, Ordering::Relaxed);
                 let more = add(&**versions, dir, &resolved);
                 return Ok((resolved, more));
             }
-            Walked::From { dir, at, open_to_all } => (dir, at, open_to_all),
+            KnownPrefix::From { dir, at, open_to_all } => (dir, at, open_to_all),
         };
         let rest = NormalPath::new(&path.as_bytes()[at..]).ok_or(Errno::EIO)?;
         match ask(&**versions, dir, rest) {
@@ -369,7 +379,7 @@ impl Shared {
         versions: &dyn Versions,
         from: Ino,
         path: NormalPath<'_>,
-    ) -> Result<Resolved> {
+    ) -> Result<PathResolution> {
         let before = self.paths.before(versions);
         let output = self.ask_about(cx, from, RESOLVE, path.as_bytes())?;
         self.told_of_path(cx, (versions, before), (from, path), &output).map(|told| told.0)
@@ -379,16 +389,16 @@ impl Shared {
     pub(super) fn told_of_path(
         &self,
         cx: &Context<'_>,
-        (versions, before): (&dyn Versions, Before),
+        (versions, before): (&dyn Versions, RequestStart),
         (from, path): (Ino, NormalPath<'_>),
         output: &[u8],
-    ) -> Result<(Resolved, Ino)> {
-        let (steps, mut rest) = Steps::read_from_prefix(output).map_err(|_| Errno::EIO)?;
+    ) -> Result<(PathResolution, Ino)> {
+        let (steps, mut rest) = ResolveHead::read_from_prefix(output).map_err(|_| Errno::EIO)?;
         let mut told = Vec::new();
         let (mut dir, mut open_to_all, mut last) = (from, true, None);
         let mut names = path.names();
         while !rest.is_empty() {
-            let (step, after) = Step::read_from_prefix(rest).map_err(|_| Errno::EIO)?;
+            let (step, after) = ResolveStep::read_from_prefix(rest).map_err(|_| Errno::EIO)?;
             let name = names.next().ok_or(Errno::EIO)?;
             let found = found(&step)?;
             open_to_all &= found.open_to_all;
@@ -399,18 +409,20 @@ impl Shared {
         }
         let missing = names.next();
         let resolved = match (steps.end, missing, last) {
-            (Steps::FOUND, None, Some((ino, attr))) => Resolved::Inode { ino, attr, open_to_all },
-            (Steps::MISSING, Some(name), _) => {
-                let here = steps.open_to_all != 0;
-                told.push((dir, name.as_bytes(), Found { inode: None, open_to_all: here }));
-                Resolved::Missing { open_to_all: open_to_all && here }
+            (ResolveHead::FOUND, None, Some((ino, attr))) => {
+                PathResolution::Inode { ino, attr, open_to_all }
             }
-            (Steps::WALK, _, _) => Resolved::Walk,
+            (ResolveHead::MISSING, Some(name), _) => {
+                let here = steps.open_to_all != 0;
+                told.push((dir, name.as_bytes(), NameAnswer { inode: None, open_to_all: here }));
+                PathResolution::Missing { open_to_all: open_to_all && here }
+            }
+            (ResolveHead::WALK, _, _) => PathResolution::Walk,
             _ => return Err(Errno::EIO),
         };
         self.paths.keep(versions, before, &told);
         let parent = told.last().map_or(from, |(dir, ..)| *dir);
-        if matches!(resolved, Resolved::Inode { .. }) && self.paths.asks_for_all(parent) {
+        if matches!(resolved, PathResolution::Inode { .. }) && self.paths.asks_for_all(parent) {
             // The answer is known already, so that a failure does not matter.
             let _ = self.ask_for_names(cx, versions, parent);
         }
@@ -424,7 +436,7 @@ impl Shared {
         let mut rest = &output[..];
         let mut told = Vec::new();
         while !rest.is_empty() {
-            let (step, after) = Step::read_from_prefix(rest).map_err(|_| Errno::EIO)?;
+            let (step, after) = ResolveStep::read_from_prefix(rest).map_err(|_| Errno::EIO)?;
             let len = step.name_len as usize;
             let padded = len.checked_next_multiple_of(8).ok_or(Errno::EIO)?;
             let name = after.get(..len).ok_or(Errno::EIO)?;
@@ -444,22 +456,24 @@ impl Shared {
 }
 
 /// The answer for a whole path, from the answer for its end.
-fn with(resolved: Resolved, all: bool) -> Resolved {
+fn with(resolved: PathResolution, all: bool) -> PathResolution {
     match resolved {
-        Resolved::Inode { ino, attr, open_to_all } => {
-            Resolved::Inode { ino, attr, open_to_all: open_to_all && all }
+        PathResolution::Inode { ino, attr, open_to_all } => {
+            PathResolution::Inode { ino, attr, open_to_all: open_to_all && all }
         }
-        Resolved::Missing { open_to_all } => Resolved::Missing { open_to_all: open_to_all && all },
-        Resolved::Walk => Resolved::Walk,
+        PathResolution::Missing { open_to_all } => {
+            PathResolution::Missing { open_to_all: open_to_all && all }
+        }
+        PathResolution::Walk => PathResolution::Walk,
     }
 }
 
-fn found(step: &Step) -> Result<Found> {
+fn found(step: &ResolveStep) -> Result<NameAnswer> {
     let attr = decode::statx_out(step.attr.as_bytes())?.ok_or(Errno::EIO)?;
     if step.ino <= Ino::ROOT.0 {
         return Err(Errno::EIO);
     }
-    Ok(Found { inode: Some((Ino(step.ino), attr)), open_to_all: step.open_to_all != 0 })
+    Ok(NameAnswer { inode: Some((Ino(step.ino), attr)), open_to_all: step.open_to_all != 0 })
 }
 
 #[cfg(test)]
@@ -468,7 +482,7 @@ mod tests {
 
     #[test]
     fn all_names_are_asked_for_at_once_while_most_of_them_are_used() {
-        let paths = Paths::default();
+        let paths = ServedNameCache::default();
         let asks = |dir: u64, most: usize| {
             let asked = (1..=most).find(|_| paths.asks_for_all(Ino(dir)));
             asked.inspect(|_| paths.told_all(50))

@@ -66,16 +66,16 @@ pub enum ProgramError {
 
 /// A running FUSE program. Dropping it ends the program and waits for it.
 #[derive(Debug)]
-pub struct Program {
+pub struct FuseProgram {
     name: String,
     child: Child,
     socket: Option<OwnedFd>,
 }
 
-impl Program {
+impl FuseProgram {
     /// Starts the program `words[0]` with its arguments. The word `{}` becomes the mount point;
     /// without one, `-f` (stay in the foreground) and the mount point are appended.
-    pub fn start(words: &[OsString]) -> Result<Program, ProgramError> {
+    pub fn start(words: &[OsString]) -> Result<FuseProgram, ProgramError> {
         let (program, args) = words.split_first().ok_or(ProgramError::Empty)?;
         let name = program.to_string_lossy().into_owned();
         let flags = SocketFlags::CLOEXEC;
@@ -98,7 +98,7 @@ impl Program {
         // noticed.
         drop(command);
         let child = child.map_err(|error| ProgramError::Start { program: name.clone(), error })?;
-        Ok(Program { name, child, socket: Some(ours) })
+        Ok(FuseProgram { name, child, socket: Some(ours) })
     }
 
     /// The process.
@@ -140,7 +140,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for FuseProgram {
     fn drop(&mut self) {
         drop(self.socket.take());
         if self.wait(PATIENCE).is_some() {
@@ -186,11 +186,12 @@ mod tests {
 
     #[test]
     fn a_missing_program_and_one_that_does_not_serve_are_named() {
-        assert!(matches!(Program::start(&[]), Err(ProgramError::Empty)));
-        let missing = Program::start(&words("/nonexistent/program")).unwrap_err().to_string();
+        assert!(matches!(FuseProgram::start(&[]), Err(ProgramError::Empty)));
+        let missing = FuseProgram::start(&words("/nonexistent/program")).unwrap_err().to_string();
         assert!(missing.contains("/nonexistent/program") && missing.contains("installed"));
-        let program = Program::start(&words("/bin/false")).unwrap();
-        let error = super::super::Remote::of_program(program, Default::default()).err().unwrap();
+        let program = FuseProgram::start(&words("/bin/false")).unwrap();
+        let error =
+            super::super::RemoteClient::of_program(program, Default::default()).err().unwrap();
         assert!(matches!(&error, ProgramError::Ended { .. }), "{error}");
     }
 }

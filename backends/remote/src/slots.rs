@@ -19,29 +19,29 @@ const SLOT_BITS: u32 = SLOTS.trailing_zeros();
 const CLAIMED: u64 = 1;
 
 /// Receives a reply that no thread waits for.
-pub(super) type Done = Box<dyn FnOnce(Result<&[u8]>) + Send>;
+pub(super) type ReplyCallback = Box<dyn FnOnce(Result<&[u8]>) + Send>;
 
 /// The slot of one request.
 #[derive(Default)]
-struct Slot {
+struct RequestSlot {
     /// The number of the request; 0 if the slot is free.
     unique: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<RequestSlotState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct RequestSlotState {
     /// Number of uses of the slot.
     uses: u64,
     answer: Option<Result<Vec<u8>>>,
     /// No thread receives: the thread waiting here must.
     lead: bool,
-    done: Option<Done>,
+    done: Option<ReplyCallback>,
 }
 
 /// The outcome of a wait for a reply.
-pub(super) enum Waited {
+pub(super) enum WaitOutcome {
     /// The reply has arrived.
     Answered(Result<Vec<u8>>),
     /// The thread must receive.
@@ -52,7 +52,7 @@ pub(super) enum Waited {
 
 /// A slot taken by one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Claim {
+pub(super) struct SlotClaim {
     pub(super) unique: u64,
     index: usize,
 }
@@ -61,33 +61,33 @@ pub(super) struct Claim {
 const GROUP: usize = 64;
 
 /// The slots of a connection.
-pub(super) struct Slots {
-    groups: [OnceLock<Box<[Slot]>>; SLOTS / GROUP],
+pub(super) struct RequestSlots {
+    groups: [OnceLock<Box<[RequestSlot]>>; SLOTS / GROUP],
     /// One bit for every slot whose thread waits while another thread receives.
     followers: [AtomicU64; SLOTS / 64],
 }
 
-impl Slots {
+impl RequestSlots {
     pub(super) fn new() -> Self {
-        Slots {
+        RequestSlots {
             groups: std::array::from_fn(|_| OnceLock::new()),
             followers: std::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
-    fn slot(&self, index: usize) -> &Slot {
-        let make = || (0..GROUP).map(|_| Slot::default()).collect();
+    fn slot(&self, index: usize) -> &RequestSlot {
+        let make = || (0..GROUP).map(|_| RequestSlot::default()).collect();
         &self.groups[index / GROUP].get_or_init(make)[index % GROUP]
     }
 
     /// The slots that were made.
-    fn made(&self) -> impl Iterator<Item = &Slot> {
+    fn made(&self) -> impl Iterator<Item = &RequestSlot> {
         self.groups.iter().filter_map(OnceLock::get).flatten()
     }
 
     /// Takes a free slot; `None` if there is none. With `done`, which is then moved out, no thread
     /// waits: the receiving thread calls it with the reply.
-    pub(super) fn claim(&self, done: &mut Option<Done>) -> Option<Claim> {
+    pub(super) fn claim(&self, done: &mut Option<ReplyCallback>) -> Option<SlotClaim> {
         let first = hint();
         let index = (0..SLOTS).map(|step| (first + step) % SLOTS).find(|&index| {
             let unique = &self.slot(index).unique;
@@ -97,14 +97,18 @@ impl Slots {
         remember(index);
         let slot = self.slot(index);
         let mut state = lock(&slot.state);
-        *state = State { uses: state.uses + 1, done: done.take(), ..State::default() };
+        *state = RequestSlotState {
+            uses: state.uses + 1,
+            done: done.take(),
+            ..RequestSlotState::default()
+        };
         let unique = ((state.uses << SLOT_BITS) | index as u64) << 1;
         slot.unique.store(unique, Ordering::SeqCst);
-        Some(Claim { unique, index })
+        Some(SlotClaim { unique, index })
     }
 
     /// Frees the slot, unless the reply has freed it.
-    pub(super) fn free(&self, claim: Claim) {
+    pub(super) fn free(&self, claim: SlotClaim) {
         let slot = self.slot(claim.index);
         let mut state = lock(&slot.state);
         if slot.unique.load(Ordering::Acquire) != claim.unique {
@@ -150,12 +154,12 @@ impl Slots {
     }
 
     /// Takes the reply of `claim`, if another thread has received it.
-    pub(super) fn take(&self, claim: Claim) -> Option<Result<Vec<u8>>> {
+    pub(super) fn take(&self, claim: SlotClaim) -> Option<Result<Vec<u8>>> {
         lock(&self.slot(claim.index).state).answer.take()
     }
 
     /// Waits for the reply of `claim`, at most for `patience`, while another thread receives.
-    pub(super) fn wait(&self, claim: Claim, patience: Duration) -> Waited {
+    pub(super) fn wait(&self, claim: SlotClaim, patience: Duration) -> WaitOutcome {
         let slot = self.slot(claim.index);
         let mut state = lock(&slot.state);
         if state.answer.is_none() && !state.lead {
@@ -166,14 +170,14 @@ impl Slots {
         }
         let lead = std::mem::take(&mut state.lead);
         match state.answer.take() {
-            Some(answer) => Waited::Answered(answer),
-            None if lead => Waited::Lead,
-            None => Waited::Nothing,
+            Some(answer) => WaitOutcome::Answered(answer),
+            None if lead => WaitOutcome::Lead,
+            None => WaitOutcome::Nothing,
         }
     }
 
     /// Records that the thread of `claim` waits, or no longer waits, while another one receives.
-    pub(super) fn follow(&self, claim: Claim, follows: bool) {
+    pub(super) fn follow(&self, claim: SlotClaim, follows: bool) {
         let (word, bit) = (&self.followers[claim.index / 64], 1 << (claim.index % 64));
         if follows {
             word.fetch_or(bit, Ordering::SeqCst);
@@ -226,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_reply_reaches_its_own_request_once() {
-        let slots = Slots::new();
+        let slots = RequestSlots::new();
         let first = slots.claim(&mut None).unwrap();
         let second = slots.claim(&mut None).unwrap();
         assert!(slots.answer(first.unique, Ok(b"one")));
@@ -243,7 +247,7 @@ mod tests {
 
     #[test]
     fn all_slots_can_be_used_and_no_more() {
-        let slots = Slots::new();
+        let slots = RequestSlots::new();
         let claims: Vec<_> = (0..SLOTS).map(|_| slots.claim(&mut None).unwrap()).collect();
         assert!(slots.claim(&mut None).is_none());
         assert_eq!(slots.in_flight(), SLOTS);
@@ -254,13 +258,13 @@ mod tests {
 
     #[test]
     fn a_waiting_thread_is_made_to_receive() {
-        let slots = Slots::new();
+        let slots = RequestSlots::new();
         let claim = slots.claim(&mut None).unwrap();
         slots.pass_on();
-        assert!(matches!(slots.wait(claim, Duration::ZERO), Waited::Nothing));
+        assert!(matches!(slots.wait(claim, Duration::ZERO), WaitOutcome::Nothing));
         slots.follow(claim, true);
         slots.pass_on();
-        assert!(matches!(slots.wait(claim, Duration::from_secs(60)), Waited::Lead));
+        assert!(matches!(slots.wait(claim, Duration::from_secs(60)), WaitOutcome::Lead));
         slots.follow(claim, false);
         slots.free(claim);
         assert!(slots.followers.iter().all(|word| word.load(Ordering::Relaxed) == 0));
@@ -268,9 +272,10 @@ mod tests {
 
     #[test]
     fn a_reply_without_a_waiting_thread_is_passed_on_and_frees_its_slot() {
-        let slots = Slots::new();
+        let slots = RequestSlots::new();
         let (said, heard) = std::sync::mpsc::channel();
-        let done: Done = Box::new(move |result| said.send(result.map(<[u8]>::to_vec)).unwrap());
+        let done: ReplyCallback =
+            Box::new(move |result| said.send(result.map(<[u8]>::to_vec)).unwrap());
         let claim = slots.claim(&mut Some(done)).unwrap();
         assert!(slots.answer(claim.unique, Ok(b"later")));
         assert_eq!(heard.recv().unwrap(), Ok(b"later".to_vec()));

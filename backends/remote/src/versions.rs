@@ -9,19 +9,19 @@ use defuse_ring::versions::{VersionReader, VersionedItem};
 use defuse_wire::vendor::{TOLD_NAMES, VERSIONS};
 
 use super::paths::SharedNames;
-use super::{LaneUse, Shared};
+use super::{LaneUse, RemoteShared};
 
 /// The versions of a server.
-struct Told(VersionReader);
+struct ServerVersions(VersionReader);
 
-impl Shared {
+impl RemoteShared {
     /// The versions, if shared memory is used and the server has them.
     pub(super) fn ask_for_versions(&self) -> Option<Arc<dyn Versions>> {
         if self.options.lanes == LaneUse::Never {
             return None;
         }
         let reader = self.memory_of_names(VERSIONS, VersionReader::of)?;
-        Some(Arc::new(Told(reader)))
+        Some(Arc::new(ServerVersions(reader)))
     }
 
     /// The names that clients with the rights of this one were told of. `None` if the server does not tell.
@@ -41,7 +41,7 @@ impl Shared {
     }
 }
 
-impl Versions for Told {
+impl Versions for ServerVersions {
     fn all(&self) -> Option<u64> {
         self.0.all()
     }

@@ -12,10 +12,10 @@ use defuse_fs::{AccessMode, Context, Fh, File, Ino, OpenFlags, ReadArgs, ReadBuf
 use defuse_ring::InodeVersionSet;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode::OpenBytes;
-use defuse_wire::encode::Request;
+use defuse_wire::encode::EncodedRequest;
 
-use super::Shared;
-use super::interest::Interest;
+use super::RemoteShared;
+use super::interest::PrefetchInterest;
 
 /// No open asks while so many files have bytes: 8 MiB.
 const MOST: usize = 256;
@@ -26,16 +26,16 @@ pub(super) const NO_BYTES: u32 = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlag
 /// The open files with bytes.
 #[derive(Default)]
 pub(super) struct WholeFiles {
-    files: RwLock<HashMap<Fh, Arc<Whole>>>,
+    files: RwLock<HashMap<Fh, Arc<WholeFile>>>,
     /// In files that are open for reading alone, and in the others.
-    interest: [Interest; 2],
+    interest: [PrefetchInterest; 2],
     /// Files that were read, which the server is to be told.
     owed: AtomicUsize,
     /// Files that were closed after that, with their versions: the server may not have seen to the release yet.
     posted: InodeVersionSet,
 }
 
-struct Whole {
+struct WholeFile {
     ino: Ino,
     version: u64,
     bytes: Box<[u8]>,
@@ -48,11 +48,11 @@ struct Whole {
 }
 
 impl WholeFiles {
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<Fh, Arc<Whole>>> {
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<Fh, Arc<WholeFile>>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<Fh, Arc<Whole>>> {
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<Fh, Arc<WholeFile>>> {
         self.files.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,7 +79,7 @@ impl WholeFiles {
     }
 
     /// Pays what is owed for this file. True if something was.
-    fn pay(&self, whole: &Whole) -> bool {
+    fn pay(&self, whole: &WholeFile) -> bool {
         let was_owed = whole.is_owed.swap(false, Ordering::AcqRel);
         if was_owed {
             self.owed.fetch_sub(1, Ordering::AcqRel);
@@ -116,13 +116,13 @@ impl WholeFiles {
     }
 }
 
-impl Whole {
+impl WholeFile {
     fn is_owed(&self) -> bool {
         self.is_owed.load(Ordering::Acquire)
     }
 }
 
-impl Shared {
+impl RemoteShared {
     /// The version with which an open asks for bytes. `None` where it does not.
     pub(super) fn wants_whole(&self, ino: Ino, flags: OpenFlags) -> Option<u64> {
         let versions = self.paths.versions.get()?;
@@ -136,7 +136,7 @@ impl Shared {
         file: File,
         bytes: OpenBytes<'_>,
     ) {
-        let whole = Whole {
+        let whole = WholeFile {
             ino: file.ino,
             version,
             bytes: bytes.bytes.into(),
@@ -190,7 +190,7 @@ impl Shared {
         }
         for file in self.whole.take_owed() {
             let read = abi::ReadIn { fh: file.fh.0, size: 1, ..Default::default() };
-            let request = Request::new(Opcode::Read, cx, file.ino).with(&read);
+            let request = EncodedRequest::new(Opcode::Read, cx, file.ino).with(&read);
             let mut byte = [0];
             let mut sink = SliceSink::new(&mut byte);
             let mut out = ReadBuf::new(&mut sink, 1);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use defuse_fs::{
     Caller, Context, Errno, Fh, File, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_remote::{Remote, RemoteOptions};
+use defuse_remote::{RemoteClient, RemoteOptions};
 use defuse_wire::abi::{InHeader, InitOut, OutHeader};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
@@ -32,16 +32,16 @@ fn begin(socket: &OwnedFd) {
 }
 
 /// Ends the server, also if the test fails.
-struct Until<'a>(&'a AtomicBool);
+struct ServerStop<'a>(&'a AtomicBool);
 
-impl Drop for Until<'_> {
+impl Drop for ServerStop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 /// A client of a server that runs `act` after INIT until the end.
-fn with(act: impl Fn(&OwnedFd) + Send, test: impl FnOnce(&Remote)) {
+fn with(act: impl Fn(&OwnedFd) + Send, test: impl FnOnce(&RemoteClient)) {
     let pair = || {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
     };
@@ -55,8 +55,8 @@ fn with(act: impl Fn(&OwnedFd) + Send, test: impl FnOnce(&Remote)) {
             }
         });
         let options = RemoteOptions { timeout: Some(LIMIT), ..RemoteOptions::default() };
-        let _until = Until(ends);
-        let remote = Remote::over(own, options).unwrap();
+        let _until = ServerStop(ends);
+        let remote = RemoteClient::over(own, options).unwrap();
         test(&remote);
     });
 }
@@ -69,7 +69,7 @@ fn fails_in_time(call: impl FnOnce() -> Option<Errno>) {
     assert!(time < 20 * LIMIT, "{time:?}");
 }
 
-fn getattr(remote: &Remote) -> Option<Errno> {
+fn getattr(remote: &RemoteClient) -> Option<Errno> {
     remote.getattr(&Context::new(Caller::default()), Ino::ROOT, None).err()
 }
 

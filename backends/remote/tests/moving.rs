@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{
     Attr, Caller, Context, DirBuf, Entry, Errno, Fh, File, FileKind, FileSystem, Ino, LockOwner,
-    Name, NewNode, OpenArgs, OpenFlags, Opened, ReleaseArgs, Result, SliceSource, WriteArgs,
+    Name, NewNode, OpenArgs, OpenFlags, OpenReply, ReleaseArgs, Result, SliceSource, WriteArgs,
     WriteBuf,
 };
-use defuse_remote::Moving;
+use defuse_remote::MovingClient;
 
 /// One file, `file`. It becomes durable when the test says so.
 #[derive(Default)]
@@ -36,8 +36,8 @@ impl FileSystem for OneFile {
     fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
         Ok(attr(ino))
     }
-    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
-        Ok(Opened::new(Fh(7)))
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {
+        Ok(OpenReply::new(Fh(7)))
     }
     fn write(
         &self,
@@ -80,7 +80,7 @@ fn wait(what: &str, mut is_there: impl FnMut() -> bool) {
 #[test]
 fn a_flush_while_the_file_system_moves_loses_no_changes() {
     let cx = Context::new(Caller::default());
-    let moving = Moving::new("test".to_owned(), Duration::from_secs(60));
+    let moving = MovingClient::new("test".to_owned(), Duration::from_secs(60));
     let first = Arc::new(OneFile::default());
     moving.give_own(Arc::clone(&first) as _);
     let ino = moving.lookup(&cx, Ino::ROOT, Name::new(b"file").unwrap()).unwrap().ino;

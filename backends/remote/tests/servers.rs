@@ -12,18 +12,18 @@ use defuse_fs::{
     InterruptToken, Name, NewNode, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs, ReadBuf,
     Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, VERSION};
 use defuse_ring::{LaneServer, MappedMemory};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
-use defuse_wire::vendor::{self, Offer};
+use defuse_wire::vendor::{self, LaneOffer};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The messages with which a server replies to one request.
-type Says = Vec<Vec<u8>>;
+type ServerReplies = Vec<Vec<u8>>;
 
 fn message(error: i32, unique: u64, body: &[u8]) -> Vec<u8> {
     let header = OutHeader { len: (16 + body.len()) as u32, error, unique };
@@ -40,8 +40,8 @@ fn pair() -> (OwnedFd, OwnedFd) {
 fn with_server(
     flags: u64,
     options: RemoteOptions,
-    mut says: impl FnMut(&InHeader, &[u8]) -> Option<Says> + Send + 'static,
-) -> Remote {
+    mut says: impl FnMut(&InHeader, &[u8]) -> Option<ServerReplies> + Send + 'static,
+) -> RemoteClient {
     let (ours, theirs) = pair();
     std::thread::spawn(move || {
         let mut room = vec![0; 1 << 18];
@@ -68,7 +68,7 @@ fn with_server(
             }
         }
     });
-    Remote::over(ours, options).unwrap()
+    RemoteClient::over(ours, options).unwrap()
 }
 
 fn context() -> Context<'static> {
@@ -86,7 +86,7 @@ fn entry_out(nodeid: u64) -> abi::EntryOut {
     abi::EntryOut { nodeid, attr, ..abi::EntryOut::default() }
 }
 
-fn read(client: &Remote, len: usize) -> Result<Vec<u8>> {
+fn read(client: &RemoteClient, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let mut sink = SliceSink::new(&mut bytes);
     let mut out = ReadBuf::new(&mut sink, len);
@@ -136,14 +136,14 @@ fn more_data_than_requested_is_refused() {
     let written =
         client.write(&context(), FILE, WriteArgs::default(), &mut WriteBuf::new(&mut source));
     assert_eq!(written, Err(Errno::EIO));
-    let mut names = Names { room: usize::MAX, taken: 0 };
+    let mut names = LimitedNames { room: usize::MAX, taken: 0 };
     let listed = client.readdir(&context(), FILE, 0, &mut DirBuf::new(&mut names));
     assert_eq!((listed, names.taken), (Err(Errno::EIO), 0));
 }
 
 /// A client whose server replies to each READ through shared memory by so many bytes, a header first, which says their
 /// number.
-fn with_lanes(bytes: usize) -> Remote {
+fn with_lanes(bytes: usize) -> RemoteClient {
     let (ours, theirs) = pair();
     std::thread::spawn(move || {
         let (memory, fd) = MappedMemory::new().unwrap();
@@ -155,8 +155,11 @@ fn with_lanes(bytes: usize) -> Remote {
             if len > BELL {
                 let (header, _) = InHeader::read_from_prefix(&room[..len]).unwrap();
                 let Some(Opcode::Init) = Opcode::from_u32(header.opcode) else { continue };
-                let offer =
-                    Offer { version: VERSION, lanes: LANES_OF_BLOCK as u32, bytes: BYTES as u64 };
+                let offer = LaneOffer {
+                    version: VERSION,
+                    lanes: LANES_OF_BLOCK as u32,
+                    bytes: BYTES as u64,
+                };
                 let offer = message(vendor::OFFER, 0, offer.as_bytes());
                 let mut beside = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
                 let mut beside = SendAncillaryBuffer::new(&mut beside);
@@ -184,7 +187,7 @@ fn with_lanes(bytes: usize) -> Remote {
         }
     });
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    Remote::over(ours, options).unwrap()
+    RemoteClient::over(ours, options).unwrap()
 }
 
 #[test]
@@ -277,12 +280,12 @@ fn an_interrupt_is_sent_once_and_the_reply_still_awaited() {
     assert_eq!(interrupts.load(Ordering::SeqCst), 1);
 }
 
-struct Names {
+struct LimitedNames {
     room: usize,
     taken: usize,
 }
 
-impl DirSink for Names {
+impl DirSink for LimitedNames {
     fn wants_entries(&self) -> bool {
         true
     }
@@ -309,10 +312,10 @@ fn each_listing_of_an_endless_directory_ends_and_lookups_that_do_not_fit_are_ret
         let len = dir.len();
         Some(vec![message(0, header.unique, &room[..len])])
     });
-    let mut names = Names { room: usize::MAX, taken: 0 };
+    let mut names = LimitedNames { room: usize::MAX, taken: 0 };
     client.readdir(&context(), FILE, 0, &mut DirBuf::new(&mut names)).unwrap();
     assert!(names.taken > 10 && names.taken < 1000, "{}", names.taken);
-    let mut few = Names { room: 3, taken: 0 };
+    let mut few = LimitedNames { room: 3, taken: 0 };
     client.readdir(&context(), FILE, 0, &mut DirBuf::new(&mut few)).unwrap();
     assert_eq!(few.taken, 3);
 }
@@ -347,12 +350,12 @@ fn a_missing_opcode_is_requested_once() {
 }
 
 /// A listener of invalidations that makes requests while it is called.
-struct Ear {
+struct BusyListener {
     heard: AtomicUsize,
     polled: AtomicBool,
 }
 
-impl Notify for Ear {
+impl Notify for BusyListener {
     fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
         assert_eq!((ino, range), (Ino(5), Some((4096, 0))));
         self.heard.fetch_add(1, Ordering::SeqCst);
@@ -399,7 +402,7 @@ fn waiting_threads_deliver_notifications_and_invalid_ones_are_ignored() {
         }
         Some(says)
     });
-    let ear = Arc::new(Ear { heard: AtomicUsize::new(0), polled: AtomicBool::new(false) });
+    let ear = Arc::new(BusyListener { heard: AtomicUsize::new(0), polled: AtomicBool::new(false) });
     client.attached(defuse_fs::Origin::new(), Arc::clone(&ear) as Arc<dyn Notify>);
     assert_eq!(client.lookup(&context(), Ino::ROOT, name()), Err(Errno::ENOENT));
     assert_eq!(ear.heard.load(Ordering::SeqCst), 1);

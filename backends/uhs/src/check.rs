@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use defuse_block::Device;
-use defuse_fs::source::{Unwatched, Watch};
+use defuse_block::BlockDevice;
+use defuse_fs::source::{NoWatch, WorkWatch};
 
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::load;
-use crate::names::Problem;
+use crate::names::LoadProblem;
 use crate::store::{StoreError, bad_copies, snapshot, survey_and_see};
 
 /// The findings of a [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct CheckReport {
     /// Everything that is wrong.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<LoadProblem>,
     /// Inodes, the root among them.
     pub inodes: u64,
     /// Blocks of the device.
@@ -36,19 +36,19 @@ pub struct Report {
 /// # Errors
 ///
 /// See [`StoreError`]: the file system cannot be mounted at all.
-pub fn check(device: &Arc<dyn Device>) -> Result<Report, StoreError> {
-    check_watched(device, &Unwatched)
+pub fn check(device: &Arc<dyn BlockDevice>) -> Result<CheckReport, StoreError> {
+    check_watched(device, &NoWatch)
 }
 
 /// As [`check`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]).
 pub(crate) fn check_watched(
-    device: &Arc<dyn Device>,
-    watch: &dyn Watch,
-) -> Result<Report, StoreError> {
-    let survey = survey_and_see(&**device, Rules::ALL, |_| {}, watch)?;
+    device: &Arc<dyn BlockDevice>,
+    watch: &dyn WorkWatch,
+) -> Result<CheckReport, StoreError> {
+    let survey = survey_and_see(&**device, CommitRules::ALL, |_| {}, watch)?;
     let (names, pool, problems) = load::load(&**device, &survey, u64::MAX, watch)?;
     let copies = bad_copies(&**device)?;
-    Ok(Report {
+    Ok(CheckReport {
         problems,
         inodes: names.count().0,
         blocks: survey.superblock.blocks,

@@ -24,28 +24,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use defuse_block::{Blocking, Counted, Device, Separated};
-use defuse_fs::source::Watch;
-use defuse_fs::{Entry, Errno, Frontends, Given, Name, Result, SetXattrFlags, XattrName};
+use defuse_block::{BlockDevice, BlockingQueue, CountedDevice, SeparatedDevice};
+use defuse_fs::source::WorkWatch;
+use defuse_fs::{AnswerLifetime, Entry, Errno, Frontends, Name, Result, SetXattrFlags, XattrName};
 
-use crate::Options;
-use crate::commit::Rules;
-use crate::content::{INODE_MEMORY, Pool, Shared};
+use crate::UhsOptions;
+use crate::commit::CommitRules;
+use crate::content::{BlockPool, INODE_MEMORY, SharedContent};
 use crate::format::superblock::PADDED_RECORDS;
-use crate::group::{self, Gate, Handle};
-use crate::io::Io;
+use crate::group::{self, GroupLock, GroupReadGuard};
+use crate::io::BlockIo;
 use crate::load;
-use crate::names::{Kept, Names, Problem};
-use crate::store::{self, Frozen, Store, StoreError, survey, survey_and_see};
-use behind::Behind;
-pub(crate) use commit::Extent;
-use commit::Waiting;
+use crate::names::{ContentState, LoadProblem, NameStore};
+use crate::store::{self, FrozenSlots, InodeStore, StoreError, survey, survey_and_see};
+use behind::WriteBehind;
+use commit::PendingGroups;
+pub(crate) use commit::SyncScope;
 use compact::Compaction;
-use figures::Reads;
+use figures::ReadCounters;
 use merge::ScatteredUnits;
 pub(crate) use queues::MOST_QUEUES;
-use rounds::Rounds;
-pub(crate) use submitted::{Submitted, is_direct};
+use rounds::SyncRounds;
+pub(crate) use submitted::{SubmissionThreads, is_direct};
 
 /// Only this process changes the file system, so answers hold until it says otherwise.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
@@ -57,45 +57,45 @@ const LOOKS: usize = 4;
 const LOADS: usize = 16;
 
 /// The slots on the device.
-enum Slots {
-    Store(Box<Store>),
+enum EngineSlots {
+    Store(Box<InodeStore>),
     /// Nothing may be written.
-    Frozen(Frozen),
+    Frozen(FrozenSlots),
 }
 
 /// The state that operations and the committing thread share.
-pub(crate) struct Engine {
-    names: Names,
+pub(crate) struct UhsEngine {
+    names: NameStore,
     frontends: Frontends,
-    pool: Arc<Pool>,
-    gate: Gate,
-    store: Slots,
+    pool: Arc<BlockPool>,
+    gate: GroupLock,
+    store: EngineSlots,
     /// Groups are closed and written one after the other: pages that two of them write are written twice,
     /// in their order.
     writing: Mutex<()>,
-    rounds: Rounds,
-    waiting: Mutex<Waiting>,
-    line: Mutex<Blocking>,
-    io: Io,
+    rounds: SyncRounds,
+    waiting: Mutex<PendingGroups>,
+    line: Mutex<BlockingQueue>,
+    io: BlockIo,
     /// The way of all I/O.
-    device: Arc<Counted>,
+    device: Arc<CountedDevice>,
     /// The queues that all threads share, if they do.
-    separated: Option<Arc<Separated>>,
-    reads: Reads,
+    separated: Option<Arc<SeparatedDevice>>,
+    reads: ReadCounters,
     compaction: Compaction,
     scattered: ScatteredUnits,
     /// Whoever reads the content of an inode from its slot has the turn of its number.
     loads: [Mutex<()>; LOADS],
     /// Contents with pages that the device does not take.
-    stuck: Mutex<BTreeMap<u64, Shared>>,
+    stuck: Mutex<BTreeMap<u64, SharedContent>>,
     /// Data that is written before its group. Made when a file needs it; none on a device with few queues.
-    behind: OnceLock<Option<Behind>>,
+    behind: OnceLock<Option<WriteBehind>>,
     /// The device has refused data in this mount.
     refused: AtomicBool,
     /// Inodes with contents in memory that may leave it, each once: a clock ([`Names::retire`]).
     idle: Mutex<VecDeque<u64>>,
-    options: Options,
-    rules: Rules,
+    options: UhsOptions,
+    rules: CommitRules,
     /// Something is wrong with the device or with what it holds: nothing is written any more.
     read_only: AtomicBool,
     /// Something waits for the next group.
@@ -115,41 +115,42 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Makes an empty file system on `device`.
 pub(crate) fn make(
-    device: Arc<dyn Device>,
+    device: Arc<dyn BlockDevice>,
     uuid: [u8; 16],
     root: (u32, u32, u32),
     random: &mut fastrand::Rng,
 ) -> Result<(), StoreError> {
     store::make(&*device, uuid, random)?;
-    let survey = survey(&*device, Rules::ALL)?;
-    let store = Store::begin(device, &survey, Rules::ALL, random.fork())?;
-    let pool = Arc::new(Pool::new(load::space(&survey.superblock)));
-    let gate = Gate::new(Rules::ALL.full_group);
-    let names = Names::empty(Arc::clone(&pool), &gate.enter(), root);
+    let survey = survey(&*device, CommitRules::ALL)?;
+    let store = InodeStore::begin(device, &survey, CommitRules::ALL, random.fork())?;
+    let pool = Arc::new(BlockPool::new(load::space(&survey.superblock)));
+    let gate = GroupLock::new(CommitRules::ALL.full_group);
+    let names = NameStore::empty(Arc::clone(&pool), &gate.enter(), root);
     let batch = names.and_then(|names| group::close(&gate.close(), &names, &pool, false));
     let batch = batch.map_err(|_| StoreError::Full)?;
     let group = store.commit(store.turn(), batch.changes, true, &mut |_, _| None)?;
     store.sync(group)
 }
 
-impl Engine {
+impl UhsEngine {
     pub(crate) fn open(
-        device: Arc<dyn Device>,
-        options: Options,
-        rules: Rules,
+        device: Arc<dyn BlockDevice>,
+        options: UhsOptions,
+        rules: CommitRules,
         random: fastrand::Rng,
-        watch: &dyn Watch,
-    ) -> Result<(Engine, Vec<Problem>), StoreError> {
+        watch: &dyn WorkWatch,
+    ) -> Result<(UhsEngine, Vec<LoadProblem>), StoreError> {
         let separated = queues::share(&device, &options)?;
-        let device = separated.clone().map_or(device, |separated| separated as Arc<dyn Device>);
-        let counted = Arc::new(Counted::new(device));
-        let device = Arc::clone(&counted) as Arc<dyn Device>;
+        let device =
+            separated.clone().map_or(device, |separated| separated as Arc<dyn BlockDevice>);
+        let counted = Arc::new(CountedDevice::new(device));
+        let device = Arc::clone(&counted) as Arc<dyn BlockDevice>;
         let superblock = store::superblock(&*device)?;
         let (survey, mut names, pool, problems) =
             match load::restore(&*device, &superblock, options.index)? {
                 Some((survey, names, pool)) => (survey, names, pool, Vec::new()),
                 None => {
-                    let scanned = Rules { kept: rules.kept.min(options.index), ..rules };
+                    let scanned = CommitRules { kept: rules.kept.min(options.index), ..rules };
                     let mut survey = survey_and_see(&*device, scanned, |_| {}, watch)?;
                     let (names, pool, problems) =
                         load::load(&*device, &survey, options.index, watch)?;
@@ -173,27 +174,29 @@ impl Engine {
         if let Some(region) = pool.region() {
             device.register(region).map_err(store::failed("register memory"))?;
         }
-        let io = Io::new(Arc::clone(&device), separated.is_some());
-        let line = Blocking::new(&*device).map_err(store::failed("open a queue"))?;
+        let io = BlockIo::new(Arc::clone(&device), separated.is_some());
+        let line = BlockingQueue::new(&*device).map_err(store::failed("open a queue"))?;
         let writes = !options.read_only && problems.is_empty();
         let store = match writes {
-            true => Slots::Store(Box::new(Store::begin(device, &survey, rules, random)?)),
-            false => Slots::Frozen(Frozen::of(&survey)),
+            true => {
+                EngineSlots::Store(Box::new(InodeStore::begin(device, &survey, rules, random)?))
+            }
+            false => EngineSlots::Frozen(FrozenSlots::of(&survey)),
         };
-        let engine = Engine {
-            gate: Gate::new(rules.full_group.min(names.most_changes())),
+        let engine = UhsEngine {
+            gate: GroupLock::new(rules.full_group.min(names.most_changes())),
             names,
             frontends: Frontends::new(VALID_FOR),
             pool,
             store,
             writing: Mutex::default(),
-            rounds: Rounds::default(),
+            rounds: SyncRounds::default(),
             waiting: Mutex::default(),
             line: Mutex::new(line),
             io,
             device: counted,
             separated,
-            reads: Reads::default(),
+            reads: ReadCounters::default(),
             compaction: Compaction::default(),
             scattered: ScatteredUnits::default(),
             loads: Default::default(),
@@ -219,18 +222,21 @@ impl Engine {
     }
 
     /// Names and attributes, to look at.
-    pub(crate) fn names(&self) -> &Names {
+    pub(crate) fn names(&self) -> &NameStore {
         &self.names
     }
 
     /// The blocks that files share.
-    pub(crate) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &BlockPool {
         &self.pool
     }
 
     /// Changes names or attributes; tries again where a commit makes space. `EROFS` where nothing is written any
     /// more.
-    pub(crate) fn change<T>(&self, change: impl Fn(&Names, &Handle<'_>) -> Result<T>) -> Result<T> {
+    pub(crate) fn change<T>(
+        &self,
+        change: impl Fn(&NameStore, &GroupReadGuard<'_>) -> Result<T>,
+    ) -> Result<T> {
         let once = || {
             let handle = self.enter()?;
             let result = change(&self.names, &handle);
@@ -243,7 +249,7 @@ impl Engine {
     /// Tries again where a commit makes space, and where a compaction does.
     pub(super) fn with_space<T>(&self, mut once: impl FnMut() -> Result<T>) -> Result<T> {
         let mut result = once();
-        for makes_space in [Engine::makes_space, Engine::compact_now] {
+        for makes_space in [UhsEngine::makes_space, UhsEngine::compact_now] {
             if matches!(result, Err(Errno::ENOSPC)) && makes_space(self)? {
                 result = once();
             }
@@ -255,13 +261,18 @@ impl Engine {
     fn makes_space(&self) -> Result<bool> {
         let waits = self.pool.has_waiting();
         if waits {
-            self.commit(Extent::Changes)?;
+            self.commit(SyncScope::Changes)?;
         }
         Ok(waits)
     }
 
     /// Gives an inode another name.
-    pub(crate) fn link(&self, ino: u64, place: (u64, Name<'_>), given: Given) -> Result<Entry> {
+    pub(crate) fn link(
+        &self,
+        ino: u64,
+        place: (u64, Name<'_>),
+        given: AnswerLifetime,
+    ) -> Result<Entry> {
         // An inode with several names keeps its content in memory: somebody has to know its records.
         let content = self.content(ino)?;
         self.change(|names, handle| names.link(handle, (ino, &content), place, given))
@@ -289,7 +300,7 @@ impl Engine {
     }
 
     /// A handle of the running group. `EROFS`.
-    fn enter(&self) -> Result<Handle<'_>> {
+    fn enter(&self) -> Result<GroupReadGuard<'_>> {
         match self.read_only.load(Ordering::Relaxed) {
             true => Err(Errno::EROFS),
             false => Ok(self.gate.enter()),
@@ -297,7 +308,7 @@ impl Engine {
     }
 
     /// Ends a change. Whoever fills the group writes it.
-    pub(super) fn leave(&self, handle: Handle<'_>) {
+    pub(super) fn leave(&self, handle: GroupReadGuard<'_>) {
         let full = handle.is_full();
         drop(handle);
         self.has_changes();
@@ -349,7 +360,7 @@ impl Engine {
         drop(handle);
         if self.pool.has_ahead()
             && !self.names.is_open(ino)
-            && let Ok(Kept::Here(content)) = self.names.content(ino)
+            && let Ok(ContentState::Here(content)) = self.names.content(ino)
         {
             lock(&content).stop_growing(&self.pool);
         }
@@ -370,7 +381,7 @@ impl Engine {
         let mut idle = lock(&self.idle);
         idle.push_back(ino);
         // After a failure nobody knows what the slots hold that would have to be read again.
-        if self.is_read_only() && matches!(self.store, Slots::Store(_)) {
+        if self.is_read_only() && matches!(self.store, EngineSlots::Store(_)) {
             return;
         }
         for _ in 0..LOOKS {

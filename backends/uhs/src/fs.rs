@@ -6,32 +6,32 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use defuse_block::Device;
+use defuse_block::BlockDevice;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::posix::clears_mark;
-use defuse_fs::source::{Unwatched, Watch};
+use defuse_fs::source::{NoWatch, WorkWatch};
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
     FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name,
-    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence,
+    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, OpenReply, Origin, PathResolution, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence,
     WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
-use crate::commit::Rules;
-use crate::engine::{Engine, Extent, Submitted, is_direct};
+use crate::commit::CommitRules;
+use crate::engine::{SubmissionThreads, SyncScope, UhsEngine, is_direct};
 use crate::format::BLOCK;
-use crate::group::Handle;
-use crate::names::{Making, Names, Problem};
+use crate::group::GroupReadGuard;
+use crate::names::{InodeCreation, LoadProblem, NameStore};
 use crate::store::StoreError;
-use crate::{Options, engine};
+use crate::{UhsOptions, engine};
 
 /// The most bytes of a write that are taken at a time.
 const LARGEST_WRITE: usize = 1 << 20;
 
 /// A file system on a device.
 pub struct Uhs {
-    engine: Arc<Engine>,
+    engine: Arc<UhsEngine>,
     locks: LockQueue,
     listings: Mutex<HashMap<u64, u64>>,
     next_listing: AtomicU64,
@@ -39,7 +39,7 @@ pub struct Uhs {
     thread: Mutex<Option<JoinHandle<()>>>,
     commit: Option<Duration>,
     /// Carry out what somebody begins and does not wait for. None on a device with few queues.
-    submitted: OnceLock<Option<Submitted>>,
+    submitted: OnceLock<Option<SubmissionThreads>>,
 }
 
 impl Uhs {
@@ -50,7 +50,7 @@ impl Uhs {
     ///
     /// See [`StoreError`].
     pub fn make(
-        device: Arc<dyn Device>,
+        device: Arc<dyn BlockDevice>,
         root: (u32, u32, u32),
         random: &mut fastrand::Rng,
     ) -> std::result::Result<(), StoreError> {
@@ -66,30 +66,30 @@ impl Uhs {
     ///
     /// See [`StoreError`].
     pub fn open(
-        device: Arc<dyn Device>,
-        options: Options,
+        device: Arc<dyn BlockDevice>,
+        options: UhsOptions,
         random: fastrand::Rng,
-    ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
-        Uhs::open_watched(device, options, (Rules::ALL, random), &Unwatched)
+    ) -> std::result::Result<(Uhs, Vec<LoadProblem>), StoreError> {
+        Uhs::open_watched(device, options, (CommitRules::ALL, random), &NoWatch)
     }
 
     pub(crate) fn open_by(
-        device: Arc<dyn Device>,
-        options: Options,
-        rules: Rules,
+        device: Arc<dyn BlockDevice>,
+        options: UhsOptions,
+        rules: CommitRules,
         random: fastrand::Rng,
-    ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
-        Uhs::open_watched(device, options, (rules, random), &Unwatched)
+    ) -> std::result::Result<(Uhs, Vec<LoadProblem>), StoreError> {
+        Uhs::open_watched(device, options, (rules, random), &NoWatch)
     }
 
     /// As [`open`](Uhs::open); `watch` sees the reading of all inodes, and can end it ([`StoreError::Interrupted`]).
     pub(crate) fn open_watched(
-        device: Arc<dyn Device>,
-        options: Options,
-        (rules, random): (Rules, fastrand::Rng),
-        watch: &dyn Watch,
-    ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
-        let (engine, problems) = Engine::open(device, options, rules, random, watch)?;
+        device: Arc<dyn BlockDevice>,
+        options: UhsOptions,
+        (rules, random): (CommitRules, fastrand::Rng),
+        watch: &dyn WorkWatch,
+    ) -> std::result::Result<(Uhs, Vec<LoadProblem>), StoreError> {
+        let (engine, problems) = UhsEngine::open(device, options, rules, random, watch)?;
         let engine = Arc::new(engine);
         let uhs = Uhs {
             engine,
@@ -120,7 +120,7 @@ impl Uhs {
     }
 
     #[cfg(test)]
-    pub(crate) fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &UhsEngine {
         &self.engine
     }
 
@@ -134,10 +134,11 @@ impl Uhs {
         opens: bool,
     ) -> Result<Entry> {
         let (keeps_sgid, given) = (cx.caller.uid == 0, self.engine.frontends().names(cx.origin));
-        let making = Making { node, target, keeps_sgid, opens, sure: false, given };
+        let making = InodeCreation { node, target, keeps_sgid, opens, sure: false, given };
         self.change_names(cx, || {
-            let make =
-                |names: &Names, handle: &Handle<'_>| names.make(handle, parent.0, name, making);
+            let make = |names: &NameStore, handle: &GroupReadGuard<'_>| {
+                names.make(handle, parent.0, name, making)
+            };
             Ok((self.engine.change(make)?, [parent]))
         })
     }
@@ -182,15 +183,15 @@ impl Uhs {
         self.change_attributes(cx, [ino], || self.engine.setattr(ino.0, set, valid_for))
     }
 
-    fn opened(&self) -> Opened {
+    fn opened(&self) -> OpenReply {
         let cache = self.engine.frontends().cache_mode();
-        Opened { cache, no_flush: true, parallel_direct_writes: true, ..Opened::default() }
+        OpenReply { cache, no_flush: true, parallel_direct_writes: true, ..OpenReply::default() }
     }
 }
 
 /// Reads, and tells the other frontends if that has changed the time of access.
 fn read(
-    engine: &Engine,
+    engine: &UhsEngine,
     origin: Origin,
     file: File,
     args: ReadArgs,
@@ -204,7 +205,7 @@ fn read(
 
 /// Writes, and tells the other frontends.
 fn write(
-    engine: &Engine,
+    engine: &UhsEngine,
     origin: Origin,
     file: File,
     args: WriteArgs,
@@ -221,7 +222,7 @@ fn write(
 
 /// Writes in parts. Returns how much was written before an error.
 fn write_parts(
-    engine: &Engine,
+    engine: &UhsEngine,
     file: File,
     args: WriteArgs,
     data: &mut WriteBuf<'_>,
@@ -261,7 +262,7 @@ fn write_parts(
 }
 
 /// Carries out an operation that somebody began, and answers it.
-fn carry_out(engine: &Engine, mut io: Io) {
+fn carry_out(engine: &UhsEngine, mut io: Io) {
     match io.op() {
         IoOp::Read { file, args, .. } => {
             let read = io.with_read_buf(|cx, out| read(engine, cx.origin, file, args, out));
@@ -272,7 +273,7 @@ fn carry_out(engine: &Engine, mut io: Io) {
             io.finish(written);
         }
         IoOp::Fsync { file, .. } => io.finish(engine.sync_file(file.ino.0).map(|()| 0)),
-        IoOp::Fsyncdir { .. } => io.finish(engine.commit(Extent::Everything).map(|()| 0)),
+        IoOp::Fsyncdir { .. } => io.finish(engine.commit(SyncScope::Everything).map(|()| 0)),
         IoOp::Syncfs => io.finish(engine.sync_all().map(|()| 0)),
     }
 }
@@ -398,14 +399,18 @@ impl FileSystem for Uhs {
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         self.change_names(cx, || {
-            let unlink = |names: &Names, handle: &Handle<'_>| names.unlink(handle, parent.0, name);
+            let unlink = |names: &NameStore, handle: &GroupReadGuard<'_>| {
+                names.unlink(handle, parent.0, name)
+            };
             Ok(((), [parent, self.engine.change(unlink)?]))
         })
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         self.change_names(cx, || {
-            let rmdir = |names: &Names, handle: &Handle<'_>| names.rmdir(handle, parent.0, name);
+            let rmdir = |names: &NameStore, handle: &GroupReadGuard<'_>| {
+                names.rmdir(handle, parent.0, name)
+            };
             Ok(((), [parent, self.engine.change(rmdir)?]))
         })
     }
@@ -478,7 +483,7 @@ impl FileSystem for Uhs {
         self.change_attributes(cx, [ino], || self.engine.removexattr(ino.0, name))
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         self.engine.names().check_open(ino.0, args.flags.writable())?;
         if args.flags.has(OpenFlags::TRUNC) {
             let kill_suidgid = args.kill_suidgid;
@@ -503,7 +508,7 @@ impl FileSystem for Uhs {
         name: Name<'_>,
         node: &NewNode<'_>,
         _: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let entry = self.entry(cx, (parent, name), &node, None, true)?;
         Ok((entry, self.opened()))
@@ -515,12 +520,18 @@ impl FileSystem for Uhs {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let linkable = !args.flags.has(OpenFlags::EXCL);
         let (keeps_sgid, given) = (cx.caller.uid == 0, self.engine.frontends().names(cx.origin));
-        let making =
-            Making { node: &node, target: None, keeps_sgid, opens: true, sure: false, given };
+        let making = InodeCreation {
+            node: &node,
+            target: None,
+            keeps_sgid,
+            opens: true,
+            sure: false,
+            given,
+        };
         let entry =
             self.engine.change(|names, _| names.make_nameless(parent.0, making, linkable))?;
         Ok((entry, self.opened()))
@@ -597,7 +608,7 @@ impl FileSystem for Uhs {
         self.locks.wait(wait.file().ino.0, wait);
     }
 
-    fn opendir(&self, _: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, _: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<OpenReply> {
         let names = self.engine.names();
         if !names.is_directory(ino.0)? {
             return Err(Errno::ENOTDIR);
@@ -606,7 +617,7 @@ impl FileSystem for Uhs {
         let cache_dir = self.engine.frontends().caches_listings();
         let fh = self.next_listing.fetch_add(1, Ordering::Relaxed);
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, u64::MAX);
-        Ok(Opened { fh: Fh(fh), cache_dir, ..self.opened() })
+        Ok(OpenReply { fh: Fh(fh), cache_dir, ..self.opened() })
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
@@ -635,7 +646,7 @@ impl FileSystem for Uhs {
     }
 
     fn fsyncdir(&self, _: &Context<'_>, _: File, _: bool) -> Result<()> {
-        self.engine.commit(Extent::Everything)
+        self.engine.commit(SyncScope::Everything)
     }
 
     fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {
@@ -666,10 +677,10 @@ impl FileSystem for Uhs {
             io.with_context(|cx| self.clear_mark(cx, file.ino, true));
         }
         let syncs = !matches!(op, IoOp::Read { .. } | IoOp::Write { .. });
-        if !syncs && !is_direct(op) && !Submitted::is_line() {
+        if !syncs && !is_direct(op) && !SubmissionThreads::is_line() {
             return carry_out(&self.engine, io);
         }
-        let start = || Submitted::start(&self.engine, carry_out);
+        let start = || SubmissionThreads::start(&self.engine, carry_out);
         match self.submitted.get_or_init(start) {
             Some(submitted) if is_direct(op) => submitted.begin(io),
             Some(submitted) => submitted.hand_over(io),
@@ -679,7 +690,7 @@ impl FileSystem for Uhs {
 }
 
 impl Shortcuts for Uhs {
-    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<PathResolution> {
         self.engine.names().resolve(from.0, path, self.engine.frontends().attributes_told())
     }
 }

@@ -2,19 +2,19 @@
 
 use std::sync::{Arc, OnceLock};
 
-use defuse_block::{Blocking, Device, Ram};
-use defuse_fs::source::Unwatched;
+use defuse_block::{BlockDevice, BlockingQueue, RamDevice};
+use defuse_fs::source::NoWatch;
 use defuse_fs::{
     Caller, Context, DirBuf, DirItem, DirSink, Entry, Fh, File, FileKind, FileSystem, Ino, Name,
     NewNode, OpenFlags, ReadArgs, ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
 
-use crate::commit::Rules;
-use crate::format::snapshot::At;
+use crate::commit::CommitRules;
+use crate::format::snapshot::SnapshotPointer;
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::image::tables;
-use crate::{Options, Uhs, check, repair, store};
+use crate::{Uhs, UhsOptions, check, repair, store};
 
 /// Bytes of an identity of a slot.
 const IDENTITY: usize = 96;
@@ -37,25 +37,25 @@ pub fn image(script: &[u8]) {
     for change in script.chunks_exact(CHANGE) {
         forge(&ram, change);
     }
-    let device: Arc<dyn Device> = Arc::new(ram);
+    let device: Arc<dyn BlockDevice> = Arc::new(ram);
     let random = || fastrand::Rng::with_seed(1);
-    let options = Options {
+    let options = UhsOptions {
         commit: None,
         discard: false,
         worker: false,
         cache_pages: 256,
         dirty_pages: 64,
         read_only: true,
-        ..Options::default()
+        ..UhsOptions::default()
     };
     let Ok(report) = check(&device) else {
         // It shows the copies of the superblock, at least.
-        assert!(tables(&*device, None, &Unwatched).is_ok(), "nothing is shown");
+        assert!(tables(&*device, None, &NoWatch).is_ok(), "nothing is shown");
         assert!(repair(&device, None, random()).is_err(), "a repair of what cannot be checked");
         return;
     };
     for ino in [None, Some(1), Some(2), Some(4)] {
-        assert!(tables(&*device, ino, &Unwatched).is_ok(), "what can be checked can be shown");
+        assert!(tables(&*device, ino, &NoWatch).is_ok(), "what can be checked can be shown");
     }
     if let Ok((fs, problems)) = Uhs::open(Arc::clone(&device), options, random()) {
         assert_eq!(problems, report.problems);
@@ -65,7 +65,7 @@ pub fn image(script: &[u8]) {
     let Ok(_) = repair(&device, None, random()) else { return };
     let again = check(&device).map(|report| report.problems);
     assert_eq!(again, Ok(Vec::new()), "{:?} were repaired", report.problems);
-    let options = Options { read_only: false, ..options };
+    let options = UhsOptions { read_only: false, ..options };
     if let Ok((fs, problems)) = Uhs::open(device, options, random()) {
         assert_eq!(problems, []);
         walk(&fs);
@@ -81,15 +81,15 @@ pub fn image(script: &[u8]) {
 pub fn snapshot(script: &[u8]) {
     let ram = ended().fork();
     forge_snapshot(&ram, script);
-    let device: Arc<dyn Device> = Arc::new(ram);
-    let options = Options {
+    let device: Arc<dyn BlockDevice> = Arc::new(ram);
+    let options = UhsOptions {
         commit: None,
         discard: false,
         worker: false,
         cache_pages: 256,
         dirty_pages: 64,
         read_only: false,
-        ..Options::default()
+        ..UhsOptions::default()
     };
     let opened = Uhs::open(Arc::clone(&device), options, fastrand::Rng::with_seed(1));
     if let Ok((fs, problems)) = opened {
@@ -101,18 +101,18 @@ pub fn snapshot(script: &[u8]) {
 }
 
 /// An image after a clean end.
-fn ended() -> &'static Ram {
-    static ENDED: OnceLock<Ram> = OnceLock::new();
+fn ended() -> &'static RamDevice {
+    static ENDED: OnceLock<RamDevice> = OnceLock::new();
     ENDED.get_or_init(|| {
         let ram = base().fork();
-        let options = Options { commit: None, ..Options::default() };
+        let options = UhsOptions { commit: None, ..UhsOptions::default() };
         drop(Uhs::open(Arc::new(ram.clone()), options, fastrand::Rng::with_seed(1)));
         ram
     })
 }
 
 /// Nothing, if there is no snapshot.
-fn forge_snapshot(ram: &Ram, script: &[u8]) -> Option<()> {
+fn forge_snapshot(ram: &RamDevice, script: &[u8]) -> Option<()> {
     let superblock = store::superblock(ram).ok()?;
     let mut header = store::snapshot::header(ram, &superblock)?;
     let segment = header.segments.first_mut()?;
@@ -123,22 +123,22 @@ fn forge_snapshot(ram: &Ram, script: &[u8]) -> Option<()> {
     }
     segment.crc = crc32c::crc32c(&bytes);
     bytes.resize(segment.blocks() as usize * BLOCK, 0);
-    let mut line = Blocking::new(ram).ok()?;
+    let mut line = BlockingQueue::new(ram).ok()?;
     line.write(segment.block, &bytes).ok()?;
     let bytes = header.encode()?;
-    let at = At { crc: crc32c::crc32c(&bytes), ..superblock.snapshot? };
+    let at = SnapshotPointer { crc: crc32c::crc32c(&bytes), ..superblock.snapshot? };
     line.write(at.block, &bytes).ok()?;
     let superblock = Superblock { snapshot: Some(at), ..superblock };
     COPIES.iter().try_for_each(|block| line.write(*block, &superblock.encode()).ok())
 }
 
-fn forge(ram: &Ram, change: &[u8]) {
+fn forge(ram: &RamDevice, change: &[u8]) {
     let (which, form, place) = (change[0], change[1], [change[2], change[3]]);
     let block = match which {
         0..4 => COPIES[which as usize % COPIES.len()],
         _ => UNIT_BLOCKS + u64::from(which) % SLOTS,
     };
-    let Ok(mut line) = Blocking::new(ram) else { return };
+    let Ok(mut line) = BlockingQueue::new(ram) else { return };
     let mut bytes = [0; BLOCK];
     if line.read(block, &mut bytes).is_err() {
         return;
@@ -179,16 +179,16 @@ fn cx() -> Context<'static> {
 }
 
 /// An image with a few of everything.
-fn base() -> &'static Ram {
-    static BASE: OnceLock<Ram> = OnceLock::new();
+fn base() -> &'static RamDevice {
+    static BASE: OnceLock<RamDevice> = OnceLock::new();
     BASE.get_or_init(|| {
-        let ram = Ram::new(BLOCK as u32, 8 * UNIT_BLOCKS);
+        let ram = RamDevice::new(BLOCK as u32, 8 * UNIT_BLOCKS);
         let mut random = fastrand::Rng::with_seed(1);
-        let device: Arc<dyn Device> = Arc::new(ram.clone());
+        let device: Arc<dyn BlockDevice> = Arc::new(ram.clone());
         let made = Uhs::make(Arc::clone(&device), (0o755, 0, 0), &mut random).is_ok();
-        let options = Options { commit: None, ..Options::default() };
+        let options = UhsOptions { commit: None, ..UhsOptions::default() };
         // A snapshot would hide what the slots say.
-        let rules = Rules { snapshots: false, ..Rules::ALL };
+        let rules = CommitRules { snapshots: false, ..CommitRules::ALL };
         if let Ok((fs, _)) = Uhs::open_by(device, options, rules, random) {
             let filled = made && fill(&fs).is_ok();
             assert!(filled, "the image cannot be made");
@@ -219,9 +219,9 @@ fn fill(fs: &Uhs) -> defuse_fs::Result<()> {
 }
 
 #[derive(Default)]
-struct Names(Vec<Vec<u8>>);
+struct FuzzedNames(Vec<Vec<u8>>);
 
-impl DirSink for Names {
+impl DirSink for FuzzedNames {
     fn wants_entries(&self) -> bool {
         false
     }
@@ -238,7 +238,7 @@ fn walk(fs: &Uhs) {
     let (mut dirs, mut seen) = (vec![Ino::ROOT], 0);
     while let Some(dir) = dirs.pop() {
         let Ok(opened) = fs.opendir(&cx(), dir, OpenFlags(0)) else { continue };
-        let (mut names, file) = (Names::default(), File { ino: dir, fh: opened.fh });
+        let (mut names, file) = (FuzzedNames::default(), File { ino: dir, fh: opened.fh });
         let _ = fs.readdir(&cx(), file, 0, &mut DirBuf::new(&mut names));
         let _ = fs.releasedir(&cx(), file);
         for child in names.0.iter().filter(|name| !matches!(&name[..], b"." | b"..")) {

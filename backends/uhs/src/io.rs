@@ -2,11 +2,14 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Purpose, Queue, Result};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceQueue, Errno, FrameRun, QueuePurpose,
+    Result,
+};
 
-use crate::content::Frame;
+use crate::content::PageFrame;
 use crate::format::are_neighbours;
-use crate::space::Run;
+use crate::space::BlockRun;
 
 /// Queues at most, of each purpose.
 const QUEUES: usize = 16;
@@ -21,24 +24,24 @@ const WRITES: usize = 4;
 pub(crate) const GATHERED: usize = 256;
 
 /// The way to the blocks of files.
-pub(crate) struct Io {
-    device: Arc<dyn Device>,
+pub(crate) struct BlockIo {
+    device: Arc<dyn BlockDevice>,
     /// By their purpose, if the device tells purposes apart; otherwise the first is that of all.
-    lines: [Line; 3],
+    lines: [QueuePool; 3],
     /// The device tells purposes apart.
     has_purposes: bool,
     gathered: usize,
 }
 
 #[derive(Default)]
-struct Line {
-    queues: Mutex<Queues>,
+struct QueuePool {
+    queues: Mutex<PooledQueues>,
     free: Condvar,
 }
 
 #[derive(Default)]
-struct Queues {
-    idle: Vec<Box<dyn Queue>>,
+struct PooledQueues {
+    idle: Vec<Box<dyn DeviceQueue>>,
     open: usize,
     /// The device has no more.
     all: bool,
@@ -46,7 +49,7 @@ struct Queues {
 
 /// Blocks that could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failed {
+pub(crate) struct FailedBlocks {
     /// The first of the data.
     pub(crate) from: usize,
     /// How many.
@@ -54,14 +57,14 @@ pub(crate) struct Failed {
     pub(crate) errno: Errno,
 }
 
-impl Io {
-    pub(crate) fn new(device: Arc<dyn Device>, has_purposes: bool) -> Self {
+impl BlockIo {
+    pub(crate) fn new(device: Arc<dyn BlockDevice>, has_purposes: bool) -> Self {
         let gathered = device.facts().blocks_at_once().min(GATHERED);
-        Io { device, lines: Default::default(), has_purposes, gathered }
+        BlockIo { device, lines: Default::default(), has_purposes, gathered }
     }
 
     /// A queue for one user for as long as he likes. `None` where the device has few.
-    pub(crate) fn queue(&self, purpose: Purpose, depth: u32) -> Option<Box<dyn Queue>> {
+    pub(crate) fn queue(&self, purpose: QueuePurpose, depth: u32) -> Option<Box<dyn DeviceQueue>> {
         let many = self.device.facts().max_queues as usize >= QUEUES;
         many.then(|| self.device.queue_for(purpose, depth).ok()).flatten()
     }
@@ -71,16 +74,21 @@ impl Io {
         self.gathered
     }
 
-    /// Reads runs of blocks, each into its frames, of [`gathered`](Io::gathered) blocks at most. They come back in order.
+    /// Reads runs of blocks, each into its frames, of [`gathered`](BlockIo::gathered) blocks at most. They come back in order.
     ///
     /// # Errors
     ///
     /// The first failure of the device.
-    pub(crate) fn read(&self, purpose: Purpose, runs: Vec<(u64, Frames)>) -> Result<Vec<Frames>> {
-        let mut read: Vec<Option<Frames>> = runs.iter().map(|_| None).collect();
+    pub(crate) fn read(
+        &self,
+        purpose: QueuePurpose,
+        runs: Vec<(u64, FrameRun)>,
+    ) -> Result<Vec<FrameRun>> {
+        let mut read: Vec<Option<FrameRun>> = runs.iter().map(|_| None).collect();
         let mut error = None;
-        let ops =
-            runs.into_iter().map(|(block, frames)| OpKind::Read { block, memory: frames.into() });
+        let ops = runs
+            .into_iter()
+            .map(|(block, frames)| BlockOpKind::Read { block, memory: frames.into() });
         self.run(purpose, (ops, DEPTH as usize), &mut |done| match done.result {
             Ok(()) => read[done.tag as usize] = done.memory.into_frames(),
             Err(errno) => error = Some(errno),
@@ -90,7 +98,7 @@ impl Io {
     }
 
     /// True if pages are durable sooner by one write that says so than by a write and a flush.
-    pub(crate) fn writes_through(&self, data: &[(u64, Frame)]) -> bool {
+    pub(crate) fn writes_through(&self, data: &[(u64, PageFrame)]) -> bool {
         let is_run = are_neighbours(data.iter().map(|(block, _)| *block));
         is_run && data.len() <= self.gathered && self.device.facts().fua
     }
@@ -103,16 +111,16 @@ impl Io {
     /// Without a queue nothing is written.
     pub(crate) fn write(
         &self,
-        purpose: Purpose,
-        data: &mut [(u64, Frame)],
+        purpose: QueuePurpose,
+        data: &mut [(u64, PageFrame)],
         durable: bool,
-    ) -> Result<Vec<Failed>> {
+    ) -> Result<Vec<FailedBlocks>> {
         data.sort_unstable_by_key(|(block, _)| *block);
         let runs = data.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(self.gathered));
-        let runs: Vec<&[(u64, Frame)]> = runs.collect();
+        let runs: Vec<&[(u64, PageFrame)]> = runs.collect();
         let ops = runs.iter().map(|run| {
-            let memory = Frame::segments(run.iter().map(|(_, frame)| frame));
-            OpKind::Write { block: run[0].0, memory, fua: durable }
+            let memory = PageFrame::segments(run.iter().map(|(_, frame)| frame));
+            BlockOpKind::Write { block: run[0].0, memory, fua: durable }
         });
         let mut failed = Vec::new();
         let depth = (WRITES * self.gathered * runs.len() / data.len().max(1)).max(WRITES);
@@ -120,18 +128,18 @@ impl Io {
             if let Err(errno) = done.result {
                 let before = runs[..done.tag as usize].iter();
                 let from = before.map(|run| run.len()).sum();
-                failed.push(Failed { from, count: runs[done.tag as usize].len(), errno });
+                failed.push(FailedBlocks { from, count: runs[done.tag as usize].len(), errno });
             }
         })?;
         Ok(failed)
     }
 
     /// Tells the device that these blocks are not needed, where it wants to know. Nothing depends on it.
-    pub(crate) fn discard(&self, runs: &[Run]) {
+    pub(crate) fn discard(&self, runs: &[BlockRun]) {
         if !self.device.facts().discard {
             return;
         }
-        let mut runs: Vec<Run> = runs.to_vec();
+        let mut runs: Vec<BlockRun> = runs.to_vec();
         runs.sort_unstable_by_key(|run| run.block);
         let mut whole: Vec<(u64, u64)> = Vec::new();
         for run in runs {
@@ -141,10 +149,10 @@ impl Io {
                 _ => whole.push((run.block, count)),
             }
         }
-        let ops = whole.into_iter().map(|(block, blocks)| OpKind::Discard { block, blocks });
+        let ops = whole.into_iter().map(|(block, blocks)| BlockOpKind::Discard { block, blocks });
         let mut failed = None;
-        let see = &mut |done: Done| failed = done.result.err().or(failed);
-        let run = self.run(Purpose::Reclaim, (ops, WRITES), see);
+        let see = &mut |done: BlockCompletion| failed = done.result.err().or(failed);
+        let run = self.run(QueuePurpose::Reclaim, (ops, WRITES), see);
         if let Some(errno) = run.err().or(failed) {
             log::debug!("uhs: blocks cannot be discarded: {errno}");
         }
@@ -153,15 +161,15 @@ impl Io {
     /// Carries out operations, up to `depth` at a time. Their tags are their numbers.
     fn run(
         &self,
-        purpose: Purpose,
-        (ops, depth): (impl Iterator<Item = OpKind>, usize),
-        see: &mut dyn FnMut(Done),
+        purpose: QueuePurpose,
+        (ops, depth): (impl Iterator<Item = BlockOpKind>, usize),
+        see: &mut dyn FnMut(BlockCompletion),
     ) -> Result<()> {
         let line = self.line(purpose);
         let mut queue = self.take(line, purpose)?;
         let mut done = Vec::new();
-        let mut waiting: Option<Op> = None;
-        let mut ops = ops.enumerate().map(|(nth, kind)| Op { tag: nth as u64, kind });
+        let mut waiting: Option<BlockOp> = None;
+        let mut ops = ops.enumerate().map(|(nth, kind)| BlockOp { tag: nth as u64, kind });
         loop {
             while queue.in_flight() < depth.min(queue.depth()) {
                 let Some(op) = waiting.take().or_else(|| ops.next()) else { break };
@@ -182,16 +190,16 @@ impl Io {
         Ok(())
     }
 
-    fn line(&self, purpose: Purpose) -> &Line {
+    fn line(&self, purpose: QueuePurpose) -> &QueuePool {
         match purpose {
-            Purpose::Behind if self.has_purposes => &self.lines[1],
-            Purpose::Reclaim if self.has_purposes => &self.lines[2],
+            QueuePurpose::Behind if self.has_purposes => &self.lines[1],
+            QueuePurpose::Reclaim if self.has_purposes => &self.lines[2],
             _ => &self.lines[0],
         }
     }
 
     /// An idle queue, or a new one, or the next that is given back.
-    fn take(&self, line: &Line, purpose: Purpose) -> Result<Box<dyn Queue>> {
+    fn take(&self, line: &QueuePool, purpose: QueuePurpose) -> Result<Box<dyn DeviceQueue>> {
         let mut queues = line.lock();
         loop {
             if let Some(queue) = queues.idle.pop() {
@@ -212,8 +220,8 @@ impl Io {
     }
 }
 
-impl Line {
-    fn lock(&self) -> MutexGuard<'_, Queues> {
+impl QueuePool {
+    fn lock(&self) -> MutexGuard<'_, PooledQueues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

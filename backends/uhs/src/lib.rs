@@ -30,19 +30,19 @@ mod tests;
 
 use std::time::Duration;
 
-pub use check::{Report, check};
-pub use defuse_block::separation::Mode;
-pub use format::superblock::Unusable;
+pub use check::{CheckReport, check};
+pub use defuse_block::separation::SeparationMode;
+pub use format::superblock::SuperblockError;
 pub use fs::Uhs;
 pub use fuzzed::{image as fuzz_image, snapshot as fuzz_snapshot};
 pub use kind::KIND;
-pub use names::Problem;
-pub use repair::{Doubt, Repair, Written, repair};
+pub use names::LoadProblem;
+pub use repair::{DoubtfulGroups, RepairAction, WrittenInode, repair};
 pub use store::StoreError;
 
 /// Options of a [`Uhs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct UhsOptions {
     /// Nothing is written to the device, not even what a mount would undo after a power failure.
     pub read_only: bool,
     /// Time after which changes that nobody syncs become durable. `None`: only a sync does it.
@@ -58,10 +58,10 @@ pub struct Options {
     pub index: u64,
     /// All threads share a few queues of the device, and so operations are divided among these. `None`: each thread
     /// has queues of its own.
-    pub separation: Option<Mode>,
+    pub separation: Option<SeparationMode>,
     /// How many queues they share; `None`: 4.
     pub queues: Option<u32>,
-    /// One thread does all I/O, on the NUMA node of the device, see [`Worker`](defuse_block::Worker).
+    /// One thread does all I/O, on the NUMA node of the device, see [`Worker`](defuse_block::WorkerDevice).
     pub worker: bool,
     /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's clock.
     pub writeback: bool,
@@ -69,12 +69,12 @@ pub struct Options {
     pub noatime: bool,
 }
 
-impl Default for Options {
+impl Default for UhsOptions {
     /// The cache has 256 MiB, or a quarter of the memory that this process may use, if that is less; the index half of it.
     fn default() -> Self {
         let memory = defuse_hugepages::memory_limit();
         let cache_pages = (memory / 4 / format::BLOCK as u64).min(65_536) as usize;
-        Options {
+        UhsOptions {
             read_only: false,
             commit: Some(Duration::from_secs(1)),
             discard: false,

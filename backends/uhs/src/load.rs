@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use defuse_block::{Blocking, Device};
-use defuse_fs::source::Watch;
+use defuse_block::{BlockDevice, BlockingQueue};
+use defuse_fs::source::WorkWatch;
 
-use crate::Options;
-use crate::commit::{Recovered, Version};
-use crate::content::{INODE_MEMORY, Pool};
-use crate::format::inode::{Decoded, Inode, POINTERS_OF_BLOCK, Pointer, pointers_of};
-use crate::format::snapshot::{Header, Segment};
-use crate::format::superblock::{COPIES, Chunk, Superblock};
+use crate::UhsOptions;
+use crate::commit::{CurrentCopy, RecoveredState};
+use crate::content::{BlockPool, INODE_MEMORY};
+use crate::format::inode::{BlockPointer, DecodedBody, DiskInode, POINTERS_OF_BLOCK, pointers_of};
+use crate::format::snapshot::{SnapshotHeader, SnapshotSegment};
+use crate::format::superblock::{COPIES, SlotChunk, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
-use crate::names::{Loaded, Loading, Names, Problem, Told};
-use crate::space::{Run, Space, UNIT_MEMORY};
-use crate::store::{StoreError, Survey, check_numbers, chunks_left, failed, slots, snapshot};
+use crate::names::{InodeLoader, LoadProblem, LoadedInode, NameStore, SnapshotSlots};
+use crate::space::{BlockRun, BlockSpace, UNIT_MEMORY};
+use crate::store::{SlotSurvey, StoreError, check_numbers, chunks_left, failed, slots, snapshot};
 
 /// Inodes after which somebody may end the loading.
 const LOOKED_AT: u64 = 4096;
@@ -24,33 +24,34 @@ const LOOKED_AT: u64 = 4096;
 ///
 /// # Errors
 ///
-/// A failure of the device, [`StoreError::Index`], and [`StoreError::Interrupted`]. What the device holds is a [`Problem`].
+/// A failure of the device, [`StoreError::Index`], and [`StoreError::Interrupted`]. What the device holds is a [`LoadProblem`].
 pub(crate) fn load(
-    device: &dyn Device,
-    survey: &Survey,
+    device: &dyn BlockDevice,
+    survey: &SlotSurvey,
     limit: u64,
-    watch: &dyn Watch,
-) -> Result<(Names, Arc<Pool>, Vec<Problem>), StoreError> {
+    watch: &dyn WorkWatch,
+) -> Result<(NameStore, Arc<BlockPool>, Vec<LoadProblem>), StoreError> {
     let (superblock, found) = (&survey.superblock, &survey.found);
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
-    let mut problems: Vec<Problem> =
-        found.damaged.keys().map(|ino| Problem::Damaged { ino: *ino }).collect();
-    problems.extend(survey.unreadable.iter().map(|block| Problem::Unreadable { block: *block }));
-    problems.extend(found.lost_removals.first().map(|_| Problem::LostRemovals));
+    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+    let mut problems: Vec<LoadProblem> =
+        found.damaged.keys().map(|ino| LoadProblem::Damaged { ino: *ino }).collect();
+    problems
+        .extend(survey.unreadable.iter().map(|block| LoadProblem::Unreadable { block: *block }));
+    problems.extend(found.lost_removals.first().map(|_| LoadProblem::LostRemovals));
     let all = found.live.len() as u64;
     check_index(all, 0, limit)?;
     check_space(superblock, limit)?;
-    let pool = Arc::new(Pool::new(space(superblock)));
-    let mut loading = Loading::begin(Arc::clone(&pool), found.next_ino);
+    let pool = Arc::new(BlockPool::new(space(superblock)));
+    let mut loading = InodeLoader::begin(Arc::clone(&pool), found.next_ino);
     let mut at = 0;
     survey.each(device, false, |ino, body| {
         if at % LOOKED_AT == 0 && watch.ends("loading inodes", at, all) {
             return Err(StoreError::Interrupted);
         }
         at += 1;
-        let whole = match Inode::decode(body) {
-            Some(Decoded::Whole(inode)) => Some((inode, Vec::new())),
-            Some(Decoded::Outside { inode, levels, bytes, pointers }) => {
+        let whole = match DiskInode::decode(body) {
+            Some(DecodedBody::Whole(inode)) => Some((inode, Vec::new())),
+            Some(DecodedBody::Outside { inode, levels, bytes, pointers }) => {
                 let claim = &mut |run| pool.space().claim(run);
                 let spilled = records(&mut line, claim, (levels, bytes), pointers);
                 let inode = inode.with_records(&spilled.bytes).filter(|_| spilled.whole);
@@ -59,8 +60,8 @@ pub(crate) fn load(
             None => None,
         };
         match whole {
-            Some((inode, records)) => loading.add(Loaded { ino, inode, records }),
-            None => problems.push(Problem::Damaged { ino }),
+            Some((inode, records)) => loading.add(LoadedInode { ino, inode, records }),
+            None => problems.push(LoadProblem::Damaged { ino }),
         }
         check_records(&pool, all, limit)
     })?;
@@ -90,14 +91,14 @@ pub(crate) fn check_index(inodes: u64, records: u64, limit: u64) -> Result<(), S
 ///
 /// [`StoreError::Space`].
 pub(crate) fn check_space(superblock: &Superblock, limit: u64) -> Result<(), StoreError> {
-    let limit = if limit == u64::MAX { Options::default().index } else { limit };
+    let limit = if limit == u64::MAX { UhsOptions::default().index } else { limit };
     let units = superblock.blocks / UNIT_BLOCKS;
     let bytes = units * UNIT_MEMORY;
     if bytes <= limit { Ok(()) } else { Err(StoreError::Space { units, bytes, limit }) }
 }
 
 /// As [`check_index`], for `inodes` of which a part is in memory already.
-fn check_records(pool: &Pool, inodes: u64, limit: u64) -> Result<(), StoreError> {
+fn check_records(pool: &BlockPool, inodes: u64, limit: u64) -> Result<(), StoreError> {
     let loaded = pool.inodes().load(Ordering::Relaxed) * INODE_MEMORY;
     check_index(inodes, pool.index_bytes().0.saturating_sub(loaded), limit)
 }
@@ -108,10 +109,10 @@ fn check_records(pool: &Pool, inodes: u64, limit: u64) -> Result<(), StoreError>
 ///
 /// [`StoreError::Index`], before memory is taken for them.
 pub(crate) fn restore(
-    device: &dyn Device,
+    device: &dyn BlockDevice,
     superblock: &Superblock,
     index: u64,
-) -> Result<Option<(Survey, Names, Arc<Pool>)>, StoreError> {
+) -> Result<Option<(SlotSurvey, NameStore, Arc<BlockPool>)>, StoreError> {
     let Some(header) = snapshot::header(device, superblock) else { return Ok(None) };
     check_numbers(superblock, &[header.durable, header.next_stamp])?;
     check_index(header.inodes, 0, index)?;
@@ -120,14 +121,14 @@ pub(crate) fn restore(
 }
 
 fn restore_by(
-    device: &dyn Device,
+    device: &dyn BlockDevice,
     superblock: &Superblock,
-    header: &Header,
-) -> Option<(Survey, Names, Arc<Pool>)> {
-    let pool = Arc::new(Pool::new(space(superblock)));
+    header: &SnapshotHeader,
+) -> Option<(SlotSurvey, NameStore, Arc<BlockPool>)> {
+    let pool = Arc::new(BlockPool::new(space(superblock)));
     let parts = (header.inodes, &header.segments[..]);
-    let read = |segment: &Segment| snapshot::segment(device, segment);
-    let restored = Names::restore(Arc::clone(&pool), superblock.next_ino, parts, &read);
+    let read = |segment: &SnapshotSegment| snapshot::segment(device, segment);
+    let restored = NameStore::restore(Arc::clone(&pool), superblock.next_ino, parts, &read);
     let found =
         restored.and_then(|(names, told)| Some((names, recovered(superblock, header, told)?)));
     if found.is_none() {
@@ -135,31 +136,35 @@ fn restore_by(
     }
     let (names, found) = found?;
     pool.set_slots(slots(superblock), chunks_left(superblock));
-    Some((Survey::restored(superblock.clone(), found), names, pool))
+    Some((SlotSurvey::restored(superblock.clone(), found), names, pool))
 }
 
 /// The state of the slots; `None` if they cannot be so.
-fn recovered(superblock: &Superblock, header: &Header, told: Told) -> Option<Recovered> {
-    let Told { live, stale, removals } = told;
+fn recovered(
+    superblock: &Superblock,
+    header: &SnapshotHeader,
+    told: SnapshotSlots,
+) -> Option<RecoveredState> {
+    let SnapshotSlots { live, stale, removals } = told;
     let blocks = live.iter().chain(&stale).map(|(_, block)| *block);
     let blocks = blocks.chain(removals.iter().map(|(block, _)| *block));
     if !are_slots(&superblock.chunks, blocks) {
         return None;
     }
-    let counts = live.iter().map(|(ino, block)| (*ino, Version { block: *block, stamp: 0 }));
-    Some(Recovered {
+    let counts = live.iter().map(|(ino, block)| (*ino, CurrentCopy { block: *block, stamp: 0 }));
+    Some(RecoveredState {
         durable: header.durable,
         next_stamp: header.next_stamp,
         next_ino: superblock.next_ino,
         live: counts.collect(),
         copies: [live, stale].concat(),
         removals,
-        ..Recovered::default()
+        ..RecoveredState::default()
     })
 }
 
 /// True if each of these blocks is a slot, and none is there twice.
-fn are_slots(chunks: &[Chunk], mut blocks: impl Iterator<Item = u64>) -> bool {
+fn are_slots(chunks: &[SlotChunk], mut blocks: impl Iterator<Item = u64>) -> bool {
     let mut seen: Vec<(u64, Vec<bool>)> = chunks
         .iter()
         .map(|chunk| {
@@ -177,11 +182,11 @@ fn are_slots(chunks: &[Chunk], mut blocks: impl Iterator<Item = u64>) -> bool {
 }
 
 /// The space of a file system without files.
-pub(crate) fn space(superblock: &Superblock) -> Space {
-    let mut space = Space::new((superblock.blocks / UNIT_BLOCKS) as u32);
+pub(crate) fn space(superblock: &Superblock) -> BlockSpace {
+    let mut space = BlockSpace::new((superblock.blocks / UNIT_BLOCKS) as u32);
     for block in COPIES {
         // The rest of the unit is for data.
-        space.claim(Run { block, count: 1 });
+        space.claim(BlockRun { block, count: 1 });
     }
     for chunk in &superblock.chunks {
         space.reserve(chunk.first_unit, chunk.units);
@@ -190,9 +195,9 @@ pub(crate) fn space(superblock: &Superblock) -> Space {
 }
 
 /// Records that lie in blocks of their own, as far as they can be read.
-pub(crate) struct Spilled {
+pub(crate) struct SpilledRecords {
     pub(crate) bytes: Vec<u8>,
-    pub(crate) blocks: Vec<Run>,
+    pub(crate) blocks: Vec<BlockRun>,
     /// Nothing is missing or has changed.
     pub(crate) whole: bool,
 }
@@ -201,16 +206,16 @@ pub(crate) struct Spilled {
 /// read: it allows each block once, so that a forged image cannot make a mount read more blocks than
 /// there are.
 pub(crate) fn records(
-    line: &mut Blocking,
-    claim: &mut dyn FnMut(Run) -> bool,
+    line: &mut BlockingQueue,
+    claim: &mut dyn FnMut(BlockRun) -> bool,
     (levels, bytes): (u8, u64),
-    mut pointers: Vec<Pointer>,
-) -> Spilled {
-    let mut spilled = Spilled { bytes: Vec::new(), blocks: Vec::new(), whole: false };
+    mut pointers: Vec<BlockPointer>,
+) -> SpilledRecords {
+    let mut spilled = SpilledRecords { bytes: Vec::new(), blocks: Vec::new(), whole: false };
     let leaves = bytes.div_ceil(BLOCK as u64);
-    let mut read = |pointer: &Pointer, blocks: &mut Vec<Run>| -> Option<Vec<u8>> {
+    let mut read = |pointer: &BlockPointer, blocks: &mut Vec<BlockRun>| -> Option<Vec<u8>> {
         let mut content = vec![0; BLOCK];
-        let run = Run { block: pointer.block, count: 1 };
+        let run = BlockRun { block: pointer.block, count: 1 };
         claim(run).then_some(())?;
         line.read(pointer.block, &mut content).ok()?;
         blocks.push(run);

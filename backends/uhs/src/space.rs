@@ -13,11 +13,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use ahead::AheadRuns;
-use bits::{BLOCKS, Bits};
-use set::Set;
+use bits::{BLOCKS, BlockBitmap};
+use set::NumberSet;
 
 use crate::format::UNIT_BLOCKS;
-use crate::format::inode::Extent;
+use crate::format::inode::DiskExtent;
 use crate::format::superblock::COPIES;
 
 /// A unit that nothing uses.
@@ -32,12 +32,12 @@ const ROOMS: [u32; 3] = [1, 8, 64];
 
 /// A run of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct BlockRun {
     pub(crate) block: u64,
     pub(crate) count: u32,
 }
 
-impl Run {
+impl BlockRun {
     pub(crate) fn end(&self) -> u64 {
         self.block.saturating_add(u64::from(self.count))
     }
@@ -53,30 +53,30 @@ impl Run {
     }
 }
 
-impl From<Extent> for Run {
-    fn from(extent: Extent) -> Self {
-        Run { block: extent.block, count: extent.count }
+impl From<DiskExtent> for BlockRun {
+    fn from(extent: DiskExtent) -> Self {
+        BlockRun { block: extent.block, count: extent.count }
     }
 }
 
-/// Bytes of [`Space`] for a unit without small blocks, and a part of those for one with some.
+/// Bytes of [`BlockSpace`] for a unit without small blocks, and a part of those for one with some.
 pub(crate) const UNIT_MEMORY: u64 = 8;
 
 /// The blocks in use.
 #[derive(Clone, Debug)]
-pub(crate) struct Space {
+pub(crate) struct BlockSpace {
     /// For each unit one of the constants above, or its place in `bits`.
     units: Vec<u32>,
     /// Free blocks of each unit.
     room: Vec<u16>,
     /// The blocks of units of small blocks.
-    bits: Vec<Bits>,
+    bits: Vec<BlockBitmap>,
     /// Places in `bits` that no unit has.
     spare: Vec<u32>,
     /// Units that nothing uses.
-    free: Set,
+    free: NumberSet,
     /// Units of small blocks by the greatest of [`ROOMS`] that they have.
-    roomy: [Set; ROOMS.len()],
+    roomy: [NumberSet; ROOMS.len()],
     free_blocks: u64,
     free_units: u32,
     slot_units: u32,
@@ -90,7 +90,7 @@ pub(crate) struct Space {
 
 /// Units by their class, and free blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Units {
+pub(crate) struct UnitCounts {
     pub(crate) free: u64,
     pub(crate) slots: u64,
     pub(crate) full: u64,
@@ -101,19 +101,19 @@ pub(crate) struct Units {
     pub(crate) small_free_blocks: u64,
 }
 
-impl Space {
+impl BlockSpace {
     /// `units` units without anything in them.
     pub(crate) fn new(units: u32) -> Self {
         let count = units as usize;
-        let mut free = Set::new(count);
+        let mut free = NumberSet::new(count);
         (0..count).for_each(|unit| free.insert(unit));
-        Space {
+        BlockSpace {
             units: vec![FREE; count],
             room: vec![BLOCKS as u16; count],
             bits: Vec::new(),
             spare: Vec::new(),
             free,
-            roomy: std::array::from_fn(|_| Set::new(count)),
+            roomy: std::array::from_fn(|_| NumberSet::new(count)),
             free_blocks: u64::from(units) * UNIT_BLOCKS,
             free_units: units,
             slot_units: 0,
@@ -140,13 +140,13 @@ impl Space {
     }
 
     /// The units of each class.
-    pub(crate) fn units(&self) -> Units {
+    pub(crate) fn units(&self) -> UnitCounts {
         let [free, slots, full] =
             [self.free_units, self.slot_units, self.full_units].map(u64::from);
         let small = self.units.len() as u64 - free - slots - full;
         let free_blocks = self.free_blocks();
         let small_free_blocks = self.free_blocks - free * UNIT_BLOCKS;
-        Units { free, slots, full, small, free_blocks, small_free_blocks }
+        UnitCounts { free, slots, full, small, free_blocks, small_free_blocks }
     }
 
     /// The classes of units: name, units, free blocks in them.
@@ -211,7 +211,7 @@ impl Space {
     }
 
     /// Marks blocks as used. False, with nothing changed, where one is in use already or does not exist.
-    pub(crate) fn claim(&mut self, run: Run) -> bool {
+    pub(crate) fn claim(&mut self, run: BlockRun) -> bool {
         let is_free = |(unit, from, end): (usize, u32, u32)| match self.units[unit] {
             FREE => true,
             SLOTS | FULL => false,
@@ -226,28 +226,29 @@ impl Space {
 
     /// Marks blocks as used, up to the first that is in use already or does not exist. False where there is one. Claims that
     /// fail take no longer than the units that they mark, however many of them there are.
-    pub(crate) fn claim_until_used(&mut self, run: Run) -> bool {
+    pub(crate) fn claim_until_used(&mut self, run: BlockRun) -> bool {
         if run.end() > self.blocks() {
             return false;
         }
         run.parts().all(|(unit, from, end)| {
             let unit = unit as u64 * UNIT_BLOCKS;
-            self.claim(Run { block: unit + u64::from(from), count: end - from })
+            self.claim(BlockRun { block: unit + u64::from(from), count: end - from })
         })
     }
 
     /// Gives blocks back.
-    pub(crate) fn free(&mut self, run: Run) {
+    pub(crate) fn free(&mut self, run: BlockRun) {
         run.parts().for_each(|part| self.set(part, false));
     }
 
     /// Takes up to `count` neighbouring blocks: those after `near` if they are free, else in a unit of small
     /// blocks that has room for all of them, if possible that of `near`. 512 blocks are a whole unit
     /// where one is free. At least `keep` units stay free. Blocks ahead of files come before scraps. `None` where nothing is left.
-    pub(crate) fn take(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<Run> {
+    pub(crate) fn take(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<BlockRun> {
         let count = count.clamp(1, BLOCKS);
-        let again =
-            |space: &mut Space| space.give_back_all_ahead().then(|| space.find(count, near, keep));
+        let again = |space: &mut BlockSpace| {
+            space.give_back_all_ahead().then(|| space.find(count, near, keep))
+        };
         let (unit, from, len) = self
             .find(count, near, keep)
             .or_else(|| again(self).flatten())
@@ -255,13 +256,13 @@ impl Space {
             .or_else(|| self.of_closed(count))?;
         let count = count.min(len);
         self.set((unit, from, from + count), true);
-        Some(Run { block: unit as u64 * UNIT_BLOCKS + u64::from(from), count })
+        Some(BlockRun { block: unit as u64 * UNIT_BLOCKS + u64::from(from), count })
     }
 
     fn find(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<(usize, u32, u32)> {
         let after = near.map_or(0, |block| block + 1);
         let unit = (after / UNIT_BLOCKS) as usize;
-        let fresh = |space: &Space| space.fresh(unit, keep).map(|unit| (unit, 0, BLOCKS));
+        let fresh = |space: &BlockSpace| space.fresh(unit, keep).map(|unit| (unit, 0, BLOCKS));
         (count == BLOCKS)
             .then(|| fresh(self))
             .flatten()
@@ -271,11 +272,16 @@ impl Space {
     }
 
     /// Takes `count` blocks at the begin of a unit that nothing uses, if possible the next after `near`.
-    pub(crate) fn take_fresh(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<Run> {
+    pub(crate) fn take_fresh(
+        &mut self,
+        count: u32,
+        near: Option<u64>,
+        keep: u32,
+    ) -> Option<BlockRun> {
         let count = count.clamp(1, BLOCKS);
         let unit = self.fresh(near.map_or(0, |block| (block / UNIT_BLOCKS) as usize), keep)?;
         self.set((unit, 0, count), true);
-        Some(Run { block: unit as u64 * UNIT_BLOCKS, count })
+        Some(BlockRun { block: unit as u64 * UNIT_BLOCKS, count })
     }
 
     /// Free blocks right at `block`, or else as many as wanted elsewhere in its unit of small blocks.
@@ -388,8 +394,8 @@ impl Space {
     fn set(&mut self, (unit, from, end): (usize, u32, u32), used: bool) {
         let (old, count) = (self.units[unit], end - from);
         let mut bits = match old {
-            FREE => Bits::FREE,
-            FULL => Bits::FULL,
+            FREE => BlockBitmap::FREE,
+            FULL => BlockBitmap::FULL,
             SLOTS => return,
             place => self.bits[place as usize],
         };
@@ -409,14 +415,14 @@ impl Space {
     }
 
     /// Keeps the bits of a unit with `left` free blocks, where it needs some.
-    fn place(&mut self, old: u32, left: u32, bits: Bits) -> u32 {
+    fn place(&mut self, old: u32, left: u32, bits: BlockBitmap) -> u32 {
         let had = !matches!(old, FREE | FULL);
         let place = match left {
             0 => FULL,
             BLOCKS => FREE,
             _ if had => old,
             _ => self.spare.pop().unwrap_or_else(|| {
-                self.bits.push(Bits::FREE);
+                self.bits.push(BlockBitmap::FREE);
                 self.bits.len() as u32 - 1
             }),
         };

@@ -1,6 +1,6 @@
 //! The gate of groups under the schedules of the shuttle checker.
 
-use gate::Gate;
+use gate::GroupLock;
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
@@ -23,7 +23,7 @@ mod gate;
 fn a_closed_group_has_the_whole_of_the_operations_that_it_lists_and_nothing_of_others() {
     shuttle::check_random(
         || {
-            let shared = Arc::new((Gate::new(2), Mutex::new(0), Mutex::new(0)));
+            let shared = Arc::new((GroupLock::new(2), Mutex::new(0), Mutex::new(0)));
             let operate = |thread: u64| {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || {

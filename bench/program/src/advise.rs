@@ -8,7 +8,7 @@ use defuse_study::options::StudyConfig;
 
 use crate::main_program;
 use defuse_command::failed;
-use defuse_command::{Failure, Result, print, warn};
+use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Measure the cost of a mount for your own command, and find options that help
 ///
@@ -68,7 +68,7 @@ pub fn run(args: &AdviseArgs) -> Result {
     };
     let advice = advise::advise(&options, &mut |line| warn(&line)).map_err(failed)?;
     if args.json {
-        return print(&(serde_json::to_string(&advice).map_err(Failure::failed)? + "\n"));
+        return print(&(serde_json::to_string(&advice).map_err(CommandFailure::failed)? + "\n"));
     }
     print(&advise::explain(&advice))
 }

@@ -9,14 +9,16 @@ use clap::Subcommand;
 use defuse_bench_cache::live::{self, LiveOptions};
 use defuse_bench_uhs::results::{FigureRow, table};
 use defuse_bench_uhs::{UhsBenchPart, UhsBenchScale as UhsScale};
-use defuse_compose::Settings;
-use defuse_direct::{At, Client, Description, How, MountArgs, Task};
+use defuse_compose::SourceSettings;
+use defuse_direct::{
+    ClientMountArgs, ClientTask, DirectClient, FileDescription, OpenHow, WalkStart,
+};
 use defuse_fs::layer::Method;
-use defuse_fs::source::{Frontend, Threads};
+use defuse_fs::source::{CallingThreads, FrontendProperties};
 use defuse_fs::{
     Context, File, FileSystem, ReadArgs, ReadBuf, Shortcuts, WriteArgs, WriteBuf, delegate,
 };
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_study::direct::worker::{self, MeasuredCalls};
 use defuse_study::direct::{self, DirectOptions, DirectScale};
 use defuse_study::programs;
@@ -26,7 +28,7 @@ use crate::bench_gluster::{self, GlusterBenchArgs};
 use crate::main_program;
 use crate::sources::SOURCES;
 use defuse_command::failed;
-use defuse_command::{Failure, Result, print, warn};
+use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Measure defuse itself on this machine
 #[derive(clap::Args)]
@@ -220,8 +222,8 @@ fn run_eviction(args: &EvictionArgs) -> Result {
     if !args.json {
         return print(&table);
     }
-    let mut value = results.map_err(Failure::failed)?;
-    value["goals"] = serde_json::to_value(goals).map_err(Failure::failed)?;
+    let mut value = results.map_err(CommandFailure::failed)?;
+    value["goals"] = serde_json::to_value(goals).map_err(CommandFailure::failed)?;
     print(&format!("{value}\n"))
 }
 
@@ -248,7 +250,7 @@ fn run_uhs(args: &UhsArgs) -> Result {
     let results = defuse_bench_uhs::run(&options, &mut |line| warn(&line), &mut finished);
     let results = results.map_err(failed)?;
     if args.json {
-        let value = serde_json::to_value(&results).map_err(Failure::failed)?;
+        let value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
         return print(&format!("{value}\n"));
     }
     printed
@@ -265,7 +267,7 @@ fn run_direct(args: &DirectArgs) -> Result {
     if let Some(dir) = &args.out {
         // Fail now, not after two minutes.
         std::fs::create_dir_all(dir).map_err(|error| {
-            Failure::Failed(format!(
+            CommandFailure::Failed(format!(
                 "cannot make {}: {error}: name another directory with --out",
                 dir.display()
             ))
@@ -278,15 +280,15 @@ fn run_direct(args: &DirectArgs) -> Result {
         warn(&format!("the report is {}", page.display()));
     }
     if args.json {
-        let mut value = serde_json::to_value(&results).map_err(Failure::failed)?;
+        let mut value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
         value["goals"] =
-            serde_json::to_value(direct::goals::all(&results)).map_err(Failure::failed)?;
+            serde_json::to_value(direct::goals::all(&results)).map_err(CommandFailure::failed)?;
         print(&format!("{value}\n"))?;
     } else {
         print(&direct::table(&results))?;
     }
     if results.interrupted {
-        return Err(Failure::Failed("interrupted: not all rounds were measured".into()));
+        return Err(CommandFailure::Failed("interrupted: not all rounds were measured".into()));
     }
     Ok(())
 }
@@ -302,13 +304,13 @@ fn run_programs(args: &ProgramsArgs) -> Result {
     };
     let results = programs::run(&options, &mut |line| warn(&line)).map_err(failed)?;
     if args.json {
-        let value = serde_json::to_value(&results).map_err(Failure::failed)?;
+        let value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
         print(&format!("{value}\n"))?;
     } else {
         print(&programs::table(&results))?;
     }
     if results.interrupted {
-        return Err(Failure::Failed("interrupted: not all rounds were measured".into()));
+        return Err(CommandFailure::Failed("interrupted: not all rounds were measured".into()));
     }
     Ok(())
 }
@@ -331,9 +333,9 @@ pub fn run_worker(args: &WorkerArgs) -> Result {
 
 /// Calls of the client as a library, on a file of one mount.
 struct LibraryCalls {
-    client: Client,
-    task: Task,
-    file: Arc<Description>,
+    client: DirectClient,
+    task: ClientTask,
+    file: Arc<FileDescription>,
     is_dummy: bool,
 }
 
@@ -343,18 +345,22 @@ impl LibraryCalls {
         const NAME: &[u8] = b"bench:";
         let is_dummy = source == "dummy";
         let fs: Arc<dyn FileSystem> = if is_dummy {
-            Arc::new(DummyFileSystem { inner: Memory::new(Default::default()) })
+            Arc::new(DummyFileSystem { inner: MemoryFileSystem::new(Default::default()) })
         } else {
-            let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
-            SOURCES.open(source, Settings::of(frontend))?.fs
+            let frontend = FrontendProperties {
+                threads: CallingThreads::Application,
+                ..FrontendProperties::default()
+            };
+            SOURCES.open(source, SourceSettings::of(frontend))?.fs
         };
-        let client = Client::new(Default::default());
-        let task = Task::of_this_process().map_err(Failure::failed)?;
-        client.mount(NAME, fs, &MountArgs::default()).map_err(Failure::failed)?;
+        let client = DirectClient::new(Default::default());
+        let task = ClientTask::of_this_process().map_err(CommandFailure::failed)?;
+        client.mount(NAME, fs, &ClientMountArgs::default()).map_err(CommandFailure::failed)?;
         let path = [NAME, path.as_os_str().as_bytes()].concat();
         let flags = (OFlags::RDWR | OFlags::CREATE).bits();
-        let how = How { flags, mode: 0o600, ..How::default() };
-        let file = client.open(&task, At::Cwd, &path, how).map_err(Failure::failed)?;
+        let how = OpenHow { flags, mode: 0o600, ..OpenHow::default() };
+        let file =
+            client.open(&task, WalkStart::Cwd, &path, how).map_err(CommandFailure::failed)?;
         Ok(LibraryCalls { client, task, file, is_dummy })
     }
 }
@@ -381,7 +387,7 @@ impl MeasuredCalls for LibraryCalls {
 
 /// Memory whose reads and writes return at once, moving nothing.
 struct DummyFileSystem {
-    inner: Memory,
+    inner: MemoryFileSystem,
 }
 
 impl DummyFileSystem {
@@ -389,7 +395,7 @@ impl DummyFileSystem {
         &self,
         _: Method,
         _: &Context<'_>,
-        call: impl FnOnce(&Memory) -> defuse_fs::Result<T>,
+        call: impl FnOnce(&MemoryFileSystem) -> defuse_fs::Result<T>,
     ) -> defuse_fs::Result<T> {
         call(&self.inner)
     }

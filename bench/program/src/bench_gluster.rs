@@ -9,7 +9,7 @@ use defuse_study::gluster::{self, GlusterStudyOptions, InsideOrder, goals};
 
 use crate::main_program;
 use defuse_command::failed;
-use defuse_command::{Failure, Result, print, warn};
+use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Measure clients of GlusterFS on the same volumes
 ///
@@ -105,7 +105,7 @@ pub fn run(args: &GlusterBenchArgs) -> Result {
         // Fail now, not after an hour.
         std::fs::create_dir_all(dir).map_err(|error| {
             let dir = dir.display();
-            Failure::Failed(format!(
+            CommandFailure::Failed(format!(
                 "cannot make {dir}: {error}: name another directory with --out"
             ))
         })?;
@@ -117,29 +117,31 @@ pub fn run(args: &GlusterBenchArgs) -> Result {
         warn(&format!("the report is {}", page.display()));
     }
     if args.json {
-        let mut value = serde_json::to_value(&results).map_err(Failure::failed)?;
-        value["goals"] = serde_json::to_value(goals::all(&results)).map_err(Failure::failed)?;
+        let mut value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
+        value["goals"] =
+            serde_json::to_value(goals::all(&results)).map_err(CommandFailure::failed)?;
         print(&format!("{value}\n"))?;
     } else {
         print(&gluster::table(&results))?;
     }
     if results.interrupted {
-        return Err(Failure::Failed("interrupted: not all rounds were measured".into()));
+        return Err(CommandFailure::Failed("interrupted: not all rounds were measured".into()));
     }
     Ok(())
 }
 
 /// Measures among the servers, and prints the results as JSON.
 pub fn run_inside(args: &GlusterInsideArgs) -> Result {
-    let order: InsideOrder = serde_json::from_str(&args.order).map_err(Failure::failed)?;
+    let order: InsideOrder = serde_json::from_str(&args.order).map_err(CommandFailure::failed)?;
     let measured = gluster::rounds(&order.options, order.results, &mut |line| warn(&line));
-    let text = serde_json::to_string(&measured.map_err(failed)?).map_err(Failure::failed)?;
+    let text = serde_json::to_string(&measured.map_err(failed)?).map_err(CommandFailure::failed)?;
     print(&text)
 }
 
 /// Works on small files, and prints the figures as JSON.
 pub fn run_names(args: &NamesArgs) -> Result {
-    let order: SmallFileOrder = serde_json::from_str(&args.order).map_err(Failure::failed)?;
+    let order: SmallFileOrder =
+        serde_json::from_str(&args.order).map_err(CommandFailure::failed)?;
     let outcome = perform(&order).map_err(failed)?;
-    print(&format!("{}\n", serde_json::to_string(&outcome).map_err(Failure::failed)?))
+    print(&format!("{}\n", serde_json::to_string(&outcome).map_err(CommandFailure::failed)?))
 }

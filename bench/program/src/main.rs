@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ColorChoice, Parser, Subcommand};
-use defuse_command::{Failure, Result, limits, print, report, warn};
+use defuse_command::{CommandFailure, Result, limits, print, report, warn};
 
 /// Measure file systems: the commands of defuse that do
 #[derive(Parser)]
@@ -84,12 +84,12 @@ fn run(command: StudyCommand) -> Result {
 /// The path of the program `defuse`, which mounts and serves what is measured.
 fn main_program() -> Result<PathBuf> {
     let own = std::env::current_exe()
-        .map_err(|error| Failure::Failed(format!("cannot find this program: {error}")))?;
+        .map_err(|error| CommandFailure::Failed(format!("cannot find this program: {error}")))?;
     let path = own.with_file_name("defuse");
     if path.is_file() {
         return Ok(path);
     }
-    Err(Failure::Failed(format!(
+    Err(CommandFailure::Failed(format!(
         "{} is not there, which mounts what is measured: install defuse and defuse-study in one directory",
         path.display()
     )))

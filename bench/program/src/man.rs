@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::CommandFactory;
 use clap_mangen::Man;
 use defuse_command::man::{make_directory, pages, write};
-use defuse_command::{Failure, Result};
+use defuse_command::{CommandFailure, Result};
 
 use crate::StudyCli;
 
@@ -24,7 +24,7 @@ pub fn run(args: &StudyManArgs) -> Result {
     for (name, subcommand) in pages(&command, "defuse") {
         let mut page = Vec::new();
         let man = Man::new(subcommand.clone().name(name.clone()));
-        man.render(&mut page).map_err(Failure::failed)?;
+        man.render(&mut page).map_err(CommandFailure::failed)?;
         write(&args.dir, &format!("{name}.1"), &String::from_utf8_lossy(&page))?;
     }
     Ok(())

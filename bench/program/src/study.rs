@@ -8,7 +8,7 @@ use defuse_study::{engine, report, rows};
 use rustix::process::{Resource, getrlimit};
 
 use crate::main_program;
-use defuse_command::{Failure, Result, failed, print, warn};
+use defuse_command::{CommandFailure, Result, failed, print, warn};
 
 /// Measure what user space costs, with the 45 workloads of "To FUSE or Not to FUSE"
 ///
@@ -79,16 +79,18 @@ pub fn run(args: &StudyArgs) -> Result {
     };
     let page = report::write(&results, dir).map_err(failed)?;
     if args.json {
-        print(&(serde_json::to_string(&results).map_err(Failure::failed)? + "\n"))?;
+        print(&(serde_json::to_string(&results).map_err(CommandFailure::failed)? + "\n"))?;
     } else {
         print(&report::table(&results))?;
     }
     warn(&format!("the report is {}", page.display()));
     let failures = results.cells.iter().filter(|cell| cell.error.is_some()).count();
     match failures {
-        _ if results.interrupted => Err(Failure::Failed("interrupted: go on with --resume".into())),
+        _ if results.interrupted => {
+            Err(CommandFailure::Failed("interrupted: go on with --resume".into()))
+        }
         0 => Ok(()),
-        _ => Err(Failure::Failed(format!(
+        _ => Err(CommandFailure::Failed(format!(
             "{failures} cells failed: the report says why, and --resume tries them again"
         ))),
     }
@@ -105,14 +107,14 @@ pub fn run_engine(args: &EngineArgs) -> Result {
 fn options(args: &StudyArgs) -> Result<StudyOptions> {
     let mut configs = Vec::new();
     for name in args.configs.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        configs.push(StudyConfig::named(name).map_err(Failure::Usage)?);
+        configs.push(StudyConfig::named(name).map_err(CommandFailure::Usage)?);
     }
     for text in &args.config {
-        configs.push(StudyConfig::custom(text).map_err(Failure::Usage)?);
+        configs.push(StudyConfig::custom(text).map_err(CommandFailure::Usage)?);
     }
     for (place, config) in configs.iter().enumerate() {
         if configs[..place].iter().any(|other| other.name == config.name) {
-            return Err(Failure::Usage(format!(
+            return Err(CommandFailure::Usage(format!(
                 "configuration {} is named twice: name it once",
                 config.name
             )));

@@ -15,7 +15,7 @@ use defuse_wml::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
-use defuse_command::{Failure, Result, print, warn};
+use defuse_command::{CommandFailure, Result, print, warn};
 
 /// Run and measure a workload in the language of Filebench
 #[derive(clap::Args)]
@@ -99,9 +99,9 @@ pub fn run(args: &WorkloadArgs) -> Result {
         None => defuse_wml::execute(&plan, &defuse_wml::SystemCallDriver, settings, &show),
     };
     show.clear();
-    let reports = outcome.map_err(|error| Failure::Failed(format!("{name}: {error}")))?;
+    let reports = outcome.map_err(|error| CommandFailure::Failed(format!("{name}: {error}")))?;
     if args.json {
-        return print(&(serde_json::to_string(&reports).map_err(Failure::failed)? + "\n"));
+        return print(&(serde_json::to_string(&reports).map_err(CommandFailure::failed)? + "\n"));
     }
     for report in &reports {
         let changes: String =
@@ -132,20 +132,22 @@ fn load(name: &str, args: &WorkloadArgs) -> Result<WorkloadPlan> {
         run_seconds: args.run.map(u64::from),
     };
     defuse_wml::load(&text, &file, &options)
-        .map_err(|mistake: LanguageDiagnostic| Failure::usage(mistake))
+        .map_err(|mistake: LanguageDiagnostic| CommandFailure::usage(mistake))
 }
 
 fn read(name: &str) -> Result<String> {
     std::fs::read_to_string(name).map_err(|error| {
-        Failure::Usage(format!("{name}: {error}; name a file, or one of `defuse workload --list`"))
+        CommandFailure::Usage(format!(
+            "{name}: {error}; name a file, or one of `defuse workload --list`"
+        ))
     })
 }
 
 /// `dir="..."`, with all characters of the path quoted.
 fn directory(dir: &std::path::Path) -> Result<String> {
-    let dir = std::path::absolute(dir).map_err(Failure::failed)?;
+    let dir = std::path::absolute(dir).map_err(CommandFailure::failed)?;
     let Some(text) = dir.to_str() else {
-        return Err(Failure::Usage(format!("{}: a path that is not UTF-8", dir.display())));
+        return Err(CommandFailure::Usage(format!("{}: a path that is not UTF-8", dir.display())));
     };
     let mut value = String::from("dir=\"");
     for c in text.chars() {

@@ -7,10 +7,10 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{PROGRAM, Place};
+use common::{PROGRAM, TestPlace};
 use serde_json::Value;
 
-fn tree(place: &Place) {
+fn tree(place: &TestPlace) {
     for directory in 0..4 {
         let directory = place.path("src").join(format!("d{directory}"));
         fs::create_dir(&directory).unwrap();
@@ -21,7 +21,7 @@ fn tree(place: &Place) {
     }
 }
 
-fn advise(place: &Place, options: &[&str], command: &[&str]) -> (Option<i32>, String, String) {
+fn advise(place: &TestPlace, options: &[&str], command: &[&str]) -> (Option<i32>, String, String) {
     let mut advise = Command::new(PROGRAM);
     advise.arg("advise").arg(place.path("src")).args(options).arg("--work").arg(place.path("mnt"));
     let output = advise.arg("--").args(command).stdin(Stdio::null()).output().unwrap();
@@ -29,7 +29,7 @@ fn advise(place: &Place, options: &[&str], command: &[&str]) -> (Option<i32>, St
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-fn json(place: &Place, options: &[&str], command: &[&str]) -> Value {
+fn json(place: &TestPlace, options: &[&str], command: &[&str]) -> Value {
     let (code, out, err) = advise(place, &[options, &["--json"]].concat(), command);
     assert_eq!(code, Some(0), "{err}");
     serde_json::from_str(&out).unwrap()
@@ -50,7 +50,7 @@ fn is_there(program: &str) -> bool {
 
 #[test]
 fn grep_opens_every_file_and_changes_none() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     tree(&place);
     let advice = json(&place, &["--runs", "1", "--no-try"], &["grep", "-r", "no such words", "{}"]);
     assert_eq!(requests(&advice["mounted"], "OPEN"), 100);
@@ -61,7 +61,7 @@ fn grep_opens_every_file_and_changes_none() {
 
 #[test]
 fn a_command_that_writes_gets_a_fresh_copy_and_write_back_is_tried() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     if !is_there("tar") {
         return;
     }
@@ -86,7 +86,7 @@ fn a_command_that_writes_gets_a_fresh_copy_and_write_back_is_tried() {
 
 #[test]
 fn git_works_on_the_mount_as_natively() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     if !is_there("git") {
         return;
     }
@@ -100,7 +100,7 @@ fn git_works_on_the_mount_as_natively() {
 
 #[test]
 fn incomparable_runs_are_refused() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     tree(&place);
     let failed = |options: &[&str], command: &[&str]| {
         let (code, out, err) = advise(&place, options, command);

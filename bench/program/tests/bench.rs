@@ -7,12 +7,12 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{PROGRAM, Place};
+use common::{PROGRAM, TestPlace};
 use serde_json::Value;
 
 /// A place for a benchmark; prints the reason and returns `None` if there can be none.
-fn place() -> Option<Place> {
-    let place = Place::to_mount()?;
+fn place() -> Option<TestPlace> {
+    let place = TestPlace::to_mount()?;
     let mut find = Command::new("sh");
     find.args(["-c", "command -v mkfs.ext4 && command -v losetup"]).stdout(Stdio::null());
     if !find.status().unwrap().success() {
@@ -26,7 +26,7 @@ fn place() -> Option<Place> {
     Some(place)
 }
 
-fn bench(place: &Place, arguments: &[&str]) -> Command {
+fn bench(place: &TestPlace, arguments: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(["bench", "direct", "--scale", "tiny", "--json", "--work"]);
     command.arg(place.path("src")).args(arguments);
@@ -112,7 +112,7 @@ fn every_table_is_measured_and_direct_calls_do_not_wait() {
 }
 
 /// The visible resources that the benchmark creates.
-fn left(place: &Place) -> Vec<String> {
+fn left(place: &TestPlace) -> Vec<String> {
     let work = place.path("src").display().to_string();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mut left: Vec<String> =
@@ -144,7 +144,7 @@ fn a_signal_ends_it_cleanly() {
 
 #[test]
 fn errors_are_reported_before_anything_starts() {
-    let place = Place::new();
+    let place = TestPlace::new();
     for (arguments, expected) in [
         (&["--libfuse", "/no/such/passthrough_hp"][..], "/no/such/passthrough_hp"),
         (&["--rounds", "0"], "--rounds"),
@@ -165,7 +165,7 @@ fn errors_are_reported_before_anything_starts() {
 /// Every program is measured on every target: natively, within a run, and on a mount.
 #[test]
 fn programs_are_measured_on_tmpfs_within_a_run_and_on_mounts() {
-    let Some(_place) = Place::to_mount() else { return };
+    let Some(_place) = TestPlace::to_mount() else { return };
     let work = tempfile::tempdir().unwrap();
     let mut command = Command::new(PROGRAM);
     command.args(["bench", "run", "--scale", "tiny", "--rounds", "1", "--json", "--work"]);

@@ -8,13 +8,13 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use common::{PROGRAM, Place, eventually};
+use common::{PROGRAM, TestPlace, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// A place for the benchmark; prints the reason and returns `None` if there can be none.
-fn place() -> Option<Place> {
-    let place = Place::to_mount()?;
+fn place() -> Option<TestPlace> {
+    let place = TestPlace::to_mount()?;
     let path = std::env::var("PATH").unwrap_or_default();
     let is_there = |program: &&str| {
         let mut dirs = path.split(':').chain(["/usr/sbin", "/sbin"]);

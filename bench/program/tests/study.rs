@@ -10,12 +10,12 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use common::{PROGRAM, Place};
+use common::{PROGRAM, TestPlace};
 use serde_json::Value;
 
 /// A place for a study; prints the reason and returns `None` if there can be none.
-fn place() -> Option<Place> {
-    let place = Place::to_mount()?;
+fn place() -> Option<TestPlace> {
+    let place = TestPlace::to_mount()?;
     for (program, what) in
         [("mkfs.ext4", "ext4 can be made"), ("losetup", "loop devices can be made")]
     {
@@ -37,7 +37,7 @@ fn place() -> Option<Place> {
     Some(place)
 }
 
-fn study(place: &Place, arguments: &[&str]) -> Command {
+fn study(place: &TestPlace, arguments: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     let fixed =
         ["study", "--scale", "tiny", "--device", "none", "--no-kernel-stages", "--json", "--work"];
@@ -46,7 +46,7 @@ fn study(place: &Place, arguments: &[&str]) -> Command {
 }
 
 /// Runs a study that must succeed.
-fn results(place: &Place, arguments: &[&str]) -> Value {
+fn results(place: &TestPlace, arguments: &[&str]) -> Value {
     let output = study(place, arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -164,7 +164,7 @@ fn any_command_that_mounts_can_be_studied() {
 }
 
 /// The visible resources that a study creates.
-fn left(place: &Place) -> Vec<String> {
+fn left(place: &TestPlace) -> Vec<String> {
     let work = place.path("src").display().to_string();
     let mut left = Vec::new();
     for file in ["/proc/self/mountinfo", "/proc/swaps"] {
@@ -212,7 +212,7 @@ fn a_signal_ends_it_cleanly_and_it_can_be_resumed() {
 
 #[test]
 fn errors_are_reported_before_anything_starts() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let said = |arguments: &[&str]| {
         let output = study(&place, arguments).output().unwrap();
         assert!(!output.status.success(), "{arguments:?}");

@@ -7,8 +7,8 @@ mod terminal;
 
 use std::process::{Command, Output};
 
-use common::{PROGRAM, Place};
-use terminal::Terminal;
+use common::{PROGRAM, TestPlace};
+use terminal::TestTerminal;
 
 fn defuse(words: &[&str]) -> Output {
     Command::new(PROGRAM).arg("workload").args(words).output().unwrap()
@@ -153,7 +153,7 @@ fn a_direct_file_system_that_cannot_be_opened_is_an_error() {
 
 #[test]
 fn only_a_terminal_shows_progress_and_it_is_left_clean() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let work = [
         "define fileset name=s,path=$dir,entries=150,size=4k,prealloc",
         "define process name=p { thread name=t { flowop statfile name=st,filesetname=s } }",
@@ -166,7 +166,7 @@ fn only_a_terminal_shows_progress_and_it_is_left_clean() {
     file("timed.f", "echo \"before\"\nrun 1");
     file("open.f", "set mode quit firstdone\nrun");
     // With a time limit the bar fills. After the bar has disappeared, only the result remains.
-    let mut terminal = Terminal::start(&place, &["workload", "timed.f"]);
+    let mut terminal = TestTerminal::start(&place, &["workload", "timed.f"]);
     for wanted in ["before", "making s [", "running for", "] 9", "IO Summary: "] {
         terminal.shows(wanted);
     }
@@ -176,15 +176,15 @@ fn only_a_terminal_shows_progress_and_it_is_left_clean() {
     assert!(screen.contains("Flowop ") && !screen.contains("running for"), "{screen}");
     assert!(!screen.contains("making"), "{screen}");
     // Without one there is no bar to fill.
-    let mut terminal = Terminal::start(&place, &["workload", "open.f", "--timeout", "0.001"]);
+    let mut terminal = TestTerminal::start(&place, &["workload", "open.f", "--timeout", "0.001"]);
     terminal.shows("IO Summary: ");
-    let mut terminal = Terminal::start(&place, &["workload", "timed.f", "--quiet"]);
+    let mut terminal = TestTerminal::start(&place, &["workload", "timed.f", "--quiet"]);
     terminal.shows("IO Summary: ");
     assert!(!terminal.shown.contains("running") && !terminal.shown.contains("before"));
     // Failures are readable, too.
     std::fs::remove_dir_all(place.path("src")).unwrap();
     std::fs::write(place.path("src"), "in the way").unwrap();
-    let mut terminal = Terminal::start(&place, &["workload", "timed.f"]);
+    let mut terminal = TestTerminal::start(&place, &["workload", "timed.f"]);
     terminal.shows("Not a directory");
     assert_eq!(terminal.child.wait().unwrap().code(), Some(1));
     // If the standard error is not a terminal, nothing is drawn. All tests of this file check that,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use defuse_measure::command::own_program;
 use defuse_measure::{caches, cpu};
-use defuse_probe::Snapshot;
+use defuse_probe::StatsSnapshot;
 
 use crate::cgroup::{CellCgroups, CgroupHierarchies, ProcessRole};
 use crate::device::{DeviceUse, StudyDevice};
@@ -45,7 +45,7 @@ pub struct StudyContext<'a> {
 
 /// Clocks and counters at one moment.
 struct CounterSample {
-    daemon: Option<Snapshot>,
+    daemon: Option<StatsSnapshot>,
     device: DeviceUse,
     daemon_cpu_ns: Option<u64>,
     system: cpu::CpuSample,

@@ -1,7 +1,7 @@
 //! Traces the requests of one cell in the kernel, if permitted.
 
 use anyhow::Result;
-use defuse_probe::Snapshot;
+use defuse_probe::StatsSnapshot;
 use defuse_trace::{Collector, CollectorKind, CollectorOptions};
 
 /// The method of measuring the kernel's queues, if any.
@@ -19,7 +19,7 @@ pub struct CellTrace(Option<(u32, Collector)>);
 #[derive(Debug, Default)]
 pub struct KernelMeasurement {
     /// Requests by type and queue.
-    pub snapshot: Option<Snapshot>,
+    pub snapshot: Option<StatsSnapshot>,
     /// Measurements that were lost.
     pub remarks: Vec<String>,
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use defuse_measure::{caches, command};
-use defuse_probe::Snapshot;
+use defuse_probe::StatsSnapshot;
 use rustix::mount::UnmountFlags;
 
 use crate::options::{ConfigKind, StudyConfig};
@@ -114,7 +114,7 @@ impl StudyMount {
 
     /// The statistics of the daemon; `None` for other programs. Waits for the requests that the
     /// last close causes.
-    pub fn snapshot(&self) -> Result<Option<Snapshot>> {
+    pub fn snapshot(&self) -> Result<Option<StatsSnapshot>> {
         if !self.ours {
             return Ok(None);
         }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use defuse_probe::{Histogram, Op, Snapshot, Stage};
+use defuse_probe::{LatencyHistogram, Op, RequestStage, StatsSnapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceUse;
@@ -118,9 +118,9 @@ pub struct CellMeasurement {
     /// I/O including write-back after the end.
     pub device_synced: DeviceUse,
     /// Statistics of the daemon; `None` for native and for other programs.
-    pub daemon: Option<Snapshot>,
+    pub daemon: Option<StatsSnapshot>,
     /// Statistics of the kernel's queues; `None` for native, and without permission.
-    pub kernel: Option<Snapshot>,
+    pub kernel: Option<StatsSnapshot>,
     /// Limit on the memory of application and daemon together beyond their anonymous memory, in
     /// bytes: caches of data, names and inodes. `None` if it could not be limited.
     pub memory_limit_bytes: Option<u64>,
@@ -179,7 +179,7 @@ impl CellMeasurement {
 
     /// Requests by type, as counted by the daemon, or else by the kernel; empty for native.
     pub fn requests(&self) -> BTreeMap<&'static str, u64> {
-        let stages = [(&self.daemon, Stage::User), (&self.kernel, Stage::Total)];
+        let stages = [(&self.daemon, RequestStage::User), (&self.kernel, RequestStage::Total)];
         let found =
             stages.into_iter().find_map(|(snapshot, stage)| Some((snapshot.as_ref()?, stage)));
         let Some((snapshot, stage)) = found else { return BTreeMap::new() };
@@ -193,8 +193,8 @@ impl CellMeasurement {
     }
 
     /// Latencies of an operation in a stage.
-    pub fn latency(&self, stage: Stage, op: Op) -> Option<&Histogram> {
-        let snapshot = if stage == Stage::User { &self.daemon } else { &self.kernel };
+    pub fn latency(&self, stage: RequestStage, op: Op) -> Option<&LatencyHistogram> {
+        let snapshot = if stage == RequestStage::User { &self.daemon } else { &self.kernel };
         snapshot.as_ref()?.get_stage(stage, op).map(|stats| &stats.latency)
     }
 }

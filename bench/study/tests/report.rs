@@ -3,7 +3,7 @@
 mod browser;
 
 use browser::{ReportMinimum, draws_everything_within_360_pixels};
-use defuse_probe::{Op, OpStats, Recorder, Snapshot, Stage};
+use defuse_probe::{Op, OpStats, Recorder, RequestStage, StatsSnapshot};
 use defuse_study::options::{StudyConfig, StudyScale};
 use defuse_study::report;
 use defuse_study::results::*;
@@ -68,9 +68,14 @@ fn measured(row: u8, config: u64, run: u32) -> CellMeasurement {
     let snapshot = recorder.snapshot();
     let kernel_of =
         |stage| snapshot.ops.iter().map(move |stats| OpStats { stage, ..stats.clone() });
-    let stages = [Stage::Background, Stage::Pending, Stage::Processing, Stage::Total];
+    let stages = [
+        RequestStage::Background,
+        RequestStage::Pending,
+        RequestStage::Processing,
+        RequestStage::Total,
+    ];
     let kernel =
-        Snapshot { ops: stages.into_iter().flat_map(kernel_of).collect(), ..snapshot.clone() };
+        StatsSnapshot { ops: stages.into_iter().flat_map(kernel_of).collect(), ..snapshot.clone() };
     let flowop = FlowopFigures {
         name: "read".into(),
         kind: "read".into(),

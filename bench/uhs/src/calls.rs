@@ -13,7 +13,7 @@ use defuse_fs::{
 };
 use defuse_measure::cpu;
 use defuse_measure::server::ServerProcess;
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 
 use crate::mounted::with_mount;
 use crate::results::{FigureDirection, UhsBenchResults};
@@ -38,7 +38,7 @@ pub(crate) fn measure(
     let server = ServerProcess::start(program, "memory:".as_ref(), &socket)?;
     let by = |lanes| -> Result<CallClient> {
         let options = RemoteOptions { lanes, ..RemoteOptions::default() };
-        CallClient::new(Remote::connect(&socket, options)?)
+        CallClient::new(RemoteClient::connect(&socket, options)?)
     };
     let (shared, messages) = (by(LaneUse::Required)?, by(LaneUse::Never)?);
     with_mount(stage, program, "memory", |at| {
@@ -110,7 +110,7 @@ fn cpu_of(call: &mut TimedCall<'_>) -> Result<f64> {
 
 /// A client with an open file.
 struct CallClient {
-    fs: Remote,
+    fs: RemoteClient,
     file: File,
 }
 
@@ -119,7 +119,7 @@ fn cx() -> Cx<'static> {
 }
 
 impl CallClient {
-    fn new(fs: Remote) -> Result<CallClient> {
+    fn new(fs: RemoteClient) -> Result<CallClient> {
         let text = format!("file {:016x}", fastrand::u64(..));
         let name = Name::new(text.as_bytes()).ok().context("a name")?;
         let node = NewNode::new(FileKind::Regular, 0o644, cx().caller);

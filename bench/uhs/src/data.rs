@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use defuse_block::{Access, File};
+use defuse_block::{DeviceAccess, FileDevice};
 
 use crate::UhsBenchScale;
 use crate::files::{FileOperation, TimedFiles, flights};
@@ -113,7 +113,7 @@ fn direct(bytes: u64) -> Vec<((&'static str, f64), u64, Vec<FileOperation>)> {
 
 /// The device without a file system.
 fn raw(stage: &TargetStage, scale: &UhsBenchScale, results: &mut UhsBenchResults) -> Result<()> {
-    let device = File::open(stage.node()?, Access::ReadWrite)?;
+    let device = FileDevice::open(stage.node()?, DeviceAccess::ReadWrite)?;
     for ((name, goal), bytes, operations) in direct(scale.data_bytes) {
         let figure =
             rate(bytes, || flights::of_device(&device, flights::DeviceMemory::Any, operations))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use defuse_block::{Access, Device, File};
+use defuse_block::{BlockDevice, DeviceAccess, FileDevice};
 use defuse_measure::command;
 use defuse_measure::loop_device::ImageLoopDevice;
 use defuse_uhs::Uhs;
@@ -59,7 +59,7 @@ pub(crate) fn measure(
 }
 
 fn mounting(device: &ImageLoopDevice) -> Result<f64> {
-    let file = Arc::new(File::open(device.node(), Access::ReadWrite)?);
+    let file = Arc::new(FileDevice::open(device.node(), DeviceAccess::ReadWrite)?);
     let begun = Instant::now();
     let (uhs, problems) = Uhs::open(file, Default::default(), fastrand::Rng::new())?;
     let seconds = begun.elapsed().as_secs_f64();
@@ -69,7 +69,7 @@ fn mounting(device: &ImageLoopDevice) -> Result<f64> {
 }
 
 fn reading(device: &ImageLoopDevice, blocks: u64) -> Result<f64> {
-    let file = File::open(device.node(), Access::Read)?;
+    let file = FileDevice::open(device.node(), DeviceAccess::Read)?;
     let blocks = blocks.min(file.facts().blocks);
     let begun = Instant::now();
     let reads = (0..blocks).step_by(READ as usize);

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use defuse_block::separation::{Class, Classes, Mode};
+use defuse_block::separation::{ClassSet, OperationClass, SeparationMode};
 use defuse_block::{
-    Access, Clock, Device, Done, File, Model, Op, OpKind, Queue, Region, Segments, Separated,
-    Separation,
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceAccess, DeviceClock, DeviceQueue,
+    FileDevice, MemoryRegion, MemorySegments, SeparatedDevice, SeparationOptions, SsdModel,
 };
 
 use crate::files::TimedFiles;
@@ -31,7 +31,7 @@ const BLOCKS: u64 = 1 << 20;
 /// Operations of one kind.
 #[derive(Clone, Copy, Debug)]
 struct OperationStream {
-    class: Class,
+    class: OperationClass,
     /// Blocks of 4 KiB.
     blocks: u64,
     sequential: bool,
@@ -43,7 +43,7 @@ struct QueueWorkload {
     name: String,
     streams: Vec<OperationStream>,
     /// The classes of each queue where they are divided.
-    divided: Vec<Classes>,
+    divided: Vec<ClassSet>,
 }
 
 /// The depths of each queue.
@@ -60,12 +60,12 @@ pub(crate) fn measure_on_device(
         for depth in DEPTHS {
             let name = format!("loop device, {}, depth {depth}", workload.name);
             let mut add = |target: &str, ran: &WorkloadRates| ran.add(&name, target, results);
-            let device = Arc::new(File::open(stage.node()?, Access::ReadWrite)?);
+            let device = Arc::new(FileDevice::open(stage.node()?, DeviceAccess::ReadWrite)?);
             let queue = device.queue(depth * QUEUES as u32)?;
             let clock = device.clock();
             add("one queue", &run(&*device, &clock, queue, None, &workload.streams)?);
             for (target, separation) in policies(&workload.divided, depth) {
-                let device = Arc::clone(&device) as Arc<dyn Device>;
+                let device = Arc::clone(&device) as Arc<dyn BlockDevice>;
                 add(target, &run_separated(device, &separation, None, &workload.streams)?);
             }
         }
@@ -79,9 +79,14 @@ fn measure_uhs(
     scale: &UhsBenchScale,
     results: &mut UhsBenchResults,
 ) -> Result<()> {
-    let modes = [None, Some(Mode::Off), Some(Mode::Static), Some(Mode::Learned)];
+    let modes = [
+        None,
+        Some(SeparationMode::Off),
+        Some(SeparationMode::Static),
+        Some(SeparationMode::Learned),
+    ];
     for (target, separation) in ["own queues", "off", "static", "learned"].into_iter().zip(modes) {
-        let options = defuse_uhs::Options { separation, ..Default::default() };
+        let options = defuse_uhs::UhsOptions { separation, ..Default::default() };
         stage
             .with_uhs(options, |_, files| data::phases(files, ("uhs: ", target), scale, results))?;
         for threads in [1, 16] {
@@ -109,7 +114,7 @@ pub(crate) fn measure(
         say(format!("queues: {}", workload.name));
         for depth in DEPTHS {
             for (target, separation) in policies(&workload.divided, depth) {
-                let model = Model::new(BLOCKS, &Default::default());
+                let model = SsdModel::new(BLOCKS, &Default::default());
                 let ran = run_separated(Arc::new(model), &separation, None, &workload.streams)?;
                 ran.add(&format!("{}, depth {depth}", workload.name), target, results);
             }
@@ -118,24 +123,27 @@ pub(crate) fn measure(
     Ok(())
 }
 
-fn policies(divided: &[Classes], depth: u32) -> Vec<(&'static str, Separation)> {
-    let open = |mode| Separation { large: 32 << 10, ..Separation::open(mode, QUEUES, depth) };
-    let split = Separation { queues: divided.to_vec(), ..open(Mode::Static) };
+fn policies(divided: &[ClassSet], depth: u32) -> Vec<(&'static str, SeparationOptions)> {
+    let open = |mode| SeparationOptions {
+        large: 32 << 10,
+        ..SeparationOptions::open(mode, QUEUES, depth)
+    };
+    let split = SeparationOptions { queues: divided.to_vec(), ..open(SeparationMode::Static) };
     vec![
-        ("off", open(Mode::Off)),
+        ("off", open(SeparationMode::Off)),
         ("static", split.clone()),
-        ("learned", open(Mode::Learned)),
-        ("static+caps", Separation { caps: true, ..split }),
+        ("learned", open(SeparationMode::Learned)),
+        ("static+caps", SeparationOptions { caps: true, ..split }),
     ]
 }
 
 fn workloads(count: u64) -> Vec<QueueWorkload> {
-    use Class::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
+    use OperationClass::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
     let stream = |class, count| {
         let large = matches!(class, LargeRead | LargeWrite);
         OperationStream { class, blocks: if large { 16 } else { 1 }, sequential: large, count }
     };
-    let of = |classes: &[Class]| vec![Classes::of(classes); QUEUES / 2];
+    let of = |classes: &[OperationClass]| vec![ClassSet::of(classes); QUEUES / 2];
     // The last two do not occur here.
     let writes = of(&[SmallWrite, LargeWrite, Behind, Reclaim]);
     let reads_and_writes = [of(&[SmallRead, LargeRead]), writes].concat();
@@ -143,7 +151,7 @@ fn workloads(count: u64) -> Vec<QueueWorkload> {
     let sizes = [of(&[SmallRead, SmallWrite]), large].concat();
     let all = [&[SmallRead][..], &[LargeRead], &[SmallWrite], &[LargeWrite, Behind, Reclaim]];
     let random = |stream: OperationStream| OperationStream { sequential: false, ..stream };
-    let workload = |name: &str, streams, divided: &[Classes]| {
+    let workload = |name: &str, streams, divided: &[ClassSet]| {
         let (name, divided) = (name.to_owned(), divided.to_vec());
         QueueWorkload { name, streams, divided }
     };
@@ -176,7 +184,7 @@ fn workloads(count: u64) -> Vec<QueueWorkload> {
                 stream(LargeWrite, count / 20),
                 stream(LargeRead, count / 20),
             ],
-            &all.map(Classes::of),
+            &all.map(ClassSet::of),
         ),
     ]
 }
@@ -208,13 +216,13 @@ struct StreamProgress {
 }
 
 fn run_separated(
-    device: Arc<dyn Device>,
-    separation: &Separation,
-    memory: Option<&Arc<Region>>,
+    device: Arc<dyn BlockDevice>,
+    separation: &SeparationOptions,
+    memory: Option<&Arc<MemoryRegion>>,
     streams: &[OperationStream],
 ) -> Result<WorkloadRates> {
     let clock = device.clock();
-    let device = Separated::new(device, separation)?;
+    let device = SeparatedDevice::new(device, separation)?;
     let queue = device.queue(separation.depth * separation.queues.len() as u32)?;
     run(&device, &clock, queue, memory, streams)
 }
@@ -222,16 +230,16 @@ fn run_separated(
 /// Runs the streams at the same time, with data in `memory` or in memory of their own; each has the same part of the depth in
 /// flight.
 fn run(
-    device: &dyn Device,
-    clock: &Arc<dyn Clock>,
-    mut queue: Box<dyn Queue>,
-    memory: Option<&Arc<Region>>,
+    device: &dyn BlockDevice,
+    clock: &Arc<dyn DeviceClock>,
+    mut queue: Box<dyn DeviceQueue>,
+    memory: Option<&Arc<MemoryRegion>>,
     streams: &[OperationStream],
 ) -> Result<WorkloadRates> {
     let window = queue.depth() / streams.len();
     let region = match memory {
         Some(memory) => Arc::clone(memory),
-        None => Region::new((window * streams.len() * 16).next_power_of_two() as u32)?,
+        None => MemoryRegion::new((window * streams.len() * 16).next_power_of_two() as u32)?,
     };
     let blocks = device.facts().blocks.min(BLOCKS);
     let mut random = fastrand::Rng::with_seed(11);
@@ -245,13 +253,13 @@ fn run(
                 let memory = region.take(one.stream.blocks as u32).context("no frame is free")?;
                 let tag = (begun.len() * streams.len() + number) as u64;
                 begun.push(clock.now());
-                let op = Op { tag, kind: one.next(memory.into(), blocks, &mut random) };
+                let op = BlockOp { tag, kind: one.next(memory.into(), blocks, &mut random) };
                 ensure!(queue.push(op).is_ok(), "the queue takes what its depth says");
             }
         }
         queue.wait(None);
         queue.reap(&mut done);
-        for Done { tag, result, .. } in done.drain(..) {
+        for BlockCompletion { tag, result, .. } in done.drain(..) {
             result?;
             let one = &mut all[tag as usize % streams.len()];
             one.in_flight -= 1;
@@ -259,7 +267,7 @@ fn run(
         }
     }
     let bytes: u64 = streams.iter().map(|stream| stream.count * stream.blocks * 4096).sum();
-    let small = all.iter().find(|one| one.stream.class == Class::SmallRead);
+    let small = all.iter().find(|one| one.stream.class == OperationClass::SmallRead);
     Ok(WorkloadRates {
         rate: bytes as f64 / (clock.now() - start).as_secs_f64(),
         small_reads: small.map(|one| one.latency / one.stream.count.max(1) as u32),
@@ -275,7 +283,12 @@ impl StreamProgress {
         self.pushed < self.stream.count || self.in_flight > 0
     }
 
-    fn next(&mut self, memory: Segments, device: u64, random: &mut fastrand::Rng) -> OpKind {
+    fn next(
+        &mut self,
+        memory: MemorySegments,
+        device: u64,
+        random: &mut fastrand::Rng,
+    ) -> BlockOpKind {
         self.pushed += 1;
         self.in_flight += 1;
         let OperationStream { class, blocks, sequential, .. } = self.stream;
@@ -286,8 +299,10 @@ impl StreamProgress {
         self.next_block += 1;
         let block = device / parts * part + place * blocks;
         match class {
-            Class::SmallRead | Class::LargeRead => OpKind::Read { block, memory },
-            _ => OpKind::Write { block, memory, fua: false },
+            OperationClass::SmallRead | OperationClass::LargeRead => {
+                BlockOpKind::Read { block, memory }
+            }
+            _ => BlockOpKind::Write { block, memory, fua: false },
         }
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use defuse_block::{Access, File};
-use defuse_direct::{Client, MountArgs};
+use defuse_block::{DeviceAccess, FileDevice};
+use defuse_direct::{ClientMountArgs, DirectClient};
 use defuse_measure::command;
 use defuse_measure::loop_device::ImageLoopDevice;
 use defuse_uhs::Uhs;
@@ -149,21 +149,21 @@ impl TargetStage {
     /// Makes an empty uhs, and calls `work` with it opened by `options`.
     pub(crate) fn with_uhs<T>(
         &mut self,
-        options: defuse_uhs::Options,
+        options: defuse_uhs::UhsOptions,
         work: impl FnOnce(&TargetStage, &dyn TimedFiles) -> Result<T>,
     ) -> Result<T> {
         let mut random = fastrand::Rng::new();
         {
-            let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
+            let device = Arc::new(FileDevice::open(self.node()?, DeviceAccess::ReadWrite)?);
             Uhs::make(device, (0o755, 0, 0), &mut random)?;
         }
         // The kernel ends an io_uring, which holds the device, a moment after its close.
         self.device()?.wait_until_free()?;
-        let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
+        let device = Arc::new(FileDevice::open(self.node()?, DeviceAccess::ReadWrite)?);
         let (uhs, problems) = Uhs::open(device, options, random)?;
         anyhow::ensure!(problems.is_empty(), "the new file system is damaged: {problems:?}");
-        let client = Arc::new(Client::new(Default::default()));
-        client.mount(NAME, Arc::new(uhs), &MountArgs::default())?;
+        let client = Arc::new(DirectClient::new(Default::default()));
+        client.mount(NAME, Arc::new(uhs), &ClientMountArgs::default())?;
         let done = work(self, &InProcessFiles::new(Arc::clone(&client))?);
         client.unmount(NAME, false)?;
         done
@@ -172,13 +172,13 @@ impl TargetStage {
 
 /// Options with memory for pages as the others have it: the kernel caches them in all memory, and lets a tenth of that wait for the
 /// device before it begins to write (vm.dirty_background_ratio in Documentation/admin-guide/sysctl/vm.rst).
-fn with_much_memory() -> defuse_uhs::Options {
+fn with_much_memory() -> defuse_uhs::UhsOptions {
     let info = rustix::system::sysinfo();
     let pages = (info.totalram as usize).saturating_mul(info.mem_unit as usize) / BLOCK as usize;
-    defuse_uhs::Options {
+    defuse_uhs::UhsOptions {
         cache_pages: pages / 4,
         dirty_pages: pages / 10,
-        ..defuse_uhs::Options::default()
+        ..defuse_uhs::UhsOptions::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Workloads on a file system in this process, without the kernel: the [`WorkloadDriver`] that calls the in-process
 //! client ([`defuse_direct`]).
 //!
-//! It mounts nothing: the caller mounts file systems in the [`Client`], and names them in the paths of the
+//! It mounts nothing: the caller mounts file systems in the [`DirectClient`], and names them in the paths of the
 //! workload.
 
 #![forbid(unsafe_code)]
@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Description, How, Stop, Task};
+use defuse_direct::{CallError, ClientTask, DirectClient, FileDescription, OpenHow, WalkStart};
 use defuse_fs::{FileKind, OpenFlags};
 use defuse_wml::plan::FlowopOpenFlags as Flags;
 use defuse_wml::{OpenAccess, SpaceFigures, WorkloadDriver};
@@ -23,8 +23,8 @@ const FROM_END: u32 = 2;
 
 /// A driver that calls the file systems that a client has mounted in this process.
 pub struct DirectDriver {
-    client: Arc<Client>,
-    task: Arc<Task>,
+    client: Arc<DirectClient>,
+    task: Arc<ClientTask>,
 }
 
 impl DirectDriver {
@@ -33,22 +33,24 @@ impl DirectDriver {
     /// # Errors
     ///
     /// Fails if the credentials of this process cannot be read.
-    pub fn new(client: Arc<Client>) -> defuse_fs::Result<DirectDriver> {
-        Ok(DirectDriver { client, task: Arc::new(Task::of_this_process()?) })
+    pub fn new(client: Arc<DirectClient>) -> defuse_fs::Result<DirectDriver> {
+        Ok(DirectDriver { client, task: Arc::new(ClientTask::of_this_process()?) })
     }
 }
 
-fn failed(stop: Stop) -> io::Error {
+fn failed(stop: CallError) -> io::Error {
     match stop {
-        Stop::Errno(errno) => errno.into(),
-        Stop::Outside(_) => io::Error::other("the path is outside of the mounts of this process"),
+        CallError::Errno(errno) => errno.into(),
+        CallError::Outside(_) => {
+            io::Error::other("the path is outside of the mounts of this process")
+        }
     }
 }
 
 /// An open file.
 pub struct DirectFile {
-    file: Arc<Description>,
-    task: Arc<Task>,
+    file: Arc<FileDescription>,
+    task: Arc<ClientTask>,
 }
 
 impl Drop for DirectFile {
@@ -74,8 +76,9 @@ impl WorkloadDriver for DirectDriver {
         how.set(OFlags::CREATE, access.create);
         how.set(OFlags::DIRECT, flags.direct);
         how.set(OFlags::SYNC, flags.sync);
-        let how = How { flags: how.bits(), mode: 0o666, ..How::default() };
-        let file = self.client.open(&self.task, At::Cwd, bytes(path), how).map_err(failed)?;
+        let how = OpenHow { flags: how.bits(), mode: 0o666, ..OpenHow::default() };
+        let file =
+            self.client.open(&self.task, WalkStart::Cwd, bytes(path), how).map_err(failed)?;
         // Only the kernel reads ahead, and only in its own files.
         if let Some(backing) = file.backing().filter(|_| flags.no_readahead) {
             fadvise(backing, 0, None, Advice::Random)?;
@@ -132,24 +135,24 @@ impl WorkloadDriver for DirectDriver {
     }
 
     fn stat(&self, path: &Path) -> io::Result<u64> {
-        let stat = self.client.stat(&self.task, At::Cwd, bytes(path), true);
+        let stat = self.client.stat(&self.task, WalkStart::Cwd, bytes(path), true);
         stat.map(|stat| stat.attr.size).map_err(failed)
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
-        self.client.unlink(&self.task, At::Cwd, bytes(path)).map_err(failed)
+        self.client.unlink(&self.task, WalkStart::Cwd, bytes(path)).map_err(failed)
     }
 
     fn mkdir(&self, path: &Path) -> io::Result<()> {
-        self.client.mkdir(&self.task, At::Cwd, bytes(path), 0o755).map_err(failed)
+        self.client.mkdir(&self.task, WalkStart::Cwd, bytes(path), 0o755).map_err(failed)
     }
 
     fn rmdir(&self, path: &Path) -> io::Result<()> {
-        self.client.rmdir(&self.task, At::Cwd, bytes(path)).map_err(failed)
+        self.client.rmdir(&self.task, WalkStart::Cwd, bytes(path)).map_err(failed)
     }
 
     fn room(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
-        let found = self.client.statfs(&self.task, At::Cwd, bytes(path)).map_err(failed)?;
+        let found = self.client.statfs(&self.task, WalkStart::Cwd, bytes(path)).map_err(failed)?;
         let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.frsize));
         let room =
             SpaceFigures { total: bytes(found.blocks), available: bytes(found.blocks_available) };
@@ -157,8 +160,9 @@ impl WorkloadDriver for DirectDriver {
     }
 
     fn list(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {
-        let how = How { flags: OpenFlags::DIRECTORY, ..How::default() };
-        let directory = self.client.open(&self.task, At::Cwd, bytes(path), how).map_err(failed)?;
+        let how = OpenHow { flags: OpenFlags::DIRECTORY, ..OpenHow::default() };
+        let directory =
+            self.client.open(&self.task, WalkStart::Cwd, bytes(path), how).map_err(failed)?;
         for entry in self.client.read_dir(&self.task, &directory).map_err(failed)? {
             if entry.name != b"." && entry.name != b".." {
                 each(&entry.name, entry.kind == FileKind::Directory);

@@ -1,16 +1,16 @@
 //! Frames that stand in for memory that direct I/O cannot use.
 
-use super::Open;
-use crate::memory::Memory;
-use crate::{Errno, FRAME, Frames, OpKind, Region, Result, Segments};
+use super::FileDeviceState;
+use crate::memory::OperationMemory;
+use crate::{BlockOpKind, Errno, FRAME, FrameRun, MemoryRegion, MemorySegments, Result};
 
-impl Open {
+impl FileDeviceState {
     /// Frames for an operation whose memory direct I/O cannot use, with the data of a write. `ENOMEM` where there are none.
-    pub(super) fn bounce(&self, kind: &OpKind) -> Result<Option<Frames>> {
-        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = kind else {
+    pub(super) fn bounce(&self, kind: &BlockOpKind) -> Result<Option<FrameRun>> {
+        let (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }) = kind else {
             return Ok(None);
         };
-        let usable = |piece: &Memory| {
+        let usable = |piece: &OperationMemory| {
             (piece.start() as usize).is_multiple_of(self.alignment)
                 && piece.len().is_multiple_of(self.alignment)
         };
@@ -19,9 +19,9 @@ impl Open {
         }
         let frames = memory.bytes().div_ceil(FRAME) as u32;
         // Runs are taken out of blocks whose size is a power of two.
-        let region = Region::new(frames.next_power_of_two())?;
+        let region = MemoryRegion::new(frames.next_power_of_two())?;
         let mut bounce = region.take(frames).ok_or(Errno::NOMEM)?;
-        if let OpKind::Write { .. } = kind {
+        if let BlockOpKind::Write { .. } = kind {
             let mut at = 0;
             for piece in memory.pieces() {
                 bounce[at..][..piece.len()].copy_from_slice(piece.bytes());
@@ -33,7 +33,7 @@ impl Open {
 }
 
 /// Copies what was read into the memory of the operation.
-pub(super) fn copy_out(bounce: &Frames, memory: &mut Segments) -> Result<()> {
+pub(super) fn copy_out(bounce: &FrameRun, memory: &mut MemorySegments) -> Result<()> {
     let mut at = 0;
     for piece in memory.pieces_mut() {
         let out = piece.bytes_mut().ok_or(Errno::INVAL)?;

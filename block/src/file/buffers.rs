@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use io_uring::IoUring;
 
-use crate::Region;
+use crate::MemoryRegion;
 
 /// Bytes of one registered buffer.
 const PIECE: usize = 2 << 20;
@@ -17,35 +17,35 @@ const PIECE: usize = 2 << 20;
 const MOST: usize = 1 << 14;
 
 /// The pieces of all regions.
-pub(super) struct Buffers {
+pub(super) struct RegisteredBuffers {
     /// The first piece of each region, by its number.
     first: HashMap<u64, usize>,
-    pieces: Vec<Piece>,
+    pieces: Vec<BufferPiece>,
     /// The kernel has refused one, and is not asked again.
     refused: bool,
     /// The regions live as long as the ring that knows their addresses.
-    regions: Vec<Arc<Region>>,
+    regions: Vec<Arc<MemoryRegion>>,
 }
 
-struct Piece {
+struct BufferPiece {
     start: usize,
     len: usize,
     registered: bool,
 }
 
-impl Buffers {
+impl RegisteredBuffers {
     /// Room for the frames of `regions` in the table of a ring.
-    pub(super) fn new(ring: &IoUring, regions: Vec<Arc<Region>>) -> Self {
+    pub(super) fn new(ring: &IoUring, regions: Vec<Arc<MemoryRegion>>) -> Self {
         let (mut first, mut pieces) = (HashMap::new(), Vec::new());
         for region in &regions {
             first.insert(region.id(), pieces.len());
             for at in (0..region.bytes()).step_by(PIECE).take(MOST - pieces.len()) {
                 let len = PIECE.min(region.bytes() - at);
                 let start = region.start() as usize + at;
-                pieces.push(Piece { start, len, registered: false });
+                pieces.push(BufferPiece { start, len, registered: false });
             }
         }
-        let mut buffers = Buffers { first, pieces, refused: false, regions };
+        let mut buffers = RegisteredBuffers { first, pieces, refused: false, regions };
         if !buffers.pieces.is_empty() {
             let made = ring.submitter().register_buffers_sparse(buffers.pieces.len() as u32);
             buffers.note(made.err());
@@ -81,8 +81,8 @@ impl Buffers {
         if self.refused {
             return false;
         }
-        let Piece { start, len, .. } = self.pieces[index];
-        let has = |region: &&Arc<Region>| {
+        let BufferPiece { start, len, .. } = self.pieces[index];
+        let has = |region: &&Arc<MemoryRegion>| {
             let from = region.start() as usize;
             (from..from + region.bytes()).contains(&start)
         };

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, FileType, SeekFrom, Stat, StatxFlags};
 
 use crate::worker::node_of;
-use crate::{Facts, Result};
+use crate::{DeviceProperties, Result};
 
 /// Bytes of a block, also on devices with smaller sectors: nothing here wants smaller ones.
 const BLOCK: u32 = 4096;
@@ -16,15 +16,15 @@ const BLOCK: u32 = 4096;
 const ERASE: u32 = 2 << 20;
 
 /// The facts, and the alignment that memory needs.
-pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(Facts, usize)> {
+pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(DeviceProperties, usize)> {
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let bytes = rustix::fs::seek(fd, SeekFrom::End(0))?;
     let logical = if regular { 512 } else { rustix::fs::ioctl_blksszget(fd)? };
     let block_size = logical.max(BLOCK);
-    let queue = if regular { Limits::of_file() } else { Limits::of_device(stat.st_rdev) };
+    let queue = if regular { SysfsLimits::of_file() } else { SysfsLimits::of_device(stat.st_rdev) };
     // A file is where the device of its file system is.
     let node = node_of(if regular { stat.st_dev } else { stat.st_rdev });
-    let facts = Facts {
+    let facts = DeviceProperties {
         name: path.display().to_string(),
         block_size,
         blocks: bytes / u64::from(block_size),
@@ -69,16 +69,16 @@ fn alignment(fd: &OwnedFd) -> usize {
 }
 
 /// The facts that sysfs tells, sysfs-block of the kernel's ABI documentation.
-struct Limits {
+struct SysfsLimits {
     volatile: bool,
     discard: bool,
     erase_unit: u32,
 }
 
-impl Limits {
+impl SysfsLimits {
     fn of_file() -> Self {
         // A file system below always wants fdatasync(2).
-        Limits { volatile: true, discard: true, erase_unit: ERASE }
+        SysfsLimits { volatile: true, discard: true, erase_unit: ERASE }
     }
 
     fn of_device(rdev: u64) -> Self {
@@ -91,7 +91,7 @@ impl Limits {
         };
         let number = |name: &str| read(name).and_then(|text| text.trim().parse::<u64>().ok());
         let granularity = number("discard_granularity").unwrap_or(0);
-        Limits {
+        SysfsLimits {
             volatile: read("write_cache").is_none_or(|text| text.trim() != "write through"),
             discard: number("discard_max_bytes").unwrap_or(0) > 0,
             erase_unit: u32::try_from(granularity).unwrap_or(0).max(ERASE),

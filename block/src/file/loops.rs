@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat};
 
-use super::Access;
+use super::DeviceAccess;
 
 /// Loop devices that are looked at, at most.
 const MOST: usize = 4096;
 
 /// The loop device that has this file, and that `access` would disturb or be disturbed by.
-pub(super) fn device_of(stat: &Stat, access: Access) -> Option<PathBuf> {
+pub(super) fn device_of(stat: &Stat, access: DeviceAccess) -> Option<PathBuf> {
     let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let disks = read_dir("/sys/block").ok().filter(|_| is_regular)?;
     let names = disks.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -22,7 +22,7 @@ pub(super) fn device_of(stat: &Stat, access: Access) -> Option<PathBuf> {
     let is_it = |name: &String| {
         let disk = Path::new("/sys/block").join(name);
         let writes = read_to_string(disk.join("ro")).is_ok_and(|text| text.trim() == "0");
-        (writes || access == Access::ReadWrite)
+        (writes || access == DeviceAccess::ReadWrite)
             && backing_file(&disk)
                 .is_some_and(|its| (its.st_dev, its.st_ino) == (stat.st_dev, stat.st_ino))
     };

@@ -10,115 +10,121 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat};
 
 use super::facts::{ENDING, holder, is_alive, name_of};
-use super::{Access, File, OpenError, loops};
+use super::{DeviceAccess, DeviceOpenError, FileDevice, loops};
 use crate::{Errno, Result};
 
-/// A file or block device that is open and locked. Its [`device`](OpenFile::device) has the facts and the I/O.
+/// A file or block device that is open and locked. Its [`device`](OpenDeviceFile::device) has the facts and the I/O.
 ///
 /// The path is followed once: whoever renames files or changes links meanwhile cannot make a decision apply to
 /// another file than the one that it was made about. The lock is an flock(2) on the open file that the
 /// operations use, so it ends with the process, whatever ends that. It is held as long as this, one of
 /// the devices, or a queue of them exists.
 #[derive(Clone)]
-pub struct OpenFile {
-    locked: Arc<Locked>,
+pub struct OpenDeviceFile {
+    locked: Arc<LockedFile>,
 }
 
 /// The open file that devices share.
-pub(super) struct Locked {
+pub(super) struct LockedFile {
     pub(super) fd: OwnedFd,
     pub(super) path: PathBuf,
     pub(super) stat: Stat,
-    pub(super) access: Access,
+    pub(super) access: DeviceAccess,
     /// Operations pass by the page cache.
     pub(super) direct: bool,
 }
 
-impl OpenFile {
+impl OpenDeviceFile {
     /// Opens `path` and locks it. Reads share their lock. Operations pass by the page cache if the file system
-    /// below has direct I/O ([`File::is_direct`]).
+    /// below has direct I/O ([`FileDevice::is_direct`]).
     ///
     /// # Errors
     ///
-    /// See [`OpenError`]. The device may be too small to be one: [`device`](OpenFile::device) says so.
-    pub fn open(path: &Path, access: Access) -> Result<OpenFile, OpenError> {
+    /// See [`DeviceOpenError`]. The device may be too small to be one: [`device`](OpenDeviceFile::device) says so.
+    pub fn open(path: &Path, access: DeviceAccess) -> Result<OpenDeviceFile, DeviceOpenError> {
         let flags = match access {
-            Access::Read => OFlags::RDONLY,
+            DeviceAccess::Read => OFlags::RDONLY,
             // A block device that is mounted is refused, and one that is open so cannot be mounted. open(2)
             // ignores the flag for everything else.
-            Access::ReadWrite => OFlags::RDWR | OFlags::EXCL,
+            DeviceAccess::ReadWrite => OFlags::RDWR | OFlags::EXCL,
         };
         let open = || rustix::fs::open(path, flags | ALWAYS, Mode::empty());
         let held = || match rustix::fs::stat(path) {
-            Ok(stat) if Held::of(&stat) == Held::Ending => Held::Ending,
-            _ => Held::Gone,
+            Ok(stat) if HolderState::of(&stat) == HolderState::Ending => HolderState::Ending,
+            _ => HolderState::Gone,
         };
         let fd = patiently(Errno::BUSY, open, held).map_err(|errno| match errno {
-            Errno::BUSY => OpenError::Busy { path: path.to_owned(), holder: None },
-            errno => OpenError::System { path: path.to_owned(), action: "open", errno },
+            Errno::BUSY => DeviceOpenError::Busy { path: path.to_owned(), holder: None },
+            errno => DeviceOpenError::System { path: path.to_owned(), action: "open", errno },
         })?;
-        OpenFile::of(fd, path, access)
+        OpenDeviceFile::of(fd, path, access)
     }
 
     /// Creates an empty file for its owner alone, to read and write.
     ///
     /// # Errors
     ///
-    /// As for [`open`](OpenFile::open), and `EEXIST`, also for a symbolic link.
-    pub fn create(path: &Path) -> Result<OpenFile, OpenError> {
+    /// As for [`open`](OpenDeviceFile::open), and `EEXIST`, also for a symbolic link.
+    pub fn create(path: &Path) -> Result<OpenDeviceFile, DeviceOpenError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | ALWAYS;
         let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
-            OpenError::System { path: path.to_owned(), action: "create", errno }
+            DeviceOpenError::System { path: path.to_owned(), action: "create", errno }
         })?;
-        OpenFile::of(fd, path, Access::ReadWrite)
+        OpenDeviceFile::of(fd, path, DeviceAccess::ReadWrite)
     }
 
-    fn of(fd: OwnedFd, path: &Path, access: Access) -> Result<OpenFile, OpenError> {
+    fn of(
+        fd: OwnedFd,
+        path: &Path,
+        access: DeviceAccess,
+    ) -> Result<OpenDeviceFile, DeviceOpenError> {
         let path = path.to_owned();
         let stat = match rustix::fs::fstat(&fd) {
             Ok(stat) => stat,
-            Err(errno) => return Err(OpenError::System { path, action: "examine", errno }),
+            Err(errno) => return Err(DeviceOpenError::System { path, action: "examine", errno }),
         };
         let kind = FileType::from_raw_mode(stat.st_mode);
         if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
-            return Err(OpenError::WrongKind { path });
+            return Err(DeviceOpenError::WrongKind { path });
         }
-        match patiently(Errno::WOULDBLOCK, || lock(&fd, access), || Held::of(&stat)) {
+        match patiently(Errno::WOULDBLOCK, || lock(&fd, access), || HolderState::of(&stat)) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(OpenError::Busy { path, holder: holder(&stat) }),
-            Err(errno) => return Err(OpenError::System { path, action: "lock", errno }),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(DeviceOpenError::Busy { path, holder: holder(&stat) });
+            }
+            Err(errno) => return Err(DeviceOpenError::System { path, action: "lock", errno }),
         }
         if let Some(device) = loops::device_of(&stat, access) {
-            return Err(OpenError::OfLoopDevice { path, device });
+            return Err(DeviceOpenError::OfLoopDevice { path, device });
         }
         // Whoever has the backing file of a loop device has the device, too.
         if let Some(file) = loops::file_of(&stat) {
             let held = || holder(&file).map_or(Ok(()), |_| Err(Errno::BUSY));
-            if patiently(Errno::BUSY, held, || Held::of(&file)).is_err() {
-                return Err(OpenError::Busy { path, holder: holder(&file) });
+            if patiently(Errno::BUSY, held, || HolderState::of(&file)).is_err() {
+                return Err(DeviceOpenError::Busy { path, holder: holder(&file) });
             }
         }
         // Not a flag of open(2): where that refuses it, the path would have to be followed again.
         let direct = rustix::fs::fcntl_setfl(&fd, ALWAYS | OFlags::DIRECT).is_ok();
-        Ok(OpenFile { locked: Arc::new(Locked { fd, path, stat, access, direct }) })
+        Ok(OpenDeviceFile { locked: Arc::new(LockedFile { fd, path, stat, access, direct }) })
     }
 
     /// The device, with the size that the file has now.
     ///
     /// # Errors
     ///
-    /// [`OpenError::TooSmall`], and those of the system.
-    pub fn device(&self) -> Result<File, OpenError> {
-        File::new(&self.locked)
+    /// [`DeviceOpenError::TooSmall`], and those of the system.
+    pub fn device(&self) -> Result<FileDevice, DeviceOpenError> {
+        FileDevice::new(&self.locked)
     }
 
-    /// The device as [`device`](OpenFile::device) returns it where io_uring(7) is refused: threads perform the operations.
+    /// The device as [`device`](OpenDeviceFile::device) returns it where io_uring(7) is refused: threads perform the operations.
     ///
     /// # Errors
     ///
-    /// As for [`device`](OpenFile::device).
-    pub fn device_of_threads(&self) -> Result<File, OpenError> {
-        File::of(&self.locked, Some(Errno::NOSYS))
+    /// As for [`device`](OpenDeviceFile::device).
+    pub fn device_of_threads(&self) -> Result<FileDevice, DeviceOpenError> {
+        FileDevice::of(&self.locked, Some(Errno::NOSYS))
     }
 
     /// True for a regular file, false for a block device.
@@ -172,26 +178,26 @@ impl OpenFile {
     }
 }
 
-impl Locked {
+impl LockedFile {
     pub(super) fn is_regular(&self) -> bool {
         FileType::from_raw_mode(self.stat.st_mode) == FileType::RegularFile
     }
 
     /// The error of a step.
-    pub(super) fn failed(&self, action: &'static str) -> impl FnOnce(Errno) -> OpenError {
+    pub(super) fn failed(&self, action: &'static str) -> impl FnOnce(Errno) -> DeviceOpenError {
         let path = self.path.clone();
-        move |errno| OpenError::System { path, action, errno }
+        move |errno| DeviceOpenError::System { path, action, errno }
     }
 }
 
-impl Drop for Locked {
+impl Drop for LockedFile {
     fn drop(&mut self) {
         // The kernel closes what a ring has registered a moment after the ring.
         let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
     }
 }
 
-impl fmt::Debug for OpenFile {
+impl fmt::Debug for OpenDeviceFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OpenFile").field("path", &self.locked.path).finish_non_exhaustive()
     }
@@ -202,7 +208,7 @@ const ALWAYS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBL
 
 /// The state of the process that has a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Held {
+enum HolderState {
     /// It has ended: the kernel takes down the rings of a process that was killed, and with them its locks, after the
     /// process.
     Gone,
@@ -214,23 +220,23 @@ enum Held {
     Other,
 }
 
-impl Held {
-    fn of(stat: &Stat) -> Held {
-        let Some(pid) = holder(stat).filter(|pid| is_alive(*pid)) else { return Held::Gone };
+impl HolderState {
+    fn of(stat: &Stat) -> HolderState {
+        let Some(pid) = holder(stat).filter(|pid| is_alive(*pid)) else { return HolderState::Gone };
         match name_of(pid).as_deref() {
-            Some(name) if name == ENDING => Held::Ending,
-            Some("defuse") => Held::Daemon,
-            _ => Held::Other,
+            Some(name) if name == ENDING => HolderState::Ending,
+            Some("defuse") => HolderState::Daemon,
+            _ => HolderState::Other,
         }
     }
 
     /// The time that it is waited for.
     fn patience(self) -> Duration {
         match self {
-            Held::Gone => Duration::from_secs(1),
-            Held::Ending => Duration::from_secs(20),
-            Held::Daemon => Duration::from_millis(200),
-            Held::Other => Duration::ZERO,
+            HolderState::Gone => Duration::from_secs(1),
+            HolderState::Ending => Duration::from_secs(20),
+            HolderState::Daemon => Duration::from_millis(200),
+            HolderState::Other => Duration::ZERO,
         }
     }
 }
@@ -239,7 +245,7 @@ impl Held {
 fn patiently<T>(
     busy: Errno,
     attempt: impl Fn() -> Result<T>,
-    held: impl Fn() -> Held,
+    held: impl Fn() -> HolderState,
 ) -> Result<T> {
     let begun = Instant::now();
     loop {
@@ -252,10 +258,10 @@ fn patiently<T>(
     }
 }
 
-fn lock(fd: &OwnedFd, access: Access) -> Result<()> {
+fn lock(fd: &OwnedFd, access: DeviceAccess) -> Result<()> {
     let operation = match access {
-        Access::Read => FlockOperation::NonBlockingLockShared,
-        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+        DeviceAccess::Read => FlockOperation::NonBlockingLockShared,
+        DeviceAccess::ReadWrite => FlockOperation::NonBlockingLockExclusive,
     };
     rustix::fs::flock(fd, operation)
 }
@@ -267,7 +273,7 @@ mod tests {
     use super::*;
 
     /// The attempts until `held` was not waited for any more, or the third succeeded.
-    fn attempts(held: Held) -> (usize, Result<()>) {
+    fn attempts(held: HolderState) -> (usize, Result<()>) {
         let count = Cell::new(0);
         let attempt = || {
             count.set(count.get() + 1);
@@ -279,11 +285,11 @@ mod tests {
 
     #[test]
     fn a_file_of_a_process_that_ends_is_waited_for_and_one_that_is_in_use_is_not() {
-        for held in [Held::Gone, Held::Ending, Held::Daemon] {
+        for held in [HolderState::Gone, HolderState::Ending, HolderState::Daemon] {
             assert_eq!(attempts(held), (3, Ok(())), "{held:?}");
         }
-        assert_eq!(attempts(Held::Other), (1, Err(Errno::WOULDBLOCK)));
-        let other = patiently(Errno::WOULDBLOCK, || Err::<(), _>(Errno::IO), || Held::Gone);
+        assert_eq!(attempts(HolderState::Other), (1, Err(Errno::WOULDBLOCK)));
+        let other = patiently(Errno::WOULDBLOCK, || Err::<(), _>(Errno::IO), || HolderState::Gone);
         assert_eq!(other, Err(Errno::IO));
     }
 }

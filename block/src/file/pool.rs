@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use super::Open;
-use crate::outbox::Outbox;
-use crate::{Done, Op, signals};
+use super::FileDeviceState;
+use crate::outbox::CompletionOutbox;
+use crate::{BlockCompletion, BlockOp, signals};
 
 /// Threads at most: operations of one device that are under way at the same time.
 const MOST: usize = 16;
@@ -18,45 +18,45 @@ const MOST: usize = 16;
 const STACK: usize = 256 << 10;
 
 /// An operation for a thread.
-pub(super) struct Job {
-    pub(super) open: Arc<Open>,
-    pub(super) outbox: Arc<Outbox>,
-    pub(super) op: Op,
+pub(super) struct PoolJob {
+    pub(super) open: Arc<FileDeviceState>,
+    pub(super) outbox: Arc<CompletionOutbox>,
+    pub(super) op: BlockOp,
 }
 
-impl Job {
+impl PoolJob {
     /// Performs the operation, and reports its end.
     pub(super) fn perform(self) {
-        let Job { open, outbox, op: Op { tag, mut kind } } = self;
+        let PoolJob { open, outbox, op: BlockOp { tag, mut kind } } = self;
         let result = open.perform(&mut kind);
         // The reader of the completion may be the last user of the device, whose lock must then end at once.
         drop(open);
-        outbox.answer(Done { tag, result, memory: kind.into_memory() });
+        outbox.answer(BlockCompletion { tag, result, memory: kind.into_memory() });
     }
 }
 
 #[derive(Default)]
-pub(super) struct Pool(Arc<Shared>);
+pub(super) struct IoThreadPool(Arc<IoThreadPoolShared>);
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct IoThreadPoolShared {
+    state: Mutex<IoThreadPoolState>,
     /// There is a job, or the end.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    jobs: VecDeque<Job>,
+struct IoThreadPoolState {
+    jobs: VecDeque<PoolJob>,
     threads: usize,
     /// Threads that sleep, or were woken and have not taken their job yet.
     idle: usize,
     ends: bool,
 }
 
-impl Pool {
+impl IoThreadPool {
     /// Hands a job to a thread. Returns it where there is no thread, and none can be started.
-    pub(super) fn give(&self, job: Job) -> Option<Job> {
+    pub(super) fn give(&self, job: PoolJob) -> Option<PoolJob> {
         let mut state = self.0.lock();
         if state.jobs.len() >= state.idle && state.threads < MOST {
             state.threads += usize::from(self.start());
@@ -84,8 +84,8 @@ impl Pool {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl IoThreadPoolShared {
+    fn lock(&self) -> MutexGuard<'_, IoThreadPoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -108,7 +108,7 @@ impl Shared {
     }
 }
 
-impl Drop for Pool {
+impl Drop for IoThreadPool {
     /// The last queue has gone, and with it the last job. The threads end by themselves.
     fn drop(&mut self) {
         self.0.lock().ends = true;

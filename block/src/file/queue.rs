@@ -8,9 +8,12 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::buffers::Buffers;
-use super::{Open, bounce};
-use crate::{Done, Errno, Frames, Op, OpKind, Queue, Result, Segments, Waker};
+use super::buffers::RegisteredBuffers;
+use super::{FileDeviceState, bounce};
+use crate::{
+    BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, Errno, FrameRun, MemorySegments,
+    QueueWaker, Result,
+};
 
 /// The file of the device among the registered files.
 const DEVICE: types::Fixed = types::Fixed(0);
@@ -18,16 +21,16 @@ const DEVICE: types::Fixed = types::Fixed(0);
 /// The number of the read of the eventfd; operations have those of their slots.
 const WAKE: u64 = u64::MAX;
 
-pub(super) struct FileQueue {
+pub(super) struct RingQueue {
     ring: IoUring,
-    open: Arc<Open>,
+    open: Arc<FileDeviceState>,
     /// Operations in flight. Their memory stays where it is until they are complete.
-    slots: Vec<Option<Flight>>,
+    slots: Vec<Option<KernelOperation>>,
     free: Vec<usize>,
     /// Operations that are complete without the kernel.
-    done: Vec<Done>,
+    done: Vec<BlockCompletion>,
     /// After the ring, which knows their addresses.
-    buffers: Buffers,
+    buffers: RegisteredBuffers,
     wake: Arc<OwnedFd>,
     /// Where the kernel puts the count of the eventfd.
     woken: Box<u64>,
@@ -36,11 +39,11 @@ pub(super) struct FileQueue {
 }
 
 /// An operation that the kernel has.
-struct Flight {
+struct KernelOperation {
     tag: u64,
-    kind: OpKind,
+    kind: BlockOpKind,
     /// Frames that stand in for memory that direct I/O cannot use.
-    bounce: Option<Frames>,
+    bounce: Option<FrameRun>,
     vectors: Vec<libc::iovec>,
     /// Bytes transferred so far.
     moved: usize,
@@ -51,9 +54,9 @@ struct Flight {
 }
 
 // SAFETY: the addresses in `vectors` are those of memory that the operation owns (`RawBuf::new`).
-unsafe impl Send for Flight {}
+unsafe impl Send for KernelOperation {}
 
-/// Makes a ring and ends it. Fails as [`FileQueue::new`] would for this file.
+/// Makes a ring and ends it. Fails as [`RingQueue::new`] would for this file.
 pub(super) fn probe(fd: &OwnedFd) -> Result<()> {
     let ring: IoUring = IoUring::builder().dontfork().setup_clamp().build(2).map_err(errno)?;
     ring.submitter().register_files(&[fd.as_raw_fd()]).map_err(errno)?;
@@ -61,16 +64,16 @@ pub(super) fn probe(fd: &OwnedFd) -> Result<()> {
     ring.submitter().unregister_files().map_err(errno)
 }
 
-impl FileQueue {
-    pub(super) fn new(open: &Arc<Open>, depth: u32) -> Result<Self> {
+impl RingQueue {
+    pub(super) fn new(open: &Arc<FileDeviceState>, depth: u32) -> Result<Self> {
         // One more for the eventfd.
         let ring = IoUring::builder().dontfork().setup_clamp().build(depth + 1).map_err(errno)?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         ring.submitter().register_files(&[open.locked.fd.as_raw_fd()]).map_err(errno)?;
         let regions = open.regions.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let buffers = Buffers::new(&ring, regions);
+        let buffers = RegisteredBuffers::new(&ring, regions);
         let depth = depth as usize;
-        Ok(FileQueue {
+        Ok(RingQueue {
             ring,
             open: Arc::clone(open),
             slots: std::iter::repeat_with(|| None).take(depth).collect(),
@@ -88,7 +91,7 @@ impl FileQueue {
         let Some(flight) = &mut self.slots[slot] else { return };
         let block_size = u64::from(self.open.facts.block_size);
         let entry = match &flight.kind {
-            OpKind::Read { block, memory } => {
+            BlockOpKind::Read { block, memory } => {
                 let offset = block * block_size + flight.moved as u64;
                 match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
                     One { start, len, region } => {
@@ -106,8 +109,8 @@ impl FileQueue {
                     }
                 }
             }
-            OpKind::Write { .. } if flight.syncing => fdatasync(),
-            OpKind::Write { block, memory, fua } => {
+            BlockOpKind::Write { .. } if flight.syncing => fdatasync(),
+            BlockOpKind::Write { block, memory, fua } => {
                 let offset = block * block_size + flight.moved as u64;
                 let flags = if *fua && self.open.facts.fua { libc::RWF_DSYNC } else { 0 };
                 match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
@@ -130,12 +133,12 @@ impl FileQueue {
                     }
                 }
             }
-            OpKind::Flush => fdatasync(),
-            OpKind::Discard { block, blocks } => {
+            BlockOpKind::Flush => fdatasync(),
+            BlockOpKind::Discard { block, blocks } => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 fallocate(mode, block * block_size, blocks * block_size)
             }
-            OpKind::Zero { block, blocks } => {
+            BlockOpKind::Zero { block, blocks } => {
                 let zero = match flight.punched {
                     false => libc::FALLOC_FL_ZERO_RANGE,
                     true => libc::FALLOC_FL_PUNCH_HOLE,
@@ -149,7 +152,7 @@ impl FileQueue {
 
     fn push_entry(&mut self, entry: &squeue::Entry) {
         loop {
-            // SAFETY: the memory and the vectors that the entry points to belong to a `Flight`, which
+            // SAFETY: the memory and the vectors that the entry points to belong to a `KernelOperation`, which
             // stays in its slot until its completion is seen (the queue waits for that when it is
             // dropped), or are `woken`, which lives as long.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
@@ -160,7 +163,7 @@ impl FileQueue {
     }
 
     /// Takes in a completion from the kernel.
-    fn complete(&mut self, slot: usize, result: i32, done: &mut Vec<Done>) {
+    fn complete(&mut self, slot: usize, result: i32, done: &mut Vec<BlockCompletion>) {
         let Some(flight) = self.slots.get_mut(slot).and_then(Option::as_mut) else { return };
         let result = match result {
             code if code < 0 => Err(Errno::from_raw_os_error(-code)),
@@ -170,13 +173,13 @@ impl FileQueue {
             // The thread that handed it over has ended; nobody else cancels.
             (_, Err(Errno::CANCELED)) => true,
             (_, Err(Errno::INTR | Errno::AGAIN)) => true,
-            (OpKind::Zero { .. }, Err(Errno::OPNOTSUPP))
+            (BlockOpKind::Zero { .. }, Err(Errno::OPNOTSUPP))
                 if self.open.locked.is_regular() && !flight.punched =>
             {
                 flight.punched = true;
                 true
             }
-            (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }, Ok(moved)) => {
+            (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }, Ok(moved)) => {
                 flight.moved += moved;
                 let is_whole = flight.moved >= memory.bytes();
                 let syncs = is_whole && !flight.syncing && self.open.syncs_after(&flight.kind);
@@ -192,14 +195,15 @@ impl FileQueue {
         let Some(mut flight) = self.slots[slot].take() else { return };
         self.free.push(slot);
         let result = result.and_then(|_| flight.finish());
-        done.push(Done { tag: flight.tag, result, memory: flight.kind.into_memory() });
+        done.push(BlockCompletion { tag: flight.tag, result, memory: flight.kind.into_memory() });
     }
 }
 
-impl Flight {
+impl KernelOperation {
     /// The end of an operation that the kernel carried out.
     fn finish(&mut self) -> Result<()> {
-        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = &self.kind else {
+        let (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }) = &self.kind
+        else {
             return Ok(());
         };
         // The device ended early.
@@ -207,27 +211,27 @@ impl Flight {
             return Err(Errno::IO);
         }
         match (&mut self.kind, &self.bounce) {
-            (OpKind::Read { memory, .. }, Some(bounced)) => bounce::copy_out(bounced, memory),
+            (BlockOpKind::Read { memory, .. }, Some(bounced)) => bounce::copy_out(bounced, memory),
             _ => Ok(()),
         }
     }
 }
 
 /// The memory that is still to be transferred.
-enum Rest {
+enum RemainingMemory {
     /// One piece, of this region.
     One { start: *mut u8, len: u32, region: Option<u64> },
     /// Several, as the vectors say.
     Many,
 }
-use Rest::{Many, One};
+use RemainingMemory::{Many, One};
 
 fn remaining(
-    memory: &Segments,
-    bounce: &Option<Frames>,
+    memory: &MemorySegments,
+    bounce: &Option<FrameRun>,
     moved: usize,
     vectors: &mut Vec<libc::iovec>,
-) -> Rest {
+) -> RemainingMemory {
     if let Some(bounce) = bounce {
         let len = (memory.bytes() - moved) as u32;
         return One { start: bounce.start().wrapping_add(moved), len, region: None };
@@ -275,22 +279,33 @@ fn errno(error: io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
-impl Queue for FileQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for RingQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         let Some(slot) = self.free.pop() else { return Err(op) };
-        let Op { tag, kind } = op;
+        let BlockOp { tag, kind } = op;
         let checked = kind.check(&self.open.facts).and_then(|()| self.open.refuse(&kind));
         match checked.and_then(|()| self.open.bounce(&kind)) {
             Ok(bounce) => {
                 let vectors = Vec::new();
-                let flight =
-                    Flight { tag, kind, bounce, vectors, moved: 0, punched: false, syncing: false };
+                let flight = KernelOperation {
+                    tag,
+                    kind,
+                    bounce,
+                    vectors,
+                    moved: 0,
+                    punched: false,
+                    syncing: false,
+                };
                 self.slots[slot] = Some(flight);
                 self.submit(slot);
             }
             Err(errno) => {
                 self.free.push(slot);
-                self.done.push(Done { tag, result: Err(errno), memory: kind.into_memory() });
+                self.done.push(BlockCompletion {
+                    tag,
+                    result: Err(errno),
+                    memory: kind.into_memory(),
+                });
             }
         }
         Ok(())
@@ -307,7 +322,7 @@ impl Queue for FileQueue {
         }
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         done.append(&mut self.done);
         loop {
             let Some(entry) = self.ring.completion().next() else { break };
@@ -344,9 +359,9 @@ impl Queue for FileQueue {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         let wake = Arc::clone(&self.wake);
-        Waker::new(move || {
+        QueueWaker::new(move || {
             // The count of an eventfd is full after 2^64 - 2 calls that nobody saw.
             let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
         })
@@ -366,7 +381,7 @@ impl Queue for FileQueue {
     }
 }
 
-impl Drop for FileQueue {
+impl Drop for RingQueue {
     /// Waits for the operations that the kernel has: their memory must stay until then.
     fn drop(&mut self) {
         let mut done = Vec::new();
@@ -390,7 +405,7 @@ impl Drop for FileQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Access, Blocking, Device, OpenFile};
+    use crate::{BlockDevice, BlockingQueue, DeviceAccess, OpenDeviceFile};
 
     // The flag of a write was trusted on every file system.
     #[test]
@@ -399,15 +414,15 @@ mod tests {
         let path = dir.path().join("image");
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         for (trusted, rings) in [(true, true), (true, false), (false, true), (false, false)] {
-            let open = OpenFile::open(&path, Access::ReadWrite).unwrap();
+            let open = OpenDeviceFile::open(&path, DeviceAccess::ReadWrite).unwrap();
             let file = if rings { open.device() } else { open.device_of_threads() };
             let mut file = file.unwrap();
             Arc::get_mut(&mut file.open).unwrap().facts.fua = trusted;
-            let mut line = Blocking::new(&file).unwrap();
+            let mut line = BlockingQueue::new(&file).unwrap();
             for (fua, syncs) in [(true, u32::from(!trusted)), (false, 0)] {
                 let before = SYNCS.get();
                 let memory = crate::OwnedBuf::new(vec![5; 8192], 0..8192).into();
-                line.run(OpKind::Write { block: 3, memory, fua }).unwrap();
+                line.run(BlockOpKind::Write { block: 3, memory, fua }).unwrap();
                 let found = SYNCS.get() - before;
                 assert_eq!(found, syncs, "trusted {trusted}, fua {fua}, rings {rings}");
             }

@@ -8,32 +8,34 @@ use std::time::Duration;
 use rustix::fs::FallocateFlags;
 use rustix::io::ReadWriteFlags;
 
-use super::pool::Job;
-use super::{Open, bounce};
-use crate::outbox::Outbox;
-use crate::{Done, Errno, Op, OpKind, Queue, Result, Segments, Waker};
+use super::pool::PoolJob;
+use super::{FileDeviceState, bounce};
+use crate::outbox::CompletionOutbox;
+use crate::{
+    BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, Errno, MemorySegments, QueueWaker, Result,
+};
 
 pub(super) struct ThreadQueue {
-    open: Arc<Open>,
-    outbox: Arc<Outbox>,
-    pushed: Vec<Op>,
+    open: Arc<FileDeviceState>,
+    outbox: Arc<CompletionOutbox>,
+    pushed: Vec<BlockOp>,
     in_flight: usize,
     depth: usize,
 }
 
 impl ThreadQueue {
-    pub(super) fn new(open: &Arc<Open>, depth: u32) -> Self {
+    pub(super) fn new(open: &Arc<FileDeviceState>, depth: u32) -> Self {
         let (open, outbox) = (Arc::clone(open), Arc::default());
         ThreadQueue { open, outbox, pushed: Vec::new(), in_flight: 0, depth: depth as usize }
     }
 
-    fn job(&self, op: Op) -> Job {
-        Job { open: Arc::clone(&self.open), outbox: Arc::clone(&self.outbox), op }
+    fn job(&self, op: BlockOp) -> PoolJob {
+        PoolJob { open: Arc::clone(&self.open), outbox: Arc::clone(&self.outbox), op }
     }
 }
 
-impl Queue for ThreadQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for ThreadQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         if self.in_flight == self.depth {
             return Err(op);
         }
@@ -51,7 +53,7 @@ impl Queue for ThreadQueue {
         }
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         self.in_flight -= self.outbox.take(done);
     }
 
@@ -67,9 +69,9 @@ impl Queue for ThreadQueue {
         self.outbox.wait(timeout);
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         let outbox = Arc::clone(&self.outbox);
-        Waker::new(move || outbox.wake())
+        QueueWaker::new(move || outbox.wake())
     }
 
     fn ready(&self) -> Option<BorrowedFd<'_>> {
@@ -86,7 +88,7 @@ impl Queue for ThreadQueue {
 }
 
 impl Drop for ThreadQueue {
-    /// Waits for its operations, as the promises of [`Queue`] say.
+    /// Waits for its operations, as the promises of [`DeviceQueue`] say.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.in_flight > 0 {
@@ -96,16 +98,16 @@ impl Drop for ThreadQueue {
     }
 }
 
-impl Open {
+impl FileDeviceState {
     /// Carries out an operation. Sleeps until it is complete.
-    pub(super) fn perform(&self, kind: &mut OpKind) -> Result<()> {
+    pub(super) fn perform(&self, kind: &mut BlockOpKind) -> Result<()> {
         kind.check(&self.facts)?;
         self.refuse(kind)?;
         let bounced = self.bounce(kind)?;
         let bytes = |blocks: u64| blocks * u64::from(self.facts.block_size);
         let syncs_after = self.syncs_after(kind);
         match kind {
-            OpKind::Read { block, memory } => match bounced {
+            BlockOpKind::Read { block, memory } => match bounced {
                 Some(mut frames) => {
                     let len = memory.bytes();
                     self.read(bytes(*block), &mut [IoSliceMut::new(&mut frames[..len])])?;
@@ -113,7 +115,7 @@ impl Open {
                 }
                 None => self.read(bytes(*block), &mut vectors_mut(memory)?),
             },
-            OpKind::Write { block, memory, fua } => {
+            BlockOpKind::Write { block, memory, fua } => {
                 let flags = match *fua && self.facts.fua {
                     true => ReadWriteFlags::DSYNC,
                     false => ReadWriteFlags::empty(),
@@ -132,11 +134,11 @@ impl Open {
                 }
                 if syncs_after { self.sync() } else { Ok(()) }
             }
-            OpKind::Flush => self.sync(),
-            OpKind::Discard { block, blocks } => {
+            BlockOpKind::Flush => self.sync(),
+            BlockOpKind::Discard { block, blocks } => {
                 self.fallocate(FallocateFlags::PUNCH_HOLE, bytes(*block), bytes(*blocks))
             }
-            OpKind::Zero { block, blocks } => {
+            BlockOpKind::Zero { block, blocks } => {
                 let (start, len) = (bytes(*block), bytes(*blocks));
                 match self.fallocate(FallocateFlags::ZERO_RANGE, start, len) {
                     // The file system below can zero by freeing only.
@@ -195,7 +197,7 @@ impl Open {
     }
 }
 
-fn vectors_mut(memory: &mut Segments) -> Result<Vec<IoSliceMut<'_>>> {
+fn vectors_mut(memory: &mut MemorySegments) -> Result<Vec<IoSliceMut<'_>>> {
     let pieces = memory.pieces_mut().iter_mut();
     pieces.map(|piece| piece.bytes_mut().map(IoSliceMut::new).ok_or(Errno::INVAL)).collect()
 }

@@ -4,27 +4,27 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use super::Parts;
+use super::SsdParameters;
 
 /// Work of a die: one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
+enum DieWork {
     /// A read of so many blocks for a command.
     Read { command: usize, blocks: u32 },
     /// A page of the buffer.
-    Program(Page),
+    Program(BufferedPage),
 }
 
 /// A page of the buffer: its number, and its blocks, fewer than fit where it was padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Page {
+struct BufferedPage {
     number: u64,
     blocks: u64,
 }
 
 /// The end of the work of a die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum DieCompletion {
     /// A page of a command is read, and has left its channel at this moment.
     Read { command: usize, at: Duration },
     /// A page has left the buffer.
@@ -32,20 +32,20 @@ pub(super) enum Ended {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Die {
-    reads: VecDeque<Work>,
+struct FlashDie {
+    reads: VecDeque<DieWork>,
     /// Pages of the buffer that this die is to program.
-    programs: VecDeque<Page>,
-    now: Option<Work>,
+    programs: VecDeque<BufferedPage>,
+    now: Option<DieWork>,
     /// The last work was a program.
     programmed: bool,
 }
 
 /// A die reads before it programs: only the page that it programs already holds a read up.
 #[derive(Debug)]
-pub(super) struct Flash {
-    parts: Parts,
-    dies: Vec<Die>,
+pub(super) struct FlashModel {
+    parts: SsdParameters,
+    dies: Vec<FlashDie>,
     /// For each channel the moment at which it is free.
     channels: Vec<Duration>,
     /// The die that programs the next page.
@@ -62,13 +62,13 @@ pub(super) struct Flash {
     begun: Vec<(Duration, usize)>,
 }
 
-impl Flash {
-    pub(super) fn new(parts: &Parts) -> Self {
+impl FlashModel {
+    pub(super) fn new(parts: &SsdParameters) -> Self {
         let counts = [parts.dies, parts.channels, parts.commands, parts.queue_commands];
         assert!(counts.iter().all(|count| *count > 0), "an SSD has dies, channels and commands");
         assert!(parts.page_blocks > 0 && parts.buffer_blocks >= parts.page_blocks);
-        Flash {
-            dies: vec![Die::default(); parts.dies],
+        FlashModel {
+            dies: vec![FlashDie::default(); parts.dies],
             channels: vec![Duration::ZERO; parts.channels],
             next_die: 0,
             partial: 0,
@@ -95,7 +95,7 @@ impl Flash {
             let blocks = ((page + 1) * page_blocks).min(block + blocks) - first;
             // Neighbouring pages lie on neighbouring dies, as they were written.
             let die = (page % self.dies.len() as u64) as usize;
-            let work = Work::Read { command, blocks: blocks as u32 };
+            let work = DieWork::Read { command, blocks: blocks as u32 };
             self.dies[die].reads.push_back(work);
             self.begin(die, now);
         }
@@ -123,7 +123,7 @@ impl Flash {
     /// Gives the next die a page of so many blocks of the buffer.
     fn program(&mut self, blocks: u64, now: Duration) {
         self.partial -= blocks;
-        let page = Page { number: self.pages, blocks };
+        let page = BufferedPage { number: self.pages, blocks };
         self.pages += 1;
         self.unprogrammed.insert(page.number);
         let die = self.next_die;
@@ -149,17 +149,17 @@ impl Flash {
             return;
         }
         let work = die.reads.pop_front();
-        let work = work.or_else(|| die.programs.pop_front().map(Work::Program));
+        let work = work.or_else(|| die.programs.pop_front().map(DieWork::Program));
         let Some(work) = work else { return };
         die.now = Some(work);
-        let programs = matches!(work, Work::Program(_));
+        let programs = matches!(work, DieWork::Program(_));
         let turns = die.programmed != programs;
         die.programmed = programs;
         let turn = if turns { self.parts.turn } else { Duration::ZERO };
         let mut start = now;
         let time = match work {
-            Work::Read { .. } => self.parts.read,
-            Work::Program(page) => {
+            DieWork::Read { .. } => self.parts.read,
+            DieWork::Program(page) => {
                 start = self.transfer(number, page.blocks as u32, now);
                 self.parts.program
             }
@@ -181,16 +181,16 @@ impl Flash {
     }
 
     /// Ends the work of a die, which goes on with its next.
-    pub(super) fn end(&mut self, die: usize, now: Duration) -> Ended {
+    pub(super) fn end(&mut self, die: usize, now: Duration) -> DieCompletion {
         let work = self.dies[die].now.take().expect("a die ends what it began");
         let ended = match work {
-            Work::Read { command, blocks } => {
-                Ended::Read { command, at: self.transfer(die, blocks, now) }
+            DieWork::Read { command, blocks } => {
+                DieCompletion::Read { command, at: self.transfer(die, blocks, now) }
             }
-            Work::Program(page) => {
+            DieWork::Program(page) => {
                 self.room += page.blocks;
                 self.unprogrammed.remove(&page.number);
-                Ended::Program
+                DieCompletion::Program
             }
         };
         self.begin(die, now);

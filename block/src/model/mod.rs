@@ -10,7 +10,7 @@
 //! pages are programmed, and a flush until all are that were in the buffer before it; for both, a page that is not full is
 //! programmed as it is.
 //!
-//! [`Timing`] has these times without queues and data, for models of other devices.
+//! [`CommandTiming`] has these times without queues and data, for models of other devices.
 //!
 //! It leaves out: garbage collection, errors, program suspension, and the bus to the host.
 
@@ -24,13 +24,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{Clock, Device, Facts, Queue, Region, Result, ram};
-use queue::{Controller, ModelQueue};
-pub use timing::{Load, Timing};
+use crate::{BlockDevice, DeviceClock, DeviceProperties, DeviceQueue, MemoryRegion, Result, ram};
+use queue::{SsdController, SsdModelQueue};
+pub use timing::{CommandTiming, SsdWork};
 
 /// The parts of the SSD. Times are those of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parts {
+pub struct SsdParameters {
     /// Dies, which read or program one page at a time.
     pub dies: usize,
     /// Channels; die n is on channel n modulo their number.
@@ -56,10 +56,10 @@ pub struct Parts {
     pub buffer_blocks: u64,
 }
 
-impl Default for Parts {
+impl Default for SsdParameters {
     /// Four dies on each of eight channels, about 2 GB/s of random 4 KiB reads and 850 MB/s of writes.
     fn default() -> Self {
-        Parts {
+        SsdParameters {
             dies: 32,
             channels: 8,
             page_blocks: 4,
@@ -77,60 +77,60 @@ impl Default for Parts {
 
 /// A modelled SSD, and its clock. Clones are the same device.
 #[derive(Clone)]
-pub struct Model {
-    facts: Arc<Facts>,
-    state: Arc<Mutex<State>>,
+pub struct SsdModel {
+    facts: Arc<DeviceProperties>,
+    state: Arc<Mutex<SsdModelState>>,
 }
 
-struct State {
-    controller: Controller,
-    content: ram::Store,
+struct SsdModelState {
+    controller: SsdController,
+    content: ram::BlockStore,
 }
 
-impl Model {
+impl SsdModel {
     /// An SSD of `blocks` blocks of 4 KiB.
     ///
     /// # Panics
     ///
     /// Without dies, channels, pages, commands or a buffer.
-    pub fn new(blocks: u64, parts: &Parts) -> Self {
+    pub fn new(blocks: u64, parts: &SsdParameters) -> Self {
         let facts = Arc::new(ram::facts("model of an SSD", 4096, blocks));
-        let (controller, content) = (Controller::new(parts), ram::Store::new(4096, blocks));
-        Model { facts, state: Arc::new(Mutex::new(State { controller, content })) }
+        let (controller, content) = (SsdController::new(parts), ram::BlockStore::new(4096, blocks));
+        SsdModel { facts, state: Arc::new(Mutex::new(SsdModelState { controller, content })) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SsdModelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Model {
+impl fmt::Debug for SsdModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Model({:?})", self.now())
     }
 }
 
-impl Clock for Model {
+impl DeviceClock for SsdModel {
     fn now(&self) -> Duration {
         self.lock().controller.now()
     }
 }
 
-impl Device for Model {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for SsdModel {
+    fn facts(&self) -> &DeviceProperties {
         &self.facts
     }
 
-    fn register(&self, _: &Arc<Region>) -> Result<()> {
+    fn register(&self, _: &Arc<MemoryRegion>) -> Result<()> {
         Ok(())
     }
 
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         let depth = depth.clamp(1, self.facts.max_depth) as usize;
         let number = self.lock().controller.add_queue();
-        Ok(Box::new(ModelQueue::new(self.clone(), number, depth)))
+        Ok(Box::new(SsdModelQueue::new(self.clone(), number, depth)))
     }
-    fn clock(&self) -> Arc<dyn Clock> {
+    fn clock(&self) -> Arc<dyn DeviceClock> {
         Arc::new(self.clone())
     }
 }

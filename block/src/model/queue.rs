@@ -4,28 +4,28 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::timing::{Load, Timing};
-use super::{Model, Parts, State};
-use crate::waker::Parker;
-use crate::{Done, Op, OpKind, Queue, Result, Waker};
+use super::timing::{CommandTiming, SsdWork};
+use super::{SsdModel, SsdModelState, SsdParameters};
+use crate::waker::QueueParker;
+use crate::{BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, QueueWaker, Result};
 
 /// The commands of all queues.
 #[derive(Debug)]
-pub(super) struct Controller {
-    timing: Timing,
+pub(super) struct SsdController {
+    timing: CommandTiming,
     now: Duration,
-    submitted: Vec<VecDeque<Op>>,
-    completed: Vec<Vec<Done>>,
+    submitted: Vec<VecDeque<BlockOp>>,
+    completed: Vec<Vec<BlockCompletion>>,
     /// Operations at work, with their queues, by the numbers of their commands.
-    working: Vec<Option<(usize, Op)>>,
+    working: Vec<Option<(usize, BlockOp)>>,
     /// The queue whose turn it is.
     turn: usize,
 }
 
-impl Controller {
-    pub(super) fn new(parts: &Parts) -> Self {
-        Controller {
-            timing: Timing::new(parts),
+impl SsdController {
+    pub(super) fn new(parts: &SsdParameters) -> Self {
+        SsdController {
+            timing: CommandTiming::new(parts),
             now: Duration::ZERO,
             submitted: Vec::new(),
             completed: Vec::new(),
@@ -66,16 +66,16 @@ impl Controller {
 }
 
 /// The work of an operation. Discards and zeroing change tables only.
-fn load(kind: &OpKind, block_size: u32) -> Load {
+fn load(kind: &BlockOpKind, block_size: u32) -> SsdWork {
     match (kind, kind.range(block_size)) {
-        (OpKind::Read { .. }, Some((block, blocks))) => Load::Read { block, blocks },
-        (OpKind::Write { fua, .. }, Some((_, blocks))) => Load::Write { blocks, fua: *fua },
-        (OpKind::Flush, _) => Load::Flush,
-        _ => Load::Table,
+        (BlockOpKind::Read { .. }, Some((block, blocks))) => SsdWork::Read { block, blocks },
+        (BlockOpKind::Write { fua, .. }, Some((_, blocks))) => SsdWork::Write { blocks, fua: *fua },
+        (BlockOpKind::Flush, _) => SsdWork::Flush,
+        _ => SsdWork::Table,
     }
 }
 
-impl State {
+impl SsdModelState {
     /// Goes to the next moment at which something happens. False where nothing will.
     fn advance(&mut self) -> bool {
         let (controller, block_size) = (&mut self.controller, self.content.block_size());
@@ -85,7 +85,7 @@ impl State {
         let done = controller.timing.advance();
         if let Some((queue, mut op)) = done.and_then(|done| controller.working[done].take()) {
             let result = self.content.apply(&mut op.kind);
-            let done = Done { tag: op.tag, result, memory: op.kind.into_memory() };
+            let done = BlockCompletion { tag: op.tag, result, memory: op.kind.into_memory() };
             controller.completed[queue].push(done);
         }
         controller.take_commands(block_size);
@@ -93,25 +93,25 @@ impl State {
     }
 }
 
-pub(super) struct ModelQueue {
-    model: Model,
+pub(super) struct SsdModelQueue {
+    model: SsdModel,
     number: usize,
     depth: usize,
     in_flight: usize,
-    pushed: Vec<Op>,
-    refused: Vec<Done>,
-    parker: Arc<Parker>,
+    pushed: Vec<BlockOp>,
+    refused: Vec<BlockCompletion>,
+    parker: Arc<QueueParker>,
 }
 
-impl ModelQueue {
-    pub(super) fn new(model: Model, number: usize, depth: usize) -> Self {
+impl SsdModelQueue {
+    pub(super) fn new(model: SsdModel, number: usize, depth: usize) -> Self {
         let (pushed, refused, parker) = (Vec::new(), Vec::new(), Arc::default());
-        ModelQueue { model, number, depth, in_flight: 0, pushed, refused, parker }
+        SsdModelQueue { model, number, depth, in_flight: 0, pushed, refused, parker }
     }
 }
 
-impl Queue for ModelQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for SsdModelQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         if self.in_flight == self.depth {
             return Err(op);
         }
@@ -120,7 +120,7 @@ impl Queue for ModelQueue {
             Ok(()) => self.pushed.push(op),
             Err(errno) => {
                 let memory = op.kind.into_memory();
-                self.refused.push(Done { tag: op.tag, result: Err(errno), memory });
+                self.refused.push(BlockCompletion { tag: op.tag, result: Err(errno), memory });
             }
         }
         Ok(())
@@ -130,7 +130,7 @@ impl Queue for ModelQueue {
         self.model.lock().controller.submitted[self.number].extend(self.pushed.drain(..));
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         let before = done.len();
         done.append(&mut self.refused);
         done.append(&mut self.model.lock().controller.completed[self.number]);
@@ -148,9 +148,9 @@ impl Queue for ModelQueue {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         let parker = Arc::clone(&self.parker);
-        Waker::new(move || parker.unpark())
+        QueueWaker::new(move || parker.unpark())
     }
 
     fn in_flight(&self) -> usize {
@@ -162,7 +162,7 @@ impl Queue for ModelQueue {
     }
 }
 
-impl Drop for ModelQueue {
+impl Drop for SsdModelQueue {
     fn drop(&mut self) {
         self.kick();
         let mut state = self.model.lock();

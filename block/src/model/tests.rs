@@ -1,33 +1,34 @@
 use super::*;
-use crate::{Blocking, Op, OpKind, Segments};
+use crate::{BlockOp, BlockOpKind, BlockingQueue, MemorySegments};
 
-fn frames(region: &Arc<Region>, count: u32) -> Segments {
+fn frames(region: &Arc<MemoryRegion>, count: u32) -> MemorySegments {
     region.take(count).expect("a frame is free").into()
 }
 
 /// Runs `count` reads at `depth`, and returns the operations per second.
-fn reads(parts: &Parts, depth: u32, count: u64) -> f64 {
-    let model = Model::new(1 << 16, parts);
-    let region = Region::new(1024).unwrap();
+fn reads(parts: &SsdParameters, depth: u32, count: u64) -> f64 {
+    let model = SsdModel::new(1 << 16, parts);
+    let region = MemoryRegion::new(1024).unwrap();
     let mut queue = model.queue(depth).unwrap();
     let mut random = fastrand::Rng::with_seed(2);
     let (mut pushed, mut done) = (0, Vec::new());
     while (done.len() as u64) < count {
         while pushed < count && queue.in_flight() < depth as usize {
-            let kind = OpKind::Read { block: random.u64(..1 << 16), memory: frames(&region, 1) };
-            queue.push(Op { tag: pushed, kind }).unwrap();
+            let kind =
+                BlockOpKind::Read { block: random.u64(..1 << 16), memory: frames(&region, 1) };
+            queue.push(BlockOp { tag: pushed, kind }).unwrap();
             pushed += 1;
         }
         queue.wait(None);
         queue.reap(&mut done);
-        done.iter_mut().for_each(|one| one.memory = Segments::None);
+        done.iter_mut().for_each(|one| one.memory = MemorySegments::None);
     }
     count as f64 / model.now().as_secs_f64()
 }
 
 #[test]
 fn one_read_takes_the_time_of_its_parts() {
-    let parts = Parts::default();
+    let parts = SsdParameters::default();
     let one = parts.command + parts.read + parts.transfer;
     let rate = reads(&parts, 1, 100);
     assert!((rate * one.as_secs_f64() - 1.0).abs() < 0.01, "{rate}");
@@ -35,7 +36,7 @@ fn one_read_takes_the_time_of_its_parts() {
 
 #[test]
 fn many_reads_use_all_dies() {
-    let parts = Parts { queue_commands: 128, ..Parts::default() };
+    let parts = SsdParameters { queue_commands: 128, ..SsdParameters::default() };
     let most = parts.dies as f64 / parts.read.as_secs_f64();
     let rate = reads(&parts, 512, 20_000);
     assert!(rate > most * 0.7 && rate <= most, "{rate} of {most}");
@@ -43,9 +44,9 @@ fn many_reads_use_all_dies() {
 
 #[test]
 fn a_read_waits_for_the_program_that_its_die_works_on() {
-    let parts = Parts { dies: 1, channels: 1, ..Parts::default() };
-    let model = Model::new(1024, &parts);
-    let mut line = Blocking::new(&model).unwrap();
+    let parts = SsdParameters { dies: 1, channels: 1, ..SsdParameters::default() };
+    let model = SsdModel::new(1024, &parts);
+    let mut line = BlockingQueue::new(&model).unwrap();
     line.write(0, &[7; 4 * 4096]).unwrap();
     let written = model.now();
     assert!(written < parts.program, "a write is complete in the buffer");
@@ -58,17 +59,22 @@ fn a_read_waits_for_the_program_that_its_die_works_on() {
 
 #[test]
 fn a_queue_leaves_commands_to_the_others() {
-    let parts = Parts { commands: 8, queue_commands: 4, buffer_blocks: 4, ..Parts::default() };
-    let model = Model::new(1 << 12, &parts);
-    let region = Region::new(256).unwrap();
+    let parts = SsdParameters {
+        commands: 8,
+        queue_commands: 4,
+        buffer_blocks: 4,
+        ..SsdParameters::default()
+    };
+    let model = SsdModel::new(1 << 12, &parts);
+    let region = MemoryRegion::new(256).unwrap();
     let (mut writes, mut reads) = (model.queue(64).unwrap(), model.queue(64).unwrap());
     for block in 0..64 {
-        let kind = OpKind::Write { block, memory: frames(&region, 1), fua: false };
-        writes.push(Op { tag: block, kind }).unwrap();
+        let kind = BlockOpKind::Write { block, memory: frames(&region, 1), fua: false };
+        writes.push(BlockOp { tag: block, kind }).unwrap();
     }
     writes.kick();
-    let kind = OpKind::Read { block: 1000, memory: frames(&region, 1) };
-    reads.push(Op { tag: 0, kind }).unwrap();
+    let kind = BlockOpKind::Read { block: 1000, memory: frames(&region, 1) };
+    reads.push(BlockOp { tag: 0, kind }).unwrap();
     let mut done = Vec::new();
     while done.is_empty() {
         reads.wait(None);
@@ -79,9 +85,9 @@ fn a_queue_leaves_commands_to_the_others() {
 
 #[test]
 fn writes_are_as_fast_as_the_dies_program() {
-    let parts = Parts::default();
-    let model = Model::new(1 << 15, &parts);
-    let mut line = Blocking::new(&model).unwrap();
+    let parts = SsdParameters::default();
+    let model = SsdModel::new(1 << 15, &parts);
+    let mut line = BlockingQueue::new(&model).unwrap();
     let bytes = vec![1; 1 << 20];
     for at in 0..100 {
         line.write(at * 256, &bytes).unwrap();
@@ -94,9 +100,9 @@ fn writes_are_as_fast_as_the_dies_program() {
 
 #[test]
 fn a_flush_takes_the_time_of_the_programs_and_no_time_after_them() {
-    let parts = Parts { dies: 1, channels: 1, ..Parts::default() };
-    let model = Model::new(1024, &parts);
-    let mut line = Blocking::new(&model).unwrap();
+    let parts = SsdParameters { dies: 1, channels: 1, ..SsdParameters::default() };
+    let model = SsdModel::new(1024, &parts);
+    let mut line = BlockingQueue::new(&model).unwrap();
     line.write(0, &[1; 6 * 4096]).unwrap();
     let written = model.now();
     assert!(written < parts.program);
@@ -110,7 +116,7 @@ fn a_flush_takes_the_time_of_the_programs_and_no_time_after_them() {
 }
 
 /// The commands that are complete, with their moments.
-fn ends(timing: &mut Timing) -> Vec<(usize, Duration)> {
+fn ends(timing: &mut CommandTiming) -> Vec<(usize, Duration)> {
     let mut ends = Vec::new();
     while let Some(now) = timing.next() {
         ends.extend(timing.advance().map(|done| (done, now)));
@@ -120,11 +126,11 @@ fn ends(timing: &mut Timing) -> Vec<(usize, Duration)> {
 
 #[test]
 fn a_flush_does_not_wait_for_writes_that_begin_after_it() {
-    let parts = Parts { dies: 1, channels: 1, ..Parts::default() };
-    let mut timing = Timing::new(&parts);
-    let write = Load::Write { blocks: 4, fua: false };
+    let parts = SsdParameters { dies: 1, channels: 1, ..SsdParameters::default() };
+    let mut timing = CommandTiming::new(&parts);
+    let write = SsdWork::Write { blocks: 4, fua: false };
     timing.begin(0, write, Duration::ZERO);
-    let flush = timing.begin(0, Load::Flush, Duration::ZERO);
+    let flush = timing.begin(0, SsdWork::Flush, Duration::ZERO);
     for _ in 0..10 {
         timing.begin(1, write, Duration::ZERO);
     }
@@ -135,16 +141,16 @@ fn a_flush_does_not_wait_for_writes_that_begin_after_it() {
 
 #[test]
 fn a_write_with_fua_waits_for_its_own_pages_alone() {
-    let parts = Parts { dies: 2, channels: 2, ..Parts::default() };
-    let mut timing = Timing::new(&parts);
+    let parts = SsdParameters { dies: 2, channels: 2, ..SsdParameters::default() };
+    let mut timing = CommandTiming::new(&parts);
     let reads = 20;
     for _ in 0..reads {
-        timing.begin(0, Load::Read { block: 0, blocks: 1 }, Duration::ZERO);
+        timing.begin(0, SsdWork::Read { block: 0, blocks: 1 }, Duration::ZERO);
     }
     // The first page waits for the reads of its die, the next one has another die.
-    timing.begin(1, Load::Write { blocks: 4, fua: false }, Duration::ZERO);
-    let fua = timing.begin(1, Load::Write { blocks: 1, fua: true }, Duration::ZERO);
-    let flush = timing.begin(1, Load::Flush, Duration::ZERO);
+    timing.begin(1, SsdWork::Write { blocks: 4, fua: false }, Duration::ZERO);
+    let fua = timing.begin(1, SsdWork::Write { blocks: 1, fua: true }, Duration::ZERO);
+    let flush = timing.begin(1, SsdWork::Flush, Duration::ZERO);
     let ends = ends(&mut timing);
     let of = |command| ends.iter().find(|(done, _)| *done == command).unwrap().1;
     assert!(of(fua) > parts.program && of(fua) < parts.program + parts.read, "{ends:?}");
@@ -153,17 +159,18 @@ fn a_write_with_fua_waits_for_its_own_pages_alone() {
 
 #[test]
 fn forgotten_commands_are_never_complete_and_the_dies_go_on() {
-    let parts = Parts { dies: 1, channels: 1, buffer_blocks: 4, ..Parts::default() };
-    let mut timing = Timing::new(&parts);
+    let parts =
+        SsdParameters { dies: 1, channels: 1, buffer_blocks: 4, ..SsdParameters::default() };
+    let mut timing = CommandTiming::new(&parts);
     for _ in 0..parts.queue_commands / 2 {
-        timing.begin(0, Load::Read { block: 0, blocks: 9 }, Duration::ZERO);
-        timing.begin(0, Load::Write { blocks: 8, fua: false }, Duration::ZERO);
+        timing.begin(0, SsdWork::Read { block: 0, blocks: 9 }, Duration::ZERO);
+        timing.begin(0, SsdWork::Write { blocks: 8, fua: false }, Duration::ZERO);
     }
-    timing.begin(1, Load::Flush, Duration::ZERO);
+    timing.begin(1, SsdWork::Flush, Duration::ZERO);
     assert!(!timing.takes(0));
     timing.forget();
     assert!(timing.takes(0));
-    let next = timing.begin(0, Load::Read { block: 0, blocks: 1 }, Duration::ZERO);
+    let next = timing.begin(0, SsdWork::Read { block: 0, blocks: 1 }, Duration::ZERO);
     let ends = ends(&mut timing);
     assert_eq!(ends.len(), 1, "{ends:?}");
     let (done, end) = ends[0];

@@ -5,12 +5,12 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use super::Parts;
-use super::flash::{Ended, Flash};
+use super::SsdParameters;
+use super::flash::{DieCompletion, FlashModel};
 
 /// The work of a command for the SSD. Blocks have 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Load {
+pub enum SsdWork {
     /// Reads blocks from their dies.
     Read {
         /// The first block.
@@ -33,7 +33,7 @@ pub enum Load {
 
 /// A moment at which something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum TimingEvent {
     /// A die ends its work.
     Die(usize),
     /// A page of a command, or the command itself, has arrived.
@@ -42,7 +42,7 @@ enum Event {
 
 /// A command that is being worked on.
 #[derive(Debug)]
-struct Command {
+struct ActiveCommand {
     /// `None` where it was forgotten.
     queue: Option<usize>,
     /// Pages that are to arrive.
@@ -51,7 +51,7 @@ struct Command {
 
 /// A write that is not in the buffer as a whole.
 #[derive(Debug)]
-struct Write {
+struct UnbufferedWrite {
     command: usize,
     /// Blocks that are still to come.
     left: u64,
@@ -61,36 +61,36 @@ struct Write {
 }
 
 /// The commands at work on an SSD, and the moments at which they end. It knows no data and has no queues of commands: its user
-/// takes them from queues in an order of its own, and asks [`takes`](Timing::takes) before.
+/// takes them from queues in an order of its own, and asks [`takes`](CommandTiming::takes) before.
 ///
-/// A moment is a time since some beginning. [`advance`](Timing::advance) goes from one to the next, and each `now` must lie
-/// between the last one and the [`next`](Timing::next).
+/// A moment is a time since some beginning. [`advance`](CommandTiming::advance) goes from one to the next, and each `now` must lie
+/// between the last one and the [`next`](CommandTiming::next).
 #[derive(Debug)]
-pub struct Timing {
-    parts: Parts,
-    flash: Flash,
+pub struct CommandTiming {
+    parts: SsdParameters,
+    flash: FlashModel,
     /// The moment at which the controller has taken the last command.
     taken_at: Duration,
-    commands: Vec<Option<Command>>,
+    commands: Vec<Option<ActiveCommand>>,
     /// Commands of each queue at work.
     working: Vec<usize>,
     /// Writes that wait for room in the buffer.
-    writes: VecDeque<Write>,
+    writes: VecDeque<UnbufferedWrite>,
     /// Commands that wait until these pages are programmed.
     flushes: Vec<(usize, Range<u64>)>,
-    events: BinaryHeap<Reverse<(Duration, Event)>>,
+    events: BinaryHeap<Reverse<(Duration, TimingEvent)>>,
 }
 
-impl Timing {
+impl CommandTiming {
     /// An SSD of these parts, without work.
     ///
     /// # Panics
     ///
     /// Without dies, channels, pages, commands or a buffer.
-    pub fn new(parts: &Parts) -> Self {
-        Timing {
+    pub fn new(parts: &SsdParameters) -> Self {
+        CommandTiming {
             parts: parts.clone(),
-            flash: Flash::new(parts),
+            flash: FlashModel::new(parts),
             taken_at: Duration::ZERO,
             commands: Vec::new(),
             working: Vec::new(),
@@ -108,23 +108,23 @@ impl Timing {
     }
 
     /// Begins a command. Returns its number, which no other command has until it is complete.
-    pub fn begin(&mut self, queue: usize, load: Load, now: Duration) -> usize {
+    pub fn begin(&mut self, queue: usize, load: SsdWork, now: Duration) -> usize {
         let at = now.max(self.taken_at) + self.parts.command;
         self.taken_at = at;
         let command = self.add(queue);
         match load {
-            Load::Table | Load::Read { blocks: 0, .. } | Load::Write { blocks: 0, .. } => {
-                self.at(at, Event::Part(command));
+            SsdWork::Table | SsdWork::Read { blocks: 0, .. } | SsdWork::Write { blocks: 0, .. } => {
+                self.at(at, TimingEvent::Part(command));
             }
-            Load::Read { block, blocks } => {
+            SsdWork::Read { block, blocks } => {
                 let parts = self.flash.read(command, (block, blocks), at);
                 self.commands[command].as_mut().expect("it was added").parts = parts;
             }
-            Load::Write { blocks, fua } => {
-                self.writes.push_back(Write { command, left: blocks, fua, first: None });
+            SsdWork::Write { blocks, fua } => {
+                self.writes.push_back(UnbufferedWrite { command, left: blocks, fua, first: None });
                 self.fill_buffer(at);
             }
-            Load::Flush => {
+            SsdWork::Flush => {
                 self.flash.pad(at);
                 self.flushes.push((command, 0..self.flash.pages()));
                 self.end_flushes(at);
@@ -143,17 +143,17 @@ impl Timing {
     pub fn advance(&mut self) -> Option<usize> {
         let Reverse((now, event)) = self.events.pop()?;
         let done = match event {
-            Event::Die(die) => {
+            TimingEvent::Die(die) => {
                 match self.flash.end(die, now) {
-                    Ended::Read { command, at } => self.at(at, Event::Part(command)),
-                    Ended::Program => {
+                    DieCompletion::Read { command, at } => self.at(at, TimingEvent::Part(command)),
+                    DieCompletion::Program => {
                         self.fill_buffer(now);
                         self.end_flushes(now);
                     }
                 }
                 None
             }
-            Event::Part(command) => self.arrived(command),
+            TimingEvent::Part(command) => self.arrived(command),
         };
         self.note_dies();
         done
@@ -181,18 +181,18 @@ impl Timing {
             self.commands.push(None);
             self.commands.len() - 1
         });
-        self.commands[command] = Some(Command { queue: Some(queue), parts: 1 });
+        self.commands[command] = Some(ActiveCommand { queue: Some(queue), parts: 1 });
         command
     }
 
-    fn at(&mut self, moment: Duration, event: Event) {
+    fn at(&mut self, moment: Duration, event: TimingEvent) {
         self.events.push(Reverse((moment, event)));
     }
 
     /// Puts the ends of the works that dies have begun among the events.
     fn note_dies(&mut self) {
         for (end, die) in self.flash.take_begun() {
-            self.at(end, Event::Die(die));
+            self.at(end, TimingEvent::Die(die));
         }
     }
 
@@ -214,7 +214,7 @@ impl Timing {
                     self.flash.pad(now);
                     self.flushes.push((write.command, first..self.flash.pages()));
                 }
-                _ => self.at(now, Event::Part(write.command)),
+                _ => self.at(now, TimingEvent::Part(write.command)),
             }
         }
     }
@@ -223,7 +223,7 @@ impl Timing {
     fn end_flushes(&mut self, now: Duration) {
         let flash = &self.flash;
         let ended = self.flushes.extract_if(.., |(_, pages)| flash.is_programmed(pages));
-        let ended = ended.map(|(command, _)| Reverse((now, Event::Part(command))));
+        let ended = ended.map(|(command, _)| Reverse((now, TimingEvent::Part(command))));
         self.events.extend(ended);
     }
 

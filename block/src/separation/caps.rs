@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::class::{CLASSES, Class};
+use super::class::{CLASSES, OperationClass};
 
 /// Completions between two adjustments.
 const ROUND: u32 = 64;
@@ -22,7 +22,7 @@ const FADE: f64 = 1.01;
 /// The caps of all classes. While small reads are slow, the others shrink by a factor; otherwise all grow
 /// by one: additive increase and multiplicative decrease, as TCP has it.
 #[derive(Debug)]
-pub(super) struct Caps {
+pub(super) struct ClassCaps {
     caps: [f64; CLASSES],
     most: f64,
     in_flight: [u32; CLASSES],
@@ -35,10 +35,10 @@ pub(super) struct Caps {
     adjusts: bool,
 }
 
-impl Caps {
+impl ClassCaps {
     pub(super) fn new(most: usize, adjusts: bool) -> Self {
         let most = most as f64;
-        Caps {
+        ClassCaps {
             caps: [most; CLASSES],
             most,
             in_flight: [0; CLASSES],
@@ -49,17 +49,17 @@ impl Caps {
         }
     }
 
-    pub(super) fn allow(&self, class: Class) -> bool {
+    pub(super) fn allow(&self, class: OperationClass) -> bool {
         f64::from(self.in_flight[class.index()]) < self.caps[class.index()]
     }
 
-    pub(super) fn begun(&mut self, class: Class) {
+    pub(super) fn begun(&mut self, class: OperationClass) {
         self.in_flight[class.index()] += 1;
     }
 
-    pub(super) fn completed(&mut self, class: Class, latency: Duration) {
+    pub(super) fn completed(&mut self, class: OperationClass, latency: Duration) {
         self.in_flight[class.index()] -= 1;
-        if class == Class::SmallRead {
+        if class == OperationClass::SmallRead {
             let latency = latency.as_secs_f64();
             self.fastest = self.fastest.min(latency);
             self.reads = (self.reads.0 + latency, self.reads.1 + 1);
@@ -75,8 +75,8 @@ impl Caps {
         let (sum, count) = std::mem::take(&mut self.reads);
         let slow = count > 0 && sum / f64::from(count) > self.fastest * TOLERANCE;
         self.fastest *= FADE;
-        for (class, cap) in Class::ALL.into_iter().zip(&mut self.caps) {
-            *cap = match slow && class != Class::SmallRead {
+        for (class, cap) in OperationClass::ALL.into_iter().zip(&mut self.caps) {
+            *cap = match slow && class != OperationClass::SmallRead {
                 true => (*cap * SHRINK).max(LEAST),
                 false => (*cap + 1.0).min(self.most),
             };
@@ -84,7 +84,7 @@ impl Caps {
     }
 
     /// The cap of a class.
-    pub(super) fn of(&self, class: Class) -> usize {
+    pub(super) fn of(&self, class: OperationClass) -> usize {
         self.caps[class.index()] as usize
     }
 }
@@ -93,33 +93,33 @@ impl Caps {
 mod tests {
     use super::*;
 
-    fn round(caps: &mut Caps, reads: u64) {
+    fn round(caps: &mut ClassCaps, reads: u64) {
         for _ in 0..ROUND {
-            caps.begun(Class::SmallRead);
-            caps.completed(Class::SmallRead, Duration::from_micros(reads));
+            caps.begun(OperationClass::SmallRead);
+            caps.completed(OperationClass::SmallRead, Duration::from_micros(reads));
         }
     }
 
     #[test]
     fn writes_yield_while_small_reads_are_slow_and_come_back_afterwards() {
-        let mut caps = Caps::new(256, true);
+        let mut caps = ClassCaps::new(256, true);
         round(&mut caps, 80);
-        assert_eq!(caps.of(Class::LargeWrite), 256);
+        assert_eq!(caps.of(OperationClass::LargeWrite), 256);
         (0..100).for_each(|_| round(&mut caps, 2000));
-        assert_eq!(caps.of(Class::LargeWrite), 4);
-        assert_eq!(caps.of(Class::SmallRead), 256);
+        assert_eq!(caps.of(OperationClass::LargeWrite), 4);
+        assert_eq!(caps.of(OperationClass::SmallRead), 256);
         (0..300).for_each(|_| round(&mut caps, 100));
-        assert_eq!(caps.of(Class::LargeWrite), 256);
+        assert_eq!(caps.of(OperationClass::LargeWrite), 256);
     }
 
     #[test]
     fn a_class_has_no_more_in_flight_than_its_cap() {
-        let mut caps = Caps::new(2, false);
-        caps.begun(Class::SmallWrite);
-        assert!(caps.allow(Class::SmallWrite));
-        caps.begun(Class::SmallWrite);
-        assert!(!caps.allow(Class::SmallWrite) && caps.allow(Class::LargeRead));
-        caps.completed(Class::SmallWrite, Duration::ZERO);
-        assert!(caps.allow(Class::SmallWrite));
+        let mut caps = ClassCaps::new(2, false);
+        caps.begun(OperationClass::SmallWrite);
+        assert!(caps.allow(OperationClass::SmallWrite));
+        caps.begun(OperationClass::SmallWrite);
+        assert!(!caps.allow(OperationClass::SmallWrite) && caps.allow(OperationClass::LargeRead));
+        caps.completed(OperationClass::SmallWrite, Duration::ZERO);
+        assert!(caps.allow(OperationClass::SmallWrite));
     }
 }

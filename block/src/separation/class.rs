@@ -1,14 +1,14 @@
 //! Classes of operations.
 
-use crate::{OpKind, Priority, Purpose};
+use crate::{BlockOpKind, QueuePriority, QueuePurpose};
 
 /// Number of classes.
 pub(super) const CLASSES: usize = 6;
 
 /// A class of operations: reads or writes for which somebody waits, small or large, and others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Class {
-    /// A read of less than [`Separation::large`](super::Separation::large) bytes.
+pub enum OperationClass {
+    /// A read of less than [`SeparationOptions::large`](super::SeparationOptions::large) bytes.
     SmallRead,
     /// A longer read.
     LargeRead,
@@ -16,46 +16,52 @@ pub enum Class {
     SmallWrite,
     /// A longer write, a discard, or zeroing.
     LargeWrite,
-    /// A write that nobody waits for yet ([`Purpose::Behind`]).
+    /// A write that nobody waits for yet ([`QueuePurpose::Behind`]).
     Behind,
-    /// An operation that makes space ([`Purpose::Reclaim`]).
+    /// An operation that makes space ([`QueuePurpose::Reclaim`]).
     Reclaim,
 }
 
-impl Class {
+impl OperationClass {
     /// All classes.
-    pub const ALL: [Class; CLASSES] = [
-        Class::SmallRead,
-        Class::LargeRead,
-        Class::SmallWrite,
-        Class::LargeWrite,
-        Class::Behind,
-        Class::Reclaim,
+    pub const ALL: [OperationClass; CLASSES] = [
+        OperationClass::SmallRead,
+        OperationClass::LargeRead,
+        OperationClass::SmallWrite,
+        OperationClass::LargeWrite,
+        OperationClass::Behind,
+        OperationClass::Reclaim,
     ];
 
     /// The words for people, in small letters.
     pub fn name(self) -> &'static str {
         match self {
-            Class::SmallRead => "small reads",
-            Class::LargeRead => "large reads",
-            Class::SmallWrite => "small writes",
-            Class::LargeWrite => "large writes",
-            Class::Behind => "write-behind",
-            Class::Reclaim => "reclaim",
+            OperationClass::SmallRead => "small reads",
+            OperationClass::LargeRead => "large reads",
+            OperationClass::SmallWrite => "small writes",
+            OperationClass::LargeWrite => "large writes",
+            OperationClass::Behind => "write-behind",
+            OperationClass::Reclaim => "reclaim",
         }
     }
 
     /// The class of an operation; `None` for a flush, which has none.
-    pub(super) fn of(kind: &OpKind, purpose: Purpose, large: usize) -> Option<Class> {
+    pub(super) fn of(
+        kind: &BlockOpKind,
+        purpose: QueuePurpose,
+        large: usize,
+    ) -> Option<OperationClass> {
         Some(match kind {
-            OpKind::Flush => return None,
-            _ if purpose == Purpose::Reclaim => Class::Reclaim,
-            OpKind::Write { .. } if purpose == Purpose::Behind => Class::Behind,
-            OpKind::Read { memory, .. } if memory.bytes() < large => Class::SmallRead,
-            OpKind::Read { .. } => Class::LargeRead,
-            OpKind::Write { memory, .. } if memory.bytes() < large => Class::SmallWrite,
-            OpKind::Write { .. } | OpKind::Discard { .. } | OpKind::Zero { .. } => {
-                Class::LargeWrite
+            BlockOpKind::Flush => return None,
+            _ if purpose == QueuePurpose::Reclaim => OperationClass::Reclaim,
+            BlockOpKind::Write { .. } if purpose == QueuePurpose::Behind => OperationClass::Behind,
+            BlockOpKind::Read { memory, .. } if memory.bytes() < large => OperationClass::SmallRead,
+            BlockOpKind::Read { .. } => OperationClass::LargeRead,
+            BlockOpKind::Write { memory, .. } if memory.bytes() < large => {
+                OperationClass::SmallWrite
+            }
+            BlockOpKind::Write { .. } | BlockOpKind::Discard { .. } | BlockOpKind::Zero { .. } => {
+                OperationClass::LargeWrite
             }
         })
     }
@@ -67,35 +73,36 @@ impl Class {
 
 /// A set of classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Classes([bool; CLASSES]);
+pub struct ClassSet([bool; CLASSES]);
 
-impl Classes {
+impl ClassSet {
     /// Every class.
-    pub const ALL: Classes = Classes([true; CLASSES]);
+    pub const ALL: ClassSet = ClassSet([true; CLASSES]);
 
     /// These classes.
-    pub fn of(classes: &[Class]) -> Self {
+    pub fn of(classes: &[OperationClass]) -> Self {
         let mut set = [false; CLASSES];
         classes.iter().for_each(|class| set[class.index()] = true);
-        Classes(set)
+        ClassSet(set)
     }
 
     /// The priority of a queue for these classes: high where all are small operations that somebody waits for, low where nobody
     /// waits for any.
-    pub(super) fn priority(self) -> Priority {
-        let within =
-            |classes: &[Class]| Class::ALL.iter().all(|c| !self.has(*c) || classes.contains(c));
-        if within(&[Class::SmallRead, Class::SmallWrite]) {
-            Priority::High
-        } else if within(&[Class::Behind, Class::Reclaim]) {
-            Priority::Low
+    pub(super) fn priority(self) -> QueuePriority {
+        let within = |classes: &[OperationClass]| {
+            OperationClass::ALL.iter().all(|c| !self.has(*c) || classes.contains(c))
+        };
+        if within(&[OperationClass::SmallRead, OperationClass::SmallWrite]) {
+            QueuePriority::High
+        } else if within(&[OperationClass::Behind, OperationClass::Reclaim]) {
+            QueuePriority::Low
         } else {
-            Priority::Medium
+            QueuePriority::Medium
         }
     }
 
     /// True where `class` is in the set.
-    pub fn has(self, class: Class) -> bool {
+    pub fn has(self, class: OperationClass) -> bool {
         self.0[class.index()]
     }
 }
@@ -106,12 +113,21 @@ mod tests {
 
     #[test]
     fn a_queue_of_small_operations_comes_first_and_one_that_nobody_waits_for_last() {
-        let of = |classes: &[Class]| Classes::of(classes).priority();
-        assert_eq!(of(&[Class::SmallRead]), Priority::High);
-        assert_eq!(of(&[Class::SmallWrite, Class::SmallRead]), Priority::High);
-        assert_eq!(of(&[Class::SmallRead, Class::LargeRead]), Priority::Medium);
-        assert_eq!(of(&[Class::Behind, Class::Reclaim]), Priority::Low);
-        assert_eq!(of(&[Class::Behind, Class::LargeWrite]), Priority::Medium);
-        assert_eq!(Classes::ALL.priority(), Priority::Medium);
+        let of = |classes: &[OperationClass]| ClassSet::of(classes).priority();
+        assert_eq!(of(&[OperationClass::SmallRead]), QueuePriority::High);
+        assert_eq!(
+            of(&[OperationClass::SmallWrite, OperationClass::SmallRead]),
+            QueuePriority::High
+        );
+        assert_eq!(
+            of(&[OperationClass::SmallRead, OperationClass::LargeRead]),
+            QueuePriority::Medium
+        );
+        assert_eq!(of(&[OperationClass::Behind, OperationClass::Reclaim]), QueuePriority::Low);
+        assert_eq!(
+            of(&[OperationClass::Behind, OperationClass::LargeWrite]),
+            QueuePriority::Medium
+        );
+        assert_eq!(ClassSet::ALL.priority(), QueuePriority::Medium);
     }
 }

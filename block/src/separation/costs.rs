@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::class::{CLASSES, Class, Classes};
+use super::class::{CLASSES, ClassSet, OperationClass};
 
 /// Weight of a new measurement in a mean.
 const WEIGHT: f64 = 1.0 / 32.0;
@@ -12,13 +12,13 @@ const GUESS: f64 = 20e-6;
 
 /// The costs of all queues, in seconds.
 #[derive(Debug)]
-pub(super) struct Costs {
-    queues: Vec<Costing>,
+pub(super) struct CostMatrix {
+    queues: Vec<QueueCost>,
 }
 
 /// One queue.
 #[derive(Debug)]
-struct Costing {
+struct QueueCost {
     /// Mean time that an operation of each class takes: r_qb and w_qb. Infinite where the queue is closed to
     /// the class.
     mean: [f64; CLASSES],
@@ -30,24 +30,24 @@ struct Costing {
     completed: Duration,
 }
 
-impl Costs {
+impl CostMatrix {
     /// Queues of which each is open to a set of classes.
-    pub(super) fn new(open: &[Classes]) -> Self {
-        let cost = |open: &Classes, class| if open.has(class) { GUESS } else { f64::INFINITY };
-        let queue = |open: &Classes| Costing {
-            mean: Class::ALL.map(|class| cost(open, class)),
+    pub(super) fn new(open: &[ClassSet]) -> Self {
+        let cost = |open: &ClassSet, class| if open.has(class) { GUESS } else { f64::INFINITY };
+        let queue = |open: &ClassSet| QueueCost {
+            mean: OperationClass::ALL.map(|class| cost(open, class)),
             measured: [false; CLASSES],
             waiting: [0; CLASSES],
             completed: Duration::ZERO,
         };
-        Costs { queues: open.iter().map(queue).collect() }
+        CostMatrix { queues: open.iter().map(queue).collect() }
     }
 
     /// The queue among `usable` that ends an operation of `class` soonest: the smallest t_q + r_qb (or
     /// w_qb). `None` where none of them is open to it.
     pub(super) fn choose(
         &self,
-        class: Class,
+        class: OperationClass,
         usable: impl Iterator<Item = usize>,
     ) -> Option<usize> {
         let end = |queue: usize| self.wait(queue) + self.queues[queue].mean[class.index()];
@@ -57,12 +57,12 @@ impl Costs {
 
     /// t_q: the work that waits in the queue.
     fn wait(&self, queue: usize) -> f64 {
-        let Costing { mean, waiting, .. } = &self.queues[queue];
+        let QueueCost { mean, waiting, .. } = &self.queues[queue];
         let work = mean.iter().zip(waiting).filter(|(_, count)| **count > 0);
         work.map(|(mean, count)| mean * f64::from(*count)).sum()
     }
 
-    pub(super) fn begun(&mut self, queue: usize, class: Class) {
+    pub(super) fn begun(&mut self, queue: usize, class: OperationClass) {
         self.queues[queue].waiting[class.index()] += 1;
     }
 
@@ -72,7 +72,7 @@ impl Costs {
     pub(super) fn completed(
         &mut self,
         queue: usize,
-        class: Class,
+        class: OperationClass,
         (begun, now): (Duration, Duration),
         learns: bool,
     ) {
@@ -90,7 +90,7 @@ impl Costs {
     }
 
     /// The mean cost of a class in a queue; `None` where the queue is closed to it or none was measured.
-    pub(super) fn mean(&self, queue: usize, class: Class) -> Option<Duration> {
+    pub(super) fn mean(&self, queue: usize, class: OperationClass) -> Option<Duration> {
         let of = &self.queues[queue];
         of.measured[class.index()].then(|| Duration::from_secs_f64(of.mean[class.index()]))
     }
@@ -106,40 +106,40 @@ mod tests {
 
     #[test]
     fn the_queue_that_ends_first_takes_the_operation() {
-        let mut costs = Costs::new(&[Classes::ALL; 2]);
+        let mut costs = CostMatrix::new(&[ClassSet::ALL; 2]);
         // Reads take 10 us in both queues; writes take 100 us in the first and 400 us in the second.
         for (queue, class, cost) in [
-            (0, Class::SmallRead, 10),
-            (1, Class::SmallRead, 10),
-            (0, Class::SmallWrite, 100),
-            (1, Class::SmallWrite, 400),
+            (0, OperationClass::SmallRead, 10),
+            (1, OperationClass::SmallRead, 10),
+            (0, OperationClass::SmallWrite, 100),
+            (1, OperationClass::SmallWrite, 400),
         ] {
             costs.begun(queue, class);
             let begun = costs.queues[queue].completed;
             costs.completed(queue, class, (begun, begun + micros(cost)), true);
             assert_eq!(costs.mean(queue, class), Some(micros(cost)));
         }
-        assert_eq!(costs.choose(Class::SmallWrite, 0..2), Some(0));
-        costs.begun(0, Class::SmallWrite);
+        assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(0));
+        costs.begun(0, OperationClass::SmallWrite);
         // 100 + 100 in the first, 400 in the second; a read ends first where nothing waits.
-        assert_eq!(costs.choose(Class::SmallWrite, 0..2), Some(0));
-        assert_eq!(costs.choose(Class::SmallRead, 0..2), Some(1));
+        assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(0));
+        assert_eq!(costs.choose(OperationClass::SmallRead, 0..2), Some(1));
         for _ in 0..3 {
-            costs.begun(0, Class::SmallWrite);
+            costs.begun(0, OperationClass::SmallWrite);
         }
-        assert_eq!(costs.choose(Class::SmallWrite, 0..2), Some(1));
-        assert_eq!(costs.choose(Class::SmallWrite, std::iter::once(0)), Some(0));
+        assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(1));
+        assert_eq!(costs.choose(OperationClass::SmallWrite, std::iter::once(0)), Some(0));
     }
 
     #[test]
     fn a_queue_takes_only_the_classes_that_it_is_open_to() {
-        let reads = Classes::of(&[Class::SmallRead, Class::LargeRead]);
-        let mut costs = Costs::new(&[reads, Classes::ALL]);
+        let reads = ClassSet::of(&[OperationClass::SmallRead, OperationClass::LargeRead]);
+        let mut costs = CostMatrix::new(&[reads, ClassSet::ALL]);
         for _ in 0..100 {
-            costs.begun(1, Class::SmallWrite);
+            costs.begun(1, OperationClass::SmallWrite);
         }
-        assert_eq!(costs.choose(Class::SmallWrite, 0..2), Some(1));
-        assert_eq!(costs.choose(Class::LargeRead, 0..2), Some(0));
-        assert_eq!(costs.choose(Class::LargeWrite, std::iter::once(0)), None);
+        assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(1));
+        assert_eq!(costs.choose(OperationClass::LargeRead, 0..2), Some(0));
+        assert_eq!(costs.choose(OperationClass::LargeWrite, std::iter::once(0)), None);
     }
 }

@@ -9,10 +9,10 @@
 //! between them. A flush begins when all changes before it are complete, in all queues and of all users; it does
 //! not wait for reads.
 //!
-//! [`Separated`] is a device of its own, whose queues are its users. They share one lock. Of the users who wait one sleeps
+//! [`SeparatedDevice`] is a device of its own, whose queues are its users. They share one lock. Of the users who wait one sleeps
 //! on the descriptors of all queues, and hands the completions of others to them.
 //!
-//! The code uses the traits of the crate and a [`Clock`], and knows no kind of device.
+//! The code uses the traits of the crate and a [`DeviceClock`], and knows no kind of device.
 
 mod caps;
 mod class;
@@ -27,17 +27,20 @@ mod user;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Clock, Device, Errno, Facts, Purpose, Queue, Region, Result};
-pub use class::{Class, Classes};
-use shared::Shared;
-use user::User;
+use crate::{
+    BlockDevice, DeviceClock, DeviceProperties, DeviceQueue, Errno, MemoryRegion, QueuePurpose,
+    Result,
+};
+pub use class::{ClassSet, OperationClass};
+use shared::SeparationShared;
+use user::SeparatedQueue;
 
 /// Users of a separated device at most.
 const USERS: u32 = 256;
 
 /// How operations find their queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum SeparationMode {
     /// The queues take turns, whatever the class.
     Off,
     /// By the number of operations that wait in each queue that is open to the class.
@@ -46,13 +49,13 @@ pub enum Mode {
     Learned,
 }
 
-/// Settings of a [`Separated`] device.
+/// Settings of a [`SeparatedDevice`] device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Separation {
+pub struct SeparationOptions {
     /// How operations find their queue.
-    pub mode: Mode,
+    pub mode: SeparationMode,
     /// For each queue the classes that it takes.
-    pub queues: Vec<Classes>,
+    pub queues: Vec<ClassSet>,
     /// Operations of so many bytes or more are large.
     pub large: usize,
     /// Operations in flight of each queue at most.
@@ -61,28 +64,31 @@ pub struct Separation {
     pub caps: bool,
 }
 
-impl Separation {
+impl SeparationOptions {
     /// `count` queues of `depth` operations that take every class.
-    pub fn open(mode: Mode, count: usize, depth: u32) -> Self {
-        let queues = vec![Classes::ALL; count];
-        Separation { mode, queues, large: 32 << 10, depth, caps: false }
+    pub fn open(mode: SeparationMode, count: usize, depth: u32) -> Self {
+        let queues = vec![ClassSet::ALL; count];
+        SeparationOptions { mode, queues, large: 32 << 10, depth, caps: false }
     }
 
     /// `count` queues of `depth` operations that are divided among the classes: what readers wait for, what writers
     /// wait for, the rest. More queues divide these further, in turn.
     pub fn divided(count: usize, depth: u32) -> Self {
-        use Class::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
-        let parts: &[&[Class]] = match count {
-            0 | 1 => &[&Class::ALL],
+        use OperationClass::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
+        let parts: &[&[OperationClass]] = match count {
+            0 | 1 => &[&OperationClass::ALL],
             2 => &[&[SmallRead, LargeRead], &[SmallWrite, LargeWrite, Behind, Reclaim]],
             3 => &[&[SmallRead, LargeRead], &[SmallWrite, LargeWrite], &[Behind, Reclaim]],
             4 => &[&[SmallRead], &[LargeRead], &[SmallWrite, LargeWrite], &[Behind, Reclaim]],
             5 => &[&[SmallRead], &[LargeRead], &[SmallWrite], &[LargeWrite], &[Behind, Reclaim]],
             _ => &[&[SmallRead], &[LargeRead], &[SmallWrite], &[LargeWrite], &[Behind], &[Reclaim]],
         };
-        let of = parts.iter().map(|classes| Classes::of(classes));
+        let of = parts.iter().map(|classes| ClassSet::of(classes));
         let queues = of.cycle().take(count).collect();
-        Separation { queues, ..Separation::open(Mode::Static, count, depth) }
+        SeparationOptions {
+            queues,
+            ..SeparationOptions::open(SeparationMode::Static, count, depth)
+        }
     }
 }
 
@@ -93,31 +99,31 @@ pub struct QueueState {
     pub in_flight: usize,
     /// Operations that it can have.
     pub depth: usize,
-    /// The mean cost of each class, in the order of [`Class::ALL`]; `None` where none was measured.
+    /// The mean cost of each class, in the order of [`OperationClass::ALL`]; `None` where none was measured.
     pub costs: [Option<Duration>; class::CLASSES],
 }
 
 /// A device whose users share a few queues of another one, see the [module](self).
-pub struct Separated {
-    device: Arc<dyn Device>,
-    facts: Facts,
-    shared: Arc<Shared>,
+pub struct SeparatedDevice {
+    device: Arc<dyn BlockDevice>,
+    facts: DeviceProperties,
+    shared: Arc<SeparationShared>,
 }
 
-impl Separated {
+impl SeparatedDevice {
     /// Opens queues of `device`.
     ///
     /// # Errors
     ///
-    /// `EINVAL` without queues, or where a class has no queue that takes it; those of [`Device::queue`].
-    pub fn new(device: Arc<dyn Device>, separation: &Separation) -> Result<Self> {
+    /// `EINVAL` without queues, or where a class has no queue that takes it; those of [`BlockDevice::queue`].
+    pub fn new(device: Arc<dyn BlockDevice>, separation: &SeparationOptions) -> Result<Self> {
         let takes = |class| separation.queues.iter().any(|classes| classes.has(class));
-        if separation.queues.is_empty() || !Class::ALL.into_iter().all(takes) {
+        if separation.queues.is_empty() || !OperationClass::ALL.into_iter().all(takes) {
             return Err(Errno::INVAL);
         }
-        let shared = Arc::new(Shared::new(&*device, separation)?);
-        let facts = Facts { max_queues: USERS, ..device.facts().clone() };
-        Ok(Separated { device, facts, shared })
+        let shared = Arc::new(SeparationShared::new(&*device, separation)?);
+        let facts = DeviceProperties { max_queues: USERS, ..device.facts().clone() };
+        Ok(SeparatedDevice { device, facts, shared })
     }
 
     /// The states of the queues.
@@ -126,40 +132,40 @@ impl Separated {
     }
 
     /// The mean cost of `class` in a queue; `None` where none was measured.
-    pub fn mean(&self, queue: usize, class: Class) -> Option<Duration> {
+    pub fn mean(&self, queue: usize, class: OperationClass) -> Option<Duration> {
         self.shared.lock().schedule.mean(queue, class)
     }
 
     /// Operations of `class` in flight at most.
-    pub fn cap(&self, class: Class) -> usize {
+    pub fn cap(&self, class: OperationClass) -> usize {
         self.shared.lock().schedule.cap(class)
     }
 
     /// Operations of `class` (`None`: flushes) that wait for a queue, or for others.
-    pub fn waiting(&self, class: Option<Class>) -> usize {
+    pub fn waiting(&self, class: Option<OperationClass>) -> usize {
         self.shared.lock().schedule.waiting(class)
     }
 }
 
-impl Device for Separated {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for SeparatedDevice {
+    fn facts(&self) -> &DeviceProperties {
         &self.facts
     }
 
     /// The queues are opened anew, so that they know the region, as soon as nothing is in flight.
-    fn register(&self, region: &Arc<Region>) -> Result<()> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         self.device.register(region)?;
         self.shared.renew(&self.device);
         Ok(())
     }
 
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
-        self.queue_for(Purpose::Caller, depth)
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
+        self.queue_for(QueuePurpose::Caller, depth)
     }
 
-    fn queue_for(&self, purpose: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue_for(&self, purpose: QueuePurpose, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         let depth = depth.clamp(1, self.facts.max_depth) as usize;
-        Ok(Box::new(User::new(&self.shared, purpose, depth)?))
+        Ok(Box::new(SeparatedQueue::new(&self.shared, purpose, depth)?))
     }
 
     fn shortage(&self) -> Option<String> {
@@ -170,7 +176,7 @@ impl Device for Separated {
         self.device.note()
     }
 
-    fn clock(&self) -> Arc<dyn Clock> {
+    fn clock(&self) -> Arc<dyn DeviceClock> {
         self.device.clock()
     }
 }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 /// Ranges of blocks under numbers.
 #[derive(Debug, Default)]
-pub(super) struct Overlaps {
+pub(super) struct BlockRanges {
     /// By first block and number: the block after the last one, and true for what changes the blocks.
     ranges: BTreeMap<(u64, u64), (u64, bool)>,
     /// No range is longer than this.
     longest: u64,
 }
 
-impl Overlaps {
+impl BlockRanges {
     /// True where an operation on the range must wait: a range overlaps it, and one of the two changes
     /// blocks.
     pub(super) fn hold(&self, (block, blocks): (u64, u64), changes: bool) -> bool {
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn ranges_hold_back_what_a_list_of_them_would() {
         let mut random = fastrand::Rng::with_seed(5);
-        let mut overlaps = Overlaps::default();
+        let mut overlaps = BlockRanges::default();
         let mut list: Vec<(u64, (u64, u64), bool)> = Vec::new();
         for number in 0..5000 {
             let longest = if random.u8(..20) == 0 { 200 } else { 8 };

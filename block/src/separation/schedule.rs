@@ -3,31 +3,31 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::caps::Caps;
-use super::class::{CLASSES, Class};
-use super::costs::Costs;
-use super::overlaps::Overlaps;
-use super::{Mode, Separation};
-use crate::{Done, Op, OpKind, Purpose};
+use super::caps::ClassCaps;
+use super::class::{CLASSES, OperationClass};
+use super::costs::CostMatrix;
+use super::overlaps::BlockRanges;
+use super::{SeparationMode, SeparationOptions};
+use crate::{BlockCompletion, BlockOp, BlockOpKind, QueuePurpose};
 
 /// The line of flushes.
 const FLUSHES: usize = CLASSES;
 
 /// Pure: it is told the time, and does no I/O.
 #[derive(Debug)]
-pub(super) struct Schedule {
-    mode: Mode,
+pub(super) struct OperationSchedule {
+    mode: SeparationMode,
     large: usize,
     block_size: u32,
-    costs: Costs,
-    caps: Caps,
-    overlaps: Overlaps,
+    costs: CostMatrix,
+    caps: ClassCaps,
+    overlaps: BlockRanges,
     /// Operations that wait for a queue, in order; by class, or all in the first where classes do not count.
-    ready: [VecDeque<Waiting>; CLASSES + 1],
+    ready: [VecDeque<WaitingOperation>; CLASSES + 1],
     /// Operations that wait for others, in order.
-    held: VecDeque<Waiting>,
+    held: VecDeque<WaitingOperation>,
     /// By the tag that the queues see.
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<ScheduleSlot>>,
     free: Vec<usize>,
     /// How many operations each queue has, and can have.
     loads: Vec<(usize, usize)>,
@@ -42,25 +42,25 @@ pub(super) struct Schedule {
 
 /// An operation, and the user who gets its completion.
 #[derive(Debug)]
-pub(super) struct Pushed {
+pub(super) struct PushedOperation {
     pub(super) user: usize,
-    pub(super) purpose: Purpose,
-    pub(super) op: Op,
+    pub(super) purpose: QueuePurpose,
+    pub(super) op: BlockOp,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingOperation {
     slot: usize,
-    kind: OpKind,
+    kind: BlockOpKind,
 }
 
 /// An operation that was pushed.
 #[derive(Debug)]
-struct Slot {
+struct ScheduleSlot {
     user: usize,
     tag: u64,
     number: u64,
-    class: Option<Class>,
+    class: Option<OperationClass>,
     range: Option<(u64, u64)>,
     changes: bool,
     /// Flushes that were pushed before.
@@ -69,16 +69,16 @@ struct Slot {
     begun: Duration,
 }
 
-impl Schedule {
-    pub(super) fn new(separation: &Separation, depths: &[usize], block_size: u32) -> Self {
+impl OperationSchedule {
+    pub(super) fn new(separation: &SeparationOptions, depths: &[usize], block_size: u32) -> Self {
         let depth: usize = depths.iter().sum();
-        Schedule {
+        OperationSchedule {
             mode: separation.mode,
             large: separation.large,
             block_size,
-            costs: Costs::new(&separation.queues),
-            caps: Caps::new(depth, separation.caps),
-            overlaps: Overlaps::default(),
+            costs: CostMatrix::new(&separation.queues),
+            caps: ClassCaps::new(depth, separation.caps),
+            overlaps: BlockRanges::default(),
             ready: Default::default(),
             held: VecDeque::new(),
             slots: Vec::new(),
@@ -92,19 +92,22 @@ impl Schedule {
     }
 
     /// Takes an operation. The users see to it that there are not too many.
-    pub(super) fn push(&mut self, Pushed { user, purpose, op: Op { tag, kind } }: Pushed) {
-        let is_flush = matches!(kind, OpKind::Flush);
+    pub(super) fn push(
+        &mut self,
+        PushedOperation { user, purpose, op: BlockOp { tag, kind } }: PushedOperation,
+    ) {
+        let is_flush = matches!(kind, BlockOpKind::Flush);
         if is_flush {
             self.epochs.push_back(0);
         }
         let epoch = self.settled + self.epochs.len() as u64 - 1;
-        let class = Class::of(&kind, purpose, self.large);
+        let class = OperationClass::of(&kind, purpose, self.large);
         let range = kind.range(self.block_size);
-        let changes = !matches!(kind, OpKind::Read { .. } | OpKind::Flush);
+        let changes = !matches!(kind, BlockOpKind::Read { .. } | BlockOpKind::Flush);
         let number = self.next_number;
         self.next_number += 1;
         let (queue, begun) = (0, Duration::ZERO);
-        let made = Slot { user, tag, number, class, range, changes, epoch, queue, begun };
+        let made = ScheduleSlot { user, tag, number, class, range, changes, epoch, queue, begun };
         if changes {
             *self.epochs.back_mut().expect("there is always an epoch") += 1;
         }
@@ -115,8 +118,8 @@ impl Schedule {
         });
         self.slots[slot] = Some(made);
         match free {
-            true => self.make_ready(Waiting { slot, kind }),
-            false => self.held.push_back(Waiting { slot, kind }),
+            true => self.make_ready(WaitingOperation { slot, kind }),
+            false => self.held.push_back(WaitingOperation { slot, kind }),
         }
         // It begins at once where nothing is before it.
         if is_flush {
@@ -125,9 +128,13 @@ impl Schedule {
     }
 
     /// True where nothing that has begun, or that waits `ahead`, has the blocks of `slot`.
-    fn may_begin<'a>(&self, slot: &Slot, ahead: impl Iterator<Item = &'a Waiting>) -> bool {
+    fn may_begin<'a>(
+        &self,
+        slot: &ScheduleSlot,
+        ahead: impl Iterator<Item = &'a WaitingOperation>,
+    ) -> bool {
         let Some(range) = slot.range else { return self.epoch_is_over(slot.epoch) };
-        let meets = |other: &Slot| {
+        let meets = |other: &ScheduleSlot| {
             let Some(theirs) = other.range else { return false };
             let ends = |range: (u64, u64)| range.0.saturating_add(range.1);
             (slot.changes || other.changes) && range.0 < ends(theirs) && theirs.0 < ends(range)
@@ -142,28 +149,28 @@ impl Schedule {
         self.epochs.iter().take(before).all(|count| *count == 0)
     }
 
-    fn make_ready(&mut self, waiting: Waiting) {
+    fn make_ready(&mut self, waiting: WaitingOperation) {
         let Some(slot) = &self.slots[waiting.slot] else { return };
         if let Some(range) = slot.range {
             self.overlaps.add(slot.number, range, slot.changes);
         }
         let line = match (self.mode, slot.class) {
             (_, None) => FLUSHES,
-            (Mode::Off, _) => 0,
+            (SeparationMode::Off, _) => 0,
             (_, Some(class)) => class.index(),
         };
         self.ready[line].push_back(waiting);
     }
 
     /// The next operation that begins, and its queue.
-    pub(super) fn next(&mut self, now: Duration) -> Option<(usize, Op)> {
+    pub(super) fn next(&mut self, now: Duration) -> Option<(usize, BlockOp)> {
         let (_, line, queue) = (0..self.ready.len())
             .filter_map(|line| {
                 let first = self.slots[self.ready[line].front()?.slot].as_ref()?;
                 Some((first.number, line, self.queue_for(first)?))
             })
             .min()?;
-        let Waiting { slot: tag, kind } = self.ready[line].pop_front()?;
+        let WaitingOperation { slot: tag, kind } = self.ready[line].pop_front()?;
         let slot = self.slots[tag].as_mut()?;
         (slot.queue, slot.begun) = (queue, now);
         self.loads[queue].0 += 1;
@@ -171,18 +178,18 @@ impl Schedule {
             self.caps.begun(class);
             self.costs.begun(queue, class);
         }
-        if self.mode == Mode::Off {
+        if self.mode == SeparationMode::Off {
             self.turn = queue + 1;
         }
-        Some((queue, Op { tag: tag as u64, kind }))
+        Some((queue, BlockOp { tag: tag as u64, kind }))
     }
 
     /// The queue that an operation goes to now, if any.
-    fn queue_for(&self, slot: &Slot) -> Option<usize> {
+    fn queue_for(&self, slot: &ScheduleSlot) -> Option<usize> {
         let count = self.loads.len();
         let has_room = |queue: &usize| self.loads[*queue].0 < self.loads[*queue].1;
         match slot.class {
-            Some(class) if self.mode != Mode::Off => {
+            Some(class) if self.mode != SeparationMode::Off => {
                 let usable = (0..count).filter(has_room);
                 self.caps.allow(class).then(|| self.costs.choose(class, usable)).flatten()
             }
@@ -191,7 +198,11 @@ impl Schedule {
     }
 
     /// Takes in a completion, which gets its own tag back. Returns its user, too.
-    pub(super) fn completed(&mut self, mut done: Done, now: Duration) -> (usize, Done) {
+    pub(super) fn completed(
+        &mut self,
+        mut done: BlockCompletion,
+        now: Duration,
+    ) -> (usize, BlockCompletion) {
         let at = done.tag as usize;
         let slot = self.slots[at].take().expect("a queue completes an operation once");
         done.tag = slot.tag;
@@ -199,7 +210,7 @@ impl Schedule {
         self.loads[slot.queue].0 -= 1;
         if let Some(class) = slot.class {
             self.caps.completed(class, now.saturating_sub(slot.begun));
-            let learns = self.mode == Mode::Learned;
+            let learns = self.mode == SeparationMode::Learned;
             self.costs.completed(slot.queue, class, (slot.begun, now), learns);
         }
         if let Some((block, _)) = slot.range {
@@ -240,17 +251,17 @@ impl Schedule {
     }
 
     /// Operations of a class that wait for a queue or for others; flushes without a class.
-    pub(super) fn waiting(&self, class: Option<Class>) -> usize {
+    pub(super) fn waiting(&self, class: Option<OperationClass>) -> usize {
         let lines = self.ready.iter().chain([&self.held]).flatten();
         let slots = lines.filter_map(|waiting| self.slots[waiting.slot].as_ref());
         slots.filter(|slot| slot.class == class).count()
     }
 
-    pub(super) fn mean(&self, queue: usize, class: Class) -> Option<Duration> {
+    pub(super) fn mean(&self, queue: usize, class: OperationClass) -> Option<Duration> {
         self.costs.mean(queue, class)
     }
 
-    pub(super) fn cap(&self, class: Class) -> usize {
+    pub(super) fn cap(&self, class: OperationClass) -> usize {
         self.caps.of(class)
     }
 }

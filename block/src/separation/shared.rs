@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::class::Class;
-use super::schedule::Schedule;
-use super::{QueueState, Separation, USERS};
-use crate::{Clock, Device, Done, Errno, Priority, Queue, Result};
+use super::class::OperationClass;
+use super::schedule::OperationSchedule;
+use super::{QueueState, SeparationOptions, USERS};
+use crate::{BlockCompletion, BlockDevice, DeviceClock, DeviceQueue, Errno, QueuePriority, Result};
 
 /// The longest sleep of whoever waits for all queues: a driver looks for commands that its device has lost.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -18,64 +18,64 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const SLICE: Duration = Duration::from_millis(1);
 
 /// Everything that the users share.
-pub(super) struct Shared {
-    state: Mutex<State>,
-    clock: Arc<dyn Clock>,
+pub(super) struct SeparationShared {
+    state: Mutex<SeparationState>,
+    clock: Arc<dyn DeviceClock>,
     /// Ends the sleep of the user who waits for all queues.
     alarm: OwnedFd,
 }
 
-pub(super) struct State {
-    pub(super) schedule: Schedule,
-    lanes: Vec<Box<dyn Queue>>,
+pub(super) struct SeparationState {
+    pub(super) schedule: OperationSchedule,
+    lanes: Vec<Box<dyn DeviceQueue>>,
     /// The priority of each lane.
-    priorities: Vec<Priority>,
+    priorities: Vec<QueuePriority>,
     depth: u32,
     /// A descriptor of each lane; `None` where one has none.
     ready: Option<Arc<Vec<OwnedFd>>>,
     /// The lanes are opened anew when nothing is in flight.
-    stale: Option<Arc<dyn Device>>,
+    stale: Option<Arc<dyn BlockDevice>>,
     /// By their number.
-    users: Vec<Option<Mail>>,
+    users: Vec<Option<UserMailbox>>,
     /// The user who sleeps on the lanes.
     leader: Option<usize>,
     /// The lane without a descriptor that is waited for next.
     turn: usize,
-    reaped: Vec<Done>,
+    reaped: Vec<BlockCompletion>,
 }
 
 /// A user as the others see it.
 #[derive(Default)]
-pub(super) struct Mail {
-    pub(super) done: Vec<Done>,
+pub(super) struct UserMailbox {
+    pub(super) done: Vec<BlockCompletion>,
     pub(super) woken: bool,
     pub(super) waits: bool,
     changed: Arc<Condvar>,
 }
 
 fn open_lanes(
-    device: &dyn Device,
-    priorities: &[Priority],
+    device: &dyn BlockDevice,
+    priorities: &[QueuePriority],
     depth: u32,
-) -> Result<Vec<Box<dyn Queue>>> {
+) -> Result<Vec<Box<dyn DeviceQueue>>> {
     priorities.iter().map(|priority| device.queue_with(*priority, depth)).collect()
 }
 
-fn descriptors(lanes: &[Box<dyn Queue>]) -> Result<Option<Arc<Vec<OwnedFd>>>> {
+fn descriptors(lanes: &[Box<dyn DeviceQueue>]) -> Result<Option<Arc<Vec<OwnedFd>>>> {
     let ready: Option<Vec<BorrowedFd<'_>>> = lanes.iter().map(|lane| lane.ready()).collect();
     let Some(ready) = ready else { return Ok(None) };
     let own = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 0);
     Ok(Some(Arc::new(ready.into_iter().map(own).collect::<Result<_>>()?)))
 }
 
-impl Shared {
-    pub(super) fn new(device: &dyn Device, separation: &Separation) -> Result<Self> {
-        let priorities: Vec<Priority> =
+impl SeparationShared {
+    pub(super) fn new(device: &dyn BlockDevice, separation: &SeparationOptions) -> Result<Self> {
+        let priorities: Vec<QueuePriority> =
             separation.queues.iter().map(|classes| classes.priority()).collect();
         let lanes = open_lanes(device, &priorities, separation.depth)?;
         let depths: Vec<usize> = lanes.iter().map(|lane| lane.depth()).collect();
-        let state = State {
-            schedule: Schedule::new(separation, &depths, device.facts().block_size),
+        let state = SeparationState {
+            schedule: OperationSchedule::new(separation, &depths, device.facts().block_size),
             ready: descriptors(&lanes)?,
             lanes,
             priorities,
@@ -87,10 +87,10 @@ impl Shared {
             reaped: Vec::new(),
         };
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Shared { state: Mutex::new(state), clock: device.clock(), alarm })
+        Ok(SeparationShared { state: Mutex::new(state), clock: device.clock(), alarm })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SeparationState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -98,14 +98,14 @@ impl Shared {
         let state = self.lock();
         let of = |queue| {
             let (in_flight, depth) = state.schedule.load(queue);
-            let costs = Class::ALL.map(|class| state.schedule.mean(queue, class));
+            let costs = OperationClass::ALL.map(|class| state.schedule.mean(queue, class));
             QueueState { in_flight, depth, costs }
         };
         (0..state.lanes.len()).map(of).collect()
     }
 
     /// Has the lanes opened anew.
-    pub(super) fn renew(&self, device: &Arc<dyn Device>) {
+    pub(super) fn renew(&self, device: &Arc<dyn BlockDevice>) {
         let mut state = self.lock();
         state.stale = Some(Arc::clone(device));
         state.renew_idle();
@@ -120,14 +120,14 @@ impl Shared {
             return Err(Errno::BUSY);
         }
         match free {
-            Some(_) => state.users[user] = Some(Mail::default()),
-            None => state.users.push(Some(Mail::default())),
+            Some(_) => state.users[user] = Some(UserMailbox::default()),
+            None => state.users.push(Some(UserMailbox::default())),
         }
         Ok(user)
     }
 
     /// Begins what can begin, and takes in what is complete, until neither changes anything.
-    pub(super) fn advance(&self, state: &mut State, me: usize) {
+    pub(super) fn advance(&self, state: &mut SeparationState, me: usize) {
         let mut wakes_leader = false;
         loop {
             state.kick(self.clock.now());
@@ -192,11 +192,11 @@ impl Shared {
     /// Sleeps until another user has brought a completion or left the lead.
     fn follow<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, SeparationState>,
         me: usize,
         in_flight: bool,
         timeout: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, SeparationState> {
         let mail = state.mail(me);
         mail.waits = in_flight;
         let changed = Arc::clone(&mail.changed);
@@ -214,10 +214,10 @@ impl Shared {
     /// Sleeps on the lanes until `me` has a completion or was woken.
     fn lead<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, SeparationState>,
         me: usize,
         timeout: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, SeparationState> {
         let sleep = timeout.map_or(LOOK_AGAIN, |timeout| timeout.min(LOOK_AGAIN));
         state.leader = Some(me);
         loop {
@@ -250,9 +250,9 @@ impl Shared {
     }
 }
 
-impl State {
+impl SeparationState {
     /// The mail of a user, who has joined.
-    pub(super) fn mail(&mut self, user: usize) -> &mut Mail {
+    pub(super) fn mail(&mut self, user: usize) -> &mut UserMailbox {
         self.users[user].as_mut().expect("a user has joined until it leaves")
     }
 
@@ -310,7 +310,7 @@ impl State {
     }
 }
 
-impl Mail {
+impl UserMailbox {
     fn ends_wait(&self) -> bool {
         self.woken || !self.done.is_empty()
     }

@@ -3,32 +3,36 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::schedule::Pushed;
-use super::shared::Shared;
-use crate::{Done, Op, Purpose, Queue, Result, Waker};
+use super::schedule::PushedOperation;
+use super::shared::SeparationShared;
+use crate::{BlockCompletion, BlockOp, DeviceQueue, QueuePurpose, QueueWaker, Result};
 
-pub(super) struct User {
-    shared: Arc<Shared>,
+pub(super) struct SeparatedQueue {
+    shared: Arc<SeparationShared>,
     number: usize,
-    purpose: Purpose,
+    purpose: QueuePurpose,
     depth: usize,
     in_flight: usize,
 }
 
-impl User {
-    pub(super) fn new(shared: &Arc<Shared>, purpose: Purpose, depth: usize) -> Result<Self> {
+impl SeparatedQueue {
+    pub(super) fn new(
+        shared: &Arc<SeparationShared>,
+        purpose: QueuePurpose,
+        depth: usize,
+    ) -> Result<Self> {
         let number = shared.join()?;
-        Ok(User { shared: Arc::clone(shared), number, purpose, depth, in_flight: 0 })
+        Ok(SeparatedQueue { shared: Arc::clone(shared), number, purpose, depth, in_flight: 0 })
     }
 }
 
-impl Queue for User {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for SeparatedQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         if self.in_flight == self.depth {
             return Err(op);
         }
         self.in_flight += 1;
-        let pushed = Pushed { user: self.number, purpose: self.purpose, op };
+        let pushed = PushedOperation { user: self.number, purpose: self.purpose, op };
         self.shared.lock().schedule.push(pushed);
         Ok(())
     }
@@ -38,7 +42,7 @@ impl Queue for User {
         self.shared.advance(&mut state, self.number);
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         let mut state = self.shared.lock();
         self.shared.advance(&mut state, self.number);
         let mail = state.mail(self.number);
@@ -50,9 +54,9 @@ impl Queue for User {
         self.shared.wait(self.number, self.in_flight > 0, timeout);
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         let (shared, number) = (Arc::clone(&self.shared), self.number);
-        Waker::new(move || shared.wake(number))
+        QueueWaker::new(move || shared.wake(number))
     }
 
     fn in_flight(&self) -> usize {
@@ -64,7 +68,7 @@ impl Queue for User {
     }
 }
 
-impl Drop for User {
+impl Drop for SeparatedQueue {
     /// Waits for what is in flight.
     fn drop(&mut self) {
         let mut done = Vec::new();

@@ -1,58 +1,58 @@
-//! The states in which a power failure can leave a device, by the rules of [`Device`](crate::Device).
+//! The states in which a power failure can leave a device, by the rules of [`BlockDevice`](crate::BlockDevice).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::Event;
+use super::SimEvent;
 use super::queue::torn;
-use crate::Ram;
-use crate::ram::Store;
+use crate::RamDevice;
+use crate::ram::BlockStore;
 
-/// Pieces up to which [`Cut::every`] lists all combinations.
+/// Pieces up to which [`PowerCut::every`] lists all combinations.
 const FEW: usize = 10;
 
 /// The moments at which the power can fail: before the first event, and after each one.
-pub struct Cuts {
-    events: Vec<Event>,
+pub struct PowerCuts {
+    events: Vec<SimEvent>,
     at: usize,
     begun: bool,
     /// The content that survives for certain.
-    base: Store,
+    base: BlockStore,
     /// For blocks that were written: when the write in `base` began and ended.
-    written: HashMap<u64, Span>,
+    written: HashMap<u64, WriteSpan>,
     /// Blocks that were discarded for certain, with what they held.
     garbage: BTreeMap<u64, Option<Arc<[u8]>>>,
     /// Writes to single blocks that are there, absent or torn.
-    open: Vec<Piece>,
+    open: Vec<WrittenBlock>,
     /// For each write the event of its completion.
     done: HashMap<usize, usize>,
 }
 
 /// The events between which a write was in flight.
 #[derive(Clone, Copy)]
-struct Span {
+struct WriteSpan {
     begin: usize,
     end: usize,
 }
 
 /// A block of a write.
 #[derive(Clone)]
-struct Piece {
+struct WrittenBlock {
     submitted: usize,
     block: u64,
-    content: Content,
+    content: BlockContent,
     fua: bool,
 }
 
 #[derive(Clone)]
-enum Content {
+enum BlockContent {
     Bytes(Option<Arc<[u8]>>),
     Discarded,
 }
 
-impl Cuts {
-    pub(super) fn new(base: Store, events: Vec<Event>) -> Self {
-        Cuts {
+impl PowerCuts {
+    pub(super) fn new(base: BlockStore, events: Vec<SimEvent>) -> Self {
+        PowerCuts {
             events,
             at: 0,
             begun: false,
@@ -66,42 +66,42 @@ impl Cuts {
 
     /// The next moment; `None` after the last.
     #[allow(clippy::should_implement_trait)] // A cut borrows from here, which an iterator cannot say.
-    pub fn next(&mut self) -> Option<Cut<'_>> {
+    pub fn next(&mut self) -> Option<PowerCut<'_>> {
         if self.begun {
             let event = self.events.get(self.at)?.clone();
             self.happen(event);
             self.at += 1;
         }
         self.begun = true;
-        Some(Cut { cuts: self })
+        Some(PowerCut { cuts: self })
     }
 
     /// Goes on to the moment after the last event.
-    pub fn last(&mut self) -> Cut<'_> {
+    pub fn last(&mut self) -> PowerCut<'_> {
         while !self.begun || self.at < self.events.len() {
             self.next();
         }
-        Cut { cuts: self }
+        PowerCut { cuts: self }
     }
 
-    fn happen(&mut self, event: Event) {
+    fn happen(&mut self, event: SimEvent) {
         match event {
-            Event::Write { block, blocks, content, fua } => {
+            SimEvent::Write { block, blocks, content, fua } => {
                 for (at, block) in (block..block + blocks).enumerate() {
                     let content = match &content {
-                        Some(content) => Content::Bytes(content[at].clone()),
-                        None => Content::Discarded,
+                        Some(content) => BlockContent::Bytes(content[at].clone()),
+                        None => BlockContent::Discarded,
                     };
-                    self.open.push(Piece { submitted: self.at, block, content, fua });
+                    self.open.push(WrittenBlock { submitted: self.at, block, content, fua });
                 }
             }
-            Event::Flush => {}
-            Event::Done { submitted, durable } => self.complete(submitted, durable),
+            SimEvent::Flush => {}
+            SimEvent::Done { submitted, durable } => self.complete(submitted, durable),
         }
     }
 
     fn complete(&mut self, submitted: usize, durable: bool) {
-        let is_flush = matches!(self.events[submitted], Event::Flush);
+        let is_flush = matches!(self.events[submitted], SimEvent::Flush);
         self.done.insert(submitted, self.at);
         if !durable {
             // A failed write stays open for good: nobody knows what it left.
@@ -116,18 +116,18 @@ impl Cuts {
             }
         });
         self.open = open;
-        let certain: Vec<Piece> = certain;
+        let certain: Vec<WrittenBlock> = certain;
         certain.into_iter().for_each(|piece| self.settle(piece));
     }
 
     fn succeeded(&self, done: usize) -> bool {
-        matches!(self.events[done], Event::Done { durable: true, .. })
+        matches!(self.events[done], SimEvent::Done { durable: true, .. })
     }
 
     /// Puts a write that survives for certain into the base. What was complete before it began is
     /// replaced; what was in flight at the same time may have won.
-    fn settle(&mut self, piece: Piece) {
-        let span = Span { begin: piece.submitted, end: self.done[&piece.submitted] };
+    fn settle(&mut self, piece: WrittenBlock) {
+        let span = WriteSpan { begin: piece.submitted, end: self.done[&piece.submitted] };
         match self.written.get(&piece.block) {
             Some(base) if base.begin > span.end => return,
             Some(base) if base.end > span.begin => {
@@ -143,11 +143,11 @@ impl Cuts {
         });
         self.written.insert(piece.block, span);
         match piece.content {
-            Content::Bytes(bytes) => {
+            BlockContent::Bytes(bytes) => {
                 self.base.set(piece.block, bytes);
                 self.garbage.remove(&piece.block);
             }
-            Content::Discarded => {
+            BlockContent::Discarded => {
                 let held = self.base.get(piece.block).cloned();
                 self.garbage.insert(piece.block, held);
             }
@@ -156,11 +156,11 @@ impl Cuts {
 }
 
 /// One moment at which the power can fail.
-pub struct Cut<'a> {
-    cuts: &'a Cuts,
+pub struct PowerCut<'a> {
+    cuts: &'a PowerCuts,
 }
 
-impl Cut<'_> {
+impl PowerCut<'_> {
     /// How many events happened before.
     pub fn at(&self) -> usize {
         self.cuts.at
@@ -176,9 +176,9 @@ impl Cut<'_> {
         self.open() <= FEW
     }
 
-    /// Every combination of whole and absent writes, where [`is_small`](Cut::is_small); otherwise the two
+    /// Every combination of whole and absent writes, where [`is_small`](PowerCut::is_small); otherwise the two
     /// with none and with all of them.
-    pub fn every(&self) -> impl Iterator<Item = Ram> + '_ {
+    pub fn every(&self) -> impl Iterator<Item = RamDevice> + '_ {
         let open = self.open();
         let masks: Vec<u64> = match self.is_small() {
             true => (0..1 << open).collect(),
@@ -187,26 +187,27 @@ impl Cut<'_> {
         masks.into_iter().map(move |mask| {
             let mut random = fastrand::Rng::with_seed(mask ^ self.cuts.at as u64);
             let whole = |at: usize| mask == u64::MAX || at < 64 && mask & (1 << at) != 0;
-            let fates = (0..open).map(|at| if whole(at) { Fate::Whole } else { Fate::Absent });
+            let fates =
+                (0..open).map(|at| if whole(at) { WriteFate::Whole } else { WriteFate::Absent });
             self.state(fates.collect(), &mut random)
         })
     }
 
     /// A state by chance: each write is whole, absent, or torn between sectors of 512 bytes.
-    pub fn sample(&self, random: &mut fastrand::Rng) -> Ram {
+    pub fn sample(&self, random: &mut fastrand::Rng) -> RamDevice {
         // Few states lie in the middle: those in which nearly all or nearly no writes are there matter.
         let odds = [0.05, 0.3, 0.7, 0.95][random.usize(..4)];
         let tears = [0.0, 0.1, 0.5][random.usize(..3)];
         let fates = (0..self.open()).map(|_| match random.f64() {
-            chance if chance < tears => Fate::Torn,
-            _ if random.f64() < odds => Fate::Whole,
-            _ => Fate::Absent,
+            chance if chance < tears => WriteFate::Torn,
+            _ if random.f64() < odds => WriteFate::Whole,
+            _ => WriteFate::Absent,
         });
         let fates = fates.collect();
         self.state(fates, random)
     }
 
-    fn state(&self, fates: Vec<Fate>, random: &mut fastrand::Rng) -> Ram {
+    fn state(&self, fates: Vec<WriteFate>, random: &mut fastrand::Rng) -> RamDevice {
         let mut store = self.cuts.base.clone();
         for (block, held) in &self.cuts.garbage {
             let content = garbage(held.clone(), store.block_size(), random);
@@ -214,24 +215,24 @@ impl Cut<'_> {
         }
         for (piece, fate) in self.cuts.open.iter().zip(fates) {
             let new = match (&piece.content, fate) {
-                (_, Fate::Absent) => continue,
-                (Content::Bytes(bytes), Fate::Whole) => bytes.clone(),
-                (Content::Bytes(bytes), Fate::Torn) => {
+                (_, WriteFate::Absent) => continue,
+                (BlockContent::Bytes(bytes), WriteFate::Whole) => bytes.clone(),
+                (BlockContent::Bytes(bytes), WriteFate::Torn) => {
                     let size = store.block_size() as usize;
                     Some(torn(store.get(piece.block), bytes.as_ref(), size, random))
                 }
-                (Content::Discarded, _) => {
+                (BlockContent::Discarded, _) => {
                     garbage(store.get(piece.block).cloned(), store.block_size(), random)
                 }
             };
             store.set(piece.block, new);
         }
-        Ram::of(store)
+        RamDevice::of(store)
     }
 }
 
 /// The outcome of a write.
-enum Fate {
+enum WriteFate {
     Whole,
     Absent,
     Torn,

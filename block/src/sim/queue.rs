@@ -3,32 +3,32 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Event, Sim, State, Victim};
-use crate::waker::Parker;
-use crate::{Done, Op, OpKind, Queue, Result, Waker};
+use super::{CandidateOperation, SimDevice, SimDeviceState, SimEvent};
+use crate::waker::QueueParker;
+use crate::{BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, QueueWaker, Result};
 
 /// Bytes of the unit that survives a power failure whole or not at all.
 const SECTOR: usize = 512;
 
 pub(super) struct SimQueue {
-    sim: Sim,
+    sim: SimDevice,
     depth: usize,
-    pushed: Vec<Op>,
-    begun: Vec<Begun>,
-    done: Vec<(Done, Option<usize>)>,
-    parker: Arc<Parker>,
+    pushed: Vec<BlockOp>,
+    begun: Vec<SimOperation>,
+    done: Vec<(BlockCompletion, Option<usize>)>,
+    parker: Arc<QueueParker>,
 }
 
 /// An operation in flight.
-struct Begun {
-    op: Op,
+struct SimOperation {
+    op: BlockOp,
     /// Its event, where it changes something or flushes.
     submitted: Option<usize>,
     result: Result<()>,
 }
 
 impl SimQueue {
-    pub(super) fn new(sim: Sim, depth: usize) -> Self {
+    pub(super) fn new(sim: SimDevice, depth: usize) -> Self {
         let (pushed, begun, done) = (Vec::new(), Vec::new(), Vec::new());
         SimQueue { sim, depth, pushed, begun, done, parker: Arc::default() }
     }
@@ -43,52 +43,52 @@ impl SimQueue {
                 left.push(begun);
                 continue;
             }
-            let Begun { op: Op { tag, mut kind }, submitted, mut result } = begun;
+            let SimOperation { op: BlockOp { tag, mut kind }, submitted, mut result } = begun;
             if result.is_ok() {
                 result = state.now.apply(&mut kind);
-            } else if let OpKind::Write { .. } = kind {
+            } else if let BlockOpKind::Write { .. } = kind {
                 state.tear(&kind);
             }
             state.steps += 1;
             let memory = kind.into_memory();
-            self.done.push((Done { tag, result, memory }, submitted));
+            self.done.push((BlockCompletion { tag, result, memory }, submitted));
         }
         self.begun = left;
     }
 
-    fn hand_out(&mut self, done: &mut Vec<Done>) {
+    fn hand_out(&mut self, done: &mut Vec<BlockCompletion>) {
         let mut state = self.sim.lock();
         for (one, submitted) in self.done.drain(..) {
             if let Some(submitted) = submitted {
                 let durable = one.result.is_ok() && !state.lies;
-                state.events.push(Event::Done { submitted, durable });
+                state.events.push(SimEvent::Done { submitted, durable });
             }
             done.push(one);
         }
     }
 }
 
-impl State {
+impl SimDeviceState {
     /// Notes an operation that begins, and lets a fault strike it.
-    fn begin(&mut self, kind: &OpKind, block_size: u32) -> (Option<usize>, Result<()>) {
+    fn begin(&mut self, kind: &BlockOpKind, block_size: u32) -> (Option<usize>, Result<()>) {
         let (block, blocks) = kind.range(block_size).unwrap_or_default();
-        let victim = Victim { number: self.began, call: kind.call(), block, blocks };
+        let victim = CandidateOperation { number: self.began, call: kind.call(), block, blocks };
         self.began += 1;
         self.steps += 1;
         let fault = self.fault.as_mut().and_then(|fault| fault(&victim));
         let event = match kind {
-            OpKind::Read { .. } => None,
-            OpKind::Flush => Some(Event::Flush),
-            OpKind::Write { fua, .. } => {
+            BlockOpKind::Read { .. } => None,
+            BlockOpKind::Flush => Some(SimEvent::Flush),
+            BlockOpKind::Write { fua, .. } => {
                 let content = Some(contents(kind, block_size as usize));
-                Some(Event::Write { block, blocks, content, fua: *fua })
+                Some(SimEvent::Write { block, blocks, content, fua: *fua })
             }
-            OpKind::Zero { .. } => {
+            BlockOpKind::Zero { .. } => {
                 let content = Some(vec![None; blocks as usize]);
-                Some(Event::Write { block, blocks, content, fua: false })
+                Some(SimEvent::Write { block, blocks, content, fua: false })
             }
-            OpKind::Discard { .. } => {
-                Some(Event::Write { block, blocks, content: None, fua: false })
+            BlockOpKind::Discard { .. } => {
+                Some(SimEvent::Write { block, blocks, content: None, fua: false })
             }
         };
         let submitted = event.map(|event| {
@@ -99,7 +99,7 @@ impl State {
     }
 
     /// Leaves each sector of a write that failed old or new.
-    fn tear(&mut self, kind: &OpKind) {
+    fn tear(&mut self, kind: &BlockOpKind) {
         let size = self.now.block_size() as usize;
         let Some((block, _)) = kind.range(size as u32) else { return };
         for (at, new) in (block..).zip(contents(kind, size)) {
@@ -110,8 +110,8 @@ impl State {
 }
 
 /// The blocks that a write brings.
-fn contents(kind: &OpKind, block_size: usize) -> Vec<Option<Arc<[u8]>>> {
-    let OpKind::Write { memory, .. } = kind else { return Vec::new() };
+fn contents(kind: &BlockOpKind, block_size: usize) -> Vec<Option<Arc<[u8]>>> {
+    let BlockOpKind::Write { memory, .. } = kind else { return Vec::new() };
     let pieces = memory.pieces().iter();
     pieces.flat_map(|piece| piece.bytes().chunks(block_size)).map(|b| Some(Arc::from(b))).collect()
 }
@@ -135,8 +135,8 @@ pub(super) fn torn(
     Arc::from(bytes)
 }
 
-impl Queue for SimQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for SimQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         if self.in_flight() == self.depth {
             return Err(op);
         }
@@ -149,16 +149,20 @@ impl Queue for SimQueue {
         let mut state = self.sim.lock();
         for op in self.pushed.drain(..) {
             if let Err(errno) = op.kind.check(facts) {
-                let done = Done { tag: op.tag, result: Err(errno), memory: op.kind.into_memory() };
+                let done = BlockCompletion {
+                    tag: op.tag,
+                    result: Err(errno),
+                    memory: op.kind.into_memory(),
+                };
                 self.done.push((done, None));
                 continue;
             }
             let (submitted, result) = state.begin(&op.kind, facts.block_size);
-            self.begun.push(Begun { op, submitted, result });
+            self.begun.push(SimOperation { op, submitted, result });
         }
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         // Who polls and never waits is served, too, after a while.
         if self.done.is_empty() && !self.begun.is_empty() && self.sim.lock().random.bool() {
             self.complete_some();
@@ -176,9 +180,9 @@ impl Queue for SimQueue {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         let parker = Arc::clone(&self.parker);
-        Waker::new(move || parker.unpark())
+        QueueWaker::new(move || parker.unpark())
     }
 
     fn in_flight(&self) -> usize {

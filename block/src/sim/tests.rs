@@ -1,19 +1,19 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::{Blocking, Done, Op, Segments};
+use crate::{BlockCompletion, BlockOp, BlockingQueue, MemorySegments};
 
-fn block(fill: u8) -> Segments {
-    let mut frames = Region::new(1).unwrap().take(1).unwrap();
+fn block(fill: u8) -> MemorySegments {
+    let mut frames = MemoryRegion::new(1).unwrap().take(1).unwrap();
     frames.fill(fill);
     frames.into()
 }
 
-fn write(tag: u64, block_at: u64, fill: u8, fua: bool) -> Op {
-    Op { tag, kind: OpKind::Write { block: block_at, memory: block(fill), fua } }
+fn write(tag: u64, block_at: u64, fill: u8, fua: bool) -> BlockOp {
+    BlockOp { tag, kind: BlockOpKind::Write { block: block_at, memory: block(fill), fua } }
 }
 
-fn all(queue: &mut dyn Queue) -> Vec<Done> {
+fn all(queue: &mut dyn DeviceQueue) -> Vec<BlockCompletion> {
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
         queue.wait(None);
@@ -23,10 +23,10 @@ fn all(queue: &mut dyn Queue) -> Vec<Done> {
 }
 
 /// The first bytes of the first blocks, in every state of the last moment.
-fn ends(sim: &Sim, blocks: u64) -> BTreeSet<Vec<u8>> {
+fn ends(sim: &SimDevice, blocks: u64) -> BTreeSet<Vec<u8>> {
     let mut cuts = sim.cuts();
-    let first = |ram: Ram| -> Vec<u8> {
-        let mut line = Blocking::new(&ram).unwrap();
+    let first = |ram: RamDevice| -> Vec<u8> {
+        let mut line = BlockingQueue::new(&ram).unwrap();
         let mut bytes = vec![0; 4096];
         (0..blocks)
             .map(|at| {
@@ -40,12 +40,12 @@ fn ends(sim: &Sim, blocks: u64) -> BTreeSet<Vec<u8>> {
 
 #[test]
 fn a_flush_covers_what_was_reaped_before_it_and_nothing_else() {
-    let sim = Sim::new(4, 1);
+    let sim = SimDevice::new(4, 1);
     let mut queue = sim.queue(8).unwrap();
     queue.push(write(1, 0, 1, false)).unwrap();
     all(&mut *queue);
     queue.push(write(2, 1, 2, false)).unwrap();
-    queue.push(Op { tag: 3, kind: OpKind::Flush }).unwrap();
+    queue.push(BlockOp { tag: 3, kind: BlockOpKind::Flush }).unwrap();
     all(&mut *queue);
     let expected = [[1, 0], [1, 2]].map(Vec::from);
     assert_eq!(ends(&sim, 2), BTreeSet::from(expected));
@@ -53,17 +53,17 @@ fn a_flush_covers_what_was_reaped_before_it_and_nothing_else() {
 
 #[test]
 fn a_flush_covers_the_writes_of_a_queue_that_was_dropped() {
-    let sim = Sim::new(4, 1);
+    let sim = SimDevice::new(4, 1);
     let mut queue = sim.queue(8).unwrap();
     queue.push(write(1, 0, 1, false)).unwrap();
     drop(queue);
-    Blocking::new(&sim).unwrap().flush().unwrap();
+    BlockingQueue::new(&sim).unwrap().flush().unwrap();
     assert_eq!(ends(&sim, 1), BTreeSet::from([vec![1]]));
 }
 
 #[test]
 fn a_write_with_fua_is_there_once_it_is_reaped() {
-    let sim = Sim::new(4, 2);
+    let sim = SimDevice::new(4, 2);
     let mut queue = sim.queue(8).unwrap();
     queue.push(write(1, 0, 1, true)).unwrap();
     queue.push(write(2, 1, 2, false)).unwrap();
@@ -74,7 +74,7 @@ fn a_write_with_fua_is_there_once_it_is_reaped() {
 #[test]
 fn of_two_writes_in_flight_either_wins_and_of_two_in_a_row_the_second() {
     for seed in 0..20 {
-        let sim = Sim::new(2, seed);
+        let sim = SimDevice::new(2, seed);
         let mut queue = sim.queue(8).unwrap();
         queue.push(write(1, 0, 1, true)).unwrap();
         queue.push(write(2, 0, 2, true)).unwrap();
@@ -88,9 +88,9 @@ fn of_two_writes_in_flight_either_wins_and_of_two_in_a_row_the_second() {
 
 #[test]
 fn a_device_that_lies_about_flushes_loses_what_it_confirmed() {
-    let sim = Sim::new(2, 3);
+    let sim = SimDevice::new(2, 3);
     sim.lie_about_flushes();
-    let mut line = Blocking::new(&sim).unwrap();
+    let mut line = BlockingQueue::new(&sim).unwrap();
     line.write(0, &[9; 4096]).unwrap();
     line.flush().unwrap();
     assert_eq!(ends(&sim, 1), BTreeSet::from([vec![0], vec![9]]));
@@ -98,9 +98,9 @@ fn a_device_that_lies_about_flushes_loses_what_it_confirmed() {
 
 #[test]
 fn a_write_that_failed_leaves_sectors_old_or_new_until_another_one_replaces_them() {
-    let sim = Sim::new(2, 4);
-    let mut line = Blocking::new(&sim).unwrap();
-    sim.fail(|victim| (victim.call == Call::Write).then_some(Errno::IO));
+    let sim = SimDevice::new(2, 4);
+    let mut line = BlockingQueue::new(&sim).unwrap();
+    sim.fail(|victim| (victim.call == SimOpKind::Write).then_some(Errno::IO));
     assert_eq!(line.write(0, &[9; 4096]), Err(Errno::IO));
     sim.heal();
     let mut bytes = [0; 4096];
@@ -115,10 +115,10 @@ fn a_write_that_failed_leaves_sectors_old_or_new_until_another_one_replaces_them
 
 #[test]
 fn discarded_blocks_hold_anything_until_they_are_written() {
-    let sim = Sim::new(1, 5);
-    let mut line = Blocking::new(&sim).unwrap();
+    let sim = SimDevice::new(1, 5);
+    let mut line = BlockingQueue::new(&sim).unwrap();
     line.write(0, &[7; 4096]).unwrap();
-    line.run(OpKind::Discard { block: 0, blocks: 1 }).unwrap();
+    line.run(BlockOpKind::Discard { block: 0, blocks: 1 }).unwrap();
     line.flush().unwrap();
     let mut cuts = sim.cuts();
     let cut = cuts.last();
@@ -126,7 +126,7 @@ fn discarded_blocks_hold_anything_until_they_are_written() {
     let mut found = BTreeSet::new();
     for _ in 0..40 {
         let mut bytes = vec![0; 4096];
-        Blocking::new(&cut.sample(&mut random)).unwrap().read(0, &mut bytes).unwrap();
+        BlockingQueue::new(&cut.sample(&mut random)).unwrap().read(0, &mut bytes).unwrap();
         found.insert(bytes);
     }
     assert!(found.len() > 3, "old, zeros and garbage: {}", found.len());
@@ -134,15 +134,15 @@ fn discarded_blocks_hold_anything_until_they_are_written() {
 
 #[test]
 fn torn_writes_mix_sectors_of_512_bytes() {
-    let sim = Sim::new(1, 6);
-    Blocking::new(&sim).unwrap().write(0, &[7; 4096]).unwrap();
+    let sim = SimDevice::new(1, 6);
+    BlockingQueue::new(&sim).unwrap().write(0, &[7; 4096]).unwrap();
     let mut cuts = sim.cuts();
     let cut = cuts.last();
     let mut random = fastrand::Rng::with_seed(1);
     let mut mixed = 0;
     for _ in 0..100 {
         let mut bytes = vec![0; 4096];
-        Blocking::new(&cut.sample(&mut random)).unwrap().read(0, &mut bytes).unwrap();
+        BlockingQueue::new(&cut.sample(&mut random)).unwrap().read(0, &mut bytes).unwrap();
         let sectors: BTreeSet<&[u8]> = bytes.chunks(512).collect();
         assert!(sectors.iter().all(|sector| *sector == [0; 512] || *sector == [7; 512]));
         mixed += usize::from(sectors.len() == 2);
@@ -153,7 +153,7 @@ fn torn_writes_mix_sectors_of_512_bytes() {
 #[test]
 fn a_seed_replays_a_run() {
     let run = |seed| {
-        let sim = Sim::new(16, seed);
+        let sim = SimDevice::new(16, seed);
         let mut queue = sim.queue(16).unwrap();
         (0..16).for_each(|at| queue.push(write(at, at, at as u8, false)).unwrap());
         let order: Vec<u64> = all(&mut *queue).into_iter().map(|done| done.tag).collect();
@@ -165,13 +165,13 @@ fn a_seed_replays_a_run() {
 
 #[test]
 fn an_operation_outside_of_the_device_or_of_another_length_is_refused() {
-    let sim = Sim::new(4, 7);
+    let sim = SimDevice::new(4, 7);
     let mut queue = sim.queue(8).unwrap();
     queue.push(write(1, 4, 1, false)).unwrap();
     queue.push(write(2, u64::MAX, 1, false)).unwrap();
-    queue.push(Op { tag: 3, kind: OpKind::Zero { block: 0, blocks: 0 } }).unwrap();
-    let memory = Segments::default();
-    queue.push(Op { tag: 4, kind: OpKind::Read { block: 0, memory } }).unwrap();
+    queue.push(BlockOp { tag: 3, kind: BlockOpKind::Zero { block: 0, blocks: 0 } }).unwrap();
+    let memory = MemorySegments::default();
+    queue.push(BlockOp { tag: 4, kind: BlockOpKind::Read { block: 0, memory } }).unwrap();
     let results: Vec<_> = all(&mut *queue).into_iter().map(|done| done.result).collect();
     assert_eq!(results, [Err(Errno::INVAL); 4]);
 }

@@ -5,34 +5,37 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::Inbox;
-use crate::outbox::Outbox;
-use crate::{Device, Done, Errno, Memory, Op, OpKind, Queue, Segments};
+use super::WorkerInbox;
+use crate::outbox::CompletionOutbox;
+use crate::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceQueue, Errno, MemorySegments,
+    OperationMemory,
+};
 
 /// The state of the thread.
-pub(super) struct Clerk {
-    device: Arc<dyn Device>,
-    inbox: Arc<Inbox>,
-    queue: Box<dyn Queue>,
+pub(super) struct IoWorker {
+    device: Arc<dyn BlockDevice>,
+    inbox: Arc<WorkerInbox>,
+    queue: Box<dyn DeviceQueue>,
     /// Operations that the device has no room for yet.
-    waiting: VecDeque<(Arc<Outbox>, Op)>,
+    waiting: VecDeque<(Arc<CompletionOutbox>, BlockOp)>,
     /// The operations in flight, by their numbers below.
-    flights: Vec<Option<Flight>>,
+    flights: Vec<Option<ForwardedOperation>>,
     free: Vec<usize>,
     /// Operations that were reaped, and whose owners do not know it yet.
-    done: Vec<Done>,
+    done: Vec<BlockCompletion>,
 }
 
 /// An operation that the queue below has.
-struct Flight {
-    owner: Arc<Outbox>,
+struct ForwardedOperation {
+    owner: Arc<CompletionOutbox>,
     tag: u64,
-    uses: Uses,
+    uses: MemoryUse,
 }
 
 /// The memory that a device may use for an operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Uses {
+enum MemoryUse {
     Nothing,
     /// Frames, which belong to the operation.
     Frames,
@@ -41,7 +44,7 @@ enum Uses {
 }
 
 /// Does the I/O until the last user has gone. A panic below ends it, and all operations fail.
-pub(super) fn serve(mut clerk: Clerk) {
+pub(super) fn serve(mut clerk: IoWorker) {
     // After a panic nothing is used of the queue but its end.
     match catch_unwind(AssertUnwindSafe(|| clerk.run())) {
         Ok(()) => {}
@@ -49,12 +52,16 @@ pub(super) fn serve(mut clerk: Clerk) {
     }
 }
 
-impl Clerk {
-    pub(super) fn new(device: Arc<dyn Device>, inbox: Arc<Inbox>, queue: Box<dyn Queue>) -> Clerk {
+impl IoWorker {
+    pub(super) fn new(
+        device: Arc<dyn BlockDevice>,
+        inbox: Arc<WorkerInbox>,
+        queue: Box<dyn DeviceQueue>,
+    ) -> IoWorker {
         let depth = queue.depth();
         let flights = std::iter::repeat_with(|| None).take(depth).collect();
         let (waiting, free) = (VecDeque::new(), (0..depth).rev().collect());
-        Clerk { device, inbox, queue, waiting, flights, free, done: Vec::new() }
+        IoWorker { device, inbox, queue, waiting, flights, free, done: Vec::new() }
     }
 
     fn run(&mut self) {
@@ -98,16 +105,21 @@ impl Clerk {
 
     fn push(&mut self) {
         while let Some(number) = self.free.pop() {
-            let Some((owner, Op { tag, kind })) = self.waiting.pop_front() else {
+            let Some((owner, BlockOp { tag, kind })) = self.waiting.pop_front() else {
                 self.free.push(number);
                 return;
             };
             // Before the queue has it: if that panics, the device may have it already.
-            self.flights[number] = Some(Flight { owner, tag, uses: Uses::of(&kind) });
-            if let Err(Op { kind, .. }) = self.queue.push(Op { tag: number as u64, kind }) {
+            self.flights[number] =
+                Some(ForwardedOperation { owner, tag, uses: MemoryUse::of(&kind) });
+            if let Err(BlockOp { kind, .. }) = self.queue.push(BlockOp { tag: number as u64, kind })
+            {
                 self.free.push(number);
-                let Some(Flight { owner, tag, .. }) = self.flights[number].take() else { return };
-                self.waiting.push_front((owner, Op { tag, kind }));
+                let Some(ForwardedOperation { owner, tag, .. }) = self.flights[number].take()
+                else {
+                    return;
+                };
+                self.waiting.push_front((owner, BlockOp { tag, kind }));
                 return;
             }
         }
@@ -117,9 +129,9 @@ impl Clerk {
         for done in std::mem::take(&mut self.done) {
             let number = done.tag as usize;
             let flight = self.flights.get_mut(number).and_then(Option::take);
-            let Some(Flight { owner, tag, .. }) = flight else { continue };
+            let Some(ForwardedOperation { owner, tag, .. }) = flight else { continue };
             self.free.push(number);
-            owner.answer(Done { tag, ..done });
+            owner.answer(BlockCompletion { tag, ..done });
         }
     }
 
@@ -149,45 +161,45 @@ impl Clerk {
         for (owner, op) in self.waiting.drain(..).chain(refused) {
             owner.refuse(op);
         }
-        let flights: Vec<Flight> = self.flights.drain(..).flatten().collect();
-        let uses = flights.iter().map(|flight| flight.uses).max().unwrap_or(Uses::Nothing);
-        let (borrowed, own): (Vec<Flight>, Vec<Flight>) =
-            flights.into_iter().partition(|flight| flight.uses == Uses::Callers);
-        own.into_iter().for_each(Flight::fail);
+        let flights: Vec<ForwardedOperation> = self.flights.drain(..).flatten().collect();
+        let uses = flights.iter().map(|flight| flight.uses).max().unwrap_or(MemoryUse::Nothing);
+        let (borrowed, own): (Vec<ForwardedOperation>, Vec<ForwardedOperation>) =
+            flights.into_iter().partition(|flight| flight.uses == MemoryUse::Callers);
+        own.into_iter().for_each(ForwardedOperation::fail);
         end(self.queue, uses);
-        borrowed.into_iter().for_each(Flight::fail);
+        borrowed.into_iter().for_each(ForwardedOperation::fail);
     }
 }
 
-impl Flight {
+impl ForwardedOperation {
     /// Answers it. The device may use its memory: that does not come back.
     fn fail(self) {
-        let Flight { owner, tag, .. } = self;
-        owner.answer(Done { tag, result: Err(Errno::IO), memory: Segments::None });
+        let ForwardedOperation { owner, tag, .. } = self;
+        owner.answer(BlockCompletion { tag, result: Err(Errno::IO), memory: MemorySegments::None });
     }
 }
 
-impl Uses {
-    fn of(kind: &OpKind) -> Uses {
-        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = kind else {
-            return Uses::Nothing;
+impl MemoryUse {
+    fn of(kind: &BlockOpKind) -> MemoryUse {
+        let (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }) = kind else {
+            return MemoryUse::Nothing;
         };
-        match memory.pieces().iter().any(|piece| matches!(piece, Memory::Raw(_))) {
-            true => Uses::Callers,
-            false => Uses::Frames,
+        match memory.pieces().iter().any(|piece| matches!(piece, OperationMemory::Raw(_))) {
+            true => MemoryUse::Callers,
+            false => MemoryUse::Frames,
         }
     }
 }
 
 /// Ends a queue that has panicked, so that the device uses no memory of callers any more. A queue that has only frames is kept for
 /// ever, and they with it: nobody knows if it would wait for the device.
-fn end(queue: Box<dyn Queue>, uses: Uses) {
-    if uses == Uses::Frames {
+fn end(queue: Box<dyn DeviceQueue>, uses: MemoryUse) {
+    if uses == MemoryUse::Frames {
         std::mem::forget(queue);
         return;
     }
     let ended = catch_unwind(AssertUnwindSafe(|| drop(queue)));
-    if ended.is_err() && uses == Uses::Callers {
+    if ended.is_err() && uses == MemoryUse::Callers {
         // The device may write to memory that its callers get back or wait for in vain.
         log::error!("a queue of a device cannot be ended: the process ends, to protect its memory");
         std::process::abort();

@@ -1,6 +1,6 @@
 //! Memory on a NUMA node, mbind(2).
 
-use crate::{Errno, Region, Result};
+use crate::{Errno, MemoryRegion, Result};
 
 /// Takes pages of the node if it has any, and else of others (linux/mempolicy.h).
 const MPOL_PREFERRED: libc::c_long = 1;
@@ -14,7 +14,7 @@ const NODES: u32 = libc::c_ulong::BITS - 1;
 /// # Errors
 ///
 /// `EINVAL` for a node that the machine does not have, and those of mbind(2).
-pub(super) fn move_to(region: &Region, node: u32) -> Result<()> {
+pub(super) fn move_to(region: &MemoryRegion, node: u32) -> Result<()> {
     if node >= NODES {
         return Err(Errno::INVAL);
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     /// The nodes of all pages, move_pages(2).
-    fn nodes_of(region: &Region) -> Vec<i32> {
+    fn nodes_of(region: &MemoryRegion) -> Vec<i32> {
         let pages: Vec<_> = (0..region.frames() as usize)
             .map(|frame| region.start().wrapping_add(frame * crate::FRAME))
             .collect();
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn memory_is_on_the_node_that_was_asked_for() {
         let node = super::super::topology::first_node().expect("a machine has a node");
-        let region = Region::new(12).unwrap();
+        let region = MemoryRegion::new(12).unwrap();
         let mut before = region.take(4).unwrap();
         before.fill(1);
         match move_to(&region, node) {
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_node_that_the_machine_does_not_have_is_an_error() {
-        let region = Region::new(1).unwrap();
+        let region = MemoryRegion::new(1).unwrap();
         for node in [62, 63, 1000] {
             assert!(move_to(&region, node).is_err(), "{node}");
         }

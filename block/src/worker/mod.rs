@@ -1,6 +1,6 @@
 //! A device whose I/O one thread does, near the device.
 //!
-//! Any number of threads push to queues of a [`Worker`], and a single thread hands all of their operations to a single
+//! Any number of threads push to queues of a [`WorkerDevice`], and a single thread hands all of their operations to a single
 //! queue of the device below. It is bound to a processor of the NUMA node that the device is attached to, and registered
 //! memory is moved to that node. So buffers, queue and interrupts stay on one node, wherever the callers run.
 //!
@@ -23,38 +23,41 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::outbox::Outbox;
-use crate::{Device, Done, Errno, Facts, Op, Queue, Region, Result, Waker, signals};
-use clerk::Clerk;
+use crate::outbox::CompletionOutbox;
+use crate::{
+    BlockCompletion, BlockDevice, BlockOp, DeviceProperties, DeviceQueue, Errno, MemoryRegion,
+    QueueWaker, Result, signals,
+};
+use clerk::IoWorker;
 pub(crate) use topology::node_of;
-pub use topology::{Seat, use_sysfs};
+pub use topology::{ThreadPlacement, use_sysfs};
 
 /// Operations in flight of the device below.
 const DEPTH: u32 = 256;
 
 /// A device whose I/O one thread does.
-pub struct Worker {
-    facts: Facts,
-    crew: Arc<Crew>,
+pub struct WorkerDevice {
+    facts: DeviceProperties,
+    crew: Arc<WorkerHandle>,
 }
 
 /// The thread, which ends with the last queue and device.
-struct Crew {
-    device: Arc<dyn Device>,
-    inbox: Arc<Inbox>,
-    seat: Seat,
+struct WorkerHandle {
+    device: Arc<dyn BlockDevice>,
+    inbox: Arc<WorkerInbox>,
+    seat: ThreadPlacement,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The way to the thread.
 #[derive(Default)]
-struct Inbox(Mutex<Waiting>);
+struct WorkerInbox(Mutex<WorkerInboxState>);
 
 #[derive(Default)]
-struct Waiting {
-    ops: VecDeque<(Arc<Outbox>, Op)>,
+struct WorkerInboxState {
+    ops: VecDeque<(Arc<CompletionOutbox>, BlockOp)>,
     /// The thread sleeps, and wants to be woken.
-    sleeper: Option<Waker>,
+    sleeper: Option<QueueWaker>,
     /// There is new registered memory, for which a new queue is needed.
     renew: bool,
     ends: bool,
@@ -62,16 +65,16 @@ struct Waiting {
     failed: bool,
 }
 
-impl Worker {
+impl WorkerDevice {
     /// Starts the thread for `device`. It takes a seat near the device if sysfs knows where that is.
     ///
     /// # Errors
     ///
-    /// Those of [`Device::queue`], and `EAGAIN` where no thread can be started.
-    pub fn over(device: Arc<dyn Device>) -> Result<Worker> {
-        let facts = Facts { max_queues: u32::MAX, ..device.facts().clone() };
-        let seat = Seat::take(facts.numa_node);
-        let inbox = Arc::new(Inbox::default());
+    /// Those of [`BlockDevice::queue`], and `EAGAIN` where no thread can be started.
+    pub fn over(device: Arc<dyn BlockDevice>) -> Result<WorkerDevice> {
+        let facts = DeviceProperties { max_queues: u32::MAX, ..device.facts().clone() };
+        let seat = ThreadPlacement::take(facts.numa_node);
+        let inbox = Arc::new(WorkerInbox::default());
         let (ready, started) = mpsc::channel();
         let (theirs, below, chair) = (Arc::clone(&inbox), Arc::clone(&device), seat.clone());
         let thread = thread::Builder::new().name("defuse-io".to_owned());
@@ -83,29 +86,29 @@ impl Worker {
                 Ok(queue) => {
                     // Nobody else holds the receiver's end.
                     let _ = ready.send(Ok(()));
-                    clerk::serve(Clerk::new(below, theirs, queue));
+                    clerk::serve(IoWorker::new(below, theirs, queue));
                 }
                 Err(errno) => drop(ready.send(Err(errno))),
             }
         });
         let thread = Some(thread.map_err(|_| Errno::AGAIN)?);
-        let crew = Arc::new(Crew { device, inbox, seat, thread });
+        let crew = Arc::new(WorkerHandle { device, inbox, seat, thread });
         started.recv().unwrap_or(Err(Errno::IO))?;
-        Ok(Worker { facts, crew })
+        Ok(WorkerDevice { facts, crew })
     }
 
     /// The place of the thread.
-    pub fn seat(&self) -> &Seat {
+    pub fn seat(&self) -> &ThreadPlacement {
         &self.crew.seat
     }
 }
 
-impl Device for Worker {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for WorkerDevice {
+    fn facts(&self) -> &DeviceProperties {
         &self.facts
     }
 
-    fn register(&self, region: &Arc<Region>) -> Result<()> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         if let Some(node) = self.crew.seat.node
             && let Err(errno) = memory::move_to(region, node)
         {
@@ -117,7 +120,7 @@ impl Device for Worker {
         Ok(())
     }
 
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         if self.crew.inbox.lock().failed {
             return Err(Errno::IO);
         }
@@ -135,13 +138,13 @@ impl Device for Worker {
     }
 }
 
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+impl WorkerInbox {
+    fn lock(&self) -> MutexGuard<'_, WorkerInboxState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Hands operations to the thread, or refuses them if that has failed.
-    fn send(&self, outbox: &Arc<Outbox>, pushed: &mut Vec<Op>) {
+    fn send(&self, outbox: &Arc<CompletionOutbox>, pushed: &mut Vec<BlockOp>) {
         let ops = pushed.drain(..);
         let mut refused = None;
         self.tell(|waiting| match waiting.failed {
@@ -152,7 +155,7 @@ impl Inbox {
     }
 
     /// Changes what waits for the thread, and wakes it.
-    fn tell(&self, change: impl FnOnce(&mut Waiting)) {
+    fn tell(&self, change: impl FnOnce(&mut WorkerInboxState)) {
         let mut waiting = self.lock();
         change(&mut waiting);
         let sleeper = waiting.sleeper.take();
@@ -163,7 +166,7 @@ impl Inbox {
     }
 }
 
-impl Drop for Crew {
+impl Drop for WorkerHandle {
     fn drop(&mut self) {
         self.inbox.tell(|waiting| waiting.ends = true);
         if let Some(thread) = self.thread.take() {
@@ -173,7 +176,7 @@ impl Drop for Crew {
     }
 }
 
-impl fmt::Debug for Worker {
+impl fmt::Debug for WorkerDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker").field("facts", &self.facts).field("seat", self.seat()).finish()
     }
@@ -181,15 +184,15 @@ impl fmt::Debug for Worker {
 
 /// A queue to the thread.
 struct WorkerQueue {
-    crew: Arc<Crew>,
-    outbox: Arc<Outbox>,
-    pushed: Vec<Op>,
+    crew: Arc<WorkerHandle>,
+    outbox: Arc<CompletionOutbox>,
+    pushed: Vec<BlockOp>,
     in_flight: usize,
     depth: usize,
 }
 
-impl Queue for WorkerQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for WorkerQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         if self.in_flight == self.depth {
             return Err(op);
         }
@@ -205,7 +208,7 @@ impl Queue for WorkerQueue {
         self.crew.inbox.send(&self.outbox, &mut self.pushed);
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         self.in_flight -= self.outbox.take(done);
     }
 
@@ -214,9 +217,9 @@ impl Queue for WorkerQueue {
         self.outbox.wait(timeout);
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         let outbox = Arc::clone(&self.outbox);
-        Waker::new(move || outbox.wake())
+        QueueWaker::new(move || outbox.wake())
     }
 
     fn ready(&self) -> Option<BorrowedFd<'_>> {

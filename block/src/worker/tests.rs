@@ -5,48 +5,48 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
 use super::*;
-use crate::{Blocking, OpKind, Ram};
+use crate::{BlockOpKind, BlockingQueue, RamDevice};
 
 /// A device that remembers the threads that use its queues.
-struct Watched {
-    inner: Ram,
+struct WatchedDevice {
+    inner: RamDevice,
     threads: Arc<Mutex<HashSet<ThreadId>>>,
 }
 
 struct WatchedQueue {
-    inner: Box<dyn Queue>,
+    inner: Box<dyn DeviceQueue>,
     threads: Arc<Mutex<HashSet<ThreadId>>>,
 }
 
-impl Device for Watched {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for WatchedDevice {
+    fn facts(&self) -> &DeviceProperties {
         self.inner.facts()
     }
-    fn register(&self, region: &Arc<Region>) -> Result<()> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         self.inner.register(region)
     }
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         let (inner, threads) = (self.inner.queue(depth)?, Arc::clone(&self.threads));
         Ok(Box::new(WatchedQueue { inner, threads }))
     }
 }
 
-impl Queue for WatchedQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for WatchedQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         self.threads.lock().unwrap().insert(thread::current().id());
         self.inner.push(op)
     }
     fn kick(&mut self) {
         self.inner.kick();
     }
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         self.threads.lock().unwrap().insert(thread::current().id());
         self.inner.reap(done);
     }
     fn wait(&mut self, timeout: Option<Duration>) {
         self.inner.wait(timeout);
     }
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         self.inner.waker()
     }
     fn in_flight(&self) -> usize {
@@ -60,15 +60,16 @@ impl Queue for WatchedQueue {
 #[test]
 fn one_thread_does_the_io_of_all_and_ends_with_the_last_queue() {
     let threads = Arc::new(Mutex::new(HashSet::new()));
-    let watched = Watched { inner: Ram::new(4096, 1024), threads: Arc::clone(&threads) };
-    let worker = Arc::new(Worker::over(Arc::new(watched)).unwrap());
+    let watched =
+        WatchedDevice { inner: RamDevice::new(4096, 1024), threads: Arc::clone(&threads) };
+    let worker = Arc::new(WorkerDevice::over(Arc::new(watched)).unwrap());
     let users: Vec<_> = (0..8u8)
         .map(|user| {
             let worker = Arc::clone(&worker);
             thread::spawn(move || {
-                let region = Region::new(8).unwrap();
+                let region = MemoryRegion::new(8).unwrap();
                 worker.register(&region).unwrap();
-                let mut line = Blocking::new(&*worker).unwrap();
+                let mut line = BlockingQueue::new(&*worker).unwrap();
                 for round in 0..100 {
                     let block = u64::from(user) * 100 + round;
                     line.write(block, &[user + 1; 4096]).unwrap();
@@ -93,29 +94,29 @@ fn one_thread_does_the_io_of_all_and_ends_with_the_last_queue() {
 }
 
 /// A device whose queues panic at one of their methods, after some operations.
-struct Broken {
-    inner: Ram,
-    at: Method,
+struct PanicDevice {
+    inner: RamDevice,
+    at: QueueMethod,
     /// Calls until the panic.
     left: Arc<AtomicUsize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Method {
+enum QueueMethod {
     Push,
     Kick,
     Reap,
     Waker,
 }
 
-struct BrokenQueue {
-    inner: Box<dyn Queue>,
-    at: Method,
+struct PanicQueue {
+    inner: Box<dyn DeviceQueue>,
+    at: QueueMethod,
     left: Arc<AtomicUsize>,
 }
 
-impl BrokenQueue {
-    fn call(&self, method: Method) {
+impl PanicQueue {
+    fn call(&self, method: QueueMethod) {
         if method == self.at {
             let fewer = |left: usize| left.checked_sub(1);
             let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
@@ -124,37 +125,37 @@ impl BrokenQueue {
     }
 }
 
-impl Device for Broken {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for PanicDevice {
+    fn facts(&self) -> &DeviceProperties {
         self.inner.facts()
     }
-    fn register(&self, region: &Arc<Region>) -> Result<()> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         self.inner.register(region)
     }
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         let inner = self.inner.queue(depth)?;
-        Ok(Box::new(BrokenQueue { inner, at: self.at, left: Arc::clone(&self.left) }))
+        Ok(Box::new(PanicQueue { inner, at: self.at, left: Arc::clone(&self.left) }))
     }
 }
 
-impl Queue for BrokenQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
-        self.call(Method::Push);
+impl DeviceQueue for PanicQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
+        self.call(QueueMethod::Push);
         self.inner.push(op)
     }
     fn kick(&mut self) {
-        self.call(Method::Kick);
+        self.call(QueueMethod::Kick);
         self.inner.kick();
     }
-    fn reap(&mut self, done: &mut Vec<Done>) {
-        self.call(Method::Reap);
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
+        self.call(QueueMethod::Reap);
         self.inner.reap(done);
     }
     fn wait(&mut self, timeout: Option<Duration>) {
         self.inner.wait(timeout);
     }
-    fn waker(&self) -> Waker {
-        self.call(Method::Waker);
+    fn waker(&self) -> QueueWaker {
+        self.call(QueueMethod::Waker);
         self.inner.waker()
     }
     fn in_flight(&self) -> usize {
@@ -166,9 +167,9 @@ impl Queue for BrokenQueue {
 }
 
 /// Reads with eight operations in flight until one fails, and then once more. Each is answered once.
-fn read_until_failure(worker: &Worker) {
+fn read_until_failure(worker: &WorkerDevice) {
     const EIGHT: u64 = 8;
-    let region = Region::new(64).unwrap();
+    let region = MemoryRegion::new(64).unwrap();
     // The others may have met the panic already.
     let Ok(mut queue) = worker.queue(EIGHT as u32) else { return };
     let (mut tags, mut failures) = (0_u64, 0);
@@ -176,8 +177,8 @@ fn read_until_failure(worker: &Worker) {
         let first = tags;
         for _ in 0..EIGHT {
             let memory = region.take(1).expect("few frames are lost").into();
-            let kind = OpKind::Read { block: tags % 1024, memory };
-            queue.push(Op { tag: tags, kind }).unwrap();
+            let kind = BlockOpKind::Read { block: tags % 1024, memory };
+            queue.push(BlockOp { tag: tags, kind }).unwrap();
             tags += 1;
         }
         let mut done = Vec::new();
@@ -202,8 +203,8 @@ fn read_until_failure(worker: &Worker) {
 }
 
 /// Reads into memory of this thread until that fails, and then once more.
-fn read_own_memory_until_failure(worker: &Worker) {
-    let Ok(mut line) = Blocking::new(worker) else { return };
+fn read_own_memory_until_failure(worker: &WorkerDevice) {
+    let Ok(mut line) = BlockingQueue::new(worker) else { return };
     let mut bytes = [0; 4096];
     let failed = std::iter::repeat_with(|| line.read(0, &mut bytes)).find(Result::is_err);
     assert_eq!(failed, Some(Err(Errno::IO)));
@@ -213,13 +214,13 @@ fn read_own_memory_until_failure(worker: &Worker) {
 /// A panic of the thread ended it, and all of its users waited for ever.
 #[test]
 fn a_panic_of_a_queue_fails_every_operation_once() {
-    for at in [Method::Push, Method::Kick, Method::Reap, Method::Waker] {
+    for at in [QueueMethod::Push, QueueMethod::Kick, QueueMethod::Reap, QueueMethod::Waker] {
         for (calls, raw) in [(0, false), (0, true), (40, false), (41, true)] {
             // The thread asks for a waker before each sleep only.
-            let calls = if at == Method::Waker { calls / 40 } else { calls };
+            let calls = if at == QueueMethod::Waker { calls / 40 } else { calls };
             let left = Arc::new(AtomicUsize::new(calls));
-            let broken = Broken { inner: Ram::new(4096, 1024), at, left };
-            let worker = Arc::new(Worker::over(Arc::new(broken)).unwrap());
+            let broken = PanicDevice { inner: RamDevice::new(4096, 1024), at, left };
+            let worker = Arc::new(WorkerDevice::over(Arc::new(broken)).unwrap());
             let (tell, ended) = mpsc::channel();
             for _ in 0..4 {
                 let (worker, tell) = (Arc::clone(&worker), tell.clone());

@@ -45,40 +45,42 @@ pub(super) fn first_node() -> Option<u32> {
 
 /// The place of a thread.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct ThreadPlacement {
     /// The NUMA node, if it is known.
     pub node: Option<u32>,
     /// The processor that the thread is bound to, if any.
     pub processor: Option<u32>,
     /// Counts the thread on its processor.
-    _taken: Option<Arc<Taken>>,
+    _taken: Option<Arc<ReservedProcessor>>,
 }
 
 #[derive(Debug)]
-struct Taken(u32);
+struct ReservedProcessor(u32);
 
 /// The number of threads on each processor.
 static TAKEN: Mutex<Option<HashMap<u32, u32>>> = Mutex::new(None);
 
-impl Seat {
+impl ThreadPlacement {
     /// A seat near a device on `node`: the processor of the node that has the fewest seats.
-    pub(super) fn take(node: Option<u32>) -> Seat {
+    pub(super) fn take(node: Option<u32>) -> ThreadPlacement {
         let allowed = sched_getaffinity(None).ok();
         let may = |cpu: u32| allowed.as_ref().is_none_or(|set| has(set, cpu));
-        Seat::among(sysfs(), node, may)
+        ThreadPlacement::among(sysfs(), node, may)
     }
 
-    fn among(sysfs: &Path, node: Option<u32>, may: impl Fn(u32) -> bool) -> Seat {
+    fn among(sysfs: &Path, node: Option<u32>, may: impl Fn(u32) -> bool) -> ThreadPlacement {
         let nodes = sysfs.join("devices/system/node");
         let list = |path: PathBuf| numbers(&read_to_string(path).unwrap_or_default());
         let online = list(nodes.join("online"));
         // With one node, everything is on it.
         let node = node.or(if let [only] = online[..] { Some(only) } else { None });
-        let Some(node) = node else { return Seat { node: None, processor: None, _taken: None } };
+        let Some(node) = node else {
+            return ThreadPlacement { node: None, processor: None, _taken: None };
+        };
         let processors = list(nodes.join(format!("node{node}/cpulist")));
-        let taken = Taken::fewest(processors.into_iter().filter(|cpu| may(*cpu)));
+        let taken = ReservedProcessor::fewest(processors.into_iter().filter(|cpu| may(*cpu)));
         let processor = taken.as_ref().map(|taken| taken.0);
-        Seat { node: Some(node), processor, _taken: taken }
+        ThreadPlacement { node: Some(node), processor, _taken: taken }
     }
 
     /// Binds the calling thread.
@@ -92,7 +94,7 @@ impl Seat {
     }
 }
 
-impl fmt::Display for Seat {
+impl fmt::Display for ThreadPlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.processor, self.node) {
             (Some(processor), Some(node)) => write!(f, "on processor {processor} of node {node}"),
@@ -108,17 +110,17 @@ fn has(set: &CpuSet, cpu: u32) -> bool {
     (cpu as usize) < CpuSet::MAX_CPU && set.is_set(cpu as usize)
 }
 
-impl Taken {
-    fn fewest(processors: impl Iterator<Item = u32>) -> Option<Arc<Taken>> {
+impl ReservedProcessor {
+    fn fewest(processors: impl Iterator<Item = u32>) -> Option<Arc<ReservedProcessor>> {
         let mut all = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
         let all = all.get_or_insert_default();
         let processor = processors.min_by_key(|cpu| all.get(cpu).copied().unwrap_or(0))?;
         *all.entry(processor).or_default() += 1;
-        Some(Arc::new(Taken(processor)))
+        Some(Arc::new(ReservedProcessor(processor)))
     }
 }
 
-impl Drop for Taken {
+impl Drop for ReservedProcessor {
     fn drop(&mut self) {
         let mut all = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = all.get_or_insert_default().get_mut(&self.0) {
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn threads_of_one_node_take_different_processors_of_it_that_they_may_use() {
         let machine = machine();
-        let seat = |node| Seat::among(machine.path(), node, |_| true);
+        let seat = |node| ThreadPlacement::among(machine.path(), node, |_| true);
         let (one, other) = (seat(Some(1)), seat(Some(1)));
         let mut processors = [one.processor.unwrap(), other.processor.unwrap()];
         processors.sort_unstable();
@@ -189,10 +191,13 @@ mod tests {
         let freed = one.processor;
         drop(one);
         assert_eq!(seat(Some(1)).processor, freed);
-        assert_eq!(Seat::among(machine.path(), Some(1), |cpu| cpu == 902).processor, Some(902));
+        assert_eq!(
+            ThreadPlacement::among(machine.path(), Some(1), |cpu| cpu == 902).processor,
+            Some(902)
+        );
         // Nothing is known of the node, or none of its processors may be used.
         assert_eq!(seat(None).processor, None);
-        let none = Seat::among(machine.path(), Some(1), |_| false);
+        let none = ThreadPlacement::among(machine.path(), Some(1), |_| false);
         assert_eq!((none.node, none.processor), (Some(1), None));
         assert_eq!(seat(Some(9)).processor, None);
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_block::{
-    Blocking, Device, Done, Errno, FRAME, Frames, Memory, Op, OpKind, OwnedBuf, Queue, RawBuf,
-    Region, Segments,
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, BlockingQueue, DeviceQueue, Errno, FRAME,
+    FrameRun, MemoryRegion, MemorySegments, OperationMemory, OwnedBuf, RawBuf,
 };
 
 /// Blocks of a device under test.
@@ -35,8 +35,8 @@ macro_rules! device_cases {
     };
 }
 
-pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn Device) {
-    let region = Region::new(1024).unwrap();
+pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn BlockDevice) {
+    let region = MemoryRegion::new(1024).unwrap();
     device.register(&region).unwrap();
     let mut queue = device.queue(16).unwrap();
     let shared = Arc::new(frames(&region, 4, 2));
@@ -46,25 +46,25 @@ pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn
     let raw = unsafe { RawBuf::new(odd.as_mut_ptr().wrapping_add(1), 2 * 4096) };
     let given = OwnedBuf::new(vec![6; 4096 + 7], 7..4096 + 7);
     let lent = Arc::new(vec![7_u8; 3 * 4096]);
-    let writes: [(u64, Segments); 6] = [
+    let writes: [(u64, MemorySegments); 6] = [
         (10, given.into()),
-        (11, Segments::One(Memory::Bytes(Arc::clone(&lent), 4096..3 * 4096))),
+        (11, MemorySegments::One(OperationMemory::Bytes(Arc::clone(&lent), 4096..3 * 4096))),
         (0, frames(&region, 3, 1).into()),
-        (3, Segments::One(Memory::Shared(Arc::clone(&shared), 4096..8192))),
+        (3, MemorySegments::One(OperationMemory::Shared(Arc::clone(&shared), 4096..8192))),
         (4, raw.into()),
         (
             6,
             vec![
-                Memory::Frames(frames(&region, 1, 4)),
-                Memory::Shared(shared, 0..8192),
-                Memory::Frames(frames(&region, 1, 5)),
+                OperationMemory::Frames(frames(&region, 1, 4)),
+                OperationMemory::Shared(shared, 0..8192),
+                OperationMemory::Frames(frames(&region, 1, 5)),
             ]
             .into(),
         ),
     ];
     for (tag, (block, memory)) in (0..).zip(writes) {
         let fua = tag % 2 == 0;
-        queue.push(Op { tag, kind: OpKind::Write { block, memory, fua } }).unwrap();
+        queue.push(BlockOp { tag, kind: BlockOpKind::Write { block, memory, fua } }).unwrap();
     }
     for done in finish(&mut *queue) {
         assert_eq!(done.result, Ok(()), "{name}: write {}", done.tag);
@@ -75,22 +75,26 @@ pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn
     assert_eq!(Arc::strong_count(&lent), 1, "{name}: lent memory is let go");
 
     let given = OwnedBuf::new(vec![8; 3 * 4096], 100..2 * 4096 + 100);
-    queue.push(Op { tag: 9, kind: OpKind::Read { block: 9, memory: given.into() } }).unwrap();
+    queue
+        .push(BlockOp { tag: 9, kind: BlockOpKind::Read { block: 9, memory: given.into() } })
+        .unwrap();
     let read = finish(&mut *queue).remove(0).memory.into_vec().unwrap();
     assert!(read[..100] == [8; 100] && read[2 * 4096 + 100..] == [8; 3996], "{name}");
     assert!(read[100..][..2 * 4096] == expected[9 * 4096..11 * 4096], "{name}");
 
-    let memory =
-        vec![Memory::Frames(frames(&region, 2, 9)), Memory::Frames(frames(&region, 12, 9))];
-    let kind = OpKind::Read { block: 0, memory: memory.into() };
-    queue.push(Op { tag: 7, kind }).unwrap();
-    let Segments::Many(memory) = finish(&mut *queue).remove(0).memory else {
+    let memory = vec![
+        OperationMemory::Frames(frames(&region, 2, 9)),
+        OperationMemory::Frames(frames(&region, 12, 9)),
+    ];
+    let kind = BlockOpKind::Read { block: 0, memory: memory.into() };
+    queue.push(BlockOp { tag: 7, kind }).unwrap();
+    let MemorySegments::Many(memory) = finish(&mut *queue).remove(0).memory else {
         panic!("{name}: another kind of memory came back");
     };
     let read: Vec<u8> = memory
         .iter()
         .flat_map(|piece| match piece {
-            Memory::Frames(frames) => frames.to_vec(),
+            OperationMemory::Frames(frames) => frames.to_vec(),
             other => panic!("{name}: {other:?}"),
         })
         .collect();
@@ -99,12 +103,14 @@ pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn
     assert_eq!(region.free_frames(), 1024, "{name}: all memory came back");
 }
 
-pub fn a_full_queue_gives_the_operation_back(name: &str, device: &dyn Device) {
-    let region = Region::new(8).unwrap();
+pub fn a_full_queue_gives_the_operation_back(name: &str, device: &dyn BlockDevice) {
+    let region = MemoryRegion::new(8).unwrap();
     let mut queue = device.queue(2).unwrap();
     let depth = queue.depth() as u64;
-    let read =
-        |tag| Op { tag, kind: OpKind::Read { block: tag, memory: region.take(1).unwrap().into() } };
+    let read = |tag| BlockOp {
+        tag,
+        kind: BlockOpKind::Read { block: tag, memory: region.take(1).unwrap().into() },
+    };
     for tag in 0..depth {
         queue.push(read(tag)).unwrap();
     }
@@ -116,32 +122,41 @@ pub fn a_full_queue_gives_the_operation_back(name: &str, device: &dyn Device) {
     finish(&mut *queue);
 }
 
-pub fn what_makes_no_sense_is_refused_and_the_memory_comes_back(name: &str, device: &dyn Device) {
-    let region = Region::new(8).unwrap();
+pub fn what_makes_no_sense_is_refused_and_the_memory_comes_back(
+    name: &str,
+    device: &dyn BlockDevice,
+) {
+    let region = MemoryRegion::new(8).unwrap();
     let mut queue = device.queue(8).unwrap();
-    let one = || Segments::from(region.take(1).unwrap());
+    let one = || MemorySegments::from(region.take(1).unwrap());
     let bad = [
-        OpKind::Read { block: BLOCKS, memory: one() },
-        OpKind::Write { block: u64::MAX, memory: one(), fua: false },
-        OpKind::Read { block: 0, memory: Segments::None },
-        OpKind::Write {
+        BlockOpKind::Read { block: BLOCKS, memory: one() },
+        BlockOpKind::Write { block: u64::MAX, memory: one(), fua: false },
+        BlockOpKind::Read { block: 0, memory: MemorySegments::None },
+        BlockOpKind::Write {
             block: 0,
-            memory: Segments::One(Memory::Shared(Arc::new(region.take(1).unwrap()), 0..100)),
+            memory: MemorySegments::One(OperationMemory::Shared(
+                Arc::new(region.take(1).unwrap()),
+                0..100,
+            )),
             fua: false,
         },
-        OpKind::Read {
+        BlockOpKind::Read {
             block: 0,
-            memory: Segments::One(Memory::Shared(Arc::new(region.take(1).unwrap()), 0..4096)),
+            memory: MemorySegments::One(OperationMemory::Shared(
+                Arc::new(region.take(1).unwrap()),
+                0..4096,
+            )),
         },
-        OpKind::Read {
+        BlockOpKind::Read {
             block: 0,
-            memory: Segments::One(Memory::Bytes(Arc::new(vec![0; 4096]), 0..4096)),
+            memory: MemorySegments::One(OperationMemory::Bytes(Arc::new(vec![0; 4096]), 0..4096)),
         },
-        OpKind::Zero { block: BLOCKS - 1, blocks: 2 },
-        OpKind::Discard { block: 0, blocks: 0 },
+        BlockOpKind::Zero { block: BLOCKS - 1, blocks: 2 },
+        BlockOpKind::Discard { block: 0, blocks: 0 },
     ];
     for (tag, kind) in (0..).zip(bad) {
-        queue.push(Op { tag, kind }).unwrap();
+        queue.push(BlockOp { tag, kind }).unwrap();
     }
     for done in finish(&mut *queue) {
         assert_eq!(done.result, Err(Errno::INVAL), "{name}: operation {}", done.tag);
@@ -149,16 +164,16 @@ pub fn what_makes_no_sense_is_refused_and_the_memory_comes_back(name: &str, devi
     assert_eq!(region.free_frames(), 8, "{name}");
 }
 
-pub fn zeroed_blocks_read_as_zeros_and_their_neighbours_stay(name: &str, device: &dyn Device) {
-    let mut line = Blocking::new(device).unwrap();
+pub fn zeroed_blocks_read_as_zeros_and_their_neighbours_stay(name: &str, device: &dyn BlockDevice) {
+    let mut line = BlockingQueue::new(device).unwrap();
     line.write(0, &[7; 8 * 4096]).unwrap();
-    line.run(OpKind::Zero { block: 2, blocks: 3 }).unwrap();
+    line.run(BlockOpKind::Zero { block: 2, blocks: 3 }).unwrap();
     line.flush().unwrap();
     let fills: Vec<u8> = read_back(device, 0, 8).chunks(4096).map(|block| block[9]).collect();
     assert_eq!(fills, [7, 7, 0, 0, 0, 7, 7, 7], "{name}");
 }
 
-pub fn another_thread_ends_a_wait(name: &str, device: &dyn Device) {
+pub fn another_thread_ends_a_wait(name: &str, device: &dyn BlockDevice) {
     let mut queue = device.queue(4).unwrap();
     let waker = queue.waker();
     let thread = std::thread::spawn(move || waker.wake());
@@ -171,12 +186,14 @@ pub fn another_thread_ends_a_wait(name: &str, device: &dyn Device) {
     assert!(done.is_empty() && queue.in_flight() == 0, "{name}");
 }
 
-pub fn a_queue_that_is_dropped_waits_for_its_operations(name: &str, device: &dyn Device) {
-    let region = Region::new(64).unwrap();
+pub fn a_queue_that_is_dropped_waits_for_its_operations(name: &str, device: &dyn BlockDevice) {
+    let region = MemoryRegion::new(64).unwrap();
     let mut queue = device.queue(64).unwrap();
     for tag in 0..64 {
         let memory = frames(&region, 1, tag as u8).into();
-        queue.push(Op { tag, kind: OpKind::Write { block: tag, memory, fua: false } }).unwrap();
+        queue
+            .push(BlockOp { tag, kind: BlockOpKind::Write { block: tag, memory, fua: false } })
+            .unwrap();
     }
     queue.kick();
     drop(queue);
@@ -185,24 +202,24 @@ pub fn a_queue_that_is_dropped_waits_for_its_operations(name: &str, device: &dyn
     assert_eq!(fills, (0..64).collect::<Vec<u8>>(), "{name}");
 }
 
-pub fn a_large_transfer_uses_frames_across_a_region(name: &str, device: &dyn Device) {
-    let region = Region::new(1024).unwrap();
+pub fn a_large_transfer_uses_frames_across_a_region(name: &str, device: &dyn BlockDevice) {
+    let region = MemoryRegion::new(1024).unwrap();
     device.register(&region).unwrap();
     let mut queue = device.queue(4).unwrap();
     let mut run = region.take(512).unwrap();
     for (at, frame) in run.chunks_mut(FRAME).enumerate() {
         frame.fill(at as u8);
     }
-    let kind = OpKind::Write { block: 100, memory: run.into(), fua: true };
-    queue.push(Op { tag: 1, kind }).unwrap();
+    let kind = BlockOpKind::Write { block: 100, memory: run.into(), fua: true };
+    queue.push(BlockOp { tag: 1, kind }).unwrap();
     assert_eq!(finish(&mut *queue)[0].result, Ok(()), "{name}");
     let read = read_back(device, 100, 512);
     assert!(read.chunks(FRAME).enumerate().all(|(at, frame)| frame[5] == at as u8), "{name}");
 }
 
 /// The kernel may cancel what waits for one of its workers when the thread ends that handed it over.
-pub fn operations_survive_the_thread_that_began_them(name: &str, device: &dyn Device) {
-    let region = Region::new(64).unwrap();
+pub fn operations_survive_the_thread_that_began_them(name: &str, device: &dyn BlockDevice) {
+    let region = MemoryRegion::new(64).unwrap();
     for round in 0..5 {
         let mut queue = device.queue(32).unwrap();
         let depth = queue.depth() as u64;
@@ -210,26 +227,26 @@ pub fn operations_survive_the_thread_that_began_them(name: &str, device: &dyn De
             let begin = scope.spawn(|| {
                 for tag in 0..depth {
                     let kind = match tag % 3 {
-                        0 => OpKind::Zero { block: tag, blocks: 1 },
-                        1 => OpKind::Flush,
+                        0 => BlockOpKind::Zero { block: tag, blocks: 1 },
+                        1 => BlockOpKind::Flush,
                         _ => {
                             let memory = frames(&region, 1, 5).into();
-                            OpKind::Write { block: tag, memory, fua: false }
+                            BlockOpKind::Write { block: tag, memory, fua: false }
                         }
                     };
-                    queue.push(Op { tag, kind }).unwrap();
+                    queue.push(BlockOp { tag, kind }).unwrap();
                 }
                 queue.kick();
             });
             begin.join().unwrap();
         });
-        for Done { tag, result, .. } in finish(&mut *queue) {
+        for BlockCompletion { tag, result, .. } in finish(&mut *queue) {
             assert_eq!(result, Ok(()), "{name}, round {round}: operation {tag}");
         }
     }
 }
 
-fn finish(queue: &mut dyn Queue) -> Vec<Done> {
+fn finish(queue: &mut dyn DeviceQueue) -> Vec<BlockCompletion> {
     let mut done = Vec::new();
     while queue.in_flight() > 0 {
         queue.wait(None);
@@ -238,14 +255,14 @@ fn finish(queue: &mut dyn Queue) -> Vec<Done> {
     done
 }
 
-fn frames(region: &Arc<Region>, count: u32, fill: u8) -> Frames {
+fn frames(region: &Arc<MemoryRegion>, count: u32, fill: u8) -> FrameRun {
     let mut frames = region.take(count).unwrap();
     frames.fill(fill);
     frames
 }
 
-fn read_back(device: &dyn Device, block: u64, blocks: usize) -> Vec<u8> {
+fn read_back(device: &dyn BlockDevice, block: u64, blocks: usize) -> Vec<u8> {
     let mut bytes = vec![0xee; blocks * 4096];
-    Blocking::new(device).unwrap().read(block, &mut bytes).unwrap();
+    BlockingQueue::new(device).unwrap().read(block, &mut bytes).unwrap();
     bytes
 }

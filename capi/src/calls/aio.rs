@@ -12,7 +12,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 
-use defuse_direct::{IoFlags, Result, Then};
+use defuse_direct::{IoFlags, JobCallback, Result};
 use defuse_fs::Errno;
 
 use super::data::position;
@@ -114,7 +114,7 @@ pub extern "C" fn defuse_aio_submit(
 }
 
 /// Wraps a C callback.
-fn then(callback: defuse_aio_callback) -> Option<Then<i64>> {
+fn then(callback: defuse_aio_callback) -> Option<JobCallback<i64>> {
     let callback = callback?;
     Some(Box::new(move |data, outcome| {
         callback(&defuse_aio_event { data, result: result(outcome) })

@@ -5,7 +5,7 @@
 
 use std::ffi::c_int;
 
-use defuse_direct::{At, Owner, Result, Times};
+use defuse_direct::{NewOwner, NewTimes, Result, WalkStart};
 use defuse_fs::Errno;
 
 use crate::memory::{CStringArg, InPointer};
@@ -15,7 +15,7 @@ use crate::state::{LibraryState, call, done, follows};
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_chmod(path: CStringArg, mode: libc::mode_t) -> c_int {
-    done(|s| s.client.chmod(&s.task, At::Cwd, path.get()?, mode, true))
+    done(|s| s.client.chmod(&s.task, WalkStart::Cwd, path.get()?, mode, true))
 }
 
 /// Changes the permission bits of an open file, fchmod(2).
@@ -43,23 +43,23 @@ pub extern "C" fn defuse_fchmodat(
 
 const ALLOWED: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
 
-fn owner(uid: libc::uid_t, gid: libc::gid_t) -> Owner {
+fn owner(uid: libc::uid_t, gid: libc::gid_t) -> NewOwner {
     let given = |id: u32| (id != u32::MAX).then_some(id);
-    Owner { uid: given(uid), gid: given(gid) }
+    NewOwner { uid: given(uid), gid: given(gid) }
 }
 
 /// Changes owner and group, chown(2); -1 leaves an id unchanged.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_chown(path: CStringArg, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
-    done(|s| s.client.chown(&s.task, At::Cwd, path.get()?, owner(uid, gid), true))
+    done(|s| s.client.chown(&s.task, WalkStart::Cwd, path.get()?, owner(uid, gid), true))
 }
 
 /// Changes owner and group of a symbolic link, lchown(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lchown(path: CStringArg, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
-    done(|s| s.client.chown(&s.task, At::Cwd, path.get()?, owner(uid, gid), false))
+    done(|s| s.client.chown(&s.task, WalkStart::Cwd, path.get()?, owner(uid, gid), false))
 }
 
 /// Changes owner and group of an open file, fchown(2).
@@ -86,12 +86,12 @@ pub extern "C" fn defuse_fchownat(
 }
 
 /// The new timestamps: access, then modification. NULL means now.
-fn times(values: &InPointer<libc::timespec>) -> Result<Times> {
+fn times(values: &InPointer<libc::timespec>) -> Result<NewTimes> {
     if values.is_null() {
-        return Ok(Times::NOW);
+        return Ok(NewTimes::NOW);
     }
     let (atime, mtime) = (values.nth(0)?, values.nth(1)?);
-    Ok(Times::from_raw((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))?)
+    Ok(NewTimes::from_raw((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))?)
 }
 
 /// Changes timestamps, utimensat(2). `times` has two values, access and modification, which may be

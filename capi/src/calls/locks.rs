@@ -8,7 +8,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use defuse_direct::{Description, LockFamily, Result, Stop};
+use defuse_direct::{CallError, FileDescription, LockFamily, Result};
 use defuse_fs::{Buffer, Errno, Lock, LockType};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
@@ -78,7 +78,7 @@ impl FcntlArgument {
 /// Executes a command of fcntl(2) for record locks.
 pub(super) fn record(
     state: &LibraryState,
-    file: &Arc<Description>,
+    file: &Arc<FileDescription>,
     command: c_int,
     argument: &FcntlArgument,
 ) -> Result<c_int> {
@@ -132,13 +132,13 @@ fn described(asked: libc::flock, family: LockFamily, found: Option<Lock>) -> lib
 /// Sets a lock. If `wait` is set, waits until it is available, or until a signal arrives.
 fn take(
     state: &LibraryState,
-    file: &Arc<Description>,
+    file: &Arc<FileDescription>,
     family: LockFamily,
     lock: Lock,
     wait: bool,
 ) -> Result<()> {
     let at_once = state.client.set_lock(&state.task, file, family, lock);
-    if !wait || at_once != Err(Stop::Errno(Errno::EAGAIN)) {
+    if !wait || at_once != Err(CallError::Errno(Errno::EAGAIN)) {
         return at_once;
     }
     // A condition variable does not return on a signal; poll(2) does.

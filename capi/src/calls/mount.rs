@@ -11,17 +11,17 @@ use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
 use defuse_bound::KINDS;
-use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, Opened, Registry, Settings};
-use defuse_direct::{MountArgs, Result};
+use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, OpenSource, SourceRegistry, SourceSettings};
+use defuse_direct::{ClientMountArgs, Result};
 use defuse_fs::Errno;
-use defuse_fs::source::{Frontend, Threads};
+use defuse_fs::source::{CallingThreads, FrontendProperties};
 
 use crate::explain::{self, explained};
 use crate::memory::{CStringArg, OutBuffer};
 use crate::state::{LibraryState, call, done};
 
 /// The kinds of sources that this library links.
-static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS]);
+static SOURCES: SourceRegistry = SourceRegistry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS]);
 
 /// Mounts `source` on `target`. Returns 0, or -1 with `errno`: EINVAL for an invalid source or
 /// target, EBUSY if the target is a mount already or another process
@@ -38,20 +38,24 @@ pub extern "C" fn defuse_mount(target: CStringArg, source: CStringArg) -> c_int 
 
 fn mount(state: &LibraryState, target: &[u8], source: &[u8]) -> Result<()> {
     // The threads belong to the application, so their credentials must be restored.
-    let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
-    let opened = SOURCES.open(OsStr::from_bytes(source), Settings::of(frontend));
-    let Opened { source, settings, fs } = opened.map_err(|error| {
+    let frontend = FrontendProperties {
+        threads: CallingThreads::Application,
+        ..FrontendProperties::default()
+    };
+    let opened = SOURCES.open(OsStr::from_bytes(source), SourceSettings::of(frontend));
+    let OpenSource { source, settings, fs } = opened.map_err(|error| {
         let (target, source) = (String::from_utf8_lossy(target), String::from_utf8_lossy(source));
         explain::say(format!("mount {source} on {target}: {error}"));
         match error {
-            defuse_compose::Error::Usage(_) => Errno::EINVAL,
-            defuse_compose::Error::Failed(_) => Errno::EIO,
-            defuse_compose::Error::Busy(_) => Errno::EBUSY,
-            defuse_compose::Error::Interrupted(_) => Errno::EINTR,
+            defuse_compose::SourceOpenError::Usage(_) => Errno::EINVAL,
+            defuse_compose::SourceOpenError::Failed(_) => Errno::EIO,
+            defuse_compose::SourceOpenError::Busy(_) => Errno::EBUSY,
+            defuse_compose::SourceOpenError::Interrupted(_) => Errno::EINTR,
         }
     })?;
     let source = source.text().to_string_lossy().into_owned();
-    let args = MountArgs { read_only: settings.read_only, source, ..MountArgs::default() };
+    let args =
+        ClientMountArgs { read_only: settings.read_only, source, ..ClientMountArgs::default() };
     let mounted = state.client.mount(target, fs, &args);
     explained("mount", target, mounted.map(drop).map_err(Into::into))
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use defuse_direct::At;
+use defuse_direct::WalkStart;
 use defuse_fs::{Errno, RenameFlags};
 
 use crate::memory::{CStringArg, OutBuffer, allocated};
@@ -101,8 +101,10 @@ pub extern "C" fn defuse_unlinkat(dir: c_int, path: CStringArg, flags: c_int) ->
 pub extern "C" fn defuse_remove(path: CStringArg) -> c_int {
     done(|s| {
         let path = path.get()?;
-        match s.client.unlink(&s.task, At::Cwd, path) {
-            Err(stop) if stop.errno() == Errno::EISDIR => s.client.rmdir(&s.task, At::Cwd, path),
+        match s.client.unlink(&s.task, WalkStart::Cwd, path) {
+            Err(stop) if stop.errno() == Errno::EISDIR => {
+                s.client.rmdir(&s.task, WalkStart::Cwd, path)
+            }
             result => result,
         }
     })

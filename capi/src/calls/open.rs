@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_ulong, c_void};
 
-use defuse_direct::{FdFlags, How, Resolve, Result};
+use defuse_direct::{FdFlags, OpenHow, ResolveFlags, Result};
 use defuse_fs::{Errno, FileKind, IoctlArgs};
 
 use super::locks;
@@ -70,10 +70,10 @@ pub(super) fn open(
     flags: c_int,
     mode: libc::mode_t,
 ) -> Result<c_int> {
-    open_how(state, dir, path, How { flags: flags as u32, mode, ..How::default() })
+    open_how(state, dir, path, OpenHow { flags: flags as u32, mode, ..OpenHow::default() })
 }
 
-fn open_how(state: &LibraryState, dir: c_int, path: &[u8], how: How) -> Result<c_int> {
+fn open_how(state: &LibraryState, dir: c_int, path: &[u8], how: OpenHow) -> Result<c_int> {
     let start = state.start(dir, path, 0);
     let opened = start.and_then(|start| state.client.open(&state.task, start.at(), path, how));
     state.give(explained("open", path, opened)?, how.flags & libc::O_CLOEXEC as u32 != 0)
@@ -102,7 +102,7 @@ pub extern "C" fn defuse_openat2(
         if mode & !0o7777 != 0 || mode != 0 && !makes {
             return Err(Errno::EINVAL.into());
         }
-        open_how(state, dir, path, How { flags, mode, resolve: Resolve(how.resolve) })
+        open_how(state, dir, path, OpenHow { flags, mode, resolve: ResolveFlags(how.resolve) })
     })
 }
 

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use defuse_direct::{Access, At, How, Result, Stat};
+use defuse_direct::{FileStat, NeededAccess, OpenHow, Result, WalkStart};
 use defuse_fs::{Errno, StatFs, Timestamp};
 
 use crate::memory::{CStringArg, OutPointer, zeroed};
@@ -15,14 +15,14 @@ use crate::state::{LibraryState, done, follows};
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_stat(path: CStringArg, out: OutPointer<libc::stat>) -> c_int {
-    done(|s| out.put(c_stat(&s.client.stat(&s.task, At::Cwd, path.get()?, true)?)))
+    done(|s| out.put(c_stat(&s.client.stat(&s.task, WalkStart::Cwd, path.get()?, true)?)))
 }
 
 /// Returns the attributes of a file or symbolic link, lstat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lstat(path: CStringArg, out: OutPointer<libc::stat>) -> c_int {
-    done(|s| out.put(c_stat(&s.client.stat(&s.task, At::Cwd, path.get()?, false)?)))
+    done(|s| out.put(c_stat(&s.client.stat(&s.task, WalkStart::Cwd, path.get()?, false)?)))
 }
 
 /// Returns the attributes of an open file, fstat(2).
@@ -67,14 +67,14 @@ pub extern "C" fn defuse_statx(
     })
 }
 
-fn find(s: &LibraryState, dir: c_int, path: &[u8], flags: c_int) -> Result<Stat> {
+fn find(s: &LibraryState, dir: c_int, path: &[u8], flags: c_int) -> Result<FileStat> {
     let ignored = libc::AT_NO_AUTOMOUNT;
     let follow = follows(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | ignored)?;
     let start = s.start(dir, path, flags)?;
     s.client.stat(&s.task, start.at(), path, follow)
 }
 
-fn c_stat(stat: &Stat) -> libc::stat {
+fn c_stat(stat: &FileStat) -> libc::stat {
     let attr = &stat.attr;
     let mut out: libc::stat = zeroed();
     out.st_dev = stat.dev;
@@ -93,7 +93,7 @@ fn c_stat(stat: &Stat) -> libc::stat {
     out
 }
 
-fn c_statx(stat: &Stat) -> libc::statx {
+fn c_statx(stat: &FileStat) -> libc::statx {
     let attr = &stat.attr;
     let mut out: libc::statx = zeroed();
     let time = |time: Timestamp| {
@@ -146,7 +146,7 @@ fn may(s: &LibraryState, dir: c_int, path: &[u8], mode: c_int, flags: c_int) -> 
     let how = (follows(flags, allowed)?, flags & libc::AT_EACCESS != 0);
     let mode = u32::try_from(mode).ok().filter(|mode| mode & !7 == 0).ok_or(Errno::EINVAL)?;
     let start = s.start(dir, path, flags)?;
-    s.client.access(&s.task, start.at(), path, Access::from_bits(mode), how)
+    s.client.access(&s.task, start.at(), path, NeededAccess::from_bits(mode), how)
 }
 
 /// Returns space and inodes of the file system of `path`, statvfs(3).
@@ -189,11 +189,11 @@ struct MountSpace {
 
 impl MountSpace {
     fn of_path(s: &LibraryState, path: &[u8]) -> Result<MountSpace> {
-        let how = How { flags: libc::O_PATH as u32, ..How::default() };
-        MountSpace::of_file(s, &*s.client.open(&s.task, At::Cwd, path, how)?)
+        let how = OpenHow { flags: libc::O_PATH as u32, ..OpenHow::default() };
+        MountSpace::of_file(s, &*s.client.open(&s.task, WalkStart::Cwd, path, how)?)
     }
 
-    fn of_file(s: &LibraryState, file: &defuse_direct::Description) -> Result<MountSpace> {
+    fn of_file(s: &LibraryState, file: &defuse_direct::FileDescription) -> Result<MountSpace> {
         let stat = s.client.fstatfs(&s.task, file)?;
         let mount = file.mount();
         Ok(MountSpace { stat, device: mount.device(), read_only: mount.read_only() })

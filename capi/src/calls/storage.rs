@@ -13,7 +13,7 @@ use crate::state::{done, number};
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_truncate(path: CStringArg, length: libc::off_t) -> c_int {
-    done(|s| s.client.truncate(&s.task, defuse_direct::At::Cwd, path.get()?, length))
+    done(|s| s.client.truncate(&s.task, defuse_direct::WalkStart::Cwd, path.get()?, length))
 }
 
 /// Sets the size of an open file, ftruncate(2).

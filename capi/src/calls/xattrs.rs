@@ -6,7 +6,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use defuse_direct::{At, Result};
+use defuse_direct::{Result, WalkStart};
 use defuse_fs::{Errno, SetXattrFlags, Xattr};
 
 use crate::memory::{CStringArg, InBuffer, OutBuffer};
@@ -31,7 +31,7 @@ fn get(
     count(|s| {
         // SAFETY: `size` is the length of `value`.
         let room = unsafe { value.of(size) }?;
-        let place = (At::Cwd, path.get()?, follow);
+        let place = (WalkStart::Cwd, path.get()?, follow);
         give(room, s.client.getxattr(&s.task, place, name.get()?, size)?)
     })
 }
@@ -43,7 +43,7 @@ fn list(
     count(|s| {
         // SAFETY: `size` is the length of `names`.
         let room = unsafe { names.of(size) }?;
-        give(room, s.client.listxattr(&s.task, At::Cwd, path.get()?, follow, size)?)
+        give(room, s.client.listxattr(&s.task, WalkStart::Cwd, path.get()?, follow, size)?)
     })
 }
 
@@ -56,7 +56,7 @@ fn set(
     done(|s| {
         // SAFETY: `size` is the length of `value`.
         let bytes = unsafe { value.of(size) }?;
-        let place = (At::Cwd, path.get()?, follow);
+        let place = (WalkStart::Cwd, path.get()?, follow);
         s.client.setxattr(&s.task, place, name.get()?, bytes, set_flags(flags)?)
     })
 }
@@ -193,14 +193,14 @@ pub extern "C" fn defuse_flistxattr(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_removexattr(path: CStringArg, name: CStringArg) -> c_int {
-    done(|s| s.client.removexattr(&s.task, (At::Cwd, path.get()?, true), name.get()?))
+    done(|s| s.client.removexattr(&s.task, (WalkStart::Cwd, path.get()?, true), name.get()?))
 }
 
 /// Removes an attribute of a symbolic link, lremovexattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lremovexattr(path: CStringArg, name: CStringArg) -> c_int {
-    done(|s| s.client.removexattr(&s.task, (At::Cwd, path.get()?, false), name.get()?))
+    done(|s| s.client.removexattr(&s.task, (WalkStart::Cwd, path.get()?, false), name.get()?))
 }
 
 /// Removes an attribute of an open file, fremovexattr(2).

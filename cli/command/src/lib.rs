@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 /// The failure of a command. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum CommandFailure {
     /// The command line is wrong: exit code 2.
     Usage(String),
     /// The operation failed: exit code 1.
@@ -24,60 +24,61 @@ pub enum Failure {
 }
 
 /// The result of a command.
-pub type Result<T = ()> = std::result::Result<T, Failure>;
+pub type Result<T = ()> = std::result::Result<T, CommandFailure>;
 
-impl Failure {
+impl CommandFailure {
     /// A failed operation.
     pub fn failed(error: impl fmt::Display) -> Self {
-        Failure::Failed(error.to_string())
+        CommandFailure::Failed(error.to_string())
     }
 
     /// A wrong command line.
     pub fn usage(error: impl fmt::Display) -> Self {
-        Failure::Usage(error.to_string())
+        CommandFailure::Usage(error.to_string())
     }
 
     /// The exit code, see the manual.
     pub fn code(&self) -> u8 {
         match self {
-            Failure::OutputClosed => 0,
-            Failure::Failed(_) => 1,
-            Failure::Usage(_) => 2,
-            Failure::Interrupted(_) => 130,
+            CommandFailure::OutputClosed => 0,
+            CommandFailure::Failed(_) => 1,
+            CommandFailure::Usage(_) => 2,
+            CommandFailure::Interrupted(_) => 130,
         }
     }
 
     /// The failure that another process reported with the exit code `code`.
     pub fn from_code(code: u8, message: String) -> Self {
-        if code == 2 { Failure::Usage(message) } else { Failure::Failed(message) }
+        if code == 2 { CommandFailure::Usage(message) } else { CommandFailure::Failed(message) }
     }
 }
 
-impl From<defuse_compose::Error> for Failure {
-    fn from(error: defuse_compose::Error) -> Self {
+impl From<defuse_compose::SourceOpenError> for CommandFailure {
+    fn from(error: defuse_compose::SourceOpenError) -> Self {
         match error {
-            defuse_compose::Error::Usage(text) => Failure::Usage(text),
-            defuse_compose::Error::Failed(text) | defuse_compose::Error::Busy(text) => {
-                Failure::Failed(text)
-            }
-            defuse_compose::Error::Interrupted(text) => Failure::Interrupted(text),
+            defuse_compose::SourceOpenError::Usage(text) => CommandFailure::Usage(text),
+            defuse_compose::SourceOpenError::Failed(text)
+            | defuse_compose::SourceOpenError::Busy(text) => CommandFailure::Failed(text),
+            defuse_compose::SourceOpenError::Interrupted(text) => CommandFailure::Interrupted(text),
         }
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Usage(text) | Failure::Failed(text) | Failure::Interrupted(text) => {
-                f.write_str(text)
-            }
-            Failure::OutputClosed => f.write_str("the output was closed"),
+            CommandFailure::Usage(text)
+            | CommandFailure::Failed(text)
+            | CommandFailure::Interrupted(text) => f.write_str(text),
+            CommandFailure::OutputClosed => f.write_str("the output was closed"),
         }
     }
 }
 
 /// A failed operation with the whole chain of its causes, in one line.
-pub fn failed(error: impl fmt::Debug + Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+pub fn failed(
+    error: impl fmt::Debug + Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> CommandFailure {
     let error: Box<dyn std::error::Error + Send + Sync> = error.into();
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -85,7 +86,7 @@ pub fn failed(error: impl fmt::Debug + Into<Box<dyn std::error::Error + Send + S
         text.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    Failure::Failed(text)
+    CommandFailure::Failed(text)
 }
 
 /// Writes to the standard output. A closed output is no failure. Control characters except line feeds and
@@ -99,15 +100,19 @@ pub fn print(text: &str) -> Result {
     let mut out = io::stdout().lock();
     match out.write_all(terminal::lines(text).as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
-        Err(error) => Err(Failure::Failed(format!("cannot write to the standard output: {error}"))),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            Err(CommandFailure::OutputClosed)
+        }
+        Err(error) => {
+            Err(CommandFailure::Failed(format!("cannot write to the standard output: {error}")))
+        }
     }
 }
 
 /// Reports a failure, and returns the exit code.
 pub fn report(result: Result) -> ExitCode {
     match result {
-        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Ok(()) | Err(CommandFailure::OutputClosed) => ExitCode::SUCCESS,
         Err(failure) => {
             let text = failure.to_string();
             match limits::limit_behind(&text) {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::Command;
 
-use crate::{Failure, Result};
+use crate::{CommandFailure, Result};
 
 /// The commands that have a page, and their subcommands, with the names of the pages.
 pub fn pages<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)> {
@@ -37,6 +37,6 @@ pub fn write(dir: &Path, name: &str, text: &str) -> Result {
     fs::write(&path, text).map_err(|error| cannot_write(&path, &error))
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Failed(format!("cannot write {}: {error}", path.display()))
+fn cannot_write(path: &Path, error: &std::io::Error) -> CommandFailure {
+    CommandFailure::Failed(format!("cannot write {}: {error}", path.display()))
 }

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use defuse_cache::PolicyKind;
-use defuse_compose::{Settings, Source};
-use defuse_fs::namespace::{Namespace, Unfit};
+use defuse_compose::{ParsedSource, SourceSettings};
+use defuse_fs::namespace::{Namespace, NamespaceError};
 use defuse_shared::PagedOptions;
 use defuse_socket::ServerOptions;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::sources::SOURCES;
 use crate::{paths, serve};
 
@@ -22,7 +22,7 @@ pub const WORKER: &str = "worker";
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// A configuration whose values have been checked.
-pub struct Config {
+pub struct ManagerConfig {
     file: PathBuf,
     text: String,
     pub socket: PathBuf,
@@ -35,22 +35,22 @@ pub struct Config {
     pub answer_within: Duration,
     /// In place of /sys.
     pub sysfs: Option<PathBuf>,
-    pub devices: Vec<OneDevice>,
+    pub devices: Vec<ConfiguredDevice>,
 }
 
 /// One of the file systems.
-pub struct OneDevice {
+pub struct ConfiguredDevice {
     /// The path in the tree, from `/` on.
     pub path: String,
-    pub source: Source,
-    pub settings: Settings,
+    pub source: ParsedSource,
+    pub settings: SourceSettings,
     /// Applications may bind it: those of these users, and of root and the user of the manager.
     pub bind: Option<Vec<u32>>,
     /// The place of the source in the configuration.
     pub place: usize,
 }
 
-impl OneDevice {
+impl ConfiguredDevice {
     /// The source as text.
     pub fn text(&self) -> String {
         self.source.text().to_string_lossy().into_owned()
@@ -65,7 +65,7 @@ impl OneDevice {
 /// The file as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Written {
+struct ConfigFile {
     socket: Spanned<PathBuf>,
     #[serde(default)]
     admit: Vec<u32>,
@@ -77,12 +77,12 @@ struct Written {
     answer_within: Option<Spanned<u64>>,
     sysfs: Option<PathBuf>,
     #[serde(default)]
-    device: Vec<WrittenDevice>,
+    device: Vec<ConfigFileDevice>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenDevice {
+struct ConfigFileDevice {
     path: Spanned<String>,
     source: Spanned<String>,
     worker: Option<Spanned<bool>>,
@@ -91,19 +91,21 @@ struct WrittenDevice {
     options: Vec<Spanned<String>>,
 }
 
-impl Config {
+impl ManagerConfig {
     /// Reads and checks `file`. Each failure names the file, the line and the key.
-    pub fn read(file: &Path) -> Result<Config> {
+    pub fn read(file: &Path) -> Result<ManagerConfig> {
         let text = std::fs::read_to_string(file).map_err(|error| {
             let shown = file.display();
             let next = "`defuse manager --help` shows a configuration";
-            Failure::Failed(format!("cannot read the configuration {shown}: {error}; {next}"))
+            CommandFailure::Failed(format!(
+                "cannot read the configuration {shown}: {error}; {next}"
+            ))
         })?;
-        Config::parse(file, text)
+        ManagerConfig::parse(file, text)
     }
 
-    fn parse(file: &Path, text: String) -> Result<Config> {
-        let mut config = Config {
+    fn parse(file: &Path, text: String) -> Result<ManagerConfig> {
+        let mut config = ManagerConfig {
             file: file.to_path_buf(),
             text,
             socket: PathBuf::new(),
@@ -116,16 +118,16 @@ impl Config {
             sysfs: None,
             devices: Vec::new(),
         };
-        let written: Written = toml::from_str(&config.text).map_err(|error| {
+        let written: ConfigFile = toml::from_str(&config.text).map_err(|error| {
             let place = error.span().map_or(0, |span| span.start);
-            config.at(place, &Failure::usage(error.message().replace('\n', "; ")))
+            config.at(place, &CommandFailure::usage(error.message().replace('\n', "; ")))
         })?;
         config.take(written)?;
         Ok(config)
     }
 
-    fn take(&mut self, written: Written) -> Result {
-        let wrong = |place: usize, why: String| self.at(place, &Failure::Usage(why));
+    fn take(&mut self, written: ConfigFile) -> Result {
+        let wrong = |place: usize, why: String| self.at(place, &CommandFailure::Usage(why));
         if written.socket.get_ref().as_os_str().is_empty() {
             return Err(wrong(written.socket.span().start, "write the path of a socket".into()));
         }
@@ -160,9 +162,9 @@ impl Config {
         if written.device.is_empty() {
             return Err(wrong(0, "there is no [[device]]: add one with path and source".into()));
         }
-        let devices: Vec<OneDevice> =
+        let devices: Vec<ConfiguredDevice> =
             written.device.iter().map(|one| self.device(one)).collect::<Result<_>>()?;
-        let names = devices.iter().map(OneDevice::path_of_names);
+        let names = devices.iter().map(ConfiguredDevice::path_of_names);
         Namespace::check(names).map_err(|unfit| self.unfit(unfit, &written.device))?;
         self.socket = paths::absolute(written.socket.get_ref());
         self.admit = written.admit;
@@ -179,11 +181,11 @@ impl Config {
         Ok(())
     }
 
-    fn device(&self, written: &WrittenDevice) -> Result<OneDevice> {
+    fn device(&self, written: &ConfigFileDevice) -> Result<ConfiguredDevice> {
         let place = written.source.span().start;
         let source = SOURCES.parse(written.source.get_ref().as_ref());
         let source = source.map_err(|error| self.at(place, &error.into()))?;
-        let mut settings = Settings::default();
+        let mut settings = SourceSettings::default();
         for option in &written.options {
             let (place, option) = (option.span().start, option.get_ref().clone());
             match option.as_str() {
@@ -201,7 +203,7 @@ impl Config {
             Some(worker) if *worker.get_ref() && !has_worker => {
                 let why =
                     format!("sources of type {} do no I/O of their own", source.kind.about().name);
-                return Err(self.at(worker.span().start, &Failure::Usage(why)));
+                return Err(self.at(worker.span().start, &CommandFailure::Usage(why)));
             }
             worker if has_worker && worker.as_ref().is_none_or(|worker| *worker.get_ref()) => {
                 settings.options.push(WORKER.to_owned());
@@ -213,36 +215,36 @@ impl Config {
                 "sources of type {} are no devices: an application cannot have one alone",
                 source.kind.about().name
             );
-            return Err(self.at(bind.span().start, &Failure::Usage(why)));
+            return Err(self.at(bind.span().start, &CommandFailure::Usage(why)));
         }
         let (path, bind) = (written.path.get_ref(), written.bind.as_ref());
         let path = format!("/{}", path.strip_prefix('/').unwrap_or(path));
         let bind = bind.map(|bind| bind.get_ref().clone());
-        Ok(OneDevice { path, source, settings, bind, place })
+        Ok(ConfiguredDevice { path, source, settings, bind, place })
     }
 
-    fn unfit(&self, unfit: Unfit, devices: &[WrittenDevice]) -> Failure {
+    fn unfit(&self, unfit: NamespaceError, devices: &[ConfigFileDevice]) -> CommandFailure {
         let place = |index: usize| devices[index].path.span().start;
         let path = |index: usize| devices[index].path.get_ref();
         let (place, why) = match unfit {
-            Unfit::Path(index) => {
+            NamespaceError::Path(index) => {
                 let why =
                     "is not the path of a directory in the tree: write it as /fast or /data/one";
                 (place(index), format!("{:?} {why}", path(index)))
             }
-            Unfit::Below(index, other) => {
+            NamespaceError::Below(index, other) => {
                 let why = "file systems do not lie in each other: choose another path";
                 (place(index), format!("{:?} is in {:?}, and {why}", path(index), path(other)))
             }
-            Unfit::TooMany => {
+            NamespaceError::TooMany => {
                 (place(Namespace::MOST), format!("there are more than {} devices", Namespace::MOST))
             }
         };
-        self.at(place, &Failure::Usage(why))
+        self.at(place, &CommandFailure::Usage(why))
     }
 
     /// The failure with file, line, and the key in this line.
-    pub fn at(&self, place: usize, failure: &Failure) -> Failure {
+    pub fn at(&self, place: usize, failure: &CommandFailure) -> CommandFailure {
         let place = place.min(self.text.len());
         let before = self.text.as_bytes()[..place].iter();
         let line = before.filter(|byte| **byte == b'\n').count();
@@ -250,7 +252,7 @@ impl Config {
         let key = words.split(['=', '#']).next().unwrap_or_default().trim();
         let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
         let text = format!("{}:{}: {key}{failure}", self.file.display(), line + 1);
-        Failure::from_code(failure.code(), text)
+        CommandFailure::from_code(failure.code(), text)
     }
 }
 
@@ -258,8 +260,8 @@ impl Config {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Config> {
-        Config::parse(Path::new("/etc/m.toml"), text.to_owned())
+    fn parse(text: &str) -> Result<ManagerConfig> {
+        ManagerConfig::parse(Path::new("/etc/m.toml"), text.to_owned())
     }
 
     #[test]

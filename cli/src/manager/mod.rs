@@ -7,18 +7,18 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use defuse_fs::namespace::{Member, Namespace};
-use defuse_fs::source::Locks;
+use defuse_fs::namespace::{Namespace, NamespaceMember};
+use defuse_fs::source::LockPlace;
 use defuse_fs::{Caller, FileSystem};
 use rustix::process::{getegid, geteuid};
 
-use crate::error::{Failure, Result};
-use crate::sandbox::{Extent, Needs};
-use crate::servers::Device;
-use crate::serving::{self, Offer, ProcessArgs};
+use crate::error::{CommandFailure, Result};
+use crate::sandbox::{FilterNeeds, SandboxExtent};
+use crate::servers::TreeDevice;
+use crate::serving::{self, ProcessArgs, ServePlan};
 use crate::{daemon, mounted, paths};
-use bind::{Bindable, Binder};
-use config::{Config, OneDevice};
+use bind::{BindableDevice, DeviceBinder};
+use config::{ConfiguredDevice, ManagerConfig};
 
 /// Serve several file systems to other processes, as one tree
 ///
@@ -74,7 +74,7 @@ impl ManagerArgs {
 pub fn run(mut args: ManagerArgs) -> Result {
     args.config = paths::absolute(&args.config);
     args.process.log_file = args.process.log_file.as_deref().map(paths::absolute);
-    let config = Config::read(&args.config)?;
+    let config = ManagerConfig::read(&args.config)?;
     if args.check {
         return Ok(());
     }
@@ -84,7 +84,7 @@ pub fn run(mut args: ManagerArgs) -> Result {
     let ready = args.process.begin()?;
     let opened = args.process.start_log().and_then(|()| {
         let sources: Vec<_> = config.devices.iter().map(|device| &device.source).collect();
-        let extent = Extent::Usual;
+        let extent = SandboxExtent::Usual;
         let later = config.devices.iter().any(|device| device.bind.is_some());
         let stays = match (config.dead_after, later) {
             (Some(_), _) => Some("it looks at processes"),
@@ -95,7 +95,7 @@ pub fn run(mut args: ManagerArgs) -> Result {
         Ok((namespaces, open(&config)?))
     });
     match opened {
-        Ok((namespaces, Tree { fs, binder })) => {
+        Ok((namespaces, ManagerTree { fs, binder })) => {
             let offer = offer(&args, &config, Arc::clone(&fs), &binder);
             let outcome = serving::run(offer, namespaces, ready, || {
                 binder.end();
@@ -112,14 +112,19 @@ pub fn run(mut args: ManagerArgs) -> Result {
 }
 
 /// The file systems, and those of them that applications may bind.
-struct Tree {
+struct ManagerTree {
     fs: Arc<Namespace>,
-    binder: Arc<Binder>,
+    binder: Arc<DeviceBinder>,
 }
 
-fn offer(args: &ManagerArgs, config: &Config, fs: Arc<Namespace>, binder: &Arc<Binder>) -> Offer {
-    let device = |one: &OneDevice| Device { path: one.path.clone(), source: one.text() };
-    Offer {
+fn offer(
+    args: &ManagerArgs,
+    config: &ManagerConfig,
+    fs: Arc<Namespace>,
+    binder: &Arc<DeviceBinder>,
+) -> ServePlan {
+    let device = |one: &ConfiguredDevice| TreeDevice { path: one.path.clone(), source: one.text() };
+    ServePlan {
         text: format!("manager {}", args.config.display()),
         devices: config.devices.iter().map(device).collect(),
         tree: Some(Arc::clone(&fs)),
@@ -137,10 +142,10 @@ fn offer(args: &ManagerArgs, config: &Config, fs: Arc<Namespace>, binder: &Arc<B
 }
 
 /// The system calls that all sources together need.
-fn needs(config: &Config) -> Needs {
-    config.devices.iter().fold(Needs::default(), |all, device| {
+fn needs(config: &ManagerConfig) -> FilterNeeds {
+    config.devices.iter().fold(FilterNeeds::default(), |all, device| {
         let one = mounted::needs(&device.source);
-        Needs {
+        FilterNeeds {
             handles: all.handles || one.handles,
             rings: all.rings || one.rings,
             network: all.network || one.network,
@@ -150,7 +155,7 @@ fn needs(config: &Config) -> Needs {
 }
 
 /// Opens all file systems. If one cannot be opened, the others end as they would after SIGTERM.
-fn open(config: &Config) -> Result<Tree> {
+fn open(config: &ManagerConfig) -> Result<ManagerTree> {
     if let Some(dir) = &config.sysfs {
         defuse_block::worker::use_sysfs(dir);
     }
@@ -159,7 +164,7 @@ fn open(config: &Config) -> Result<Tree> {
         match member(config, device, &mut devices) {
             Ok(member) => members.push(member),
             Err(failure) => {
-                let binder = Binder::new(devices, config.answer_within);
+                let binder = DeviceBinder::new(devices, config.answer_within);
                 binder.end();
                 settle(config, &members, &binder).unwrap_or_else(|other| log::error!("{other}"));
                 return Err(config.at(device.place, &failure));
@@ -168,40 +173,44 @@ fn open(config: &Config) -> Result<Tree> {
     }
     let owner = Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), pid: 0 };
     let namespace = Namespace::new(members, owner);
-    let namespace =
-        namespace.map_err(|unfit| Failure::Failed(format!("the paths make no tree: {unfit:?}")))?;
-    let binder = Arc::new(Binder::new(devices, config.answer_within));
-    Ok(Tree { fs: Arc::new(namespace), binder })
+    let namespace = namespace
+        .map_err(|unfit| CommandFailure::Failed(format!("the paths make no tree: {unfit:?}")))?;
+    let binder = Arc::new(DeviceBinder::new(devices, config.answer_within));
+    Ok(ManagerTree { fs: Arc::new(namespace), binder })
 }
 
 /// The file system of a device, in the tree. One that applications may bind is added to `devices`.
-fn member(config: &Config, device: &OneDevice, devices: &mut Vec<Arc<Bindable>>) -> Result<Member> {
+fn member(
+    config: &ManagerConfig,
+    device: &ConfiguredDevice,
+    devices: &mut Vec<Arc<BindableDevice>>,
+) -> Result<NamespaceMember> {
     let path = device.path_of_names().to_owned();
     let Some(users) = &device.bind else {
-        return Ok(Member { path, fs: open_device(device)?, apart: false });
+        return Ok(NamespaceMember { path, fs: open_device(device)?, apart: false });
     };
-    let bindable = Arc::new(Bindable::new(device, users.clone(), config.answer_within));
+    let bindable = Arc::new(BindableDevice::new(device, users.clone(), config.answer_within));
     bindable.begin()?;
     let fs = Arc::clone(&bindable.moving) as Arc<dyn FileSystem>;
     devices.push(bindable);
-    Ok(Member { path, fs, apart: true })
+    Ok(NamespaceMember { path, fs, apart: true })
 }
 
-fn open_device(device: &OneDevice) -> Result<Arc<dyn FileSystem>> {
+fn open_device(device: &ConfiguredDevice) -> Result<Arc<dyn FileSystem>> {
     let mut settings = device.settings.clone();
     // The server keeps no locks, so that those of a frontend would hold for one client only.
-    settings.frontend.locks = Locks::FileSystem;
+    settings.frontend.locks = LockPlace::FileSystem;
     Ok(device.source.open(&settings)?)
 }
 
 /// Makes every file system durable, whatever happens with the others. Fails with all that could not be.
 /// An application that has a device goes on with it.
-fn settle(config: &Config, members: &[Member], binder: &Binder) -> Result {
+fn settle(config: &ManagerConfig, members: &[NamespaceMember], binder: &DeviceBinder) -> Result {
     let is_own = |path: &str| binder.device(path).is_none_or(|device| device.is_own());
     let each = config.devices.iter().zip(members).filter(|(device, _)| is_own(&device.path));
     let failures: Vec<String> = each
         .filter_map(|(device, member)| mounted::make_durable(&*member.fs, &device.text()).err())
         .map(|failure| failure.to_string())
         .collect();
-    if failures.is_empty() { Ok(()) } else { Err(Failure::Failed(failures.join("; "))) }
+    if failures.is_empty() { Ok(()) } else { Err(CommandFailure::Failed(failures.join("; "))) }
 }

@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use defuse_fs::source::Locks;
-use defuse_fs::source::Value::{self, Choice, Flag, Number, Seconds, Size, Text};
-use defuse_fuse::mount::Applied;
+use defuse_fs::source::LockPlace;
+use defuse_fs::source::OptionValue::{self, Choice, Flag, Number, Seconds, Size, Text};
+use defuse_fuse::mount::ApplyOutcome;
 use defuse_fuse::{IoUring, SpliceLimits, ThreadPolicy};
 
-use super::{Settings, unknown};
-use crate::error::{Failure, Result};
-use crate::sandbox::Extent;
+use super::{OptionSettings, unknown};
+use crate::error::{CommandFailure, Result};
+use crate::sandbox::SandboxExtent;
 
 /// The part that an option configures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum OptionScope {
     /// The mount, for every source.
     Mount,
     /// The session, for every source.
@@ -21,42 +21,46 @@ pub enum Scope {
 }
 
 /// One option.
-pub struct Opt {
+pub struct OptionEntry {
     /// The name.
     pub name: &'static str,
     /// The part that it configures.
-    pub scope: Scope,
+    pub scope: OptionScope,
     /// One line of help.
     pub help: &'static str,
-    set: Set,
+    set: OptionEffect,
 }
 
 /// The parser of a value, with its effect.
-enum Set {
+enum OptionEffect {
     /// `MountOptions::apply` parses the value; the text is its form in help.
     Mount(&'static str),
     /// The table parses the value.
-    Value(Value<Settings>),
+    Value(OptionValue<OptionSettings>),
 }
 
-use Scope::{Mount, Session};
+use OptionScope::{Mount, Session};
 
 const U16_MAX: u64 = u16::MAX as u64;
 const U32_MAX: u64 = u32::MAX as u64;
 
-const fn mount(name: &'static str, value: &'static str, help: &'static str) -> Opt {
-    Opt { name, scope: Mount, help, set: Set::Mount(value) }
+const fn mount(name: &'static str, value: &'static str, help: &'static str) -> OptionEntry {
+    OptionEntry { name, scope: Mount, help, set: OptionEffect::Mount(value) }
 }
 
-const fn session(name: &'static str, value: Value<Settings>, help: &'static str) -> Opt {
-    Opt { name, scope: Session, help, set: Set::Value(value) }
+const fn session(
+    name: &'static str,
+    value: OptionValue<OptionSettings>,
+    help: &'static str,
+) -> OptionEntry {
+    OptionEntry { name, scope: Session, help, set: OptionEffect::Value(value) }
 }
 
 /// The values of `workers`, for messages.
 pub const WORKERS: &str = "a number from 1 to 1024, paper[:MAX] or merged[:MAX]";
 
 /// Parses a value of `workers`: the maximum number, the policy, or both.
-fn set_workers(settings: &mut Settings, text: &str) -> Option<()> {
+fn set_workers(settings: &mut OptionSettings, text: &str) -> Option<()> {
     let (word, max) = match text.split_once(':') {
         Some((word, max)) => (word, Some(max)),
         None => (text, None),
@@ -85,7 +89,7 @@ fn count(text: &str) -> Option<usize> {
 
 /// All options except those that disable INIT capabilities, whose names come from the protocol.
 #[rustfmt::skip]
-pub const OPTIONS: &[Opt] = &[
+pub const OPTIONS: &[OptionEntry] = &[
     mount("ro", "", "read only"),
     mount("rw", "", "read and write (default)"),
     mount("noexec", "", "programs are not executed"),
@@ -113,12 +117,12 @@ pub const OPTIONS: &[Opt] = &[
     session("no_default_permissions", Flag(|s| s.default_permissions = Some(false)),
         "only the file system itself checks permissions"),
     session("sandbox", Choice(&[
-            ("", |s| s.sandbox = Extent::Usual),
-            ("privileges", |s| s.sandbox = Extent::Privileges),
-            ("namespace", |s| s.sandbox = Extent::Namespace),
+            ("", |s| s.sandbox = SandboxExtent::Usual),
+            ("privileges", |s| s.sandbox = SandboxExtent::Privileges),
+            ("namespace", |s| s.sandbox = SandboxExtent::Namespace),
         ]),
         "the daemon drops privileges, system calls and files that it does not need (default)"),
-    session("no_sandbox", Flag(|s| s.sandbox = Extent::None), "the daemon keeps all privileges and system calls"),
+    session("no_sandbox", Flag(|s| s.sandbox = SandboxExtent::None), "the daemon keeps all privileges and system calls"),
     session("workers", Text("N|paper[:MAX]|merged[:MAX]", WORKERS, set_workers),
         "most worker threads (default: by processors and file system), and the policy"),
     session("max_write", Size(4096, 1 << 20, |s, n| s.session.max_write = n as usize),
@@ -158,8 +162,8 @@ pub const OPTIONS: &[Opt] = &[
         "requests use /dev/fuse"),
     session("direct_io", Flag(|s| s.session.direct_io = true), "bypass the page cache"),
     session("locks", Choice(&[
-            ("frontend", |s| { s.session.forward_locks = false; s.source.frontend.locks = Locks::Frontend; }),
-            ("filesystem", |s| { s.session.forward_locks = true; s.source.frontend.locks = Locks::FileSystem; }),
+            ("frontend", |s| { s.session.forward_locks = false; s.source.frontend.locks = LockPlace::Frontend; }),
+            ("filesystem", |s| { s.session.forward_locks = true; s.source.frontend.locks = LockPlace::FileSystem; }),
         ]),
         "place of file locks: in the kernel for this mount, or in the file system for all its users"),
     session("attr_timeout", Seconds(|s, t| s.session.attr_timeout = Some(t)),
@@ -178,7 +182,7 @@ pub const OPTIONS: &[Opt] = &[
         "the kernel aborts the mount if a request takes longer (whole seconds, Linux 6.15)"),
 ];
 
-impl Opt {
+impl OptionEntry {
     /// The option with its value, as help shows it.
     pub fn form(&self) -> String {
         match self.value() {
@@ -189,22 +193,22 @@ impl Opt {
 
     fn value(&self) -> Option<String> {
         match &self.set {
-            Set::Mount("") => None,
-            Set::Mount(value) => Some((*value).to_owned()),
-            Set::Value(value) => value.form(),
+            OptionEffect::Mount("") => None,
+            OptionEffect::Mount(value) => Some((*value).to_owned()),
+            OptionEffect::Value(value) => value.form(),
         }
     }
 
     /// Applies the option with its value, `None` if it came without `=`.
-    pub fn apply(&self, settings: &mut Settings, value: Option<&str>) -> Result {
+    pub fn apply(&self, settings: &mut OptionSettings, value: Option<&str>) -> Result {
         let name = self.name;
         match &self.set {
-            Set::Mount(_) => match settings.mount.apply(name, value) {
-                Ok(Applied::Yes) => Ok(()),
-                Ok(Applied::NotAMountOption) => Err(unknown(name)),
-                Err(error) => Err(Failure::usage(error)),
+            OptionEffect::Mount(_) => match settings.mount.apply(name, value) {
+                Ok(ApplyOutcome::Yes) => Ok(()),
+                Ok(ApplyOutcome::NotAMountOption) => Err(unknown(name)),
+                Err(error) => Err(CommandFailure::usage(error)),
             },
-            Set::Value(set) => Ok(set.apply(settings, name, value)?),
+            OptionEffect::Value(set) => Ok(set.apply(settings, name, value)?),
         }
     }
 }

@@ -17,7 +17,7 @@ use defuse_preload_plan::settled::{private, settled};
 use defuse_preload_plan::{LIBRARY, MARK, analysis};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
 /// The variable with the path of the library.
 const VARIABLE: &str = "DEFUSE_PRELOAD_LIBRARY";
@@ -37,7 +37,7 @@ const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 ///
 /// Fails if there is none, if it is another library, and if its path cannot be named in `LD_PRELOAD`.
 pub fn find() -> Result<PathBuf> {
-    let program = std::env::current_exe().map_err(Failure::failed)?;
+    let program = std::env::current_exe().map_err(CommandFailure::failed)?;
     let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty());
     let library = match named {
         Some(named) => at(Path::new(&named))?,
@@ -48,7 +48,7 @@ pub fn find() -> Result<PathBuf> {
         },
     };
     if !can_be_named(&library) {
-        return Err(Failure::Failed(format!(
+        return Err(CommandFailure::Failed(format!(
             "{}: LD_PRELOAD can name no library with a space, a colon or a dollar sign in its path: \
              move it, and set its path in {VARIABLE}",
             library.display()
@@ -67,7 +67,7 @@ fn can_be_named(path: &Path) -> bool {
 fn at(named: &Path) -> Result<PathBuf> {
     match fs::canonicalize(named) {
         Ok(library) if library.is_file() => Ok(library),
-        _ => Err(Failure::Failed(format!(
+        _ => Err(CommandFailure::Failed(format!(
             "{}: the library for programs, which {VARIABLE} names, is not there: correct the path, or unset the variable",
             named.display()
         ))),
@@ -91,9 +91,9 @@ fn beside(program: &Path, carried: &[u8]) -> Option<PathBuf> {
     })
 }
 
-fn missing(program: &Path) -> Failure {
+fn missing(program: &Path) -> CommandFailure {
     let places = places(program).map(|place| place.display().to_string());
-    Failure::Failed(format!(
+    CommandFailure::Failed(format!(
         "the library for programs is not in this program, and was not found in {}: build it from a checkout \
          (`cargo xtask install`), or set its path in {VARIABLE}",
         places.join(", ")
@@ -104,12 +104,12 @@ fn missing(program: &Path) -> Failure {
 fn check(library: &Path) -> Result {
     match analysis::exports(library, MARK) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Failure::Failed(format!(
+        Ok(false) => Err(CommandFailure::Failed(format!(
             "{}: not the library for programs of a run: install it with `cargo xtask install`, or set its path in \
              {VARIABLE}",
             library.display()
         ))),
-        Err(error) => Err(Failure::Failed(format!(
+        Err(error) => Err(CommandFailure::Failed(format!(
             "{error}: set the path of the library for programs in {VARIABLE}"
         ))),
     }
@@ -141,7 +141,7 @@ fn unpack(homes: &[PathBuf], library: &[u8]) -> Result<PathBuf> {
             Err(error) => refusals.push(format!("{}: {error}", home.display())),
         }
     }
-    Err(Failure::Failed(format!(
+    Err(CommandFailure::Failed(format!(
         "the library for programs can be unpacked nowhere ({}): set XDG_CACHE_HOME to a directory of yours on a file \
          system that is not mounted with noexec",
         refusals.join("; ")

@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use defuse_compose::{Settings, Source};
+use defuse_compose::{ParsedSource, SourceSettings};
 use defuse_fs::FileSystem;
-use defuse_fs::source::{Frontend, Locks, Sharing};
-use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
-use defuse_shared::{LaneOffers, Versioned};
-use defuse_socket::name::Name;
-use defuse_socket::{Server, ServerOptions};
+use defuse_fs::source::{FrontendProperties, LockPlace, SourceSharing};
+use defuse_preload_plan::{ForkPolicy, MountPlan, ServerPlace};
+use defuse_shared::{LaneOffers, VersionedFileSystem};
+use defuse_socket::name::SocketName;
+use defuse_socket::{ServerOptions, SocketServer};
 use rustix::fs::Mode;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
-use crate::error::{Failure, Result, warn};
+use crate::error::{CommandFailure, Result, warn};
 use crate::sources::{SOURCES, is_in_process};
 use crate::{mounted, paths};
 
@@ -28,18 +28,18 @@ pub fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
     let form = "write TARGET=TYPE:REST, such as /data=passthrough:/srv";
     let bytes = text.as_bytes();
     let Some(at) = bytes.iter().position(|&byte| byte == b'=') else {
-        return Err(Failure::Usage(format!("mount {shown} has no source: {form}")));
+        return Err(CommandFailure::Usage(format!("mount {shown} has no source: {form}")));
     };
     let (target, rest) = (&bytes[..at], &bytes[at + 1..]);
     let named = target.ends_with(b":") && target.len() > 1 && !target.contains(&b'/');
     if !named && !target.starts_with(b"/") {
-        return Err(Failure::Usage(format!(
+        return Err(CommandFailure::Usage(format!(
             "mount {shown}: the target is neither an absolute path nor a name with a colon: {form}"
         )));
     }
     let mut names = target.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).peekable();
     if names.peek().is_none() || names.any(|name| matches!(name, b"." | b"..")) {
-        return Err(Failure::Usage(format!(
+        return Err(CommandFailure::Usage(format!(
             "mount {shown}: the target must be a directory below /, without . and .."
         )));
     }
@@ -61,7 +61,7 @@ pub fn refuse_twice(mounts: &[MountPlan]) -> Result {
         let place = names(&mount.target);
         if known.contains(&place) {
             let target = String::from_utf8_lossy(&mount.target).into_owned();
-            return Err(Failure::Usage(format!(
+            return Err(CommandFailure::Usage(format!(
                 "mount {target}: this target is given twice: leave out one of them"
             )));
         }
@@ -72,7 +72,7 @@ pub fn refuse_twice(mounts: &[MountPlan]) -> Result {
 
 /// The process that opens a source of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Opener {
+enum SourceOpener {
     /// Every program by itself.
     Program,
     /// The server at the socket that the source names.
@@ -83,80 +83,91 @@ enum Opener {
 
 /// Chooses the process that opens a source. With `in_process`, the library in the programs can do it; a connection of
 /// a program to a server has no options.
-fn opener(sharing: Sharing, (in_process, options): (bool, bool), fork: ForkPolicy) -> Opener {
+fn opener(
+    sharing: SourceSharing,
+    (in_process, options): (bool, bool),
+    fork: ForkPolicy,
+) -> SourceOpener {
     match (sharing, fork) {
-        _ if !in_process => Opener::Run,
-        (Sharing::Remote, _) if options => Opener::Run,
-        (Sharing::Remote, _) => Opener::Elsewhere,
-        (_, ForkPolicy::Server) => Opener::Run,
-        (Sharing::NeedsServer, ForkPolicy::Auto) => Opener::Run,
-        (Sharing::NeedsServer | Sharing::InDirectory | Sharing::Shared, _) => Opener::Program,
+        _ if !in_process => SourceOpener::Run,
+        (SourceSharing::Remote, _) if options => SourceOpener::Run,
+        (SourceSharing::Remote, _) => SourceOpener::Elsewhere,
+        (_, ForkPolicy::Server) => SourceOpener::Run,
+        (SourceSharing::NeedsServer, ForkPolicy::Auto) => SourceOpener::Run,
+        (SourceSharing::NeedsServer | SourceSharing::InDirectory | SourceSharing::Shared, _) => {
+            SourceOpener::Program
+        }
     }
 }
 
 /// The servers of a run, until its end.
 #[derive(Default)]
-pub struct Servers {
-    running: Vec<Running>,
-    /// The sockets that programs inherit, see [`ServedBy::Run`].
+pub struct RunServers {
+    running: Vec<RunServer>,
+    /// The sockets that programs inherit, see [`ServerPlace::Run`].
     pub sockets: Vec<OwnedFd>,
 }
 
 /// A server on a thread of its own, and its file system.
-struct Running {
+struct RunServer {
     source: String,
-    server: Arc<Server>,
+    server: Arc<SocketServer>,
     thread: JoinHandle<bool>,
     fs: Arc<dyn FileSystem>,
 }
 
 /// Starts a server for each mount that the programs cannot open by themselves, and notes it in the mount.
-pub fn serve(mounts: &mut [MountPlan]) -> Result<Servers> {
-    let mut servers = Servers::default();
+pub fn serve(mounts: &mut [MountPlan]) -> Result<RunServers> {
+    let mut servers = RunServers::default();
     for mount in mounts {
         let text = OsStr::from_bytes(&mount.source);
         // Each program of the run has a cache of its own, and is not told of the changes of the others.
-        let frontend =
-            Frontend { locks: Locks::FileSystem, concurrent: true, ..Frontend::default() };
-        let (source, settings) = SOURCES.parse_with_options(text, Settings::of(frontend))?;
+        let frontend = FrontendProperties {
+            locks: LockPlace::FileSystem,
+            concurrent: true,
+            ..FrontendProperties::default()
+        };
+        let (source, settings) = SOURCES.parse_with_options(text, SourceSettings::of(frontend))?;
         source.kind.check(&settings.options)?;
         let how = (is_in_process(source.kind), !settings.options.is_empty());
         match opener(source.sharing(), how, mount.fork) {
-            Opener::Program => {}
-            Opener::Elsewhere => mount.served_by = ServedBy::Socket(source.rest.into_vec()),
-            Opener::Run => mount.served_by = servers.start(&source, &settings)?,
+            SourceOpener::Program => {}
+            SourceOpener::Elsewhere => {
+                mount.served_by = ServerPlace::Socket(source.rest.into_vec())
+            }
+            SourceOpener::Run => mount.served_by = servers.start(&source, &settings)?,
         }
     }
     Ok(servers)
 }
 
-impl Servers {
-    fn start(&mut self, source: &Source, settings: &Settings) -> Result<ServedBy> {
+impl RunServers {
+    fn start(&mut self, source: &ParsedSource, settings: &SourceSettings) -> Result<ServerPlace> {
         let fs = source.open(settings)?;
         fs.notes().iter().for_each(|note| warn(note));
         let (listener, socket) = unnamed_socket()?;
         // Names have versions only where all changes come through this server.
-        let versioned = Versioned::over(Arc::clone(&fs));
+        let versioned = VersionedFileSystem::over(Arc::clone(&fs));
         let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
         let versions = versioned.map(|versioned| versioned as _);
         let lines = Some(Arc::new(LaneOffers::default()) as _);
         let options = ServerOptions { versions, lines, ..ServerOptions::default() };
-        let server = Server::inherited(listener, Arc::clone(&fs), options);
-        let server = Arc::new(server.map_err(Failure::failed)?);
+        let server = SocketServer::inherited(listener, Arc::clone(&fs), options);
+        let server = Arc::new(server.map_err(CommandFailure::failed)?);
         let thread = std::thread::Builder::new().name("defuse-server".to_owned());
         let served = Arc::clone(&server);
-        let thread = thread.spawn(move || served.run()).map_err(Failure::failed)?;
+        let thread = thread.spawn(move || served.run()).map_err(CommandFailure::failed)?;
         let source = source.text().to_string_lossy().into_owned();
-        self.running.push(Running { source, server, thread, fs });
+        self.running.push(RunServer { source, server, thread, fs });
         self.sockets.push(socket);
-        Ok(ServedBy::Run(self.sockets.len() - 1))
+        Ok(ServerPlace::Run(self.sockets.len() - 1))
     }
 
     /// Ends all connections, and makes everything durable that the programs have changed. Fails with the first
     /// file system that cannot do that.
     pub fn end(self) -> Result<()> {
         let mut outcome = Ok(());
-        for Running { source, server, thread, fs } in self.running {
+        for RunServer { source, server, thread, fs } in self.running {
             server.shut_down();
             let _ = thread.join();
             outcome = outcome.and(mounted::make_durable(&*fs, &source));
@@ -179,7 +190,7 @@ fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
             Ok(made) => return Ok(made),
             // No directory helps.
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                return Err(Failure::Failed(
+                return Err(CommandFailure::Failed(
                     "no socket for the programs of the run, because no thread can be started: raise the limit of \
                      processes (`ulimit -u`, or pids.max of the control group)"
                         .to_owned(),
@@ -188,7 +199,7 @@ fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
             Err(error) => why += &format!("; {}: {error}", base.display()),
         }
     }
-    Err(Failure::Failed(format!(
+    Err(CommandFailure::Failed(format!(
         "no socket for the programs of the run{why}: make /tmp writable, or name a directory by TMPDIR"
     )))
 }
@@ -215,7 +226,8 @@ fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;
     let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     // Programs of the run may become other users; the server checks the user of each connection.
-    let name = Name::bind(&listener, &place.path().join("socket"), Mode::from_raw_mode(0o666))?;
+    let name =
+        SocketName::bind(&listener, &place.path().join("socket"), Mode::from_raw_mode(0o666))?;
     Ok((listener, name.open()?))
 }
 
@@ -261,24 +273,28 @@ mod tests {
     #[test]
     fn a_source_that_programs_cannot_open_is_served_by_the_run() {
         use ForkPolicy::{Auto, Deny, Reopen, Server as Served, Share};
-        use Sharing::{InDirectory, NeedsServer, Remote, Shared};
+        use SourceSharing::{InDirectory, NeedsServer, Remote, Shared};
         let all = [InDirectory, NeedsServer, Remote, Shared];
         for (sharing, fork) in
             all.iter().flat_map(|s| [Auto, Share, Reopen, Served, Deny].map(|f| (*s, f)))
         {
-            assert_eq!(opener(sharing, (false, false), fork), Opener::Run, "{sharing:?} {fork:?}");
+            assert_eq!(
+                opener(sharing, (false, false), fork),
+                SourceOpener::Run,
+                "{sharing:?} {fork:?}"
+            );
         }
         for fork in [Auto, Share, Reopen, Deny] {
-            assert_eq!(opener(InDirectory, (true, true), fork), Opener::Program, "{fork:?}");
-            assert_eq!(opener(Shared, (true, true), fork), Opener::Program, "{fork:?}");
-            let own = if fork == Auto { Opener::Run } else { Opener::Program };
+            assert_eq!(opener(InDirectory, (true, true), fork), SourceOpener::Program, "{fork:?}");
+            assert_eq!(opener(Shared, (true, true), fork), SourceOpener::Program, "{fork:?}");
+            let own = if fork == Auto { SourceOpener::Run } else { SourceOpener::Program };
             assert_eq!(opener(NeedsServer, (true, false), fork), own, "{fork:?}");
-            assert_eq!(opener(Remote, (true, false), fork), Opener::Elsewhere, "{fork:?}");
-            assert_eq!(opener(Remote, (true, true), fork), Opener::Run, "{fork:?}");
+            assert_eq!(opener(Remote, (true, false), fork), SourceOpener::Elsewhere, "{fork:?}");
+            assert_eq!(opener(Remote, (true, true), fork), SourceOpener::Run, "{fork:?}");
         }
         for sharing in [InDirectory, NeedsServer, Shared] {
-            assert_eq!(opener(sharing, (true, false), Served), Opener::Run, "{sharing:?}");
+            assert_eq!(opener(sharing, (true, false), Served), SourceOpener::Run, "{sharing:?}");
         }
-        assert_eq!(opener(Remote, (true, false), Served), Opener::Elsewhere);
+        assert_eq!(opener(Remote, (true, false), Served), SourceOpener::Elsewhere);
     }
 }

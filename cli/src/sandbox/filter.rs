@@ -15,7 +15,7 @@ use seccompiler::{
 
 /// The calls that a daemon still needs when the filter is in force.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Needs {
+pub struct FilterNeeds {
     /// Open files by handles, open_by_handle_at(2): for a source in a directory.
     pub handles: bool,
     /// Create rings: for a session over io_uring, and for a source that does its own I/O by
@@ -120,7 +120,7 @@ const NAME_SPACES: [i32; 7] = [
 /// # Errors
 ///
 /// A message: unsupported machine, no seccomp in this kernel, or no permission.
-pub fn install(needs: Needs) -> Result<(), String> {
+pub fn install(needs: FilterNeeds) -> Result<(), String> {
     let target = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
     let refused = program(rules(needs), libc::EPERM, target).map_err(|error| error.to_string())?;
     // Its flags are in memory, where no filter sees them. The C library then uses clone(2).
@@ -199,7 +199,7 @@ const OF_KEEPER_HERE: &[i64] = &[];
 /// As for [`install`].
 pub fn install_for_keeper() -> Result<(), String> {
     let target = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
-    let allowed: Rules =
+    let allowed: FilterRules =
         OF_KEEPER.iter().chain(OF_KEEPER_HERE).map(|number| (*number, Vec::new())).collect();
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
     let filter = SeccompFilter::new(allowed, refuse, SeccompAction::Allow, target);
@@ -209,10 +209,10 @@ pub fn install_for_keeper() -> Result<(), String> {
 }
 
 /// The refused calls. Each is refused if one of its conditions holds, or always if it has none.
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+type FilterRules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn rules(needs: Needs) -> Result<Rules, BackendError> {
-    let mut refused: Rules =
+fn rules(needs: FilterNeeds) -> Result<FilterRules, BackendError> {
+    let mut refused: FilterRules =
         NEVER.iter().chain(OF_THE_MACHINE).map(|number| (*number, Vec::new())).collect();
     let depends = [
         (needs.handles, &[libc::SYS_open_by_handle_at][..]),
@@ -253,7 +253,7 @@ fn no_family_of(others: &[i32]) -> Result<SeccompRule, BackendError> {
 
 /// Refuses the calls of `rules` with `errno`, and allows all others.
 fn program(
-    rules: Result<Rules, BackendError>,
+    rules: Result<FilterRules, BackendError>,
     errno: i32,
     target: TargetArch,
 ) -> Result<BpfProgram, BackendError> {

@@ -4,26 +4,26 @@ use std::io;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 
-type Job = Box<dyn FnOnce() + Send>;
+type HomeJob = Box<dyn FnOnce() + Send>;
 
 /// A thread that stays in the namespace of the user while the others are in a new one. It mounts and
 /// registers. It ends before the daemon is ready, so that no thread is left in that namespace.
-pub struct Home(Option<(Sender<Job>, JoinHandle<()>)>);
+pub struct HomeThread(Option<(Sender<HomeJob>, JoinHandle<()>)>);
 
-impl Home {
+impl HomeThread {
     /// For a daemon that stays in the namespace itself: no thread is needed.
-    pub fn here() -> Home {
-        Home(None)
+    pub fn here() -> HomeThread {
+        HomeThread(None)
     }
 
     /// Starts the thread in the present namespace of the calling thread.
-    pub fn stay() -> io::Result<Home> {
-        let (jobs, queue) = mpsc::channel::<Job>();
+    pub fn stay() -> io::Result<HomeThread> {
+        let (jobs, queue) = mpsc::channel::<HomeJob>();
         let run = move || queue.into_iter().for_each(|job| job());
         let thread = thread::Builder::new().name("defuse-home".to_owned()).spawn(run)?;
-        Ok(Home(Some((jobs, thread))))
+        Ok(HomeThread(Some((jobs, thread))))
     }
 
     /// Runs `job` in the namespace of the user, and waits for its result.
@@ -36,7 +36,7 @@ impl Home {
         let (done, result) = mpsc::sync_channel(1);
         let job = move || drop(done.send(job()));
         let lost = || {
-            Failure::Failed(
+            CommandFailure::Failed(
                 "the thread in the mount namespace of the user has ended: see the log".to_owned(),
             )
         };
@@ -45,7 +45,7 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for HomeThread {
     fn drop(&mut self) {
         if let Some((jobs, thread)) = self.0.take() {
             drop(jobs);
@@ -62,8 +62,8 @@ mod tests {
     #[test]
     fn jobs_run_on_a_thread_of_their_own_and_a_panic_of_one_is_an_error() {
         let here = thread::current().id();
-        assert_eq!(Home::here().run(|| thread::current().id()), Ok(here));
-        let home = Home::stay().unwrap();
+        assert_eq!(HomeThread::here().run(|| thread::current().id()), Ok(here));
+        let home = HomeThread::stay().unwrap();
         assert_ne!(home.run(|| thread::current().id()), Ok(here));
         assert_eq!(home.run(|| 7), Ok(7));
         assert!(home.run(|| panic!("expected by the test")).is_err());

@@ -16,16 +16,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use defuse_fs::{Caller, Errno, Groups};
-use defuse_fuse::OfProcesses;
-use defuse_socket::name::{self, Inode};
+use defuse_fs::{Caller, Errno, SupplementaryGroups};
+use defuse_fuse::ProcessGroups;
+use defuse_socket::name::{self, SocketInode};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::filter;
-use crate::error::{Failure, Result};
-use crate::registry::{Entry, Found, State};
+use crate::error::{CommandFailure, Result};
+use crate::registry::{RegisteredMount, RegistrationState, RegistryEntry};
 use crate::{inherited, paths, signals};
 
 /// Maximum length of a message in bytes. The longest is a snapshot of all counters.
@@ -37,58 +37,58 @@ const GROUPS_MAX: u32 = 65536;
 
 /// All that a keeper may act on. Paths are bytes, because JSON has no others than UTF-8.
 #[derive(Default, Serialize, Deserialize)]
-pub struct Task {
+pub struct KeeperTask {
     mount: Option<(Vec<u8>, Option<u32>)>,
     /// Unmount also if the daemon is killed.
     auto_unmount: bool,
-    entry: Option<(Vec<u8>, Entry)>,
+    entry: Option<(Vec<u8>, RegistryEntry)>,
     files: Vec<Vec<u8>>,
     /// A socket in a directory of anybody, and its inode.
-    socket: Option<(Vec<u8>, Inode)>,
+    socket: Option<(Vec<u8>, SocketInode)>,
     stats_file: Option<Vec<u8>>,
     held: Vec<Vec<u8>>,
 }
 
-impl Task {
+impl KeeperTask {
     /// Unmount `mountpoint`, if it still has this connection.
-    pub fn unmount(mut self, mountpoint: &Path, connection: Option<u32>) -> Task {
+    pub fn unmount(mut self, mountpoint: &Path, connection: Option<u32>) -> KeeperTask {
         self.mount = Some((bytes(mountpoint), connection));
         self
     }
 
     /// If the daemon is killed, unmount and remove what it registered.
-    pub fn unmount_at_death(mut self, auto_unmount: bool) -> Task {
+    pub fn unmount_at_death(mut self, auto_unmount: bool) -> KeeperTask {
         self.auto_unmount = auto_unmount;
         self
     }
 
     /// Remove `entry` and the socket beside it, or record a failure there.
-    pub fn unregister(mut self, file: &Path, entry: Entry) -> Task {
+    pub fn unregister(mut self, file: &Path, entry: RegistryEntry) -> KeeperTask {
         self.entry = Some((bytes(file), entry));
         self
     }
 
     /// Remove these files.
-    pub fn remove(mut self, files: &[PathBuf]) -> Task {
+    pub fn remove(mut self, files: &[PathBuf]) -> KeeperTask {
         self.files = files.iter().map(|file| bytes(file)).collect();
         self
     }
 
     /// Remove the socket, if it still is the file with this inode.
-    pub fn unname(mut self, socket: &Path, inode: Option<Inode>) -> Task {
+    pub fn unname(mut self, socket: &Path, inode: Option<SocketInode>) -> KeeperTask {
         self.socket = inode.map(|inode| (bytes(socket), inode));
         self
     }
 
     /// Replace this file.
-    pub fn write(mut self, stats_file: Option<&Path>) -> Task {
+    pub fn write(mut self, stats_file: Option<&Path>) -> KeeperTask {
         self.stats_file = stats_file.map(bytes);
         self
     }
 
     /// Keep these directories busy: their file systems are in use, which the namespace of the user does not
     /// show otherwise.
-    pub fn hold(mut self, directories: &[PathBuf]) -> Task {
+    pub fn hold(mut self, directories: &[PathBuf]) -> KeeperTask {
         self.held = directories.iter().map(|path| bytes(path)).collect();
         self
     }
@@ -96,7 +96,7 @@ impl Task {
 
 /// An order to the keeper.
 #[derive(Serialize, Deserialize)]
-pub enum Order {
+pub enum KeeperOrder {
     /// Unmount, or detach if that is in use. True if data in the page cache is to be written first.
     Unmount(bool),
     /// The daemon ends: remove what it registered.
@@ -108,16 +108,16 @@ pub enum Order {
 }
 
 /// The keeper, as the daemon has it.
-pub struct Keeper {
+pub struct KeeperHandle {
     orders: Mutex<BufReader<UnixStream>>,
-    groups: Arc<GroupsOfKeeper>,
+    groups: Arc<KeeperGroups>,
     process: Mutex<Option<Child>>,
 }
 
-impl Keeper {
+impl KeeperHandle {
     /// Starts the process in the namespace of this thread. It executes the program again, so that it has
     /// neither memory nor addresses in common with the daemon.
-    pub fn start() -> io::Result<Keeper> {
+    pub fn start() -> io::Result<KeeperHandle> {
         let (ours, theirs) = UnixStream::pair()?;
         let (asks, answers) = UnixStream::pair()?;
         inherited::keep_descriptors(&[]);
@@ -129,22 +129,22 @@ impl Keeper {
             .stdout(OwnedFd::from(answers))
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Keeper {
+        Ok(KeeperHandle {
             orders: Mutex::new(BufReader::new(ours)),
-            groups: Arc::new(GroupsOfKeeper(Mutex::new(asks))),
+            groups: Arc::new(KeeperGroups(Mutex::new(asks))),
             process: Mutex::new(Some(process)),
         })
     }
 
     /// Tells it all that it may act on, once, and waits until it has given up everything else.
-    pub fn begin(&self, task: &Task) -> Result {
+    pub fn begin(&self, task: &KeeperTask) -> Result {
         self.ask(task).map(|_| ()).map_err(|error| {
-            Failure::Failed(format!("the process that unmounts did not start: {error}"))
+            CommandFailure::Failed(format!("the process that unmounts did not start: {error}"))
         })
     }
 
     /// Carries out `order`. What there is to say about it goes to the log. Returns true after an unmount that has succeeded.
-    pub fn order(&self, order: &Order) -> bool {
+    pub fn order(&self, order: &KeeperOrder) -> bool {
         match self.ask(order) {
             Ok(notes) => {
                 notes.log();
@@ -160,8 +160,8 @@ impl Keeper {
     }
 
     /// The groups of processes.
-    pub fn groups(&self) -> Arc<dyn Groups> {
-        Arc::clone(&self.groups) as Arc<dyn Groups>
+    pub fn groups(&self) -> Arc<dyn SupplementaryGroups> {
+        Arc::clone(&self.groups) as Arc<dyn SupplementaryGroups>
     }
 
     /// Ends it, and waits for that: until then it keeps directories busy.
@@ -173,7 +173,7 @@ impl Keeper {
         }
     }
 
-    fn ask(&self, message: &impl Serialize) -> io::Result<Notes> {
+    fn ask(&self, message: &impl Serialize) -> io::Result<KeeperNotes> {
         let mut orders = lock(&self.orders);
         send(orders.get_mut(), message)?;
         receive(&mut orders)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
@@ -182,13 +182,13 @@ impl Keeper {
 
 /// Lines for the log of the daemon, with their levels.
 #[derive(Default, Serialize, Deserialize)]
-pub struct Notes {
+pub struct KeeperNotes {
     lines: Vec<(String, String)>,
     /// An unmount has succeeded, and nothing was in use.
     pub unmounted: bool,
 }
 
-impl Notes {
+impl KeeperNotes {
     /// Adds a line.
     pub fn add(&mut self, level: log::Level, text: impl fmt::Display) {
         self.lines.push((level.to_string(), text.to_string()));
@@ -203,9 +203,9 @@ impl Notes {
 }
 
 /// The groups of processes, from the keeper: the directory /proc of the daemon has no other processes.
-struct GroupsOfKeeper(Mutex<UnixStream>);
+struct KeeperGroups(Mutex<UnixStream>);
 
-impl Groups for GroupsOfKeeper {
+impl SupplementaryGroups for KeeperGroups {
     fn groups_of(&self, caller: Caller) -> defuse_fs::Result<Vec<u32>> {
         let mut socket = lock(&self.0);
         socket.write_all(&caller.pid.to_ne_bytes())?;
@@ -226,26 +226,28 @@ pub fn run() -> Result {
     null.and_then(|null| {
         rustix::stdio::dup2_stdin(&null).and_then(|()| rustix::stdio::dup2_stdout(&null))
     })
-    .map_err(Failure::failed)?;
+    .map_err(CommandFailure::failed)?;
     // Shown by ps(1).
     let _ = rustix::thread::set_name(c"defuse-keeper");
     // A terminal or a service manager signals all processes; this one ends after the daemon.
     let _ = rustix::process::setsid();
-    let _caught = signals::catch().map_err(Failure::failed)?;
-    let Some(task) = receive::<Task>(&mut orders).map_err(Failure::failed)? else { return Ok(()) };
+    let _caught = signals::catch().map_err(CommandFailure::failed)?;
+    let Some(task) = receive::<KeeperTask>(&mut orders).map_err(CommandFailure::failed)? else {
+        return Ok(());
+    };
     let held = task.held.iter().map(|path| {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         rustix::fs::open(path_of(path), flags, Mode::empty())
     });
     let _held: Vec<_> = held.collect();
-    let socket = task.socket.as_ref().and_then(Socket::open);
+    let socket = task.socket.as_ref().and_then(SocketFile::open);
     give_up(groups)?;
-    send(orders.get_mut(), &Notes::default()).map_err(Failure::failed)?;
+    send(orders.get_mut(), &KeeperNotes::default()).map_err(CommandFailure::failed)?;
     let mut is_killed = true;
     // A connection that fails is the end of the daemon, too.
     while let Ok(Some(order)) = receive(&mut orders) {
-        is_killed &= !matches!(order, Order::Remove | Order::Leave(_));
-        if let (Order::Remove, Some(socket)) = (&order, &socket) {
+        is_killed &= !matches!(order, KeeperOrder::Remove | KeeperOrder::Leave(_));
+        if let (KeeperOrder::Remove, Some(socket)) = (&order, &socket) {
             name::remove_in(&socket.directory, &socket.name, Some(socket.inode));
         }
         let notes = carry_out(&task, order);
@@ -254,25 +256,25 @@ pub fn run() -> Result {
         }
     }
     if is_killed && task.auto_unmount {
-        carry_out(&task, Order::Unmount(false));
-        carry_out(&task, Order::Remove);
+        carry_out(&task, KeeperOrder::Unmount(false));
+        carry_out(&task, KeeperOrder::Remove);
     }
     Ok(())
 }
 
 /// A socket in an open directory, which another user may exchange for a link meanwhile.
-struct Socket {
+struct SocketFile {
     directory: OwnedFd,
     name: OsString,
-    inode: Inode,
+    inode: SocketInode,
 }
 
-impl Socket {
-    fn open((path, inode): &(Vec<u8>, Inode)) -> Option<Socket> {
+impl SocketFile {
+    fn open((path, inode): &(Vec<u8>, SocketInode)) -> Option<SocketFile> {
         let path = path_of(path);
         let (directory, name) = name::parts(&path).ok()?;
         let directory = name::open_directory(directory).ok()?;
-        Some(Socket { directory, name: name.to_owned(), inode: *inode })
+        Some(SocketFile { directory, name: name.to_owned(), inode: *inode })
     }
 }
 
@@ -281,25 +283,25 @@ impl Socket {
 fn give_up(groups: UnixStream) -> Result {
     super::keep_only(super::KEPT_OF_KEEPER);
     // The daemon has the same user. Without this it could enter the namespace by /proc/PID.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(Failure::failed)?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(CommandFailure::failed)?;
     let answer = move || drop(tell_groups(groups));
     std::thread::Builder::new()
         .name("defuse-groups".to_owned())
         .spawn(answer)
-        .map_err(Failure::failed)?;
+        .map_err(CommandFailure::failed)?;
     if let Err(error) = filter::install_for_keeper() {
         log::warn!("no system calls are refused (seccomp): {error}");
     }
     Ok(())
 }
 
-fn carry_out(task: &Task, order: Order) -> Notes {
-    let mut notes = Notes::default();
+fn carry_out(task: &KeeperTask, order: KeeperOrder) -> KeeperNotes {
+    let mut notes = KeeperNotes::default();
     match (order, &task.mount, &task.entry, &task.stats_file) {
-        (Order::Unmount(syncs), Some((mountpoint, connection)), ..) => {
+        (KeeperOrder::Unmount(syncs), Some((mountpoint, connection)), ..) => {
             return signals::unmount_or_detach(&path_of(mountpoint), *connection, syncs);
         }
-        (Order::Remove, _, entry, _) => {
+        (KeeperOrder::Remove, _, entry, _) => {
             if let Some((file, entry)) = entry {
                 found(file, entry).remove();
             }
@@ -308,10 +310,10 @@ fn carry_out(task: &Task, order: Order) -> Notes {
                 let _ = std::fs::remove_file(path_of(file));
             }
         }
-        (Order::Leave(failure), _, Some((file, entry)), _) => {
+        (KeeperOrder::Leave(failure), _, Some((file, entry)), _) => {
             found(file, entry).leave_failure(&failure)
         }
-        (Order::Statistics(text), .., Some(file)) => {
+        (KeeperOrder::Statistics(text), .., Some(file)) => {
             if let Err(error) = paths::write_atomically(&path_of(file), text.as_bytes()) {
                 let path = path_of(file);
                 let text = format!("cannot write statistics to {}: {error}", path.display());
@@ -323,14 +325,19 @@ fn carry_out(task: &Task, order: Order) -> Notes {
     notes
 }
 
-fn found(file: &[u8], entry: &Entry) -> Found {
-    Found { entry: entry.clone(), state: State::Serving, file: path_of(file), mounted: None }
+fn found(file: &[u8], entry: &RegistryEntry) -> RegisteredMount {
+    RegisteredMount {
+        entry: entry.clone(),
+        state: RegistrationState::Serving,
+        file: path_of(file),
+        mounted: None,
+    }
 }
 
 fn tell_groups(mut socket: UnixStream) -> io::Result<()> {
     loop {
         let caller = Caller { pid: read_number(&mut socket)?, ..Caller::default() };
-        let answer = match OfProcesses.groups_of(caller) {
+        let answer = match ProcessGroups.groups_of(caller) {
             Ok(groups) if groups.len() <= GROUPS_MAX as usize => {
                 std::iter::once(groups.len() as u32)
                     .chain(groups)
@@ -364,7 +371,9 @@ fn receive<T: DeserializeOwned>(socket: &mut BufReader<UnixStream>) -> io::Resul
 }
 
 fn stream(standard: rustix::fd::BorrowedFd<'_>) -> Result<UnixStream> {
-    rustix::io::fcntl_dupfd_cloexec(standard, 3).map(UnixStream::from).map_err(Failure::failed)
+    rustix::io::fcntl_dupfd_cloexec(standard, 3)
+        .map(UnixStream::from)
+        .map_err(CommandFailure::failed)
 }
 
 fn bytes(path: &Path) -> Vec<u8> {

@@ -40,7 +40,7 @@ const FOLLOWING: MountPropagationFlags =
     MountPropagationFlags::DOWNSTREAM.union(MountPropagationFlags::REC);
 
 /// A directory of the namespace of the user that the daemon serves.
-pub struct Served {
+pub struct SandboxDirectory {
     /// Without symbolic links.
     path: PathBuf,
     /// The copy of it and of the mounts below.
@@ -107,7 +107,7 @@ fn mount_of(file: &OwnedFd) -> Result<u64> {
 
 /// Covers the directory `path` by a copy of itself. Without `devices`, no device node in the copy can be
 /// opened, and thus none that an attacker creates there.
-pub fn cover(path: &Path, devices: bool) -> Result<Served> {
+pub fn cover(path: &Path, devices: bool) -> Result<SandboxDirectory> {
     let copy = open_tree(CWD, path, copying(path))?;
     attach(&copy, path)?;
     if !devices {
@@ -121,11 +121,11 @@ pub fn cover(path: &Path, devices: bool) -> Result<Served> {
             }
         }
     }
-    Ok(Served { path: path.to_path_buf(), copy })
+    Ok(SandboxDirectory { path: path.to_path_buf(), copy })
 }
 
 /// Makes the copies and [`KEPT`] the only content of this namespace, for all threads of this process.
-pub fn confine(served: &[Served]) -> Result<()> {
+pub fn confine(served: &[SandboxDirectory]) -> Result<()> {
     // One that does not exist here is not needed.
     let kept = |path: &&'static str| {
         let path = Path::new(*path);

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use defuse_trace::CollectorOptions;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
-use crate::error::{Failure, Result, print};
+use crate::error::{CommandFailure, Result, print};
 use crate::kernel::KernelArgs;
 use crate::stat::period;
-use crate::until::Until;
-use model::{Model, Sort};
-use view::View;
+use crate::until::StopCondition;
+use model::{SortOrder, TopModel};
+use view::TopView;
 
 /// Time to wait for a key between two checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
@@ -35,8 +35,8 @@ pub struct TopArgs {
     #[arg(long, value_name = "SECS", value_parser = period, default_value = "1")]
     every: Duration,
     /// The order of connections and servers
-    #[arg(long, value_enum, default_value_t = Sort::Ops)]
-    sort: Sort,
+    #[arg(long, value_enum, default_value_t = SortOrder::Ops)]
+    sort: SortOrder,
     /// Print text once, after one period, and exit
     #[arg(long, conflicts_with = "batch")]
     once: bool,
@@ -57,16 +57,16 @@ pub struct TopArgs {
 pub fn run(args: &TopArgs) -> Result {
     let plain = args.once || args.batch || args.json;
     if !plain && !std::io::stdout().is_terminal() {
-        return Err(Failure::Usage(
+        return Err(CommandFailure::Usage(
             "the standard output is no terminal: use --once, --batch or --json".into(),
         ));
     }
-    let mut model = Model::start(args.kernel.start(CollectorOptions::default()), args.sort)?;
-    let until = Until::new(args.duration)?;
+    let mut model = TopModel::start(args.kernel.start(CollectorOptions::default()), args.sort)?;
+    let until = StopCondition::new(args.duration)?;
     if plain { print_all(args, &mut model, &until) } else { draw_all(args, &mut model, &until) }
 }
 
-fn print_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
+fn print_all(args: &TopArgs, model: &mut TopModel, until: &StopCondition) -> Result {
     while until.sleep(args.every) {
         model.look()?;
         print(&if args.json { plain::json(model)? } else { plain::text(model) })?;
@@ -77,12 +77,12 @@ fn print_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
     Ok(())
 }
 
-fn draw_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
-    let failed = |error: std::io::Error| Failure::Failed(format!("the terminal: {error}"));
+fn draw_all(args: &TopArgs, model: &mut TopModel, until: &StopCondition) -> Result {
+    let failed = |error: std::io::Error| CommandFailure::Failed(format!("the terminal: {error}"));
     // The terminal is restored by the hook of a panic, too.
     let mut terminal = ratatui::try_init().map_err(failed)?;
     let mut outcome = Ok(());
-    let mut view = View::default();
+    let mut view = TopView::default();
     let mut next = Instant::now() + args.every;
     let mut is_stale = true;
     while outcome.is_ok() && !until.is_over() && !view.quit {
@@ -113,7 +113,7 @@ fn draw_all(args: &TopArgs, model: &mut Model, until: &Until) -> Result {
     outcome
 }
 
-fn react(event: &Event, view: &mut View, model: &mut Model) {
+fn react(event: &Event, view: &mut TopView, model: &mut TopModel) {
     let Event::Key(key) = event else { return };
     if key.kind == KeyEventKind::Release {
         return;
@@ -131,7 +131,7 @@ fn react(event: &Event, view: &mut View, model: &mut Model) {
         }
         KeyCode::Char(' ') => view.held = !view.held,
         KeyCode::Char(letter) => {
-            if let Some(sort) = Sort::of_key(letter) {
+            if let Some(sort) = SortOrder::of_key(letter) {
                 model.sort_by(sort);
             }
         }

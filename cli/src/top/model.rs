@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use defuse_probe::{Histogram, Op, OpStats, Snapshot, Stage};
+use defuse_probe::{LatencyHistogram, Op, OpStats, RequestStage, StatsSnapshot};
 use defuse_trace::{
     Collector, FuseConnection, FusectlMount, FusectlValues, InFlightState, RequestInFlight,
 };
 use serde::Serialize;
 
-use super::servers::{ServerRow, Servers};
-use crate::error::{Failure, Result};
+use super::servers::{ServerRow, ServerSamples};
+use crate::error::{CommandFailure, Result};
 use crate::{target, terminal};
 
 /// The order of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Sort {
+pub enum SortOrder {
     /// Operations per second
     Ops,
     /// The 99th percentile of latencies
@@ -27,15 +27,15 @@ pub enum Sort {
     Name,
 }
 
-impl Sort {
+impl SortOrder {
     /// The order that a key selects.
-    pub fn of_key(key: char) -> Option<Sort> {
+    pub fn of_key(key: char) -> Option<SortOrder> {
         match key {
-            'o' => Some(Sort::Ops),
-            'p' => Some(Sort::P99),
-            'w' => Some(Sort::Waiting),
-            'c' => Some(Sort::Cpu),
-            'n' => Some(Sort::Name),
+            'o' => Some(SortOrder::Ops),
+            'p' => Some(SortOrder::P99),
+            'w' => Some(SortOrder::Waiting),
+            'c' => Some(SortOrder::Cpu),
+            'n' => Some(SortOrder::Name),
             _ => None,
         }
     }
@@ -66,7 +66,7 @@ pub struct OpRow {
 
 /// One connection.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct ConnectionRow {
     /// The number of the connection.
     pub connection: u32,
     /// The mount point.
@@ -104,37 +104,37 @@ pub struct Row {
 }
 
 /// All connections and servers, now.
-pub struct Model {
+pub struct TopModel {
     /// `None` if the kernel cannot be traced; then there are only servers.
     collector: Option<Collector>,
     /// The reason.
     untraced: Option<String>,
-    asked: Servers,
+    asked: ServerSamples,
     knobs: Option<FusectlMount>,
-    before: BTreeMap<u32, Snapshot>,
+    before: BTreeMap<u32, StatsSnapshot>,
     cpu_before: BTreeMap<u32, u64>,
     last: std::time::Instant,
-    sort: Sort,
+    sort: SortOrder,
     /// The connections, sorted.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ConnectionRow>,
     /// The servers, sorted.
     pub servers: Vec<ServerRow>,
     /// Notes about data that is unavailable or was lost.
     pub notes: Vec<String>,
 }
 
-impl Model {
+impl TopModel {
     /// A model of the samples that `collector` takes from now on. Without one, there must be a server that answers.
-    pub fn start(collector: Result<Collector>, sort: Sort) -> Result<Model> {
+    pub fn start(collector: Result<Collector>, sort: SortOrder) -> Result<TopModel> {
         let (collector, failure) = match collector {
             Ok(collector) => (Some(collector), None),
             Err(failure) => (None, Some(failure)),
         };
         let untraced = |failure| format!("FUSE connections are not shown: {failure}");
-        let mut model = Model {
+        let mut model = TopModel {
             collector,
             untraced: failure.as_ref().map(untraced),
-            asked: Servers::default(),
+            asked: ServerSamples::default(),
             knobs: FusectlMount::open().ok(),
             before: BTreeMap::new(),
             cpu_before: BTreeMap::new(),
@@ -164,10 +164,10 @@ impl Model {
 
     fn look_at_connections(&mut self) -> Result {
         let Some(collector) = &mut self.collector else { return Ok(()) };
-        collector.refresh().map_err(Failure::failed)?;
-        let now = collector.snapshots().map_err(Failure::failed)?;
-        let flights = collector.flights().map_err(Failure::failed)?;
-        let losses = collector.losses().map_err(Failure::failed)?;
+        collector.refresh().map_err(CommandFailure::failed)?;
+        let now = collector.snapshots().map_err(CommandFailure::failed)?;
+        let flights = collector.flights().map_err(CommandFailure::failed)?;
+        let losses = collector.losses().map_err(CommandFailure::failed)?;
         let seconds = self.last.elapsed().as_secs_f64().max(1e-3);
         self.last = std::time::Instant::now();
         let connections = FuseConnection::all(&target::mounts());
@@ -178,14 +178,19 @@ impl Model {
             let new = match (now.get(&id), self.before.get(&id)) {
                 (Some(now), Some(before)) => now.since(before),
                 (Some(now), None) => now.clone(),
-                _ => Snapshot::default(),
+                _ => StatsSnapshot::default(),
             };
             let knobs = self.knobs.as_ref().and_then(|knobs| knobs.values(id).ok());
             let used: u64 = connection.processes.iter().map(|process| process.cpu_ns).sum();
             let used_before = self.cpu_before.get(&id).copied().unwrap_or(used);
             cpu.insert(id, used);
             let cpu_percent = used.saturating_sub(used_before) as f64 / 1e7 / seconds;
-            rows.push(Row::of(connection, &new, &flights, Period { knobs, cpu_percent, seconds }));
+            rows.push(ConnectionRow::of(
+                connection,
+                &new,
+                &flights,
+                PeriodValues { knobs, cpu_percent, seconds },
+            ));
         }
         (self.before, self.cpu_before, self.rows) = (now, cpu, rows);
         self.notes.extend_from_slice(collector.notes());
@@ -194,14 +199,14 @@ impl Model {
     }
 
     /// Sorts now, and after each sample.
-    pub fn sort_by(&mut self, sort: Sort) {
+    pub fn sort_by(&mut self, sort: SortOrder) {
         self.sort = sort;
         sort_rows(&mut self.rows, sort);
         sort_rows(&mut self.servers, sort);
     }
 }
 
-fn sort_rows<R: Sorted>(rows: &mut [R], sort: Sort) {
+fn sort_rows<R: SortableRow>(rows: &mut [R], sort: SortOrder) {
     rows.sort_by(|a, b| {
         let ((a, a_name), (b, b_name)) = (a.by(sort), b.by(sort));
         b.total_cmp(&a).then_with(|| a_name.cmp(b_name))
@@ -209,45 +214,45 @@ fn sort_rows<R: Sorted>(rows: &mut [R], sort: Sort) {
 }
 
 /// A row that can be sorted.
-trait Sorted {
+trait SortableRow {
     /// Its value in a column, of which the highest comes first, and its name.
-    fn by(&self, sort: Sort) -> (f64, &str);
+    fn by(&self, sort: SortOrder) -> (f64, &str);
 }
 
-impl Sorted for Row {
-    fn by(&self, sort: Sort) -> (f64, &str) {
+impl SortableRow for ConnectionRow {
+    fn by(&self, sort: SortOrder) -> (f64, &str) {
         let value = match sort {
-            Sort::Ops => self.per_second,
-            Sort::P99 => self.p99_ns as f64,
-            Sort::Waiting => self.waiting() as f64,
-            Sort::Cpu => self.cpu_percent,
-            Sort::Name => 0.0,
+            SortOrder::Ops => self.per_second,
+            SortOrder::P99 => self.p99_ns as f64,
+            SortOrder::Waiting => self.waiting() as f64,
+            SortOrder::Cpu => self.cpu_percent,
+            SortOrder::Name => 0.0,
         };
         (value, &self.mount)
     }
 }
 
-impl Sorted for ServerRow {
-    fn by(&self, sort: Sort) -> (f64, &str) {
+impl SortableRow for ServerRow {
+    fn by(&self, sort: SortOrder) -> (f64, &str) {
         let value = match sort {
-            Sort::Ops => self.per_second,
-            Sort::P99 => self.p99_ns as f64,
-            Sort::Waiting => self.unanswered() as f64,
-            Sort::Cpu => self.cpu_percent,
-            Sort::Name => 0.0,
+            SortOrder::Ops => self.per_second,
+            SortOrder::P99 => self.p99_ns as f64,
+            SortOrder::Waiting => self.unanswered() as f64,
+            SortOrder::Cpu => self.cpu_percent,
+            SortOrder::Name => 0.0,
         };
         (value, &self.socket)
     }
 }
 
 /// Values of a row that are not counts.
-struct Period {
+struct PeriodValues {
     knobs: Option<FusectlValues>,
     cpu_percent: f64,
     seconds: f64,
 }
 
-impl Row {
+impl ConnectionRow {
     /// Requests without an answer, in all stages.
     pub fn waiting(&self) -> u64 {
         let seen = self.in_background + self.in_pending + self.in_processing;
@@ -256,11 +261,11 @@ impl Row {
 
     fn of(
         connection: &FuseConnection,
-        new: &Snapshot,
+        new: &StatsSnapshot,
         flights: &[RequestInFlight],
-        period: Period,
-    ) -> Row {
-        let Period { knobs, cpu_percent, seconds } = period;
+        period: PeriodValues,
+    ) -> ConnectionRow {
+        let PeriodValues { knobs, cpu_percent, seconds } = period;
         let mount = connection.mounts.first();
         let own: Vec<&RequestInFlight> =
             flights.iter().filter(|flight| flight.connection == connection.id).collect();
@@ -272,10 +277,10 @@ impl Row {
         let sent_background = own.iter().filter(|flight| flight.background).count() as u64;
         let congested = knobs
             .is_some_and(|knobs| in_background + sent_background >= knobs.congestion_threshold);
-        let mut all = Histogram::default();
-        let totals = new.ops.iter().filter(|stats| stats.stage == Stage::Total);
+        let mut all = LatencyHistogram::default();
+        let totals = new.ops.iter().filter(|stats| stats.stage == RequestStage::Total);
         totals.for_each(|stats| all.merge(&stats.latency));
-        Row {
+        ConnectionRow {
             connection: connection.id,
             mount: connection.name(),
             fstype: mount.map(|mount| mount.fstype.clone()).unwrap_or_default(),
@@ -292,22 +297,22 @@ impl Row {
             daemon: connection.processes.first().map(|p| p.comm.clone()).unwrap_or_default(),
             threads: connection.processes.iter().map(|process| process.threads).sum(),
             cpu_percent,
-            ops: op_rows(new, Stage::Total, seconds),
+            ops: op_rows(new, RequestStage::Total, seconds),
         }
     }
 }
 
 /// The operations as seen in `stage`, with the times in the stages of the kernel.
-pub fn op_rows(new: &Snapshot, stage: Stage, seconds: f64) -> Vec<OpRow> {
+pub fn op_rows(new: &StatsSnapshot, stage: RequestStage, seconds: f64) -> Vec<OpRow> {
     let mean = |stage, op| new.get_stage(stage, op).map(|stats| stats.latency.mean_ns());
     let row = |total: &OpStats| OpRow {
         op: total.op,
         per_second: total.latency.count as f64 / seconds,
         p50_ns: total.latency.percentile_ns(0.5),
         p99_ns: total.latency.percentile_ns(0.99),
-        background_ns: mean(Stage::Background, total.op),
-        pending_ns: mean(Stage::Pending, total.op),
-        processing_ns: mean(Stage::Processing, total.op),
+        background_ns: mean(RequestStage::Background, total.op),
+        pending_ns: mean(RequestStage::Pending, total.op),
+        processing_ns: mean(RequestStage::Processing, total.op),
         errors_per_second: total.latency.errors as f64 / seconds,
         bytes_per_second: total.bytes as f64 / seconds,
     };
@@ -324,13 +329,13 @@ pub mod tests {
     use defuse_trace::{DaemonProcess, FuseMount};
 
     /// A connection with some READs, one request under way and a full background queue.
-    pub fn example(id: u32, mount: &str, reads: u64) -> Row {
+    pub fn example(id: u32, mount: &str, reads: u64) -> ConnectionRow {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         for _ in 0..reads {
-            cells.record_stage(Stage::Pending, Op::READ, 2_000, true);
-            cells.record_stage(Stage::Processing, Op::READ, 8_000, true);
-            cells.record_stage(Stage::Total, Op::READ, 10_000, true);
+            cells.record_stage(RequestStage::Pending, Op::READ, 2_000, true);
+            cells.record_stage(RequestStage::Processing, Op::READ, 8_000, true);
+            cells.record_stage(RequestStage::Total, Op::READ, 10_000, true);
         }
         let mount_point = mount.into();
         let (fstype, source) = ("fuse.sshfs".to_owned(), "host:".to_owned());
@@ -349,8 +354,8 @@ pub mod tests {
             taker: Some(7),
         };
         let knobs = FusectlValues { waiting: 9, max_background: 12, congestion_threshold: 9 };
-        let period = Period { knobs: Some(knobs), cpu_percent: 12.5, seconds: 2.0 };
-        Row::of(&connection, &recorder.snapshot(), &[flight], period)
+        let period = PeriodValues { knobs: Some(knobs), cpu_percent: 12.5, seconds: 2.0 };
+        ConnectionRow::of(&connection, &recorder.snapshot(), &[flight], period)
     }
 
     #[test]
@@ -365,15 +370,16 @@ pub mod tests {
     #[test]
     fn rows_are_sorted_by_the_chosen_column() {
         let mut rows = vec![example(1, "/b", 1), example(2, "/c", 9), example(3, "/a", 1)];
-        let order = |rows: &[Row]| rows.iter().map(|row| row.connection).collect::<Vec<_>>();
-        sort_rows(&mut rows, Sort::Ops);
+        let order =
+            |rows: &[ConnectionRow]| rows.iter().map(|row| row.connection).collect::<Vec<_>>();
+        sort_rows(&mut rows, SortOrder::Ops);
         assert_eq!(order(&rows), [2, 3, 1]);
-        sort_rows(&mut rows, Sort::Name);
+        sort_rows(&mut rows, SortOrder::Name);
         assert_eq!(order(&rows), [3, 1, 2]);
         let server =
             |socket: &str, busy| ServerRow { socket: socket.into(), busy, ..ServerRow::default() };
         let mut servers = vec![server("/a", 0), server("/c", 2), server("/b", 2)];
-        sort_rows(&mut servers, Sort::Waiting);
+        sort_rows(&mut servers, SortOrder::Waiting);
         assert_eq!(
             servers.iter().map(|one| &one.socket[..]).collect::<Vec<_>>(),
             ["/b", "/c", "/a"]

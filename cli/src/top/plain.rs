@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use super::model::{Model, OpRow, Row};
+use super::model::{ConnectionRow, OpRow, TopModel};
 use super::servers::ServerRow;
-use crate::error::{Failure, Result};
+use crate::error::{CommandFailure, Result};
 use crate::{served, terminal};
 
 /// A table of connections, each followed by its operations, and one of servers, each followed by its operations and
 /// its clients.
-pub fn text(model: &Model) -> String {
+pub fn text(model: &TopModel) -> String {
     let mut text = format!(
         "{:>5} {:>9} {:>9} {:>9} {:>5} {:>5} {:>5} {:>5} {:>7} {:>4} {:>6}  MOUNT\n",
         "CONN", "OPS/S", "P50", "P99", "BACKG", "PEND", "PROC", "WAIT", "MAX/CG", "THR", "CPU%"
@@ -86,13 +86,13 @@ pub fn server_name(row: &ServerRow) -> String {
 }
 
 /// One line of JSON.
-pub fn json(model: &Model) -> Result<String> {
+pub fn json(model: &TopModel) -> Result<String> {
     let value = json!({"connections": model.rows, "servers": model.servers, "notes": model.notes});
-    Ok(serde_json::to_string(&value).map_err(Failure::failed)? + "\n")
+    Ok(serde_json::to_string(&value).map_err(CommandFailure::failed)? + "\n")
 }
 
 /// The columns of a connection except its name, padded to the width of the columns.
-pub fn cells(row: &Row) -> [String; 11] {
+pub fn cells(row: &ConnectionRow) -> [String; 11] {
     let knobs = row.knobs.map_or_else(
         || "-".to_owned(),
         |knobs| format!("{}/{}", knobs.max_background, knobs.congestion_threshold),

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use defuse_probe::{Histogram, Stage};
+use defuse_probe::{LatencyHistogram, RequestStage};
 use defuse_trace::DaemonProcess;
 use serde::Serialize;
 
 use super::model::{OpRow, op_rows};
 use crate::control;
 use crate::error::Result;
-use crate::served::{ClientRow, Served};
-use crate::servers::{self, Server};
+use crate::served::{ClientRow, ServerMeasurements};
+use crate::servers::{self, ServerEntry};
 
 /// The time for the answer of a server. One that is stopped holds up the sample for no longer.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -53,23 +53,23 @@ pub struct ServerRow {
 }
 
 /// A process, which no later one with its number equals.
-type Id = (u32, u64);
+type ProcessId = (u32, u64);
 
 /// One answer of a server.
 #[derive(Debug)]
-struct Answer {
-    served: Served,
+struct ServerSample {
+    served: ServerMeasurements,
     cpu_ns: u64,
     at: Instant,
 }
 
 /// The last answers.
 #[derive(Debug, Default)]
-pub struct Servers {
-    before: BTreeMap<Id, Answer>,
+pub struct ServerSamples {
+    before: BTreeMap<ProcessId, ServerSample>,
 }
 
-impl Servers {
+impl ServerSamples {
     /// Asks all servers that are visible to this user. Returns their activity since the last time, and notes about
     /// those that did not answer.
     pub fn look(&mut self) -> (Vec<ServerRow>, Vec<String>) {
@@ -86,7 +86,7 @@ impl Servers {
             };
             let process = DaemonProcess::read(server.pid);
             let cpu_ns = process.as_ref().map_or(0, |process| process.cpu_ns);
-            let answer = Answer { served, cpu_ns, at: Instant::now() };
+            let answer = ServerSample { served, cpu_ns, at: Instant::now() };
             let id = (server.pid, server.pid_start);
             let row = ServerRow::of(&server, &answer, self.before.get(&id));
             rows.push(ServerRow { threads: process.map_or(0, |process| process.threads), ..row });
@@ -98,7 +98,7 @@ impl Servers {
 }
 
 /// The answers of servers, each to a thread of its own.
-fn ask(all: Vec<Server>) -> Vec<(Server, Result<Served>)> {
+fn ask(all: Vec<ServerEntry>) -> Vec<(ServerEntry, Result<ServerMeasurements>)> {
     let mut answers = Vec::with_capacity(all.len());
     for some in all.chunks(ASKED_AT_ONCE) {
         thread::scope(|scope| {
@@ -121,13 +121,14 @@ impl ServerRow {
     }
 
     /// The activity since `before`; none without it, since the time of what was counted is not known.
-    fn of(server: &Server, now: &Answer, before: Option<&Answer>) -> ServerRow {
+    fn of(server: &ServerEntry, now: &ServerSample, before: Option<&ServerSample>) -> ServerRow {
         let before = before.unwrap_or(now);
         let seconds = (now.at - before.at).as_secs_f64().max(1e-3);
-        let Served { snapshot, clients, clients_left_out, .. } = now.served.since(&before.served);
-        let mut all = Histogram::default();
+        let ServerMeasurements { snapshot, clients, clients_left_out, .. } =
+            now.served.since(&before.served);
+        let mut all = LatencyHistogram::default();
         let mut bytes = 0;
-        for stats in snapshot.ops.iter().filter(|stats| stats.stage == Stage::User) {
+        for stats in snapshot.ops.iter().filter(|stats| stats.stage == RequestStage::User) {
             all.merge(&stats.latency);
             bytes += stats.bytes;
         }
@@ -144,7 +145,7 @@ impl ServerRow {
             waiting: clients.iter().map(waits).sum(),
             threads: 0,
             cpu_percent: now.cpu_ns.saturating_sub(before.cpu_ns) as f64 / 1e7 / seconds,
-            ops: op_rows(&snapshot, Stage::User, seconds),
+            ops: op_rows(&snapshot, RequestStage::User, seconds),
             clients,
             clients_left_out,
         }
@@ -162,7 +163,7 @@ pub mod tests {
 
     /// A server with two clients, and 10 READs in two seconds.
     pub fn example_row() -> ServerRow {
-        let server = Server {
+        let server = ServerEntry {
             socket: "/run/x".into(),
             source: "memory:".into(),
             pid: 9,
@@ -175,11 +176,11 @@ pub mod tests {
         let recorder = Recorder::new();
         let record = |count| {
             (0..count).for_each(|_| recorder.cells().record(Op::READ, 10_000, true));
-            Served { snapshot: recorder.snapshot(), ..example() }
+            ServerMeasurements { snapshot: recorder.snapshot(), ..example() }
         };
         let begun = Instant::now();
-        let before = Answer { served: record(3), cpu_ns: 5_000_000_000, at: begun };
-        let mut now = Answer {
+        let before = ServerSample { served: record(3), cpu_ns: 5_000_000_000, at: begun };
+        let mut now = ServerSample {
             served: record(10),
             cpu_ns: 5_500_000_000,
             at: begun + Duration::from_secs(2),

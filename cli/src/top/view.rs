@@ -6,7 +6,7 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Table, TableState};
 
-use super::model::{Model, OpRow, Row};
+use super::model::{ConnectionRow, OpRow, TopModel};
 use super::plain::{SERVER_HEADS, cells, server_cells, server_name, time};
 use super::servers::ServerRow;
 use crate::served::{self, ClientRow};
@@ -30,7 +30,7 @@ const KEYS: &str = "arrows select  Enter operations  sort by: o ops p p99 w wait
 
 /// The state of the view, as the user's keys left it.
 #[derive(Debug, Default)]
-pub struct View {
+pub struct TopView {
     /// The selected row.
     pub selected: usize,
     /// Show the operations of the selected connection or server.
@@ -41,16 +41,16 @@ pub struct View {
     pub quit: bool,
 }
 
-impl View {
+impl TopView {
     /// Draws one frame.
-    pub fn draw(&mut self, frame: &mut Frame, model: &Model) {
+    pub fn draw(&mut self, frame: &mut Frame, model: &TopModel) {
         self.draw_rows(frame, (&model.rows, &model.servers), &model.notes);
     }
 
     fn draw_rows(
         &mut self,
         frame: &mut Frame,
-        (rows, servers): (&[Row], &[ServerRow]),
+        (rows, servers): (&[ConnectionRow], &[ServerRow]),
         notes: &[String],
     ) {
         self.selected = self.selected.min((rows.len() + servers.len()).saturating_sub(1));
@@ -70,7 +70,13 @@ impl View {
     }
 
     /// Both tables; servers have at most half of the room, unless there is nothing else.
-    fn draw_all(&self, frame: &mut Frame, area: Rect, rows: &[Row], servers: &[ServerRow]) {
+    fn draw_all(
+        &self,
+        frame: &mut Frame,
+        area: Rect,
+        rows: &[ConnectionRow],
+        servers: &[ServerRow],
+    ) {
         // Two lines of the border, and the heads.
         let needs = |rows: usize| u16::try_from(rows + 3).unwrap_or(u16::MAX);
         let room = match (rows.len(), servers.len()) {
@@ -100,7 +106,7 @@ impl View {
         frame.render_stateful_widget(table, area, &mut state);
     }
 
-    fn draw_connections(&self, frame: &mut Frame, area: Rect, rows: &[Row]) {
+    fn draw_connections(&self, frame: &mut Frame, area: Rect, rows: &[ConnectionRow]) {
         let lines = rows.iter().map(|row| {
             let mount = format!("{} ({})", terminal::foreign(&row.mount), row.fstype);
             TableRow::new(cells(row).into_iter().chain([mount]).map(Cell::from))
@@ -126,7 +132,7 @@ fn widths(heads: &[&str]) -> Vec<Constraint> {
     widths
 }
 
-fn title(row: &Row) -> String {
+fn title(row: &ConnectionRow) -> String {
     format!(
         " {}: {} ({}), pid {:?}, {} threads ",
         terminal::foreign(&row.mount),
@@ -203,11 +209,15 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    fn drawn(view: &mut View, rows: &[Row], width: u16) -> String {
+    fn drawn(view: &mut TopView, rows: &[ConnectionRow], width: u16) -> String {
         drawn_with(view, (rows, &[]), width)
     }
 
-    fn drawn_with(view: &mut View, rows: (&[Row], &[ServerRow]), width: u16) -> String {
+    fn drawn_with(
+        view: &mut TopView,
+        rows: (&[ConnectionRow], &[ServerRow]),
+        width: u16,
+    ) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, 12)).unwrap();
         let notes = ["something is not seen".to_owned()];
         terminal.draw(|frame| view.draw_rows(frame, rows, &notes)).unwrap();
@@ -217,7 +227,7 @@ mod tests {
     #[test]
     fn connections_and_their_operations_are_drawn() {
         let rows = [example(43, "/mnt/a", 10), example(44, "/mnt/b", 20)];
-        let mut view = View { selected: 7, ..View::default() };
+        let mut view = TopView { selected: 7, ..TopView::default() };
         let text = drawn(&mut view, &rows, 120);
         for part in ["FUSE connections: 2", "/mnt/a (fuse.sshfs)", "9!", "12/9", "something is not"]
         {
@@ -234,7 +244,7 @@ mod tests {
     #[test]
     fn servers_are_drawn_below_connections_and_their_clients_below_their_operations() {
         let (rows, servers) = ([example(43, "/mnt/a", 10)], [example_row()]);
-        let mut view = View { selected: 7, ..View::default() };
+        let mut view = TopView { selected: 7, ..TopView::default() };
         let text = drawn_with(&mut view, (&rows, &servers), 200);
         for part in ["FUSE connections: 1", "/mnt/a (fuse.sshfs)", "servers: 1", "/run/x (memory:)"]
         {
@@ -251,13 +261,13 @@ mod tests {
         assert!(drawn_with(&mut view, (&rows, &servers), 200).contains("/mnt/a: fuse.sshfs"));
         for width in [1, 5, 30] {
             drawn_with(&mut view, (&[], &servers), width);
-            drawn_with(&mut View::default(), (&[], &servers), width);
+            drawn_with(&mut TopView::default(), (&[], &servers), width);
         }
     }
 
     #[test]
     fn a_small_terminal_and_no_connections_do_not_panic() {
-        let mut view = View { detail: true, ..View::default() };
+        let mut view = TopView { detail: true, ..TopView::default() };
         assert!(drawn(&mut view, &[], 80).contains("FUSE connections: 0"));
         for width in [1, 2, 5, 20] {
             drawn(&mut view, &[example(43, "/mnt/a", 1)], width);

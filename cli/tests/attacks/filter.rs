@@ -12,7 +12,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
-use installed::{Needs, install, install_for_keeper};
+use installed::{FilterNeeds, install, install_for_keeper};
 
 /// Set if the test runs in a process of its own, because a filter cannot be removed.
 const CHILD: &str = "DEFUSE_TEST_FILTERED";
@@ -157,7 +157,7 @@ fn a_compromised_daemon_cannot_execute_trace_mount_or_reach_the_network() {
         untried.is_empty(),
         "calls that the filter refuses, and this test does not try: {untried:?}"
     );
-    install(Needs::default()).unwrap();
+    install(FilterNeeds::default()).unwrap();
     assert_eq!(allowed(&harmless), [""; 0]);
     // Without a filter these calls would change or fork this process.
     assert_eq!(allowed(&dangerous), [""; 0]);
@@ -207,7 +207,7 @@ fn a_daemon_with_a_source_on_other_machines_reaches_them_and_nothing_else() {
     ) {
         return;
     }
-    install(Needs { network: true, ..Needs::default() }).unwrap();
+    install(FilterNeeds { network: true, ..FilterNeeds::default() }).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     for family in [libc::AF_PACKET, libc::AF_NETLINK, libc::AF_VSOCK] {
@@ -227,7 +227,7 @@ fn a_filtered_daemon_still_works() {
         wait.recv().unwrap();
         errno_of(libc::SYS_ptrace, [u64::MAX, 0, 0])
     });
-    install(Needs { handles: true, rings: true, network: false, unmounts: true }).unwrap();
+    install(FilterNeeds { handles: true, rings: true, network: false, unmounts: true }).unwrap();
     go.send(()).unwrap();
     assert_eq!(before.join().unwrap(), libc::EPERM);
     let dir = tempfile::tempdir().unwrap();

@@ -11,15 +11,15 @@ use rustix::mount::{
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use super::common::{Place, Said, Tmpfs, eventually, said};
+use super::common::{DefuseOutput, TestPlace, TestTmpfs, eventually, said};
 use super::users::as_user;
 
 /// A file of the machine that no daemon here serves.
 const FOREIGN: &str = "etc/passwd";
 
 /// A source whose mount is shared, as all mounts are on most machines.
-fn shared(place: &Place) -> Tmpfs {
-    let tmpfs = Tmpfs::on(place.path("src"), MountFlags::empty(), c"");
+fn shared(place: &TestPlace) -> TestTmpfs {
+    let tmpfs = TestTmpfs::on(place.path("src"), MountFlags::empty(), c"");
     mount_change(tmpfs.path(), MountPropagationFlags::SHARED).unwrap();
     fs::write(tmpfs.path().join("file"), "content").unwrap();
     tmpfs
@@ -88,7 +88,7 @@ fn is_gone(pid: i32) -> bool {
 // A daemon of root could open every file of the machine.
 #[test]
 fn a_compromised_daemon_reaches_only_what_it_serves() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let source = shared(&place);
     place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
     for (text, options) in [
@@ -118,7 +118,7 @@ fn a_compromised_daemon_reaches_only_what_it_serves() {
 
 #[test]
 fn a_compromised_server_reaches_only_what_it_serves() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let _source = shared(&place);
     place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
     for text in ["memory:", "uhs:img", "passthrough:src"] {
@@ -147,7 +147,7 @@ const OF_A_DAEMON: CapabilitySet = CapabilitySet::DAC_OVERRIDE
 
 #[test]
 fn the_keeper_of_a_daemon_has_few_privileges_and_is_no_way_out() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let pid = place.pid().as_raw_nonzero().get();
     let keeper = keeper(pid);
@@ -198,7 +198,7 @@ fn the_keeper_of_a_daemon_has_few_privileges_and_is_no_way_out() {
 
 #[test]
 fn a_daemon_in_its_own_namespace_ends_as_one_without() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let source = shared(&place);
     for text in ["memory:", "passthrough:src"] {
         let begin = || {
@@ -250,7 +250,7 @@ fn a_daemon_in_its_own_namespace_ends_as_one_without() {
 fn a_daemon_in_its_own_namespace_learns_the_groups_of_processes_from_its_keeper() {
     const GROUP: u32 = 54_321;
     const USER: u32 = 54_322;
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     place.ok(&["mount", "memory:", "mnt", "-o", "allow_other"]);
     assert!(has_own_namespace(place.pid().as_raw_nonzero().get()));
@@ -270,11 +270,11 @@ fn a_daemon_in_its_own_namespace_learns_the_groups_of_processes_from_its_keeper(
 const BOUND: &[&str] = &["usr", "lib", "lib64", "proc", "dev", "sys"];
 
 /// A root directory of chroot(1) that is no mount, with [`BOUND`] in it.
-struct Jail(PathBuf);
+struct ChrootJail(PathBuf);
 
-impl Jail {
-    fn new(place: &Place) -> Jail {
-        let jail = Jail(place.path("jail"));
+impl ChrootJail {
+    fn new(place: &TestPlace) -> ChrootJail {
+        let jail = ChrootJail(place.path("jail"));
         fs::create_dir(&jail.0).unwrap();
         for entry in fs::read_dir("/").unwrap().map(Result::unwrap) {
             let (from, to) = (entry.path(), jail.0.join(entry.file_name()));
@@ -295,20 +295,20 @@ impl Jail {
     }
 
     /// Runs the program in the jail.
-    fn defuse(&self, place: &Place, arguments: &[&str]) -> Said {
+    fn defuse(&self, place: &TestPlace, arguments: &[&str]) -> DefuseOutput {
         let mut chroot = place.command_of(Path::new("chroot"), &[]);
         chroot.arg(&self.0).arg("/defuse").args(arguments).env("DEFUSE_RUNTIME_DIR", "/run");
         said(chroot.output().unwrap())
     }
 
-    fn ok(&self, place: &Place, arguments: &[&str]) -> String {
+    fn ok(&self, place: &TestPlace, arguments: &[&str]) -> String {
         let said = self.defuse(place, arguments);
         assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
         said.out
     }
 }
 
-impl Drop for Jail {
+impl Drop for ChrootJail {
     fn drop(&mut self) {
         // A test that fails may have left it a mount of its own.
         let _ = unmount(&self.0, UnmountFlags::DETACH);
@@ -321,8 +321,8 @@ impl Drop for Jail {
 /// pivot_root(2) needs a root directory that is a mount.
 #[test]
 fn a_daemon_in_a_root_directory_that_is_no_mount_stays_and_says_so() {
-    let Some(place) = Place::to_mount() else { return };
-    let jail = Jail::new(&place);
+    let Some(place) = TestPlace::to_mount() else { return };
+    let jail = ChrootJail::new(&place);
     jail.ok(&place, &["mount", "memory:", "/mnt", "--log-file", "/log"]);
     let log = fs::read_to_string(jail.0.join("log")).unwrap();
     fs::write(jail.0.join("mnt/file"), "x").unwrap();
@@ -337,8 +337,8 @@ fn a_daemon_in_a_root_directory_that_is_no_mount_stays_and_says_so() {
 // The root of the machine lay above that of the daemon.
 #[test]
 fn a_compromised_daemon_in_a_root_directory_of_chroot_reaches_nothing_outside() {
-    let Some(place) = Place::to_mount() else { return };
-    let jail = Jail::new(&place);
+    let Some(place) = TestPlace::to_mount() else { return };
+    let jail = ChrootJail::new(&place);
     mount_bind_recursive(&jail.0, &jail.0).unwrap();
     mount_change(&jail.0, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
     for text in ["memory:", "passthrough:/src"] {
@@ -357,7 +357,7 @@ fn a_compromised_daemon_in_a_root_directory_of_chroot_reaches_nothing_outside() 
 /// Containers may lack the capability by which a thread enters a mount namespace.
 #[test]
 fn a_daemon_without_the_capability_for_chroot_has_a_namespace_of_its_own() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let few = ["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot"];
     let mut setpriv = place.command_of(Path::new("setpriv"), &few);
     setpriv.arg(place.for_all_users()).args(["mount", "memory:", "mnt"]);
@@ -370,7 +370,7 @@ fn a_daemon_without_the_capability_for_chroot_has_a_namespace_of_its_own() {
 // A namespace has a copy of each mount, and a copy of a FUSE mount keeps its connection.
 #[test]
 fn a_daemon_keeps_no_mounts_of_others() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let source = shared(&place);
     for name in ["src/before", "src/after", "other"] {
         fs::create_dir(place.path(name)).unwrap();
@@ -389,12 +389,12 @@ fn a_daemon_keeps_no_mounts_of_others() {
 
 #[test]
 fn a_mount_made_later_below_a_shared_source_is_served_until_it_is_unmounted() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let source = shared(&place);
     fs::create_dir(source.path().join("later")).unwrap();
     place.ok(&["mount", "passthrough:src", "mnt"]);
     assert!(has_own_namespace(place.pid().as_raw_nonzero().get()));
-    let later = Tmpfs::on(source.path().join("later"), MountFlags::empty(), c"");
+    let later = TestTmpfs::on(source.path().join("later"), MountFlags::empty(), c"");
     fs::write(later.path().join("file"), "later").unwrap();
     let seen = place.path("mnt/later/file");
     eventually("visible", || fs::read_to_string(&seen).is_ok_and(|text| text == "later"));
@@ -405,8 +405,8 @@ fn a_mount_made_later_below_a_shared_source_is_served_until_it_is_unmounted() {
 
 #[test]
 fn a_daemon_of_a_private_source_stays_and_says_so() {
-    let Some(place) = Place::to_mount() else { return };
-    let _private = Tmpfs::on(place.path("src"), MountFlags::empty(), c"");
+    let Some(place) = TestPlace::to_mount() else { return };
+    let _private = TestTmpfs::on(place.path("src"), MountFlags::empty(), c"");
     mount_change(place.path("src"), MountPropagationFlags::PRIVATE).unwrap();
     let cases = [("sandbox", false), ("sandbox=privileges", false), ("sandbox=namespace", true)];
     for (option, leaves) in cases {
@@ -432,7 +432,7 @@ fn a_daemon_of_a_private_source_stays_and_says_so() {
 /// An attacker creates a node for a disk in the source, and opens it.
 #[test]
 fn a_daemon_opens_no_device_nodes_of_its_source() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     let source = shared(&place);
     let node = source.path().join("null");
     let (kind, mode) = (rustix::fs::FileType::CharacterDevice, Mode::from_raw_mode(0o666));

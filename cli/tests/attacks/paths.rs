@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::users::NOBODY;
-use crate::common::{PROGRAM, Place, eventually, said};
+use crate::common::{PROGRAM, TestPlace, eventually, said};
 
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
@@ -21,7 +21,7 @@ fn is_root() -> bool {
 }
 
 /// A directory of another user, below directories that it may search.
-fn foreign(place: &Place, name: &str) -> PathBuf {
+fn foreign(place: &TestPlace, name: &str) -> PathBuf {
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let path = place.path(name);
     fs::create_dir(&path).unwrap();
@@ -40,7 +40,7 @@ fn state(dir: &Path) -> (usize, i64, i64) {
 const BY_PATH: &str = "chmod,fchmodat,?fchmodat2,chown,lchown,fchownat";
 
 /// Runs the program under strace(1) and returns its trace; `None` if that cannot trace here.
-fn trace(place: &Place, arguments: &[&str], until: Option<&Path>) -> Option<String> {
+fn trace(place: &TestPlace, arguments: &[&str], until: Option<&Path>) -> Option<String> {
     let file = place.path("trace");
     let mut strace = Command::new("strace");
     strace.args(["-f", "-qq", "-o"]).arg(&file).args(["-e", &format!("trace=bind,{BY_PATH}")]);
@@ -75,7 +75,7 @@ fn trace(place: &Place, arguments: &[&str], until: Option<&Path>) -> Option<Stri
 /// a file of root became writable for all.
 #[test]
 fn no_path_is_named_again_after_a_socket_is_bound_to_it() {
-    let place = Place::new();
+    let place = TestPlace::new();
     fs::create_dir(place.path("dir")).unwrap();
     let socket = place.path("dir/s");
     let traces = [
@@ -97,7 +97,7 @@ fn a_run_of_root_uses_no_runtime_directory_of_another_user() {
     if !is_root() {
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let (theirs, own) = (foreign(&place, "theirs"), place.path("own"));
     fs::create_dir(&own).unwrap();
     let inner = theirs.join("inner");
@@ -134,7 +134,7 @@ fn a_daemon_of_root_registers_in_no_directory_of_another_user() {
     if !is_root() {
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let theirs = foreign(&place, "theirs");
     fs::write(theirs.join("serve-1.sock"), "").unwrap();
     let before = state(&theirs);
@@ -167,7 +167,7 @@ fn the_end_of_a_server_removes_no_socket_of_another_one() {
         return;
     }
     for arguments in [&[][..], &["-o", "sandbox=privileges"]] {
-        let place = Place::new();
+        let place = TestPlace::new();
         for dir in ["dir", "other"] {
             fs::create_dir(place.path(dir)).unwrap();
         }

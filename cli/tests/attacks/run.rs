@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{Place, eventually};
+use crate::common::{TestPlace, eventually};
 
 /// An interpreter that users other than root may execute.
 const PYTHON: &str = "/usr/bin/python3";
@@ -35,19 +35,19 @@ fn as_stranger(script: &str, arguments: &[&str]) -> String {
 }
 
 /// A run of a shell, which executes one line at a time.
-struct Run {
+struct ShellRun {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Run {
-    fn start(place: &Place, mount: &str) -> Run {
+impl ShellRun {
+    fn start(place: &TestPlace, mount: &str) -> ShellRun {
         let mut run = place.command(&["run", "--mount", mount, "--", "sh"]);
         run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = run.spawn().unwrap();
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
-        Run { child, stdin, stdout: BufReader::new(stdout) }
+        ShellRun { child, stdin, stdout: BufReader::new(stdout) }
     }
 
     /// Runs `script` in the shell. Returns the one line that it prints.
@@ -102,11 +102,11 @@ fn planted_directories_and_links_do_not_redirect_a_run() {
     if !can_attack() {
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let victim = place.path("victim");
     fs::write(&victim, "untouched").unwrap();
     let victim = victim.to_str().unwrap();
-    let mut run = Run::start(&place, "mem:=memory:");
+    let mut run = ShellRun::start(&place, "mem:=memory:");
     let (shell, node) = (run.tell("mkfifo mem:/f; echo $$"), run.tell(NODE));
     let planted = format!("/tmp/.defuse-0-{}", run.child.id());
     assert_eq!(as_stranger(PLANT, &[&planted, victim, &node]), "planted");
@@ -128,11 +128,11 @@ fn a_program_of_the_run_as_another_user_cannot_plant_nodes_for_root() {
     if !can_attack() {
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let victim = place.path("victim");
     fs::write(&victim, "untouched").unwrap();
     let victim = victim.to_str().unwrap();
-    let mut run = Run::start(&place, "mem:=memory:");
+    let mut run = ShellRun::start(&place, "mem:=memory:");
     let (shell, node) = (run.tell("mkfifo mem:/f; echo $$"), run.tell(NODE));
     let planted = node_directory(&shell);
     assert_eq!(as_stranger(PLANT, &[&planted, victim, &node]), "planted");
@@ -182,11 +182,11 @@ fn no_other_user_can_replace_the_server_of_a_run() {
     if !can_attack() {
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let me = std::process::id();
     // The pids of the next processes.
     let before = bind(me, me + 1000);
-    let mut run = Run::start(&place, "mem:=memory:");
+    let mut run = ShellRun::start(&place, "mem:=memory:");
     let shell = run.tell("echo secret > mem:/file; echo $$");
     let seen = run.tell("cat mem:/file");
     // Another user cannot reach the server through the descriptor of a program, and the server has

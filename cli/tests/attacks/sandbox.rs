@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::common::{Place, eventually};
+use super::common::{TestPlace, eventually};
 
 /// A field of the status of every thread, proc_pid_status(5). The kernel's own workers of a ring are left out:
 /// they run no code of the process, and act with the credentials of the thread that submits.
@@ -29,7 +29,7 @@ const NEVER: [u32; 7] = [12, 16, 17, 19, 22, 25, 39];
 // memory of other processes, change the network, and execute programs with all capabilities.
 #[test]
 fn no_thread_of_a_daemon_has_privileges_that_no_request_needs() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
     for source in ["memory:", "passthrough:src", "uhs:img"] {
         for (options, sandboxed) in [("allow_other", true), ("no_sandbox", false)] {
@@ -70,7 +70,7 @@ fn is_filtered(pid: i32) -> bool {
 // A daemon could execute programs and create sockets of every kind, regardless of its source.
 #[test]
 fn every_thread_of_a_server_has_a_filter_of_system_calls() {
-    let place = Place::new();
+    let place = TestPlace::new();
     place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
     for source in ["memory:", "passthrough:src", "uhs:img"] {
         for (options, sandboxed) in [("sandbox", true), ("no_sandbox", false)] {

@@ -13,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::users::{NOBODY, as_user};
-use crate::common::{PROGRAM, Place, eventually, said};
+use crate::common::{PROGRAM, TestPlace, eventually, said};
 
 /// The client of the tests of the server itself.
 #[path = "../../../testkit/tests/raw/mod.rs"]
@@ -96,7 +96,7 @@ fn strangers_who_connect_over_and_over_do_not_fill_the_log_of_a_server() {
 }
 
 /// Starts a server in the background. Returns its process and its control socket.
-fn in_background(place: &Place) -> (Pid, PathBuf) {
+fn in_background(place: &TestPlace) -> (Pid, PathBuf) {
     place.ok(&["serve", "memory:", "socket"]);
     let answer = place.ok(&["stat", "socket", "--json"]);
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
@@ -111,7 +111,7 @@ fn other_users_get_no_statistics_of_a_server() {
         println!("skipped: only root becomes another user");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let program = place.for_all_users();
     let (pid, control) = in_background(&place);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -150,7 +150,7 @@ fn other_users_get_no_statistics_of_a_server() {
 /// One thread answers all: an asker that goes on without end must not keep it.
 #[test]
 fn askers_that_say_nothing_or_never_end_hold_up_nobody_for_long() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let (pid, control) = in_background(&place);
     let answers = || assert!(place.ok(&["stat", "socket"]).contains("measured"));
     let connect = || UnixStream::connect(&control).unwrap();

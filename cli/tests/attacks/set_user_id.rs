@@ -8,18 +8,18 @@ use std::process::Command;
 
 use rustix::fs::{FallocateFlags, copy_file_range, fallocate, ftruncate};
 
-use super::common::Place;
+use super::common::TestPlace;
 use super::users::{NOBODY, as_user, printed_for_nobody};
 
 /// An operation that changes a file's data.
-type Change = (&'static str, fn(&Path));
+type DataChange = (&'static str, fn(&Path));
 
 fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
 /// Every operation that changes data.
-const CHANGES: &[Change] = &[
+const CHANGES: &[DataChange] = &[
     ("write", |path| open(path).write_at(b"x", 1 << 20).map(drop).unwrap()),
     ("append", |path| {
         OpenOptions::new().append(true).open(path).unwrap().write_all(b"x").unwrap();
@@ -27,7 +27,7 @@ const CHANGES: &[Change] = &[
     ("direct write", |path| {
         let file = OpenOptions::new().write(true).custom_flags(0o40000).open(path);
         // O_DIRECT needs aligned memory.
-        let page = Box::new(Page([7; 4096]));
+        let page = Box::new(AlignedPage([7; 4096]));
         file.unwrap().write_at(&page.0, 1 << 20).map(drop).unwrap();
     }),
     ("truncate", |path| ftruncate(open(path), 1 << 21).unwrap()),
@@ -45,7 +45,7 @@ const CHANGES: &[Change] = &[
 ];
 
 #[repr(align(4096))]
-struct Page([u8; 4096]);
+struct AlignedPage([u8; 4096]);
 
 /// All kinds of mounts on which the kernel caches attributes.
 const MOUNTS: &[(&str, &str)] = &[
@@ -76,7 +76,7 @@ fn mode(path: &Path) -> u32 {
 // code ran as root.
 #[test]
 fn a_change_of_its_data_clears_the_set_user_id_of_a_program_at_once() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(place.path("src"), fs::Permissions::from_mode(0o777)).unwrap();
     place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
@@ -101,7 +101,7 @@ fn a_change_of_its_data_clears_the_set_user_id_of_a_program_at_once() {
 // in which no field is valid. That SETATTR did nothing.
 #[test]
 fn the_kernel_learns_of_the_mode_without_set_user_id_before_the_data_changes() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let (program, lower) = (place.path("mnt/id"), place.path("src/id"));
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid,no_passthrough"]);
@@ -120,7 +120,7 @@ fn the_kernel_learns_of_the_mode_without_set_user_id_before_the_data_changes() {
 // On a mount it did nothing, and succeeded.
 #[test]
 fn another_user_cannot_clear_set_user_id_by_an_empty_chown() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     let chown = |path: &Path| std::os::unix::fs::chown(path, None, None);
     for source in ["memory:", "passthrough:src"] {

@@ -9,24 +9,24 @@ use std::process::Command;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::MountFlags;
 
-use super::common::{Place, Tmpfs, eventually};
+use super::common::{TestPlace, TestTmpfs, eventually};
 use super::users::{self, NOBODY, printed_for_nobody};
 
 const MODE: &CStr = c"mode=755";
 
-fn open_to_all(place: &Place) {
+fn open_to_all(place: &TestPlace) {
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// The flags of the mount in mountinfo.
-fn flags(place: &Place) -> Vec<String> {
+fn flags(place: &TestPlace) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mnt = place.path("mnt");
     let line = text.lines().find(|line| line.split(' ').nth(4) == mnt.to_str()).unwrap();
     line.split(' ').nth(5).unwrap().split(',').map(str::to_owned).collect()
 }
 
-fn has(place: &Place, wanted: &[&str]) -> bool {
+fn has(place: &TestPlace, wanted: &[&str]) -> bool {
     let flags = flags(place);
     wanted.iter().all(|wanted| flags.iter().any(|flag| flag == wanted))
 }
@@ -41,7 +41,7 @@ fn set_user_id_program(path: &Path) {
 // A mount by root honoured set-user-id and devices by default, for every source.
 #[test]
 fn set_user_id_and_devices_have_no_effect_unless_requested() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     open_to_all(&place);
     let (program, null) = (place.path("mnt/id"), place.path("mnt/null"));
     for (options, uid, opens) in [("allow_other", NOBODY, false), ("allow_other,suid,dev", 0, true)]
@@ -60,10 +60,10 @@ fn set_user_id_and_devices_have_no_effect_unless_requested() {
 // mount of defuse.
 #[test]
 fn a_mount_inherits_the_restrictions_of_its_source() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     open_to_all(&place);
     let denied = MountFlags::NOSUID | MountFlags::NODEV;
-    let source = Tmpfs::on(place.path("src"), denied, MODE);
+    let source = TestTmpfs::on(place.path("src"), denied, MODE);
     set_user_id_program(&place.path("src/id"));
     let said = place.run(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid,dev"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
@@ -77,7 +77,7 @@ fn a_mount_inherits_the_restrictions_of_its_source() {
     place.ok(&["umount", "mnt"]);
     drop(source);
 
-    let _source = Tmpfs::on(place.path("src"), MountFlags::NOEXEC, MODE);
+    let _source = TestTmpfs::on(place.path("src"), MountFlags::NOEXEC, MODE);
     let said = place.run(&["mount", "passthrough:src", "mnt", "-o", "suid,dev"]);
     assert!(
         said.err.contains("mounted with noexec") && said.err.lines().count() == 1,
@@ -90,10 +90,10 @@ fn a_mount_inherits_the_restrictions_of_its_source() {
 // A medium mounted below the source has flags of its own, but the mount has one set of flags.
 #[test]
 fn a_file_system_below_the_source_that_denies_set_user_id_is_not_served_with_it() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     open_to_all(&place);
     fs::create_dir(place.path("src/medium")).unwrap();
-    let _medium = Tmpfs::on(place.path("src/medium"), MountFlags::NOSUID, MODE);
+    let _medium = TestTmpfs::on(place.path("src/medium"), MountFlags::NOSUID, MODE);
     set_user_id_program(&place.path("src/medium/id"));
     let program = place.path("mnt/medium/id");
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid"]);
@@ -107,7 +107,7 @@ fn a_file_system_below_the_source_that_denies_set_user_id_is_not_served_with_it(
 // A server can report any mode and owner: a program served by another user's socket ran as root.
 #[test]
 fn a_mount_of_a_socket_never_has_set_user_id_or_devices() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     open_to_all(&place);
     let mut serve = place.command(&["serve", "--foreground", "memory:", "socket"]);
     let mut server = serve.spawn().unwrap();
@@ -141,18 +141,18 @@ fn deny_to_nobody(path: &Path) {
 // and so were all of them with the profiles of Stackfs and with no_xattr.
 #[test]
 fn access_lists_are_obeyed_in_every_part_of_the_tree_and_with_all_options() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     open_to_all(&place);
     without_lists(&place.path("src"));
-    struct Unmounted(std::path::PathBuf);
-    impl Drop for Unmounted {
+    struct UnmountOnDrop(std::path::PathBuf);
+    impl Drop for UnmountOnDrop {
         fn drop(&mut self) {
             let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
         }
     }
-    let _source = Unmounted(place.path("src"));
+    let _source = UnmountOnDrop(place.path("src"));
     fs::create_dir(place.path("src/below")).unwrap();
-    let _below = Tmpfs::on(place.path("src/below"), MountFlags::empty(), MODE);
+    let _below = TestTmpfs::on(place.path("src/below"), MountFlags::empty(), MODE);
     fs::create_dir(place.path("src/below/dir")).unwrap();
     for name in ["src/below/file", "src/below/open", "src/below/dir/inside", "src/plain"] {
         fs::write(place.path(name), name).unwrap();
@@ -192,12 +192,12 @@ fn access_lists_are_obeyed_in_every_part_of_the_tree_and_with_all_options() {
 // A program on a file system that is mounted noexec below the source was executed.
 #[test]
 fn a_program_is_not_executed_on_a_file_system_below_the_source_that_denies_it() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     open_to_all(&place);
     for (name, flags) in [("denies", MountFlags::NOEXEC), ("permits", MountFlags::empty())] {
         fs::create_dir(place.path("src").join(name)).unwrap();
         let below = place.path("src").join(name);
-        std::mem::forget(Tmpfs::on(below.clone(), MountFlags::empty(), MODE));
+        std::mem::forget(TestTmpfs::on(below.clone(), MountFlags::empty(), MODE));
         let mut install = Command::new("install");
         assert!(install.args(["-m", "755", "/usr/bin/id"]).arg(&below).status().unwrap().success());
         fs::write(below.join("script"), "#!/bin/sh\necho executed\n").unwrap();

@@ -7,17 +7,17 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::common::Place;
+use super::common::TestPlace;
 use super::users::{NOBODY, as_user};
 
 const MIB: u64 = 1 << 20;
 const IMAGE: u64 = 32 * MIB;
 
 /// An ext4 with half of its blocks reserved for root, mounted on `src` of a place.
-struct Reserved<'a>(&'a Place);
+struct ReservedExt4<'a>(&'a TestPlace);
 
-impl Reserved<'_> {
-    fn mount(place: &Place) -> Option<Reserved<'_>> {
+impl ReservedExt4<'_> {
+    fn mount(place: &TestPlace) -> Option<ReservedExt4<'_>> {
         let image = place.path("image");
         File::create(&image).unwrap().set_len(IMAGE).unwrap();
         let done =
@@ -32,11 +32,11 @@ impl Reserved<'_> {
         for (name, mode) in [("", 0o755), ("src", 0o777)] {
             fs::set_permissions(place.path(name), fs::Permissions::from_mode(mode)).unwrap();
         }
-        Some(Reserved(place))
+        Some(ReservedExt4(place))
     }
 }
 
-impl Drop for Reserved<'_> {
+impl Drop for ReservedExt4<'_> {
     fn drop(&mut self) {
         let _ = self.0.command(&["umount", "--lazy", "mnt"]).output();
         let _ = Command::new("umount").arg(self.0.path("src")).status();
@@ -82,8 +82,8 @@ fn fill_beside_root(path: &Path) -> u64 {
 /// fill the file system through a mount.
 #[test]
 fn a_user_cannot_fill_the_blocks_that_are_reserved_for_root() {
-    let Some(place) = Place::to_mount() else { return };
-    let Some(_reserved) = Reserved::mount(&place) else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
+    let Some(_reserved) = ReservedExt4::mount(&place) else { return };
     for options in ["", ",no_passthrough", ",writeback", ",locks=filesystem"] {
         let options = format!("allow_other{options}");
         place.ok(&["mount", "passthrough:src", "mnt", "--workers=1", "-o", &options]);

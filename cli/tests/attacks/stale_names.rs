@@ -4,11 +4,11 @@ use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 
-use super::common::Place;
+use super::common::TestPlace;
 use super::users::{NOBODY, as_user, printed_for_nobody};
 
 /// Makes directories of `place` accessible and writable for everybody.
-fn share(place: &Place, mode: u32) {
+fn share(place: &TestPlace, mode: u32) {
     for (name, mode) in [("", 0o755), ("src", mode)] {
         fs::set_permissions(place.path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
@@ -20,7 +20,7 @@ fn share(place: &Place, mode: u32) {
 /// file that it takes for new. In a race this worked without `negative_timeout`, too.
 #[test]
 fn creating_a_file_never_opens_the_file_of_another_user() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     share(&place, 0o777);
     for options in ["", ",no_passthrough", ",writeback"] {
         let options = format!("allow_other,negative_timeout=60{options}");
@@ -58,7 +58,7 @@ fn creating_a_file_never_opens_the_file_of_another_user() {
 /// root, then removed root's file.
 #[test]
 fn a_sticky_directory_protects_a_file_that_replaced_the_users_own() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     share(&place, 0o1777);
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
     let own =
@@ -105,7 +105,7 @@ fn a_sticky_directory_protects_a_file_that_replaced_the_users_own() {
 /// the owner, and the daemon made the program a set-user-id program of root.
 #[test]
 fn a_former_owner_cannot_make_a_set_user_id_program() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     share(&place, 0o777);
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,timeout=60"]);
     let program = place.path("mnt/program");

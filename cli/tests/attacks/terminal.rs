@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use super::common::{Place, eventually, said};
+use super::common::{TestPlace, eventually, said};
 
 /// Clears the screen and starts a new line.
 const NAME: &str = "m\u{1b}[2J\r\nroot";
@@ -15,7 +15,7 @@ fn is_harmless(text: &str) -> bool {
 // The mounting user chooses the name of a mount point, and `defuse list` printed it unescaped.
 #[test]
 fn names_of_mount_points_and_sources_reach_no_terminal_unescaped() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     fs::create_dir(place.path(NAME)).unwrap();
     place.ok(&["mount", "memory:", NAME, "-o", &format!("fsname={NAME}")]);
     let list = place.ok(&["list"]);
@@ -35,7 +35,7 @@ fn names_of_mount_points_and_sources_reach_no_terminal_unescaped() {
 // A process chooses its own name, and `defuse trace` printed it unescaped.
 #[test]
 fn names_of_processes_reach_no_terminal_unescaped() {
-    let Some(place) = Place::to_mount() else { return };
+    let Some(place) = TestPlace::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let program = place.path("p\u{1b}[2J");
     // Not copied by this process, which another test may fork meanwhile (ETXTBSY).

@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use defuse_bound::protocol::{Answer, Ask, Channel, FIRST};
+use defuse_bound::protocol::{ApplicationMessage, FIRST, ManagerChannel, ManagerMessage};
 use defuse_fs::{
     Attr, Context, Entry, Errno, Fh, FileSystem, Ino, Name, Notify, Origin, Result, delegate,
 };
-use defuse_memory::Memory;
+use defuse_memory::MemoryFileSystem;
 use defuse_socket::{ServerOptions, serve_one};
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, send, socket_with,
 };
 
-use crate::Ends;
-use crate::common::{PROGRAM, Place, eventually, said};
-use crate::managed::{LIMIT, Managed};
+use crate::LoadStop;
+use crate::common::{PROGRAM, TestPlace, eventually, said};
+use crate::managed::{BoundManager, LIMIT};
 
-fn connect(managed: &Managed) -> OwnedFd {
+fn connect(managed: &BoundManager) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     let address = SocketAddrUnix::new(managed.place.path("socket")).unwrap();
@@ -32,30 +32,30 @@ fn connect(managed: &Managed) -> OwnedFd {
 }
 
 /// Takes /one. Returns the connection, and the socket to serve on.
-fn take(managed: &Managed) -> (Channel<OwnedFd>, OwnedFd) {
-    let channel = Channel::new(connect(managed));
-    channel.ask(&Ask::Take("/one".to_owned())).unwrap();
+fn take(managed: &BoundManager) -> (ManagerChannel<OwnedFd>, OwnedFd) {
+    let channel = ManagerChannel::new(connect(managed));
+    channel.ask(&ApplicationMessage::Take("/one".to_owned())).unwrap();
     match channel.next_answer(10 * LIMIT).unwrap() {
-        Some(Answer::Granted { socket, .. }) => (channel, socket),
+        Some(ManagerMessage::Granted { socket, .. }) => (channel, socket),
         other => panic!("{other:?}"),
     }
 }
 
 /// Serves `fs` in place of the device, until the socket ends.
-fn serve(channel: &Channel<OwnedFd>, socket: OwnedFd, fs: Arc<dyn FileSystem>) {
+fn serve(channel: &ManagerChannel<OwnedFd>, socket: OwnedFd, fs: Arc<dyn FileSystem>) {
     // It may fail as it likes.
     std::thread::spawn(move || serve_one(socket, fs, &ServerOptions::default(), || ()).is_ok());
-    channel.ask(&Ask::Serving).unwrap();
-    assert!(matches!(channel.next_answer(10 * LIMIT), Ok(Some(Answer::Served))));
+    channel.ask(&ApplicationMessage::Serving).unwrap();
+    assert!(matches!(channel.next_answer(10 * LIMIT), Ok(Some(ManagerMessage::Served))));
 }
 
-fn memory() -> Arc<Memory> {
-    Arc::new(Memory::new(Default::default()))
+fn memory() -> Arc<MemoryFileSystem> {
+    Arc::new(MemoryFileSystem::new(Default::default()))
 }
 
 #[test]
 fn an_application_that_breaks_the_rules_is_given_up_and_the_device_comes_back() {
-    let managed = Managed::new("", "bind = []");
+    let managed = BoundManager::new("", "bind = []");
     assert_eq!(managed.shell("echo right >/x/one/a; cat /x/one/a"), "right\n");
     let deeds: [(&str, &dyn Fn()); 8] = [
         ("ends without a word", &|| drop(take(&managed))),
@@ -65,24 +65,24 @@ fn an_application_that_breaks_the_rules_is_given_up_and_the_device_comes_back() 
         }),
         ("says something else", &|| {
             let (channel, _socket) = take(&managed);
-            channel.ask(&Ask::Pong).unwrap();
+            channel.ask(&ApplicationMessage::Pong).unwrap();
             assert!(channel.next_answer(10 * LIMIT).is_err(), "the connection has ended");
         }),
         ("serves nothing", &|| {
             let (channel, _socket) = take(&managed);
-            channel.ask(&Ask::Serving).unwrap();
+            channel.ask(&ApplicationMessage::Serving).unwrap();
             assert!(matches!(channel.next_answer(LIMIT / 2), Ok(None)));
         }),
         ("does not speak FUSE", &|| {
             let (channel, socket) = take(&managed);
             send(&socket, b"HTTP/1.1 200 OK", SendFlags::empty()).unwrap();
-            channel.ask(&Ask::Serving).unwrap();
+            channel.ask(&ApplicationMessage::Serving).unwrap();
             assert!(channel.next_answer(10 * LIMIT).is_err(), "the connection has ended");
         }),
         ("gives signs of life that nobody asked for", &|| {
             let (channel, socket) = take(&managed);
             serve(&channel, socket, memory());
-            while channel.ask(&Ask::Pong).is_ok() {}
+            while channel.ask(&ApplicationMessage::Pong).is_ok() {}
             eventually("the end", || channel.next_answer(LIMIT).is_err());
         }),
         ("gives no sign of life", &|| {
@@ -91,13 +91,13 @@ fn an_application_that_breaks_the_rules_is_given_up_and_the_device_comes_back() 
             eventually("the end", || channel.next_answer(LIMIT).is_err());
         }),
         ("sends no message of the conversation", &|| {
-            let (socket, channel) = (connect(&managed), Channel::new(connect(&managed)));
+            let (socket, channel) = (connect(&managed), ManagerChannel::new(connect(&managed)));
             send(&socket, &[FIRST, b"steal\0/one"].concat(), SendFlags::empty()).unwrap();
-            assert!(Channel::new(&socket).next_answer(10 * LIMIT).is_err());
-            channel.ask(&Ask::Keep("/one".to_owned())).unwrap();
+            assert!(ManagerChannel::new(&socket).next_answer(10 * LIMIT).is_err());
+            channel.ask(&ApplicationMessage::Keep("/one".to_owned())).unwrap();
             let answer = channel.next_answer(10 * LIMIT);
             assert!(
-                matches!(&answer, Ok(Some(Answer::Refused { errno: Errno::EBUSY, .. }))),
+                matches!(&answer, Ok(Some(ManagerMessage::Refused { errno: Errno::EBUSY, .. }))),
                 "the manager has it: {answer:?}"
             );
         }),
@@ -111,19 +111,19 @@ fn an_application_that_breaks_the_rules_is_given_up_and_the_device_comes_back() 
 }
 
 /// A file system whose files have the number of another one, and which tells of changes without end.
-struct Evil {
-    inner: Arc<Memory>,
+struct HostileFileSystem {
+    inner: Arc<MemoryFileSystem>,
     st_ino: u64,
     told: Mutex<Vec<Arc<dyn Notify>>>,
 }
 
-impl Evil {
+impl HostileFileSystem {
     fn lie(&self, attr: Attr) -> Attr {
         Attr { st_ino: self.st_ino, ..attr }
     }
 }
 
-impl FileSystem for Evil {
+impl FileSystem for HostileFileSystem {
     delegate!(to inner, except lookup, getattr, attached);
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -142,10 +142,10 @@ impl FileSystem for Evil {
 
 #[test]
 fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_client() {
-    if Place::to_mount().is_none() {
+    if TestPlace::to_mount().is_none() {
         return;
     }
-    let managed = Managed::new("", "bind = []");
+    let managed = BoundManager::new("", "bind = []");
     let mnt = managed.mount();
     fs::write(mnt.join("two/victim"), "two").unwrap();
     let number = |shown: String| shown.trim().parse::<u64>().unwrap();
@@ -154,7 +154,7 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
     let (channel, socket) = take(&managed);
     // With the number of its own device, this becomes the number of the victim.
     let (st_ino, told) = (victim ^ 1 << 56, Mutex::default());
-    let evil = Arc::new(Evil { inner: memory(), st_ino, told });
+    let evil = Arc::new(HostileFileSystem { inner: memory(), st_ino, told });
     serve(&channel, socket, evil.clone());
     managed.shell("echo a >/x/one/a");
     let lied = number(managed.shell("stat -c %i /x/one/a"));
@@ -179,12 +179,14 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
         // It gives signs of life, so that it stays.
         scope.spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                if let Ok(Some(Answer::Ping)) = channel.next_answer(Duration::from_millis(5)) {
-                    let _ = channel.ask(&Ask::Pong);
+                if let Ok(Some(ManagerMessage::Ping)) =
+                    channel.next_answer(Duration::from_millis(5))
+                {
+                    let _ = channel.ask(&ApplicationMessage::Pong);
                 }
             }
         });
-        let until_the_end = Ends(ends);
+        let until_the_end = LoadStop(ends);
         let mut told = 0;
         let begun = std::time::Instant::now();
         while begun.elapsed() < LIMIT {
@@ -210,7 +212,7 @@ fn a_manager_of_another_user_is_not_told_of_the_device() {
         println!("skipped: only root becomes other users");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     fs::set_permissions(place.path(""), PermissionsExt::from_mode(0o1777)).unwrap();
     let program = place.for_all_users();
     place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);

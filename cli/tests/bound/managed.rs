@@ -8,27 +8,27 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::common::{Place, Said, eventually, eventually_or, said};
+use crate::common::{DefuseOutput, TestPlace, eventually, eventually_or, said};
 
 /// The time after which an application that says nothing is given up.
 pub const LIMIT: Duration = Duration::from_secs(2);
 
 /// A manager of the devices /one, which applications may bind, and /two, which they may not.
-pub struct Managed {
-    pub place: Place,
+pub struct BoundManager {
+    pub place: TestPlace,
     pub manager: Option<Child>,
 }
 
-impl Managed {
-    pub fn new(top: &str, of_one: &str) -> Managed {
-        let place = Place::new();
+impl BoundManager {
+    pub fn new(top: &str, of_one: &str) -> BoundManager {
+        let place = TestPlace::new();
         place.ok(&["mkfs", "uhs", "one", "--size", "1G"]);
         let one = place.path("one");
-        Managed::on(place, &one, top, of_one)
+        BoundManager::on(place, &one, top, of_one)
     }
 
     /// A manager whose device /one is `one`, which has a file system.
-    pub fn on(place: Place, one: &Path, top: &str, of_one: &str) -> Managed {
+    pub fn on(place: TestPlace, one: &Path, top: &str, of_one: &str) -> BoundManager {
         let mut config = format!("socket = {:?}\n", place.path("socket"));
         config += &format!("answer-within = {}\n{top}\n", LIMIT.as_secs());
         place.ok(&["mkfs", "uhs", "two", "--size", "1G"]);
@@ -37,7 +37,7 @@ impl Managed {
             config += &format!("[[device]]\npath = \"/{name}\"\nsource = {source:?}\n{more}\n");
         }
         fs::write(place.path("manager.toml"), config).unwrap();
-        let mut managed = Managed { place, manager: None };
+        let mut managed = BoundManager { place, manager: None };
         managed.start();
         managed
     }
@@ -79,12 +79,12 @@ impl Managed {
     }
 
     /// Starts a shell with /one at /y, in whose run the device then is.
-    pub fn application(&self, script: &str) -> Application {
+    pub fn application(&self, script: &str) -> ApplicationRun {
         let bound = self.bound("/one");
         let arguments = ["run", "--on-death", "end", "--mount", &bound, "--", "sh", "-c", script];
         let mut command = self.place.command(&arguments);
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut application = Application(Some(child.spawn().unwrap()));
+        let mut application = ApplicationRun(Some(child.spawn().unwrap()));
         let pid = application.pid().as_raw_nonzero().get();
         eventually("an application", || {
             let child = application.0.as_mut().unwrap();
@@ -117,7 +117,7 @@ impl Managed {
     }
 }
 
-impl Drop for Managed {
+impl Drop for BoundManager {
     fn drop(&mut self) {
         if let Some(mut manager) = self.manager.take() {
             let _ = manager.kill();
@@ -127,9 +127,9 @@ impl Drop for Managed {
 }
 
 /// The run of an application: its process has the device.
-pub struct Application(Option<Child>);
+pub struct ApplicationRun(Option<Child>);
 
-impl Application {
+impl ApplicationRun {
     pub fn pid(&self) -> Pid {
         Pid::from_child(self.0.as_ref().unwrap())
     }
@@ -154,7 +154,7 @@ impl Application {
     }
 
     /// Ends its standard input, and so its program. Returns what it says.
-    pub fn end(mut self) -> Said {
+    pub fn end(mut self) -> DefuseOutput {
         let mut child = self.0.take().unwrap();
         drop(child.stdin.take());
         said(child.wait_with_output().unwrap())
@@ -165,7 +165,7 @@ impl Application {
     }
 }
 
-impl Drop for Application {
+impl Drop for ApplicationRun {
     fn drop(&mut self) {
         if let Some(mut child) = self.0.take() {
             let _ = child.kill();

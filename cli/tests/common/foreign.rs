@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::{Place, eventually};
+use super::{TestPlace, eventually};
 
 /// True if the program is installed. Otherwise prints `skipped`.
 pub fn has(program: &str) -> bool {
@@ -16,24 +16,24 @@ pub fn has(program: &str) -> bool {
 }
 
 /// A foreign mount, until it is dropped.
-pub struct Foreign {
+pub struct ForeignServer {
     mountpoint: String,
     server: Option<Child>,
 }
 
-impl Foreign {
+impl ForeignServer {
     /// Mounts `src` on `mnt` by bindfs.
-    pub fn bindfs(place: &Place) -> Option<Foreign> {
+    pub fn bindfs(place: &TestPlace) -> Option<ForeignServer> {
         if !has("bindfs") {
             return None;
         }
         let status = place.command_of(Path::new("bindfs"), &["src", "mnt"]).status().unwrap();
         assert!(status.success());
-        Some(Foreign::mounted(place, None))
+        Some(ForeignServer::mounted(place, None))
     }
 
     /// Mounts `src` on `mnt` by sshfs, from a server on a loopback port with generated keys.
-    pub fn sshfs(place: &Place) -> Option<Foreign> {
+    pub fn sshfs(place: &TestPlace) -> Option<ForeignServer> {
         // sshd must be called by its full path.
         let server = "/usr/sbin/sshd";
         if !has("sshfs") || !has("ssh-keygen") || !has(server) {
@@ -61,7 +61,7 @@ impl Foreign {
         fs::create_dir_all("/run/sshd").unwrap();
         let mut sshd = place.command_of(Path::new(server), &["-D", "-e", "-f"]);
         let sshd = sshd.arg(place.path("sshd_config")).stderr(Stdio::null()).spawn().unwrap();
-        let foreign = Foreign::named(place, Some(sshd));
+        let foreign = ForeignServer::named(place, Some(sshd));
         eventually("sshd listens", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
         let options = format!(
             "port={port},IdentityFile={},StrictHostKeyChecking=no,UserKnownHostsFile=/dev/null",
@@ -74,17 +74,17 @@ impl Foreign {
         Some(foreign)
     }
 
-    fn mounted(place: &Place, server: Option<Child>) -> Foreign {
+    fn mounted(place: &TestPlace, server: Option<Child>) -> ForeignServer {
         eventually("mounted", || place.is_mounted());
-        Foreign::named(place, server)
+        ForeignServer::named(place, server)
     }
 
-    fn named(place: &Place, server: Option<Child>) -> Foreign {
-        Foreign { mountpoint: place.path("mnt").to_str().unwrap().to_owned(), server }
+    fn named(place: &TestPlace, server: Option<Child>) -> ForeignServer {
+        ForeignServer { mountpoint: place.path("mnt").to_str().unwrap().to_owned(), server }
     }
 }
 
-impl Drop for Foreign {
+impl Drop for ForeignServer {
     fn drop(&mut self) {
         let mut umount = Command::new("umount");
         let _ = umount.args(["--lazy", &self.mountpoint]).stderr(Stdio::null()).status();

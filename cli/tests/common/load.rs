@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 /// Numbers that differ from call to call, from a seed.
-pub struct Random(pub u64);
+pub struct LoadRandom(pub u64);
 
-impl Random {
+impl LoadRandom {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         self.0 >> 33
@@ -20,14 +20,14 @@ impl Random {
 }
 
 pub fn data(seed: u64, len: usize) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = LoadRandom(seed);
     (0..len).map(|_| random.next() as u8).collect()
 }
 
 /// A program that uses the mount, and what it knows to be durable.
-pub struct Load<'a> {
+pub struct MountLoad<'a> {
     pub dir: PathBuf,
-    random: Random,
+    random: LoadRandom,
     ends: &'a AtomicBool,
     /// The number of files that were made durable, of all programs.
     count: &'a AtomicU64,
@@ -36,19 +36,19 @@ pub struct Load<'a> {
     pub longest: Duration,
 }
 
-impl<'a> Load<'a> {
+impl<'a> MountLoad<'a> {
     /// Starts a program in `dir`, whose choices follow from `seed`, until `ends`.
     pub fn start<'scope>(
         scope: &'scope Scope<'scope, '_>,
         (dir, seed): (PathBuf, u64),
         ends: &'a AtomicBool,
         count: &'a AtomicU64,
-    ) -> ScopedJoinHandle<'scope, Load<'a>>
+    ) -> ScopedJoinHandle<'scope, MountLoad<'a>>
     where
         'a: 'scope,
     {
         let (durable, longest) = (Vec::new(), Duration::ZERO);
-        let mut load = Load { dir, random: Random(seed), ends, count, durable, longest };
+        let mut load = MountLoad { dir, random: LoadRandom(seed), ends, count, durable, longest };
         scope.spawn(move || {
             load.run();
             load

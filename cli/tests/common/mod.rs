@@ -22,7 +22,7 @@ pub const PROGRAM: &str =
 
 /// Compiles a C program. Prints the reason and returns `None` if there is no compiler, or if
 /// linking fails.
-pub fn compile(place: &Place, name: &str, source: &str, options: &[&str]) -> Option<PathBuf> {
+pub fn compile(place: &TestPlace, name: &str, source: &str, options: &[&str]) -> Option<PathBuf> {
     let (code, program) = (place.path(&format!("{name}.c")), place.path(name));
     fs::write(&code, source).unwrap();
     let mut cc = Command::new("cc");
@@ -37,19 +37,19 @@ pub fn compile(place: &Place, name: &str, source: &str, options: &[&str]) -> Opt
 }
 
 /// A directory with a mount point `mnt`, a source `src` and a registry of its own.
-pub struct Place {
+pub struct TestPlace {
     dir: tempfile::TempDir,
 }
 
 /// A tmpfs, unmounted when dropped.
-pub struct Tmpfs(PathBuf);
+pub struct TestTmpfs(PathBuf);
 
-impl Tmpfs {
+impl TestTmpfs {
     /// Mounts it on `path`, which is created if it does not exist.
-    pub fn on(path: PathBuf, flags: MountFlags, options: &CStr) -> Tmpfs {
+    pub fn on(path: PathBuf, flags: MountFlags, options: &CStr) -> TestTmpfs {
         fs::create_dir_all(&path).unwrap();
         mount("tmpfs", &path, "tmpfs", flags, options).unwrap();
-        Tmpfs(path)
+        TestTmpfs(path)
     }
 
     pub fn path(&self) -> &Path {
@@ -57,22 +57,22 @@ impl Tmpfs {
     }
 }
 
-impl Drop for Tmpfs {
+impl Drop for TestTmpfs {
     fn drop(&mut self) {
         let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
 }
 
 /// The outcome of running the program.
-pub struct Said {
+pub struct DefuseOutput {
     pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
 
-impl Place {
+impl TestPlace {
     /// Creates a place; prints the reason and returns `None` if nothing can be mounted.
-    pub fn to_mount() -> Option<Place> {
+    pub fn to_mount() -> Option<TestPlace> {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: only root may mount");
             return None;
@@ -81,16 +81,16 @@ impl Place {
             println!("skipped: there is no /dev/fuse");
             return None;
         }
-        Some(Place::new())
+        Some(TestPlace::new())
     }
 
     /// Creates a place for tests that do not mount.
-    pub fn new() -> Place {
+    pub fn new() -> TestPlace {
         let dir = tempfile::Builder::new().prefix("defuse-cli-").tempdir().unwrap();
         for name in ["mnt", "src"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }
-        Place { dir }
+        TestPlace { dir }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -110,7 +110,7 @@ impl Place {
     }
 
     /// Runs the program to its end.
-    pub fn run(&self, arguments: &[&str]) -> Said {
+    pub fn run(&self, arguments: &[&str]) -> DefuseOutput {
         said(self.command(arguments).output().unwrap())
     }
 
@@ -192,7 +192,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestPlace {
     fn drop(&mut self) {
         // Twice, in case of stacked mounts.
         for _ in 0..2 {
@@ -213,8 +213,8 @@ pub fn built_library() -> PathBuf {
     places.find(|library| library.exists()).unwrap()
 }
 
-pub fn said(output: Output) -> Said {
-    Said {
+pub fn said(output: Output) -> DefuseOutput {
+    DefuseOutput {
         code: output.status.code(),
         out: String::from_utf8(output.stdout).unwrap(),
         err: String::from_utf8(output.stderr).unwrap(),

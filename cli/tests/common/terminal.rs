@@ -8,17 +8,17 @@ use std::os::fd::OwnedFd;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::common::Place;
+use crate::common::TestPlace;
 
 /// The program on a terminal of its own.
-pub struct Terminal {
+pub struct TestTerminal {
     pub child: Child,
     master: OwnedFd,
     pub shown: String,
 }
 
-impl Terminal {
-    pub fn start(place: &Place, arguments: &[&str]) -> Terminal {
+impl TestTerminal {
+    pub fn start(place: &TestPlace, arguments: &[&str]) -> TestTerminal {
         use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
@@ -32,7 +32,7 @@ impl Terminal {
         command.env("TERM", "xterm").stdin(slave()).stdout(slave()).stderr(slave());
         let child = command.spawn().unwrap();
         rustix::io::ioctl_fionbio(&master, true).unwrap();
-        Terminal { child, master, shown: String::new() }
+        TestTerminal { child, master, shown: String::new() }
     }
 
     /// Reads until `text` is shown.
@@ -54,7 +54,7 @@ impl Terminal {
     }
 }
 
-impl Drop for Terminal {
+impl Drop for TestTerminal {
     fn drop(&mut self) {
         // The process has ended, unless the test failed.
         let _ = self.child.kill();

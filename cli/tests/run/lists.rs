@@ -1,6 +1,6 @@
 //! Default ACLs, and copies between mounts.
 
-use super::common::Place;
+use super::common::TestPlace;
 use super::{finish, is_there, on_passthrough, same, same_with};
 
 /// Programs with different umasks that create files, directories, fifos and unnamed files, while
@@ -66,7 +66,7 @@ fn ranges_are_copied_between_mounts_and_not_to_other_kinds_of_file_system() {
         println!("skipped: python3 is not installed");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let script = r#"
 import errno, os
 for source, target in (("/dt-a", "/dt-b"), ("/dt-b", "/dt-a"), ("/dt-a", "/dev/shm"), ("/dev/shm", "/dt-b")):

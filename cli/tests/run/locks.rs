@@ -82,7 +82,7 @@ fn a_program_sees_at_once_what_others_of_the_run_do_to_directories() {
 /// Programs of a run may change the directory below a passthrough by its own path.
 #[test]
 fn a_program_sees_at_once_what_others_of_the_run_do_below_a_mount() {
-    let place = super::Place::new();
+    let place = super::TestPlace::new();
     let source = place.path("src");
     std::fs::create_dir_all(&source).unwrap();
     let look = |below: &Path, run: &mut Command| {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{Place, finish, is_there, on_passthrough, same_c, same_with};
+use super::{TestPlace, finish, is_there, on_passthrough, same_c, same_with};
 
 /// A program in a run created a ring, and the operations of the ring affected the directory in
 /// which the run was started, because the kernel does not know the mount. The program tries every
@@ -11,7 +11,7 @@ use super::{Place, finish, is_there, on_passthrough, same_c, same_with};
 #[test]
 fn a_ring_opens_and_makes_nothing_outside_of_the_mount() {
     same_c("rings", include_str!("rings.c"), |_, _, program| {
-        let place = Place::new();
+        let place = TestPlace::new();
         let mount = format!("/defuse-test=passthrough:{}", place.path("src").display());
         let here = || fs::read_dir(place.path("")).unwrap().count();
         let before = here();
@@ -60,7 +60,7 @@ fn a_ring_reads_and_writes_files_of_a_mount() {
         println!("skipped: fio is not installed");
         return;
     }
-    let place = Place::new();
+    let place = TestPlace::new();
     let mount = format!("/defuse-test=passthrough:{}", place.path("src").display());
     let run = ["run", "-C", "/defuse-test", "--mount", &mount, "--", "fio", "--name=rings"];
     for options in [&["--fixedbufs", "--registerfiles"][..], &["--iodepth=8"]] {

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use super::{Place, is_there};
+use super::{TestPlace, is_there};
 
 /// Serves one connection, and writes one line into the fifo and reads one from it.
 const OUTSIDE: &str = r#"
@@ -52,7 +52,7 @@ fn programs_inside_and_outside_meet_at_the_sockets_and_fifos_of_a_directory() {
     let configurations: [(&str, &[&str]); 4] =
         [("", &[]), (",backing=off", &[]), ("", &["--fork", "server"]), ("", &["--dispatch"])];
     for (options, run_options) in configurations {
-        let place = Place::new();
+        let place = TestPlace::new();
         let source = place.path("src");
         let mut outside = Command::new("timeout");
         outside.args(["-s", "KILL", "60", "python3", "-c", OUTSIDE]).arg(&source);

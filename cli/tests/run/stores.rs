@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
-use super::{Place, finish, same, same_c, same_compiled, same_with};
+use super::{TestPlace, finish, same, same_c, same_compiled, same_with};
 
 /// The ways of `stores.c` that a process without children can go, with the ends that they have.
 const ALONE: [(&str, &str); 11] = [
@@ -25,7 +25,7 @@ const ALONE: [(&str, &str); 11] = [
 #[test]
 fn stores_that_find_no_space_end_their_program_or_fail_a_call() {
     same_compiled(&[], "stores", include_str!("stores.c"), |_, _, program| {
-        let place = Place::new();
+        let place = TestPlace::new();
         place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
         let image = format!("uhs:{}", place.path("image").display());
         for source in ["memory:,size=4M", &image] {
@@ -66,7 +66,7 @@ fn private_mappings_are_of_the_file_and_no_mapping_goes_beyond_its_end() {
     });
     // A process alone has a copy, which knows the bytes of the file, but no later ones.
     same_compiled(&[], "private", include_str!("private.c"), |_, _, program| {
-        let place = Place::new();
+        let place = TestPlace::new();
         let native = finish(place.command_of(program.as_ref(), &["alone"])).out;
         assert!(native.starts_with("stored o") && native.ends_with("f B\n"), "{native}");
         for policy in ["deny", "reopen"] {

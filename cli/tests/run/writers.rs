@@ -28,7 +28,7 @@ fn data_written_by_several_processes_through_mappings_is_in_the_file() {
 #[test]
 fn a_shared_mapping_that_would_be_a_copy_is_refused() {
     same_compiled(&[], "mapping", MAPS, |_, _, program| {
-        let place = super::Place::new();
+        let place = super::TestPlace::new();
         let run = |options: &[&str]| {
             let mut run = place.command(&["run", "-C", "/defuse-test"]);
             run.args(["--mount", "/defuse-test=memory:"]).args(options).args(["--", program]);

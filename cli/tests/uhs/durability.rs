@@ -10,13 +10,13 @@ use rustix::fs::OFlags;
 use rustix::io::{ReadWriteFlags, pwritev2};
 use rustix::process::{Signal, kill_process};
 
-use super::common::{Place, eventually};
+use super::common::{TestPlace, eventually};
 use super::with_image;
 
 const TEXT: &[u8; 4096] = &[b'x'; 4096];
 
 /// Writes the file `at` in the mount `mnt`, and waits for an acknowledgement.
-type Way = fn(mnt: &Path, at: &Path);
+type SyncMethod = fn(mnt: &Path, at: &Path);
 
 fn write(at: &Path) -> File {
     let mut file = File::create(at).unwrap();
@@ -42,7 +42,7 @@ fn pwritev(at: &Path, opened: OFlags, flags: ReadWriteFlags) {
 }
 
 /// The acknowledgements that hold on every mount.
-const ALWAYS: [(&str, Way); 9] = [
+const ALWAYS: [(&str, SyncMethod); 9] = [
     ("fsync", |_, at| write(at).sync_all().unwrap()),
     ("fdatasync", |_, at| write(at).sync_data().unwrap()),
     ("O_SYNC", |_, at| write_with_flags(at, OFlags::SYNC)),
@@ -64,7 +64,7 @@ const ALWAYS: [(&str, Way); 9] = [
 ];
 
 /// Those for which the kernel must tell of sync(2).
-const TOLD: [(&str, Way); 3] = [
+const TOLD: [(&str, SyncMethod); 3] = [
     ("sync", |_, at| {
         write(at);
         rustix::fs::sync();
@@ -84,7 +84,7 @@ const TOLD: [(&str, Way); 3] = [
 fn what_is_acknowledged_as_durable_survives_the_death_of_the_daemon() {
     let Some(place) = with_image() else { return };
     let (mnt, at) = (place.path("mnt"), place.path("mnt/file"));
-    let found = |options: &str, way: Way| {
+    let found = |options: &str, way: SyncMethod| {
         // The daemon makes nothing durable by itself.
         place.ok(&["mount", "uhs:img", "mnt", "-o", &format!("commit=0{options}")]);
         let daemon = place.pid();
@@ -100,7 +100,7 @@ fn what_is_acknowledged_as_durable_survives_the_death_of_the_daemon() {
         place.ok(&["umount", "mnt"]);
         found.is_some_and(|found| found == TEXT)
     };
-    let plain: Way = |_, at| drop(write(at));
+    let plain: SyncMethod = |_, at| drop(write(at));
     assert!(!found("", plain), "a write without a request is durable: the test sees nothing");
     assert!(found(",sync", plain), "sync");
     assert!(found(",sync,direct_io", plain), "sync,direct_io");
@@ -203,7 +203,7 @@ fn what_sync_acknowledges_in_a_run_survives_the_death_of_its_server() {
 }
 
 /// A way to end what has the image.
-type End = fn(&Place, &mut Child);
+type End = fn(&TestPlace, &mut Child);
 
 /// The ends of a mount.
 const ENDS: [(&str, End); 5] = [
@@ -223,7 +223,7 @@ const ENDS: [(&str, End); 5] = [
 ];
 
 /// The block of the snapshot of the image, 0 for none. Waits for a daemon that has the image.
-fn snapshot(place: &Place) -> u64 {
+fn snapshot(place: &TestPlace) -> u64 {
     let shown = std::cell::OnceCell::new();
     eventually("the image is free", || {
         let said = place.run(&["dump", "--json", "img"]);
@@ -243,7 +243,7 @@ fn every_clean_end_leaves_a_snapshot_from_which_the_next_mount_reads_less() {
     place.ok(&["umount", "mnt"]);
     let read = || {
         let shown = place.ok(&["stat", "mnt", "--json"]);
-        let shown: defuse_probe::Snapshot = serde_json::from_str(&shown).unwrap();
+        let shown: defuse_probe::StatsSnapshot = serde_json::from_str(&shown).unwrap();
         assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), 1500);
         shown.figure("device_read").unwrap().value
     };

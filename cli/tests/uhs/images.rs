@@ -11,14 +11,14 @@ use rustix::fs::inotify;
 use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::common::{Place, Tmpfs, eventually, said};
+use super::common::{TestPlace, TestTmpfs, eventually, said};
 use super::{clean, damage, with_image};
 
-fn json(place: &Place, arguments: &[&str]) -> serde_json::Value {
+fn json(place: &TestPlace, arguments: &[&str]) -> serde_json::Value {
     serde_json::from_str(&place.ok(arguments)).unwrap()
 }
 
-fn size(place: &Place) -> u64 {
+fn size(place: &TestPlace) -> u64 {
     json(place, &["fsck", "--json", "img"])["figures"]["size_bytes"].as_u64().unwrap()
 }
 
@@ -35,8 +35,8 @@ fn opens(path: &Path, run: impl FnOnce()) -> usize {
 /// A signal while space is allocated. Nothing is left but what was there before. SIGTERM and SIGHUP left half an image.
 #[test]
 fn a_signal_ends_mkfs_and_removes_the_new_image() {
-    let Some(place) = Place::to_mount() else { return };
-    let tmpfs = Tmpfs::on(place.path("tmpfs"), MountFlags::empty(), c"size=3g");
+    let Some(place) = TestPlace::to_mount() else { return };
+    let tmpfs = TestTmpfs::on(place.path("tmpfs"), MountFlags::empty(), c"size=3g");
     let image = tmpfs.path().join("img");
     let arguments = ["mkfs", "uhs", "tmpfs/img", "--size", "2G"];
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
@@ -138,7 +138,7 @@ fn an_image_grows_and_keeps_its_files() {
 
 #[test]
 fn a_block_device_grows_to_the_size_that_it_has() {
-    let place = Place::new();
+    let place = TestPlace::new();
     let image = place.path("img");
     File::create(&image).unwrap().set_len(16 << 20).unwrap();
     let losetup = |arguments: &[&str]| {

@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use defuse_bound::Bound;
-use defuse_fs::source::{Frontend, Threads};
+use defuse_bound::BoundDevice;
+use defuse_fs::source::{CallingThreads, FrontendProperties};
 use defuse_fs::{
     Caller, Context, File, FileSystem, Ino, Name, NewNode, OpenArgs, OpenFlags, ReadArgs, ReadBuf,
     SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+type CostResult<T> = Result<T, Box<dyn Error>>;
 
 /// Operations of one kind in a round.
 const COUNT: u32 = 3000;
@@ -25,14 +25,14 @@ const ROUNDS: usize = 15;
 const NAMES: [&str; 3] = ["getattr", "read of 4 KiB", "write of 4 KiB"];
 
 /// Nanoseconds of an operation of each kind.
-type Times = [f64; NAMES.len()];
+type OperationTimes = [f64; NAMES.len()];
 
 fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: std::process::id() })
 }
 
 /// Opens the file, below the directories `dirs`, and creates it if need be.
-fn open(fs: &dyn FileSystem, dirs: &Path) -> Outcome<File> {
+fn open(fs: &dyn FileSystem, dirs: &Path) -> CostResult<File> {
     let mut dir = Ino::ROOT;
     for part in dirs.iter().filter(|part| *part != "/") {
         dir = fs.lookup(&cx(), dir, Name::new(part.as_encoded_bytes())?)?.ino;
@@ -51,9 +51,9 @@ fn open(fs: &dyn FileSystem, dirs: &Path) -> Outcome<File> {
     Ok(File { ino, fh: fs.open(&cx(), ino, args)?.fh })
 }
 
-fn measure(fs: &dyn FileSystem, file: File) -> Outcome<Times> {
+fn measure(fs: &dyn FileSystem, file: File) -> CostResult<OperationTimes> {
     let mut bytes = [7; 4096];
-    let mut times = Times::default();
+    let mut times = OperationTimes::default();
     for (time, kind) in times.iter_mut().zip(0..) {
         let begun = Instant::now();
         for number in 0..COUNT {
@@ -78,9 +78,9 @@ fn measure(fs: &dyn FileSystem, file: File) -> Outcome<Times> {
 }
 
 /// The other process: measures when it is told to.
-fn other(socket: &Path, device: &Path) -> Outcome<()> {
+fn other(socket: &Path, device: &Path) -> CostResult<()> {
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    let fs = Remote::connect(socket, options)?;
+    let fs = RemoteClient::connect(socket, options)?;
     let file = open(&fs, device)?;
     measure(&fs, file)?;
     for _ in std::io::stdin().lock().lines() {
@@ -90,11 +90,11 @@ fn other(socket: &Path, device: &Path) -> Outcome<()> {
     Ok(())
 }
 
-fn best(best: &mut Times, times: Times) {
+fn best(best: &mut OperationTimes, times: OperationTimes) {
     best.iter_mut().zip(times).for_each(|(best, time)| *best = best.min(time));
 }
 
-fn main() -> Outcome<()> {
+fn main() -> CostResult<()> {
     let arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let (socket, device) = match &arguments[..] {
         [socket, device] => (socket, device),
@@ -106,11 +106,11 @@ fn main() -> Outcome<()> {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let (mut asks, answers) = (child.stdin.take(), child.stdout.take());
     let mut answers = BufReader::new(answers.ok_or("no output")?);
-    let mut ask = || -> Outcome<Times> {
+    let mut ask = || -> CostResult<OperationTimes> {
         asks.as_mut().ok_or("no input")?.write_all(b"go\n")?;
         let mut line = String::new();
         answers.read_line(&mut line)?;
-        let mut times = Times::default();
+        let mut times = OperationTimes::default();
         for (time, word) in times.iter_mut().zip(line.split_whitespace()) {
             *time = word.parse()?;
         }
@@ -120,9 +120,12 @@ fn main() -> Outcome<()> {
     for _ in 0..ROUNDS {
         best(&mut of_manager, ask()?);
     }
-    let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
+    let frontend = FrontendProperties {
+        threads: CallingThreads::Application,
+        ..FrontendProperties::default()
+    };
     let path = device.to_str().ok_or("the device is not valid UTF-8")?;
-    let bound = Bound::take(socket, path, frontend)?;
+    let bound = BoundDevice::take(socket, path, frontend)?;
     let file = open(&bound, Path::new("/"))?;
     measure(&bound, file)?;
     for _ in 0..ROUNDS {

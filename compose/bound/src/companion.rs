@@ -7,14 +7,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use defuse_fs::source::Error;
+use defuse_fs::source::SourceOpenError;
 use defuse_fs::{Errno, FileSystem, Result};
 use defuse_shared::LaneOffers;
 use defuse_socket::{ServerOptions, serve_one};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, shutdown};
 
 use crate::open::granted;
-use crate::protocol::{Answer, Ask, Channel};
+use crate::protocol::{ApplicationMessage, ManagerChannel, ManagerMessage};
 
 /// The time for the manager to take the socket that is served.
 const SERVED_PATIENCE: Duration = Duration::from_secs(60);
@@ -26,10 +26,10 @@ const TICK: Duration = Duration::from_millis(100);
 const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
 
 /// The device's socket at its manager, and its path in the tree.
-type Place = (PathBuf, String);
+type DevicePlace = (PathBuf, String);
 
 /// The devices that this process has.
-static LIVING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+static LIVING: Mutex<Vec<Weak<CompanionShared>>> = Mutex::new(Vec::new());
 
 /// Gives all devices back that this process has bound, before it ends: others use them no more, and the manager opens each when
 /// this process has ended. A program calls it whose file systems are not dropped at its end. One that another thread drops at this
@@ -43,23 +43,23 @@ pub fn give_back_all() {
 }
 
 /// The threads beside a device that this process has.
-pub(crate) struct Companion(Arc<Shared>);
+pub(crate) struct DeviceCompanion(Arc<CompanionShared>);
 
-struct Shared {
+struct CompanionShared {
     thread: Mutex<Option<JoinHandle<()>>>,
-    place: Place,
+    place: DevicePlace,
     /// Until the device is closed.
     fs: Mutex<Option<Arc<dyn FileSystem>>>,
     /// The connection to the manager, if there is one.
-    channel: Mutex<Option<Arc<Channel<OwnedFd>>>>,
+    channel: Mutex<Option<Arc<ManagerChannel<OwnedFd>>>>,
     ending: AtomicBool,
-    close: Mutex<Close>,
+    close: Mutex<CloseState>,
     closed: Condvar,
 }
 
 /// The end of the device in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Close {
+enum CloseState {
     #[default]
     NotBegun,
     /// A thread closes it.
@@ -68,21 +68,21 @@ enum Close {
 }
 
 /// The service of one manager.
-struct Service {
+struct ManagerService {
     socket: OwnedFd,
     thread: JoinHandle<()>,
 }
 
-impl Companion {
+impl DeviceCompanion {
     /// Serves `fs` to the manager at the other end of `channel`, which has just given the device.
     pub(crate) fn start(
-        (channel, serves): (Channel<OwnedFd>, OwnedFd),
-        place: Place,
+        (channel, serves): (ManagerChannel<OwnedFd>, OwnedFd),
+        place: DevicePlace,
         fs: Arc<dyn FileSystem>,
-    ) -> Result<Companion> {
-        let service = Service::start(&channel, serves, fs.clone())?;
+    ) -> Result<DeviceCompanion> {
+        let service = ManagerService::start(&channel, serves, fs.clone())?;
         let channel = Arc::new(channel);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CompanionShared {
             thread: Mutex::default(),
             place,
             fs: Mutex::new(Some(fs)),
@@ -99,37 +99,37 @@ impl Companion {
         living.retain(|one| one.strong_count() > 0);
         living.push(Arc::downgrade(&shared));
         drop(living);
-        Ok(Companion(shared))
+        Ok(DeviceCompanion(shared))
     }
 
     /// Ends the service, and begins to close the device. Afterwards nobody else uses the file system.
     pub(crate) fn part(&self) {
-        *lock(&self.0.close) = Close::Begun;
+        *lock(&self.0.close) = CloseState::Begun;
         self.0.part();
     }
 
     /// Ends the connection to the manager, which opens the device then: it is closed.
     pub(crate) fn end(&self) {
         lock(&self.0.channel).take();
-        *lock(&self.0.close) = Close::Done;
+        *lock(&self.0.close) = CloseState::Done;
         self.0.closed.notify_all();
     }
 }
 
-impl std::fmt::Debug for Companion {
+impl std::fmt::Debug for DeviceCompanion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Companion").field(&self.0.place).finish()
     }
 }
 
-impl Shared {
+impl CompanionShared {
     /// Ends the service. A second caller waits for the first.
     fn part(&self) {
         let mut thread = lock(&self.thread);
         if let Some(thread) = thread.take() {
             self.ending.store(true, Ordering::SeqCst);
             if let Some(channel) = &*lock(&self.channel) {
-                let _ = channel.ask(&Ask::Return);
+                let _ = channel.ask(&ApplicationMessage::Return);
             }
             if thread.join().is_err() {
                 log::error!("the thread of a bound device has panicked");
@@ -141,7 +141,7 @@ impl Shared {
     /// Waits until another thread that closes the device has done so.
     fn await_close(&self, limit: Duration) {
         let close = lock(&self.close);
-        let begun = |close: &mut Close| *close == Close::Begun;
+        let begun = |close: &mut CloseState| *close == CloseState::Begun;
         let waited = self.closed.wait_timeout_while(close, limit, begun);
         if waited.is_ok_and(|(_, waited)| waited.timed_out()) {
             log::warn!("{}: a bound device is not closed yet", self.place.1);
@@ -149,7 +149,7 @@ impl Shared {
     }
 
     /// Stays with one manager after the other.
-    fn stay(&self, mut channel: Arc<Channel<OwnedFd>>, mut service: Service) {
+    fn stay(&self, mut channel: Arc<ManagerChannel<OwnedFd>>, mut service: ManagerService) {
         loop {
             self.talk(&channel);
             drop(service);
@@ -169,20 +169,20 @@ impl Shared {
             service = next;
             *lock(&self.channel) = Some(Arc::clone(&channel));
             if self.is_ending() {
-                let _ = channel.ask(&Ask::Return);
+                let _ = channel.ask(&ApplicationMessage::Return);
             }
         }
     }
 
     /// Answers the manager until it has gone, or nothing is in progress at the end.
-    fn talk(&self, channel: &Channel<OwnedFd>) {
+    fn talk(&self, channel: &ManagerChannel<OwnedFd>) {
         let mut until = None;
         loop {
             match channel.next_answer(TICK) {
-                Ok(Some(Answer::Ping)) => {
-                    let _ = channel.ask(&Ask::Pong);
+                Ok(Some(ManagerMessage::Ping)) => {
+                    let _ = channel.ask(&ApplicationMessage::Pong);
                 }
-                Ok(Some(Answer::Quiet)) if self.is_ending() => return,
+                Ok(Some(ManagerMessage::Quiet)) if self.is_ending() => return,
                 Ok(Some(other)) => {
                     log::warn!("a manager says {other:?} at the wrong time");
                     return;
@@ -204,7 +204,7 @@ impl Shared {
     }
 
     /// Waits for a manager that takes this process with its device.
-    fn find_again(&self) -> Option<(Channel<OwnedFd>, Service)> {
+    fn find_again(&self) -> Option<(ManagerChannel<OwnedFd>, ManagerService)> {
         let (mut pause, mut told) = (PAUSES[0], String::new());
         loop {
             let next = Instant::now() + pause;
@@ -229,13 +229,18 @@ impl Shared {
     }
 
     /// Offers the device to whoever manages at the place now.
-    fn offer(&self) -> std::result::Result<(Channel<OwnedFd>, Service), Error> {
+    fn offer(
+        &self,
+    ) -> std::result::Result<(ManagerChannel<OwnedFd>, ManagerService), SourceOpenError> {
         let (socket, device) = &self.place;
-        let fs = lock(&self.fs).clone().ok_or_else(|| Error::failed("the device is closed"))?;
+        let fs = lock(&self.fs)
+            .clone()
+            .ok_or_else(|| SourceOpenError::failed("the device is closed"))?;
         let channel = connect(socket)?;
-        channel.ask(&Ask::Keep(device.clone())).map_err(Error::failed)?;
+        channel.ask(&ApplicationMessage::Keep(device.clone())).map_err(SourceOpenError::failed)?;
         let grant = granted(&channel, socket, device)?;
-        let service = Service::start(&channel, grant.socket, fs).map_err(Error::failed)?;
+        let service =
+            ManagerService::start(&channel, grant.socket, fs).map_err(SourceOpenError::failed)?;
         Ok((channel, service))
     }
 
@@ -244,13 +249,13 @@ impl Shared {
     }
 }
 
-impl Service {
+impl ManagerService {
     /// Serves `fs` on `socket`, whose other end the manager has.
     fn start(
-        channel: &Channel<OwnedFd>,
+        channel: &ManagerChannel<OwnedFd>,
         socket: OwnedFd,
         fs: Arc<dyn FileSystem>,
-    ) -> Result<Service> {
+    ) -> Result<ManagerService> {
         let served = socket.try_clone()?;
         let lines = Some(Arc::new(LaneOffers::default()) as _);
         let options = ServerOptions { lines, ..ServerOptions::default() };
@@ -259,11 +264,11 @@ impl Service {
                 log::warn!("the service of a manager has ended: {errno}");
             }
         })?;
-        let service = Service { socket, thread };
-        channel.ask(&Ask::Serving)?;
+        let service = ManagerService { socket, thread };
+        channel.ask(&ApplicationMessage::Serving)?;
         match channel.next_answer(SERVED_PATIENCE)? {
-            Some(Answer::Served) => Ok(service),
-            Some(Answer::Refused { errno, why }) => {
+            Some(ManagerMessage::Served) => Ok(service),
+            Some(ManagerMessage::Refused { errno, why }) => {
                 log::warn!("{why}");
                 Err(errno)
             }
@@ -277,7 +282,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for ManagerService {
     /// Returns when the service does not use the file system any more.
     fn drop(&mut self) {
         // Requests in progress are answered.
@@ -295,10 +300,12 @@ impl Drop for Service {
 }
 
 /// Connects to a manager of root or of the user of this process.
-pub(crate) fn connect(path: &Path) -> std::result::Result<Channel<OwnedFd>, Error> {
+pub(crate) fn connect(
+    path: &Path,
+) -> std::result::Result<ManagerChannel<OwnedFd>, SourceOpenError> {
     let shown = path.display();
     let failed = |error: rustix::io::Errno| {
-        Error::Failed(format!(
+        SourceOpenError::Failed(format!(
             "cannot connect to {shown}: {error}; is it the socket of `defuse manager`?"
         ))
     };
@@ -307,14 +314,14 @@ pub(crate) fn connect(path: &Path) -> std::result::Result<Channel<OwnedFd>, Erro
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(failed)?;
     rustix::net::connect(&socket, &address).map_err(failed)?;
-    let uid = defuse_remote::user_of_server(&socket).map_err(Error::failed)?;
+    let uid = defuse_remote::user_of_server(&socket).map_err(SourceOpenError::failed)?;
     if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-        return Err(Error::Failed(format!(
+        return Err(SourceOpenError::Failed(format!(
             "{shown} is served by the untrusted user {uid}, who would see everything on the device: bind devices of \
              root or of the user of this process"
         )));
     }
-    Ok(Channel::new(socket))
+    Ok(ManagerChannel::new(socket))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -331,9 +338,9 @@ mod tests {
     /// others got EIO, and the manager reported a loss.
     #[test]
     fn a_second_thread_that_gives_a_device_back_waits_for_the_first() {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CompanionShared {
             thread: Mutex::default(),
-            place: Place::default(),
+            place: DevicePlace::default(),
             fs: Mutex::default(),
             channel: Mutex::default(),
             ending: AtomicBool::new(false),
@@ -348,7 +355,7 @@ mod tests {
             ends.store(false, Ordering::SeqCst);
         }));
         lock(&LIVING).push(Arc::downgrade(&shared));
-        let companion = Companion(Arc::clone(&shared));
+        let companion = DeviceCompanion(Arc::clone(&shared));
         let closed = Arc::new(AtomicBool::new(false));
         let (parted, was_parted) = mpsc::channel();
         let (ended, is_closed) = (Arc::clone(&served), Arc::clone(&closed));
@@ -359,7 +366,7 @@ mod tests {
             is_closed.store(true, Ordering::SeqCst);
             companion.end();
         });
-        while *lock(&shared.close) != Close::Begun {
+        while *lock(&shared.close) != CloseState::Begun {
             std::thread::yield_now();
         }
         let (returned, has_returned) = mpsc::channel();

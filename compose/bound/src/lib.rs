@@ -22,4 +22,4 @@ pub mod protocol;
 
 pub use companion::give_back_all;
 pub use kinds::KINDS;
-pub use open::{BOUND, Bound};
+pub use open::{BOUND, BoundDevice};

@@ -6,14 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_compose::{IN_OWN_PROGRAMS, Registry, Settings};
+use defuse_compose::{IN_OWN_PROGRAMS, SourceRegistry, SourceSettings};
 use defuse_fs::source::{
-    About, Description, Error, Files, Frontend, Locks, Opt, Rest, Result, Sharing, Value,
+    FileAccess, FrontendProperties, LockPlace, OptionValue, SourceDescription, SourceFacts,
+    SourceOpenError, SourceOption, SourceRest, SourceResult, SourceSharing,
 };
-use defuse_fs::{Absent, Caps, Errno, FileSystem, LockSupport, delegate};
+use defuse_fs::{AbsentFileSystem, Caps, Errno, FileSystem, LockSupport, delegate};
 
-use crate::companion::{Companion, connect};
-use crate::protocol::{Answer, Ask, Channel};
+use crate::companion::{DeviceCompanion, connect};
+use crate::protocol::{ApplicationMessage, ManagerChannel, ManagerMessage};
 
 /// The time for the manager to give the device: it ends what is in progress there first.
 const GIVE_PATIENCE: Duration = Duration::from_secs(120);
@@ -21,31 +22,31 @@ const GIVE_PATIENCE: Duration = Duration::from_secs(120);
 const FREE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The kinds of the devices of a manager.
-static DEVICES: Registry = Registry::new(&[IN_OWN_PROGRAMS]);
+static DEVICES: SourceRegistry = SourceRegistry::new(&[IN_OWN_PROGRAMS]);
 
 /// Settings of a device that is bound.
 #[derive(Clone, Debug, Default)]
 pub struct BoundSettings {
-    frontend: Frontend,
+    frontend: FrontendProperties,
     device: Option<String>,
 }
 
 /// `bound:SOCKET`.
-pub static BOUND: Description<BoundSettings> = Description {
-    about: About {
+pub static BOUND: SourceDescription<BoundSettings> = SourceDescription {
+    about: SourceFacts {
         name: "bound",
         form: "bound:SOCKET",
         help: "a device of a manager, which this process has until it ends (defuse manager)",
-        rest: Rest::Path,
-        sharing: Sharing::NeedsServer,
+        rest: SourceRest::Path,
+        sharing: SourceSharing::NeedsServer,
         rings: true,
         network: false,
         // It connects to the next manager, by the path.
-        files: Files::Any,
+        files: FileAccess::Any,
     },
-    options: &[Opt::new(
+    options: &[SourceOption::new(
         "device",
-        Value::Text(
+        OptionValue::Text(
             "PATH",
             "the path of a device in the manager's tree, such as /fast",
             |s, path| {
@@ -56,48 +57,52 @@ pub static BOUND: Description<BoundSettings> = Description {
         "the path of the device in the manager's tree",
     )],
     defaults: |frontend| BoundSettings { frontend: frontend.clone(), device: None },
-    open: |rest, settings| Ok(Arc::new(Bound::open(rest, settings)?)),
+    open: |rest, settings| Ok(Arc::new(BoundDevice::open(rest, settings)?)),
     images: None,
 };
 
 /// A device of a manager that this process has. Dropping it gives the device back.
-pub struct Bound {
+pub struct BoundDevice {
     /// The file system on the device.
     inner: Arc<dyn FileSystem>,
-    companion: Companion,
+    companion: DeviceCompanion,
 }
 
-impl Bound {
+impl BoundDevice {
     /// Takes the device at `device` of the tree of the manager at `socket`, for `frontend`.
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`] if another application has it, and [`Error::Failed`] if this user may not have it, or it cannot be
+    /// [`SourceOpenError::Busy`] if another application has it, and [`SourceOpenError::Failed`] if this user may not have it, or it cannot be
     /// opened; the manager then has it again.
-    pub fn take(socket: &Path, device: &str, frontend: Frontend) -> Result<Bound> {
+    pub fn take(
+        socket: &Path,
+        device: &str,
+        frontend: FrontendProperties,
+    ) -> SourceResult<BoundDevice> {
         let channel = connect(socket)?;
         let failed = |errno| asking(socket, device, errno);
-        channel.ask(&Ask::Take(device.to_owned())).map_err(failed)?;
-        let Grant { source, options, socket: serves } = granted(&channel, socket, device)?;
+        channel.ask(&ApplicationMessage::Take(device.to_owned())).map_err(failed)?;
+        let DeviceGrant { source, options, socket: serves } = granted(&channel, socket, device)?;
         let inner = open_device(&source, &options, frontend)?;
         let place = (socket.to_owned(), device.to_owned());
-        let companion = Companion::start((channel, serves), place, Arc::clone(&inner));
+        let companion = DeviceCompanion::start((channel, serves), place, Arc::clone(&inner));
         let companion = companion.map_err(failed)?;
-        Ok(Bound { inner, companion })
+        Ok(BoundDevice { inner, companion })
     }
 
-    fn open(rest: &OsStr, settings: BoundSettings) -> Result<Bound> {
+    fn open(rest: &OsStr, settings: BoundSettings) -> SourceResult<BoundDevice> {
         let socket = PathBuf::from(rest);
         let Some(device) = settings.device else {
             let shown = socket.display();
             let text = format!("bound:{shown} names no device: add the option device=/PATH");
-            return Err(Error::Usage(text));
+            return Err(SourceOpenError::Usage(text));
         };
-        Bound::take(&socket, &device, settings.frontend)
+        BoundDevice::take(&socket, &device, settings.frontend)
     }
 }
 
-impl FileSystem for Bound {
+impl FileSystem for BoundDevice {
     delegate!(to inner, except caps);
 
     /// Others change it through the manager, and it tells frontends of that as each of them needs it. Locks are those of all.
@@ -107,47 +112,55 @@ impl FileSystem for Bound {
     }
 }
 
-impl Drop for Bound {
+impl Drop for BoundDevice {
     fn drop(&mut self) {
         // Nothing comes from others any more, and the manager waits for the end of the connection.
         self.companion.part();
         // The last reference: the device is closed.
-        self.inner = Arc::new(Absent(Errno::ENODEV));
+        self.inner = Arc::new(AbsentFileSystem(Errno::ENODEV));
         self.companion.end();
     }
 }
 
-impl std::fmt::Debug for Bound {
+impl std::fmt::Debug for BoundDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Bound").field("companion", &self.companion).finish_non_exhaustive()
     }
 }
 
-fn asking(socket: &Path, device: &str, errno: Errno) -> Error {
+fn asking(socket: &Path, device: &str, errno: Errno) -> SourceOpenError {
     let shown = socket.display();
-    Error::Failed(format!(
+    SourceOpenError::Failed(format!(
         "{device} of the manager at {shown}: asking for it: {errno}; is {shown} the socket of `defuse manager`, and \
          this user in its `admit`?"
     ))
 }
 
 /// The answer of a manager that gives a device: the source with its options, and the socket to serve on.
-pub(crate) struct Grant {
+pub(crate) struct DeviceGrant {
     source: String,
     options: Vec<String>,
     pub(crate) socket: OwnedFd,
 }
 
 /// Waits for the manager to give the device.
-pub(crate) fn granted(channel: &Channel<OwnedFd>, socket: &Path, device: &str) -> Result<Grant> {
+pub(crate) fn granted(
+    channel: &ManagerChannel<OwnedFd>,
+    socket: &Path,
+    device: &str,
+) -> SourceResult<DeviceGrant> {
     let shown = socket.display();
     match channel.next_answer(GIVE_PATIENCE) {
-        Ok(Some(Answer::Granted { source, options, socket })) => {
-            Ok(Grant { source, options, socket })
+        Ok(Some(ManagerMessage::Granted { source, options, socket })) => {
+            Ok(DeviceGrant { source, options, socket })
         }
-        Ok(Some(Answer::Refused { errno, why })) => {
+        Ok(Some(ManagerMessage::Refused { errno, why })) => {
             let text = format!("{device} of the manager at {shown}: {why} ({errno})");
-            Err(if errno == Errno::EBUSY { Error::Busy(text) } else { Error::Failed(text) })
+            Err(if errno == Errno::EBUSY {
+                SourceOpenError::Busy(text)
+            } else {
+                SourceOpenError::Failed(text)
+            })
         }
         Ok(Some(_)) => Err(asking(socket, device, Errno::EPROTO)),
         Ok(None) => Err(asking(socket, device, Errno::ETIMEDOUT)),
@@ -158,16 +171,16 @@ pub(crate) fn granted(channel: &Channel<OwnedFd>, socket: &Path, device: &str) -
 fn open_device(
     source: &str,
     options: &[String],
-    frontend: Frontend,
-) -> Result<Arc<dyn FileSystem>> {
+    frontend: FrontendProperties,
+) -> SourceResult<Arc<dyn FileSystem>> {
     let source = DEVICES.parse(OsStr::new(source))?;
     if source.kind.images().is_none() {
         let shown = source.text().display().to_string();
-        return Err(Error::Failed(format!("{shown} is no device: it cannot be bound")));
+        return Err(SourceOpenError::Failed(format!("{shown} is no device: it cannot be bound")));
     }
     // Those of this process and those of others are kept in one place.
-    let frontend = Frontend { locks: Locks::FileSystem, ..frontend };
-    let mut settings = Settings::of(frontend);
+    let frontend = FrontendProperties { locks: LockPlace::FileSystem, ..frontend };
+    let mut settings = SourceSettings::of(frontend);
     for option in options {
         match option.as_str() {
             "ro" => settings.read_only = true,
@@ -178,7 +191,7 @@ fn open_device(
     loop {
         match source.open(&settings) {
             // The kernel closes what a ring has a moment after the process did.
-            Err(Error::Busy(_)) if Instant::now() < deadline => {
+            Err(SourceOpenError::Busy(_)) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             other => return other,
@@ -189,7 +202,7 @@ fn open_device(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use defuse_fs::source::Kind;
+    use defuse_fs::source::SourceKind;
 
     #[test]
     fn a_source_without_a_device_or_a_manager_names_the_next_step() {
@@ -197,10 +210,12 @@ mod tests {
         let socket = dir.path().join("socket");
         let open = |options: &[&str]| {
             let options: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
-            BOUND.open(socket.as_os_str(), &Frontend::default(), &options).err().unwrap()
+            BOUND.open(socket.as_os_str(), &FrontendProperties::default(), &options).err().unwrap()
         };
-        assert!(matches!(open(&[]), Error::Usage(text) if text.contains("device=/PATH")));
-        assert!(matches!(open(&["device=fast"]), Error::Usage(text) if text.contains("/fast")));
+        assert!(matches!(open(&[]), SourceOpenError::Usage(text) if text.contains("device=/PATH")));
+        assert!(
+            matches!(open(&["device=fast"]), SourceOpenError::Usage(text) if text.contains("/fast"))
+        );
         let none = open(&["device=/fast"]).to_string();
         assert!(none.contains("defuse manager") && none.contains("socket"), "{none}");
     }
@@ -209,7 +224,8 @@ mod tests {
     #[test]
     fn only_devices_are_opened() {
         for source in ["fuse:sh -c id", "memory:", "passthrough:/", "gluster://host/vol"] {
-            let error = open_device(source, &[], Frontend::default()).err().unwrap().to_string();
+            let error =
+                open_device(source, &[], FrontendProperties::default()).err().unwrap().to_string();
             assert!(error.contains("no sources of type") || error.contains("no device"), "{error}");
         }
     }

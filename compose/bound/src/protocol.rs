@@ -22,7 +22,7 @@ const LONGEST: usize = 4096;
 
 /// A message of an application.
 #[derive(Debug)]
-pub enum Ask {
+pub enum ApplicationMessage {
     /// The first one: gives the device at this path of the manager's tree.
     Take(String),
     /// The first one of an application that has the device open, after another manager ended or gave it up.
@@ -37,7 +37,7 @@ pub enum Ask {
 
 /// A message of a manager.
 #[derive(Debug)]
-pub enum Answer {
+pub enum ManagerMessage {
     /// The manager does not have the device open.
     Granted {
         /// The source.
@@ -64,12 +64,12 @@ pub enum Answer {
 
 /// The end of a connection between the two.
 #[derive(Debug)]
-pub struct Channel<S>(S);
+pub struct ManagerChannel<S>(S);
 
-impl<S: AsFd> Channel<S> {
+impl<S: AsFd> ManagerChannel<S> {
     /// The connection by `socket`.
     pub fn new(socket: S) -> Self {
-        Channel(socket)
+        ManagerChannel(socket)
     }
 
     /// Sends a message of an application.
@@ -77,15 +77,15 @@ impl<S: AsFd> Channel<S> {
     /// # Errors
     ///
     /// Those of sendmsg(2); `EAGAIN` where the other side does not receive.
-    pub fn ask(&self, ask: &Ask) -> Result<()> {
+    pub fn ask(&self, ask: &ApplicationMessage) -> Result<()> {
         let first =
             |word: &str, device: &str| [FIRST, word.as_bytes(), b"\0", device.as_bytes()].concat();
         match ask {
-            Ask::Take(device) => self.send(&first("take", device), None),
-            Ask::Keep(device) => self.send(&first("keep", device), None),
-            Ask::Serving => self.send(b"serving", None),
-            Ask::Pong => self.send(b"pong", None),
-            Ask::Return => self.send(b"return", None),
+            ApplicationMessage::Take(device) => self.send(&first("take", device), None),
+            ApplicationMessage::Keep(device) => self.send(&first("keep", device), None),
+            ApplicationMessage::Serving => self.send(b"serving", None),
+            ApplicationMessage::Pong => self.send(b"pong", None),
+            ApplicationMessage::Return => self.send(b"return", None),
         }
     }
 
@@ -93,23 +93,23 @@ impl<S: AsFd> Channel<S> {
     ///
     /// # Errors
     ///
-    /// As of [`ask`](Channel::ask).
-    pub fn answer(&self, answer: &Answer) -> Result<()> {
+    /// As of [`ask`](ManagerChannel::ask).
+    pub fn answer(&self, answer: &ManagerMessage) -> Result<()> {
         let message = match answer {
-            Answer::Granted { source, options, socket } => {
+            ManagerMessage::Granted { source, options, socket } => {
                 let words = ["granted", source].into_iter().chain(options.iter().map(|o| &**o));
                 return self.send(words.collect::<Vec<_>>().join("\0").as_bytes(), Some(socket));
             }
-            Answer::Refused { errno, why } => {
+            ManagerMessage::Refused { errno, why } => {
                 let mut why = why.clone();
                 while why.len() > LONGEST / 2 {
                     why.pop();
                 }
                 format!("refused\0{}\0{why}", errno.raw())
             }
-            Answer::Served => "served".to_owned(),
-            Answer::Ping => "ping".to_owned(),
-            Answer::Quiet => "quiet".to_owned(),
+            ManagerMessage::Served => "served".to_owned(),
+            ManagerMessage::Ping => "ping".to_owned(),
+            ManagerMessage::Quiet => "quiet".to_owned(),
         };
         self.send(message.as_bytes(), None)
     }
@@ -119,7 +119,7 @@ impl<S: AsFd> Channel<S> {
     /// # Errors
     ///
     /// `ECONNRESET` after the end of the connection, `EPROTO` for a message that is none, and those of recvmsg(2).
-    pub fn next_ask(&self, patience: Duration) -> Result<Option<Ask>> {
+    pub fn next_ask(&self, patience: Duration) -> Result<Option<ApplicationMessage>> {
         let Some((message, _)) = self.receive(patience)? else { return Ok(None) };
         asked(&message).map(Some).ok_or(Errno::EPROTO)
     }
@@ -128,8 +128,8 @@ impl<S: AsFd> Channel<S> {
     ///
     /// # Errors
     ///
-    /// As of [`next_ask`](Channel::next_ask).
-    pub fn next_answer(&self, patience: Duration) -> Result<Option<Answer>> {
+    /// As of [`next_ask`](ManagerChannel::next_ask).
+    pub fn next_answer(&self, patience: Duration) -> Result<Option<ManagerMessage>> {
         let Some((message, fd)) = self.receive(patience)? else { return Ok(None) };
         answered(&message, fd).map(Some).ok_or(Errno::EPROTO)
     }
@@ -189,39 +189,39 @@ impl<S: AsFd> Channel<S> {
     }
 }
 
-fn asked(message: &[u8]) -> Option<Ask> {
+fn asked(message: &[u8]) -> Option<ApplicationMessage> {
     if let Some(rest) = message.strip_prefix(FIRST) {
         let (word, device) = std::str::from_utf8(rest).ok()?.split_once('\0')?;
         let device = (!device.contains('\0')).then(|| device.to_owned())?;
         return match word {
-            "take" => Some(Ask::Take(device)),
-            "keep" => Some(Ask::Keep(device)),
+            "take" => Some(ApplicationMessage::Take(device)),
+            "keep" => Some(ApplicationMessage::Keep(device)),
             _ => None,
         };
     }
     match message {
-        b"serving" => Some(Ask::Serving),
-        b"pong" => Some(Ask::Pong),
-        b"return" => Some(Ask::Return),
+        b"serving" => Some(ApplicationMessage::Serving),
+        b"pong" => Some(ApplicationMessage::Pong),
+        b"return" => Some(ApplicationMessage::Return),
         _ => None,
     }
 }
 
-fn answered(message: &[u8], fd: Option<OwnedFd>) -> Option<Answer> {
+fn answered(message: &[u8], fd: Option<OwnedFd>) -> Option<ManagerMessage> {
     let mut words = std::str::from_utf8(message).ok()?.split('\0');
     let answer = match words.next()? {
         "granted" => {
             let (source, options) = (words.next()?.to_owned(), words.by_ref());
             let options = options.map(str::to_owned).collect();
-            Answer::Granted { source, options, socket: fd? }
+            ManagerMessage::Granted { source, options, socket: fd? }
         }
         "refused" => {
             let errno = words.next()?.parse().ok().filter(|errno| (1..4096).contains(errno))?;
-            Answer::Refused { errno: Errno::from_raw(errno), why: words.next()?.to_owned() }
+            ManagerMessage::Refused { errno: Errno::from_raw(errno), why: words.next()?.to_owned() }
         }
-        "served" => Answer::Served,
-        "ping" => Answer::Ping,
-        "quiet" => Answer::Quiet,
+        "served" => ManagerMessage::Served,
+        "ping" => ManagerMessage::Ping,
+        "quiet" => ManagerMessage::Quiet,
         _ => return None,
     };
     words.next().is_none().then_some(answer)
@@ -237,11 +237,11 @@ mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-    fn pair() -> (Channel<OwnedFd>, Channel<OwnedFd>) {
+    fn pair() -> (ManagerChannel<OwnedFd>, ManagerChannel<OwnedFd>) {
         let flags = SocketFlags::CLOEXEC;
         let (one, other) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        (Channel::new(one), Channel::new(other))
+        (ManagerChannel::new(one), ManagerChannel::new(other))
     }
 
     const SOON: Duration = Duration::from_millis(1);
@@ -250,11 +250,11 @@ mod tests {
     fn each_message_arrives_as_it_was_sent() {
         let (application, manager) = pair();
         for ask in [
-            Ask::Take("/fast".to_owned()),
-            Ask::Keep("/a b".to_owned()),
-            Ask::Serving,
-            Ask::Pong,
-            Ask::Return,
+            ApplicationMessage::Take("/fast".to_owned()),
+            ApplicationMessage::Keep("/a b".to_owned()),
+            ApplicationMessage::Serving,
+            ApplicationMessage::Pong,
+            ApplicationMessage::Return,
         ] {
             application.ask(&ask).unwrap();
             let got = manager.next_ask(SOON).unwrap().unwrap();
@@ -263,8 +263,10 @@ mod tests {
         for options in [vec!["cache=1M".to_owned(), "commit=0".to_owned()], Vec::new()] {
             let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
             let (source, sent) = ("uhs:/i".to_owned(), options.clone());
-            manager.answer(&Answer::Granted { source, options, socket: one.into() }).unwrap();
-            let Ok(Some(Answer::Granted { source, options, socket })) =
+            manager
+                .answer(&ManagerMessage::Granted { source, options, socket: one.into() })
+                .unwrap();
+            let Ok(Some(ManagerMessage::Granted { source, options, socket })) =
                 application.next_answer(SOON)
             else {
                 panic!()
@@ -275,10 +277,10 @@ mod tests {
             assert_eq!(rustix::io::read(&socket, &mut [0; 8]), Ok(1));
         }
         for answer in [
-            Answer::Refused { errno: Errno::EBUSY, why: "somebody".to_owned() },
-            Answer::Served,
-            Answer::Ping,
-            Answer::Quiet,
+            ManagerMessage::Refused { errno: Errno::EBUSY, why: "somebody".to_owned() },
+            ManagerMessage::Served,
+            ManagerMessage::Ping,
+            ManagerMessage::Quiet,
         ] {
             manager.answer(&answer).unwrap();
             let got = application.next_answer(SOON).unwrap().unwrap();
@@ -319,8 +321,9 @@ mod tests {
         let long = vec![b'a'; LONGEST + 1];
         assert_eq!(application.send(&long, None), Err(Errno::ENAMETOOLONG));
         let why = "\u{e4}".repeat(LONGEST);
-        manager.answer(&Answer::Refused { errno: Errno::EIO, why: why.clone() }).unwrap();
-        let Ok(Some(Answer::Refused { why: cut, .. })) = application.next_answer(SOON) else {
+        manager.answer(&ManagerMessage::Refused { errno: Errno::EIO, why: why.clone() }).unwrap();
+        let Ok(Some(ManagerMessage::Refused { why: cut, .. })) = application.next_answer(SOON)
+        else {
             panic!()
         };
         assert!(why.starts_with(&cut) && cut.len() == LONGEST / 2);

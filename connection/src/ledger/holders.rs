@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use defuse_fs::{Fh, File, FileSystem, Ino, LockKind, LockRequest, LockType};
 
-use super::{Ledger, drop_locks, lock, place};
+use super::{ConnectionLedger, drop_locks, lock, place};
 use crate::usage::LockKey;
 
 /// A lock of this connection, or of an open file that it shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
+pub(crate) struct LockHolder {
     key: LockKey,
     /// The process that took it, as the client named it; 0 if that is not known any more.
     pub(crate) pid: u32,
@@ -17,14 +17,14 @@ pub(crate) struct Holder {
     open: Option<Fh>,
 }
 
-impl Holder {
+impl LockHolder {
     /// True for a record lock, which belongs to one process.
     pub(crate) fn is_of_process(&self) -> bool {
         self.open.is_none()
     }
 
     /// True if the other connection has the lock, too.
-    pub(crate) fn is_shared_with(&self, own: &Ledger, other: &Ledger) -> bool {
+    pub(crate) fn is_shared_with(&self, own: &ConnectionLedger, other: &ConnectionLedger) -> bool {
         if !Arc::ptr_eq(&own.family, &other.family) {
             return false;
         }
@@ -36,12 +36,12 @@ impl Holder {
     }
 }
 
-impl Ledger {
+impl ConnectionLedger {
     /// The locks on `ino` that stand against `request`, whose owner is named as the file system knows it.
     ///
     /// A child or the next program can have an open file whose lock another connection took, which has ended. Its range and
     /// type are not known then: only that of flock(2) is, against an exclusive request.
-    pub(crate) fn holders(&self, ino: Ino, request: &LockRequest) -> Vec<Holder> {
+    pub(crate) fn holders(&self, ino: Ino, request: &LockRequest) -> Vec<LockHolder> {
         let own = self.owner(request.owner);
         let asked = LockRequest { owner: own, ..*request };
         let known = self.usage.holders(ino, &asked);
@@ -50,7 +50,7 @@ impl Ledger {
         let mut holders = Vec::new();
         for &key in mine.locks.iter().filter(|key| key.0 == ino) {
             let range = known.iter().find(|(other, _)| *other == key);
-            holders.extend(range.map(|(key, pid)| Holder { key: *key, pid: *pid, open: None }));
+            holders.extend(range.map(|(key, pid)| LockHolder { key: *key, pid: *pid, open: None }));
         }
         for &(_, fh) in mine.open.keys().filter(|(other, _)| *other == ino) {
             let locks = family.open.get(&(ino, fh)).into_iter().flat_map(|open| &open.locks);
@@ -59,7 +59,7 @@ impl Ledger {
                 let pid = known.iter().find(|(other, _)| *other == key).map(|(_, pid)| *pid);
                 let counts = pid.is_some() || exclusive && owner != own;
                 if counts {
-                    holders.push(Holder { key, pid: pid.unwrap_or(0), open: Some(fh) });
+                    holders.push(LockHolder { key, pid: pid.unwrap_or(0), open: Some(fh) });
                 }
             }
         }
@@ -67,11 +67,11 @@ impl Ledger {
     }
 
     /// Takes the lock away, in all connections that share it. False if it has gone meanwhile.
-    pub(crate) fn lose(&self, fs: &dyn FileSystem, holder: &Holder) -> bool {
+    pub(crate) fn lose(&self, fs: &dyn FileSystem, holder: &LockHolder) -> bool {
         let (ino, kind, owner) = holder.key;
         let (mut mine, mut family) = self.shard(ino);
         // Any open file of the inode will do to drop a lock.
-        let any = |own: &super::Own| {
+        let any = |own: &super::ConnectionHoldings| {
             own.open.iter().find(|(key, _)| key.0 == ino).map(|open| open.1.handle)
         };
         let had = match holder.open {

@@ -1,24 +1,24 @@
 //! The account of lookups, open files and locks.
 
-use defuse_fs::Absent;
+use defuse_fs::AbsentFileSystem;
 
 use super::*;
 
 const FILE: File = File { ino: Ino(5), fh: Fh(0) };
 
-fn account() -> Arc<Account> {
-    crate::quotas::Accounts::new(crate::Quotas::default()).of(0)
+fn account() -> Arc<UserAccount> {
+    crate::quotas::UserAccounts::new(crate::ServiceQuotas::default()).of(0)
 }
 
-fn open(ledger: &Ledger, file: File) -> File {
+fn open(ledger: &ConnectionLedger, file: File) -> File {
     File { ino: file.ino, fh: ledger.opened(file, false, OpenFlags(OpenFlags::RDWR)) }
 }
 
-fn closed(ledger: &Ledger, file: File) -> Option<bool> {
+fn closed(ledger: &ConnectionLedger, file: File) -> Option<bool> {
     ledger.closed(file).map(|closed| closed.release)
 }
 
-fn is_open(ledger: &Ledger, file: File) -> bool {
+fn is_open(ledger: &ConnectionLedger, file: File) -> bool {
     ledger.handle(file).is_ok()
 }
 
@@ -29,7 +29,7 @@ fn taken(kind: LockKind, owner: LockOwner) -> LockRequest {
 
 #[test]
 fn nobody_gives_back_what_they_do_not_hold() {
-    let ledger = Ledger::default();
+    let ledger = ConnectionLedger::default();
     ledger.looked_up(Ino(5));
     ledger.looked_up(Ino(5));
     assert!(ledger.holds(Ino(5)) && ledger.holds(Ino::ROOT) && !ledger.holds(Ino(6)));
@@ -39,7 +39,7 @@ fn nobody_gives_back_what_they_do_not_hold() {
 
 #[test]
 fn two_opens_with_one_handle_are_two_open_files() {
-    let ledger = Ledger::default();
+    let ledger = ConnectionLedger::default();
     let (one, other) = (open(&ledger, FILE), open(&ledger, FILE));
     assert!(one != other && ledger.handle(one) == Ok(FILE.fh));
     assert_eq!((closed(&ledger, one), closed(&ledger, one)), (Some(true), None));
@@ -48,7 +48,7 @@ fn two_opens_with_one_handle_are_two_open_files() {
 
 #[test]
 fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
-    let parent = Ledger::default();
+    let parent = ConnectionLedger::default();
     parent.looked_up(Ino(5));
     let shared = open(&parent, FILE);
     let child = parent.copy().unwrap();
@@ -68,7 +68,7 @@ fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
 /// An inode that a path led to has no lookup.
 #[test]
 fn an_inode_that_the_client_was_told_of_may_be_named_and_is_no_lookup() {
-    let ledger = Ledger::default();
+    let ledger = ConnectionLedger::default();
     assert!(!ledger.holds(Ino(5)));
     ledger.told(Ino(5));
     assert!(ledger.holds(Ino(5)) && ledger.forgotten(Ino(5), 1) == 0);
@@ -81,7 +81,7 @@ fn an_inode_that_the_client_was_told_of_may_be_named_and_is_no_lookup() {
 
 #[test]
 fn locks_of_an_open_file_stay_while_anybody_has_it_and_those_of_a_process_go_with_it() {
-    let parent = Ledger::default();
+    let parent = ConnectionLedger::default();
     let file = open(&parent, FILE);
     let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
     parent.locks(file, &taken(LockKind::Flock, open_file));
@@ -91,24 +91,24 @@ fn locks_of_an_open_file_stay_while_anybody_has_it_and_those_of_a_process_go_wit
     child.locks(file, &taken(LockKind::Posix, open_file));
     assert!(parent.flushed(file, process));
     assert!(!child.flushed(file, open_file));
-    let kept = Closed { handle: FILE.fh, release: false, locks: Vec::new() };
+    let kept = CloseOutcome { handle: FILE.fh, release: false, locks: Vec::new() };
     assert_eq!(child.closed(file), Some(kept));
     assert!(parent.flushed(file, open_file));
     let locks = vec![(LockKind::Flock, open_file)];
-    assert_eq!(parent.closed(file), Some(Closed { handle: FILE.fh, release: true, locks }));
+    assert_eq!(parent.closed(file), Some(CloseOutcome { handle: FILE.fh, release: true, locks }));
 }
 
 /// RELEASE is answered when nobody waits for it any more: whoever had closed the file and asked for
 /// the lock again did not get it.
 #[test]
 fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
-    let parent = Ledger::default();
+    let parent = ConnectionLedger::default();
     let file = open(&parent, FILE);
     let child = parent.copy().unwrap();
     child.locks(file, &taken(LockKind::Flock, LockOwner(7)));
     assert!(!child.flushed(file, LockOwner(7)) && parent.flushed(file, LockOwner(7)));
     assert!(parent.takes_flock(file, LockOwner(7)));
-    let nothing = |release| Some(Closed { handle: FILE.fh, release, locks: Vec::new() });
+    let nothing = |release| Some(CloseOutcome { handle: FILE.fh, release, locks: Vec::new() });
     assert_eq!((parent.closed(file), child.closed(file)), (nothing(false), nothing(true)));
 }
 
@@ -116,7 +116,7 @@ fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
 /// of another one's lock could drop it.
 #[test]
 fn owners_of_locks_of_two_clients_are_never_the_same() {
-    let (one, other) = (Ledger::default(), Ledger::default());
+    let (one, other) = (ConnectionLedger::default(), ConnectionLedger::default());
     let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
     assert_ne!(one.owner(open_file), other.owner(open_file));
     assert_eq!(one.owner(open_file), one.copy().unwrap().owner(open_file));
@@ -125,7 +125,7 @@ fn owners_of_locks_of_two_clients_are_never_the_same() {
 
 #[test]
 fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
-    let before = Arc::new(Ledger::default());
+    let before = Arc::new(ConnectionLedger::default());
     for ino in [5, 6] {
         before.looked_up(Ino(ino));
     }
@@ -135,13 +135,16 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     before.locks(file, &taken(LockKind::Posix, process));
     let heir = before.heir(account());
     let mode = AccessMode::Read;
-    let legacy = Legacy { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };
+    let legacy = InheritedInode { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };
     assert!(!heir.holds(file.ino) && !is_open(&heir, file));
     assert_eq!(heir.take_over(&legacy), Ok(()));
-    assert_eq!(heir.take_over(&Legacy { ino: Ino(9), ..legacy }), Err(Errno::ESTALE));
-    assert_eq!(heir.take_over(&Legacy { ino: Ino(6), ..legacy }), Err(Errno::EBADF));
+    assert_eq!(heir.take_over(&InheritedInode { ino: Ino(9), ..legacy }), Err(Errno::ESTALE));
+    assert_eq!(heir.take_over(&InheritedInode { ino: Ino(6), ..legacy }), Err(Errno::EBADF));
     heir.settle();
-    assert_eq!(heir.take_over(&Legacy { ino: Ino(6), fh: None, ..legacy }), Err(Errno::EPERM));
+    assert_eq!(
+        heir.take_over(&InheritedInode { ino: Ino(6), fh: None, ..legacy }),
+        Err(Errno::EPERM)
+    );
     assert!(heir.holds(file.ino) && is_open(&heir, file) && !heir.holds(Ino(6)));
     // The program before ends: what the next one has stays, with its locks.
     assert_eq!(closed(&before, file), Some(false));
@@ -149,7 +152,7 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     assert_eq!((before.forgotten(file.ino, 1), before.forgotten(Ino(6), 1)), (0, 1));
     assert!(heir.flushed(file, process));
     let locks = vec![(LockKind::Flock, open_file)];
-    assert_eq!(heir.closed(file), Some(Closed { handle: FILE.fh, release: true, locks }));
+    assert_eq!(heir.closed(file), Some(CloseOutcome { handle: FILE.fh, release: true, locks }));
     assert_eq!(heir.forgotten(file.ino, 1), 1);
 }
 
@@ -157,25 +160,29 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
 /// that its program had inherited open for reading.
 #[test]
 fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
-    let before = Arc::new(Ledger::default());
+    let before = Arc::new(ConnectionLedger::default());
     before.looked_up(FILE.ino);
     let fh = before.opened(FILE, false, OpenFlags(0));
     let heir = before.heir(account());
     let mode = AccessMode::ReadWrite;
-    let legacy = Legacy { ino: FILE.ino, fh: Some(fh), mode, process_locks: false };
+    let legacy = InheritedInode { ino: FILE.ino, fh: Some(fh), mode, process_locks: false };
     assert_eq!(heir.take_over(&legacy), Ok(()));
     let modes = heir.modes(File { ino: FILE.ino, fh });
-    assert_eq!(modes, Some(Modes { reads: true, writes: false }));
+    assert_eq!(modes, Some(AccessModes { reads: true, writes: false }));
 }
 
 /// A program that executes itself over and over, and hands over one of the files that it has.
 #[test]
 fn many_programs_one_after_the_other_leave_nothing_behind() {
-    let mut now = Arc::new(Ledger::default());
+    let mut now = Arc::new(ConnectionLedger::default());
     now.looked_up(FILE.ino);
     let fh = now.opened(FILE, false, OpenFlags(0));
-    let legacy =
-        Legacy { ino: FILE.ino, fh: Some(fh), mode: AccessMode::Read, process_locks: false };
+    let legacy = InheritedInode {
+        ino: FILE.ino,
+        fh: Some(fh),
+        mode: AccessMode::Read,
+        process_locks: false,
+    };
     for round in 0..1000 {
         let other = File { ino: Ino(16 + round), fh: Fh(1) };
         now.looked_up(other.ino);
@@ -183,10 +190,10 @@ fn many_programs_one_after_the_other_leave_nothing_behind() {
         let heir = now.heir(account());
         heir.take_over(&legacy).unwrap();
         heir.settle();
-        now.take_back(&Absent(Errno::ENOENT));
+        now.take_back(&AbsentFileSystem(Errno::ENOENT));
         now = Arc::new(heir);
     }
-    let count = |of: fn(&Family) -> usize| -> usize {
+    let count = |of: fn(&FamilyHoldings) -> usize| -> usize {
         now.family.shards.iter().map(|shard| of(&lock(shard))).sum()
     };
     assert_eq!((count(|f| f.lookups.len()), count(|f| f.open.len())), (1, 1));

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use defuse_fs::layer::Locking;
+use defuse_fs::layer::LockingLayer;
 use defuse_fs::*;
 
-use super::{Process, named};
-use crate::{Connection, Credentials, Quotas, Service};
+use super::{ProcessStatus, named};
+use crate::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
 
 /// A root with the file `held`.
 #[derive(Default)]
-struct One {
+struct HeldFileSystem {
     /// Calls that a search for a name would make.
     searches: AtomicU32,
 }
@@ -26,7 +26,7 @@ fn attr(ino: Ino) -> Attr {
     Attr::of_new(ino, &NewNode::new(kind, 0o777, Caller { uid: 7, gid: 7, pid: 0 }))
 }
 
-impl FileSystem for One {
+impl FileSystem for HeldFileSystem {
     fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
         self.searches.fetch_add(1, Ordering::Relaxed);
         let attr = attr(FILE);
@@ -44,49 +44,49 @@ impl FileSystem for One {
     }
 }
 
-type Fs = Arc<dyn FileSystem>;
+type DynFileSystem = Arc<dyn FileSystem>;
 
 /// The server, and the processes of the machine: stopped or not.
-struct Scene {
-    one: Arc<One>,
-    fs: Fs,
-    service: Arc<Service>,
+struct StoppedScene {
+    one: Arc<HeldFileSystem>,
+    fs: DynFileSystem,
+    service: Arc<ServiceState>,
     processes: HashMap<u32, bool>,
     now: Instant,
 }
 
 /// A client with an open file.
-struct Client {
-    connection: Connection<Fs>,
+struct TestClient {
+    connection: PeerConnection<DynFileSystem>,
     caller: Caller,
     file: File,
 }
 
-impl Scene {
-    fn new(processes: &[(u32, bool)]) -> Scene {
-        let one = Arc::new(One::default());
-        let fs: Fs = Arc::new(Locking::new(Arc::clone(&one)));
-        let service = Service::watching(Quotas::default(), || {});
+impl StoppedScene {
+    fn new(processes: &[(u32, bool)]) -> StoppedScene {
+        let one = Arc::new(HeldFileSystem::default());
+        let fs: DynFileSystem = Arc::new(LockingLayer::new(Arc::clone(&one)));
+        let service = ServiceState::watching(ServiceQuotas::default(), || {});
         let processes = processes.iter().copied().collect();
-        Scene { one, fs, service, processes, now: Instant::now() }
+        StoppedScene { one, fs, service, processes, now: Instant::now() }
     }
 
-    fn client(&self, pid: u32) -> Client {
-        let who = Credentials { pid: pid as i32, uid: 7, groups: vec![7] };
-        let connection = Connection::new(Arc::clone(&self.fs), Arc::clone(&self.service), who);
+    fn client(&self, pid: u32) -> TestClient {
+        let who = PeerCredentials { pid: pid as i32, uid: 7, groups: vec![7] };
+        let connection = PeerConnection::new(Arc::clone(&self.fs), Arc::clone(&self.service), who);
         let caller = Caller { uid: 7, gid: 7, pid };
         let cx = Context::new(caller);
         connection.lookup(&cx, Ino::ROOT, Name::new(b"held").unwrap()).unwrap();
         let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), kill_suidgid: false };
         let file = File { ino: FILE, fh: connection.open(&cx, FILE, args).unwrap().fh };
-        Client { connection, caller, file }
+        TestClient { connection, caller, file }
     }
 
     /// Lets time pass, with several looks. Returns the number of locks that were released.
     fn pass(&mut self, time: Duration) -> usize {
         let look = |pid: u32| {
             let is_stopped = *self.processes.get(&pid)?;
-            Some(Process { uid: 7, start: 1, name: "a".to_owned(), is_stopped })
+            Some(ProcessStatus { uid: 7, start: 1, name: "a".to_owned(), is_stopped })
         };
         let mut released = 0;
         for _ in 0..4 {
@@ -97,7 +97,7 @@ impl Scene {
     }
 }
 
-impl Client {
+impl TestClient {
     fn request(&self, kind: LockKind, typ: LockType) -> LockRequest {
         let lock = Lock { typ, start: 0, end: 9, pid: self.caller.pid };
         LockRequest { kind, owner: LockOwner::of_process(self.caller.pid), lock, wait: true }
@@ -126,7 +126,7 @@ impl Client {
 #[test]
 fn a_stopped_client_loses_a_lock_for_which_others_wait_and_is_told_once() {
     for kind in [LockKind::Posix, LockKind::Flock] {
-        let mut scene = Scene::new(&[(1, true), (2, false), (3, false)]);
+        let mut scene = StoppedScene::new(&[(1, true), (2, false), (3, false)]);
         let (holder, waiter, other) = (scene.client(1), scene.client(2), scene.client(3));
         holder.takes(kind);
         let granted = waiter.wait(kind, LockType::Write);
@@ -136,7 +136,7 @@ fn a_stopped_client_loses_a_lock_for_which_others_wait_and_is_told_once() {
         assert_eq!(granted.try_recv(), Ok(Ok(())));
         assert_eq!([holder.calls(), holder.calls()], [Err(Errno::EIO), Ok(())]);
         assert_eq!([waiter.calls(), other.calls()], [Ok(()), Ok(())]);
-        let lost = |client: &Client| client.connection.holdings().locks_lost;
+        let lost = |client: &TestClient| client.connection.holdings().locks_lost;
         assert_eq!([lost(&holder), lost(&waiter), scene.service.locks_lost()], [1, 0, 1]);
         // It may wait for the lock like everybody, and its end releases none of the other's.
         let again = holder.wait(kind, LockType::Write);
@@ -148,7 +148,7 @@ fn a_stopped_client_loses_a_lock_for_which_others_wait_and_is_told_once() {
 
 #[test]
 fn nobody_loses_a_lock_who_runs_or_for_whom_nobody_waits() {
-    let mut scene = Scene::new(&[(1, true), (2, false), (3, true)]);
+    let mut scene = StoppedScene::new(&[(1, true), (2, false), (3, true)]);
     let (stopped, runs, waiter) = (scene.client(1), scene.client(2), scene.client(9));
     stopped.takes(LockKind::Posix);
     assert_eq!(scene.pass(LIMIT * 9), 0, "nobody waits");
@@ -171,7 +171,7 @@ fn nobody_loses_a_lock_who_runs_or_for_whom_nobody_waits() {
 
 #[test]
 fn a_client_that_was_continued_in_between_has_the_whole_limit_again() {
-    let mut scene = Scene::new(&[(1, true), (2, false)]);
+    let mut scene = StoppedScene::new(&[(1, true), (2, false)]);
     let (holder, waiter) = (scene.client(1), scene.client(2));
     holder.takes(LockKind::Posix);
     let granted = waiter.wait(LockKind::Posix, LockType::Read);
@@ -188,7 +188,7 @@ fn a_client_that_was_continued_in_between_has_the_whole_limit_again() {
 
 #[test]
 fn a_lock_that_a_running_process_shares_stays() {
-    let mut scene = Scene::new(&[(1, true), (2, false), (4, false)]);
+    let mut scene = StoppedScene::new(&[(1, true), (2, false), (4, false)]);
     let (parent, waiter) = (scene.client(1), scene.client(2));
     parent.takes(LockKind::Flock);
     let child = parent.connection.copy().unwrap();
@@ -210,7 +210,7 @@ fn a_lock_that_a_running_process_shares_stays() {
 /// lock judged by that, and a kernel that acts for many has no single process.
 #[test]
 fn processes_of_others_and_connections_of_many_processes_are_not_judged() {
-    let mut scene = Scene::new(&[(1, true), (2, false), (3, true)]);
+    let mut scene = StoppedScene::new(&[(1, true), (2, false), (3, true)]);
     let (many, waiter) = (scene.client(1), scene.client(2));
     many.takes(LockKind::Flock);
     let other = Context::new(Caller { pid: 3, ..many.caller });
@@ -219,7 +219,7 @@ fn processes_of_others_and_connections_of_many_processes_are_not_judged() {
     assert_eq!(scene.pass(LIMIT * 4), 0);
     assert!(granted.try_recv().is_err());
     let foreign =
-        |_: u32| Some(Process { uid: 8, start: 1, name: String::new(), is_stopped: true });
+        |_: u32| Some(ProcessStatus { uid: 8, start: 1, name: String::new(), is_stopped: true });
     scene.now += LIMIT * 4;
     for _ in 0..2 {
         scene.now += LIMIT * 4;
@@ -232,11 +232,11 @@ fn processes_of_others_and_connections_of_many_processes_are_not_judged() {
 /// process of their own that had a lock.
 #[test]
 fn a_released_lock_causes_no_search_and_the_message_has_the_path_of_the_file() {
-    let mut scene = Scene::new(&[(1, true), (2, false)]);
+    let mut scene = StoppedScene::new(&[(1, true), (2, false)]);
     let (holder, waiter) = (scene.client(1), scene.client(2));
     holder.takes(LockKind::Posix);
     let _granted = waiter.wait(LockKind::Posix, LockType::Write);
-    let searches = |scene: &Scene| scene.one.searches.load(Ordering::Relaxed);
+    let searches = |scene: &StoppedScene| scene.one.searches.load(Ordering::Relaxed);
     let before = searches(&scene);
     assert_eq!(scene.pass(LIMIT * 2), 1);
     assert_eq!(searches(&scene), before);

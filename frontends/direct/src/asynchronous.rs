@@ -10,43 +10,43 @@ use defuse_fs::{
 };
 use defuse_probe::{Op, Recorder, clock};
 
-use crate::client::Client;
+use crate::client::DirectClient;
 use crate::data::OFFSET_MAX;
-use crate::description::Description;
-use crate::mount::{Mount, guarded};
+use crate::description::FileDescription;
+use crate::mount::{ClientMount, guarded};
 use crate::node::lock;
 use crate::stop::Result;
-use crate::task::Task;
+use crate::task::ClientTask;
 
 /// The outcome of an operation: the number of bytes moved (0 for locks and fsync), and the data
 /// read. A write answers with its memory, if the file system has given it back.
-type Answer = (Result<usize, Errno>, Buffer);
+type AsyncAnswer = (Result<usize, Errno>, Buffer);
 
 /// Called once, from any thread, with the result and the data read, or the memory of a write, which may be empty.
-pub type Callback = Box<dyn FnOnce(Result<usize, Errno>, Buffer) + Send>;
+pub type AsyncCallback = Box<dyn FnOnce(Result<usize, Errno>, Buffer) + Send>;
 
-enum State {
-    Running(Option<Callback>),
-    Done(Answer),
+enum AsyncState {
+    Running(Option<AsyncCallback>),
+    Done(AsyncAnswer),
     Taken,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct AsyncShared {
+    state: Mutex<AsyncState>,
     done: Condvar,
     interrupt: Arc<InterruptToken>,
 }
 
 /// An operation in progress. Dropping it does not cancel the operation; its result is then lost.
-pub struct Pending {
-    shared: Arc<Shared>,
+pub struct PendingOperation {
+    shared: Arc<AsyncShared>,
 }
 
-impl Pending {
+impl PendingOperation {
     /// Waits until the operation ends. Returns the result and the data read.
     pub fn wait(self) -> (Result<usize, Errno>, Buffer) {
         let mut state = lock(&self.shared.state);
-        while matches!(*state, State::Running(_)) {
+        while matches!(*state, AsyncState::Running(_)) {
             state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         take(&mut state).unwrap_or((Err(Errno::EINVAL), Buffer::default()))
@@ -56,7 +56,7 @@ impl Pending {
     pub fn wait_timeout(&self, time: Duration) -> bool {
         let end = Instant::now() + time;
         let mut state = lock(&self.shared.state);
-        while matches!(*state, State::Running(_)) {
+        while matches!(*state, AsyncState::Running(_)) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -69,7 +69,7 @@ impl Pending {
 
     /// True if the operation has ended.
     pub fn is_done(&self) -> bool {
-        !matches!(*lock(&self.shared.state), State::Running(_))
+        !matches!(*lock(&self.shared.state), AsyncState::Running(_))
     }
 
     /// Requests cancellation. The operation then ends with `EINTR`, unless it succeeds first.
@@ -78,9 +78,9 @@ impl Pending {
     }
 }
 
-fn take(state: &mut State) -> Option<Answer> {
-    match std::mem::replace(state, State::Taken) {
-        State::Done(answer) => Some(answer),
+fn take(state: &mut AsyncState) -> Option<AsyncAnswer> {
+    match std::mem::replace(state, AsyncState::Taken) {
+        AsyncState::Done(answer) => Some(answer),
         other => {
             *state = other;
             None
@@ -89,8 +89,8 @@ fn take(state: &mut State) -> Option<Answer> {
 }
 
 /// The buffers of an operation, and the receiver of its result.
-struct Operation {
-    shared: Arc<Shared>,
+struct AsyncOperation {
+    shared: Arc<AsyncShared>,
     /// Bytes that were read: the first `filled`, with lent memory behind them.
     room: Buffer,
     filled: usize,
@@ -99,12 +99,12 @@ struct Operation {
     taken: usize,
     recorder: Recorder,
     op: Op,
-    start: clock::Moment,
+    start: clock::ClockMoment,
     /// Keeps the file open until the operation ends, if no caller waits for it.
-    file: Option<Arc<Description>>,
+    file: Option<Arc<FileDescription>>,
 }
 
-impl ReadSink for Operation {
+impl ReadSink for AsyncOperation {
     fn put(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         if self.filled + bytes.len() > self.limit {
             return Err(Errno::EIO);
@@ -125,7 +125,7 @@ impl ReadSink for Operation {
 
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize, Errno> {
         let room = self.lend(len).ok_or(Errno::EIO)?;
-        let count = crate::buffers::Memory::new(room).fill_from(fd, offset, len)?;
+        let count = crate::buffers::ReadArea::new(room).fill_from(fd, offset, len)?;
         self.filled += count;
         Ok(count)
     }
@@ -148,20 +148,20 @@ impl ReadSink for Operation {
     }
 }
 
-impl WriteSource for Operation {
+impl WriteSource for AsyncOperation {
     fn remaining(&self) -> usize {
         self.bytes.len() - self.taken
     }
 
     fn take(&mut self, out: &mut [u8]) -> Result<usize, Errno> {
-        let count = crate::buffers::Bytes::new(&self.bytes[self.taken..]).take(out)?;
+        let count = crate::buffers::WriteArea::new(&self.bytes[self.taken..]).take(out)?;
         self.taken += count;
         Ok(count)
     }
 
     fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize, Errno> {
         let rest = &self.bytes[self.taken..];
-        let count = crate::buffers::Bytes::new(rest).drain_to(fd, offset, len)?;
+        let count = crate::buffers::WriteArea::new(rest).drain_to(fd, offset, len)?;
         self.taken += count;
         Ok(count)
     }
@@ -177,7 +177,7 @@ impl WriteSource for Operation {
     }
 }
 
-impl Completion for Operation {
+impl Completion for AsyncOperation {
     fn sink(&mut self) -> &mut dyn ReadSink {
         self
     }
@@ -228,7 +228,9 @@ impl Completion for Operation {
         // Release the file before reporting the end: the waiter may unmount next.
         drop(this.file);
         let mut state = lock(&this.shared.state);
-        if let State::Running(Some(callback)) = std::mem::replace(&mut *state, State::Taken) {
+        if let AsyncState::Running(Some(callback)) =
+            std::mem::replace(&mut *state, AsyncState::Taken)
+        {
             drop(state);
             // A panic of the callback must not reach the file system.
             let _ = guarded(|| {
@@ -236,34 +238,34 @@ impl Completion for Operation {
                 Ok(())
             });
         } else {
-            *state = State::Done((result, this.room));
+            *state = AsyncState::Done((result, this.room));
             drop(state);
             this.shared.done.notify_all();
         }
     }
 }
 
-impl Client {
+impl DirectClient {
     /// Starts a read of `len` bytes at `offset`. The answer contains the data.
     pub fn start_read(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         len: usize,
         offset: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingOperation> {
         self.start_read_then(task, file, (len, offset), None)
     }
 
-    /// Like [`start_read`](Client::start_read), but calls `callback` with the answer, if one is
+    /// Like [`start_read`](DirectClient::start_read), but calls `callback` with the answer, if one is
     /// given.
     pub fn start_read_then(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         (len, offset): (usize, u64),
-        callback: Option<Callback>,
-    ) -> Result<Pending> {
+        callback: Option<AsyncCallback>,
+    ) -> Result<PendingOperation> {
         self.start_read_in(task, file, (Buffer::default(), len, offset), callback)
     }
 
@@ -271,11 +273,11 @@ impl Client {
     /// were read. No byte is copied if the file system or its device reads into lent memory.
     pub fn start_read_into(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         (room, offset): (impl Into<Buffer>, u64),
-        callback: Option<Callback>,
-    ) -> Result<Pending> {
+        callback: Option<AsyncCallback>,
+    ) -> Result<PendingOperation> {
         let room = room.into();
         let len = room.len();
         self.start_read_in(task, file, (room, len, offset), callback)
@@ -283,11 +285,11 @@ impl Client {
 
     fn start_read_in(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         (room, len, offset): (Buffer, usize, u64),
-        callback: Option<Callback>,
-    ) -> Result<Pending> {
+        callback: Option<AsyncCallback>,
+    ) -> Result<PendingOperation> {
         let open = file.file()?;
         if !file.reads() {
             return Err(Errno::EBADF.into());
@@ -304,23 +306,23 @@ impl Client {
     /// Starts a write of `bytes` at `offset`, or at the end of the file with `O_APPEND`.
     pub fn start_write(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         bytes: impl Into<Buffer>,
         offset: u64,
-    ) -> Result<Pending> {
+    ) -> Result<PendingOperation> {
         self.start_write_then(task, file, (bytes, offset), None)
     }
 
-    /// Like [`start_write`](Client::start_write), but calls `callback` with the answer, if one is
+    /// Like [`start_write`](DirectClient::start_write), but calls `callback` with the answer, if one is
     /// given.
     pub fn start_write_then(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         (bytes, offset): (impl Into<Buffer>, u64),
-        callback: Option<Callback>,
-    ) -> Result<Pending> {
+        callback: Option<AsyncCallback>,
+    ) -> Result<PendingOperation> {
         let mut bytes = bytes.into();
         let open = file.file()?;
         if !file.writes() {
@@ -346,28 +348,28 @@ impl Client {
     /// Starts an fsync, or with `datasync` an fdatasync, of a file or a directory.
     pub fn start_fsync(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         datasync: bool,
-        callback: Option<Callback>,
-    ) -> Result<Pending> {
+        callback: Option<AsyncCallback>,
+    ) -> Result<PendingOperation> {
         Ok(start(task, file, fsync_op(file, datasync)?, Buffer::default(), callback))
     }
 
     /// Starts a syncfs of the file system that `file` is in.
     pub fn start_syncfs(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
-        callback: Option<Callback>,
-    ) -> Result<Pending> {
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
+        callback: Option<AsyncCallback>,
+    ) -> Result<PendingOperation> {
         file.file()?;
         Ok(start(task, file, IoOp::Syncfs, Buffer::default(), callback))
     }
 }
 
 /// The fsync of a file or of a directory.
-pub(crate) fn fsync_op(file: &Description, datasync: bool) -> Result<IoOp> {
+pub(crate) fn fsync_op(file: &FileDescription, datasync: bool) -> Result<IoOp> {
     let open = file.file()?;
     Ok(match file.kind {
         FileKind::Directory => IoOp::Fsyncdir { dir: open, datasync },
@@ -375,7 +377,7 @@ pub(crate) fn fsync_op(file: &Description, datasync: bool) -> Result<IoOp> {
     })
 }
 
-fn check_offset(file: &Description, offset: u64) -> Result<(), Errno> {
+fn check_offset(file: &FileDescription, offset: u64) -> Result<(), Errno> {
     if file.stream {
         return Err(Errno::ESPIPE);
     }
@@ -384,19 +386,19 @@ fn check_offset(file: &Description, offset: u64) -> Result<(), Errno> {
 
 /// Submits an operation to the file system.
 pub(crate) fn start(
-    task: &Task,
-    file: &Arc<Description>,
+    task: &ClientTask,
+    file: &Arc<FileDescription>,
     op: IoOp,
     bytes: Buffer,
-    callback: Option<Callback>,
-) -> Pending {
-    let ending = Ending { callback, file: Some(Arc::clone(file)) };
+    callback: Option<AsyncCallback>,
+) -> PendingOperation {
+    let ending = OperationEnd { callback, file: Some(Arc::clone(file)) };
     let (pending, io) = prepare(task, file.mount(), op, bytes, ending);
     submit(file, io);
     pending
 }
 
-fn submit(file: &Description, io: Io) {
+fn submit(file: &FileDescription, io: Io) {
     let fs = &file.mount().core.fs;
     // If `submit` panics, the operation is dropped, and its drop answers EIO.
     let _ = guarded(|| {
@@ -406,7 +408,7 @@ fn submit(file: &Description, io: Io) {
 }
 
 /// Waits for a lock that the file system keeps.
-pub(crate) fn setlkw(file: &Description, wait: LockWait) {
+pub(crate) fn setlkw(file: &FileDescription, wait: LockWait) {
     let fs = &file.mount().core.fs;
     let _ = guarded(|| {
         fs.setlkw(wait);
@@ -416,20 +418,20 @@ pub(crate) fn setlkw(file: &Description, wait: LockWait) {
 
 /// Actions at the end of an operation.
 #[derive(Default)]
-pub(crate) struct Ending {
-    pub callback: Option<Callback>,
+pub(crate) struct OperationEnd {
+    pub callback: Option<AsyncCallback>,
     /// Released when the operation ends.
-    pub file: Option<Arc<Description>>,
+    pub file: Option<Arc<FileDescription>>,
 }
 
 /// An operation that is not submitted yet. `memory` is the data of a write, or the memory of a read.
 pub(crate) fn prepare(
-    task: &Task,
-    mount: &Mount,
+    task: &ClientTask,
+    mount: &ClientMount,
     op: IoOp,
     memory: Buffer,
-    ending: Ending,
-) -> (Pending, Io) {
+    ending: OperationEnd,
+) -> (PendingOperation, Io) {
     let (measured, limit) = match op {
         IoOp::Read { len, .. } => (Op::READ, len),
         IoOp::Write { .. } => (Op::WRITE, 0),
@@ -445,11 +447,11 @@ pub(crate) fn prepare(
 
 /// A wait for a lock that is not begun yet.
 pub(crate) fn prepare_wait(
-    task: &Task,
-    mount: &Mount,
+    task: &ClientTask,
+    mount: &ClientMount,
     lock: (File, LockRequest),
-    ending: Ending,
-) -> (Pending, LockWait) {
+    ending: OperationEnd,
+) -> (PendingOperation, LockWait) {
     let (pending, operation) = begin(mount.recorder(), (Op::SETLKW, 0), Buffer::default(), ending);
     let interrupt = Arc::clone(&pending.shared.interrupt);
     let answer = Box::new(move |taken: Result<(), Errno>| operation.finish(taken.map(|()| 0)));
@@ -461,16 +463,16 @@ fn begin(
     recorder: &Recorder,
     (op, limit): (Op, usize),
     memory: Buffer,
-    ending: Ending,
-) -> (Pending, Box<Operation>) {
+    ending: OperationEnd,
+) -> (PendingOperation, Box<AsyncOperation>) {
     let none = Buffer::default();
     let (room, bytes) = if op == Op::READ { (memory, none) } else { (none, memory) };
-    let shared = Arc::new(Shared {
-        state: Mutex::new(State::Running(ending.callback)),
+    let shared = Arc::new(AsyncShared {
+        state: Mutex::new(AsyncState::Running(ending.callback)),
         done: Condvar::new(),
         interrupt: Arc::default(),
     });
-    let operation = Operation {
+    let operation = AsyncOperation {
         shared: Arc::clone(&shared),
         room,
         filled: 0,
@@ -482,14 +484,14 @@ fn begin(
         start: clock::now(),
         file: ending.file,
     };
-    (Pending { shared }, Box::new(operation))
+    (PendingOperation { shared }, Box::new(operation))
 }
 
 /// Reads from a file system that wants data operations to be submitted. It costs one more copy,
 /// because the operation may outlive the call.
 pub(crate) fn read_now(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     sink: &mut dyn ReadSink,
     len: usize,
     args: ReadArgs,
@@ -503,8 +505,8 @@ pub(crate) fn read_now(
 
 /// Writes to a file system that wants data operations to be submitted; see [`read_now`].
 pub(crate) fn write_now(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     source: &mut dyn WriteSource,
     args: WriteArgs,
 ) -> Result<usize, Errno> {
@@ -516,13 +518,13 @@ pub(crate) fn write_now(
 }
 
 /// Runs a sync operation of a file system that wants its operations submitted.
-pub(crate) fn sync_now(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
+pub(crate) fn sync_now(task: &ClientTask, file: &FileDescription, op: IoOp) -> Result<(), Errno> {
     run(task, file, op, Buffer::default()).0.map(drop)
 }
 
 /// Submits an operation and waits for it.
-fn run(task: &Task, file: &Description, op: IoOp, bytes: Buffer) -> Answer {
-    let (pending, io) = prepare(task, file.mount(), op, bytes, Ending::default());
+fn run(task: &ClientTask, file: &FileDescription, op: IoOp, bytes: Buffer) -> AsyncAnswer {
+    let (pending, io) = prepare(task, file.mount(), op, bytes, OperationEnd::default());
     submit(file, io);
     pending.wait()
 }

@@ -8,19 +8,19 @@ use defuse_fs::{
 use defuse_probe::Op;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::access::{self, Access, owns};
-use crate::client::{Client, keeps_sgid};
-use crate::credentials::{Credentials, cap};
-use crate::description::Description;
-use crate::mount::Mount;
-use crate::resolve::Subject;
+use crate::access::{self, NeededAccess, owns};
+use crate::client::{DirectClient, keeps_sgid};
+use crate::credentials::{TaskCredentials, cap};
+use crate::description::FileDescription;
+use crate::mount::ClientMount;
+use crate::resolve::CallTarget;
 use crate::stop::Result;
-use crate::task::Task;
-use crate::walk::{At, Here, Reached};
+use crate::task::ClientTask;
+use crate::walk::{MountedInode, ReachedInode, WalkStart};
 
 /// The attributes of an inode, and of the mount that it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stat {
+pub struct FileStat {
     /// The attributes that the file system returned.
     pub attr: Attr,
     /// `st_dev`, different for each mount.
@@ -33,21 +33,21 @@ pub struct Stat {
 
 /// New timestamps for utimensat(2). `None` leaves a timestamp unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
+pub struct NewTimes {
     /// Time of last access.
     pub atime: Option<SetTime>,
     /// Time of last data modification.
     pub mtime: Option<SetTime>,
 }
 
-impl Times {
+impl NewTimes {
     /// Sets both timestamps to the current time. Write permission is enough for this.
-    pub const NOW: Times = Times { atime: Some(SetTime::Now), mtime: Some(SetTime::Now) };
+    pub const NOW: NewTimes = NewTimes { atime: Some(SetTime::Now), mtime: Some(SetTime::Now) };
 
     /// Converts the two values of utimensat(2), each in seconds and nanoseconds. Fails with
     /// `EINVAL`.
     pub fn from_raw(atime: (i64, i64), mtime: (i64, i64)) -> Result<Self, Errno> {
-        Ok(Times { atime: time(atime)?, mtime: time(mtime)? })
+        Ok(NewTimes { atime: time(atime)?, mtime: time(mtime)? })
     }
 }
 
@@ -64,17 +64,23 @@ fn time((secs, nanos): (i64, i64)) -> Result<Option<SetTime>, Errno> {
 
 /// New owner and group for chown(2). `None` leaves an id unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Owner {
+pub struct NewOwner {
     /// User id.
     pub uid: Option<u32>,
     /// Group id.
     pub gid: Option<u32>,
 }
 
-impl Client {
+impl DirectClient {
     /// Attributes of the file at `path`, fstatat(2). If `follow` is false, a final symbolic link is
     /// not followed.
-    pub fn stat(&self, task: &Task, at: At<'_>, path: &[u8], follow: bool) -> Result<Stat> {
+    pub fn stat(
+        &self,
+        task: &ClientTask,
+        at: WalkStart<'_>,
+        path: &[u8],
+        follow: bool,
+    ) -> Result<FileStat> {
         let who = task.who();
         let found = self.resolve(task, &who, (at, path), follow, |found| {
             Ok(Some(stat_as(found.mount, found.ino, found.attr(&who)?)))
@@ -84,11 +90,11 @@ impl Client {
         }
         let mut walk = self.walk(task, &who, at, path)?;
         let here = match walk.attr_or_node(follow)? {
-            Reached::Peeked(Here { mount, .. }, attr) => {
+            ReachedInode::Peeked(MountedInode { mount, .. }, attr) => {
                 let (dev, mount_id) = (mount.device(), mount.id);
-                return Ok(Stat { attr, dev, mount_root: false, mount_id });
+                return Ok(FileStat { attr, dev, mount_root: false, mount_id });
             }
-            Reached::Node(here) => here,
+            ReachedInode::Node(here) => here,
         };
         match walk.told(&here) {
             Some(attr) => Ok(stat_as(&here.mount, here.node.ino(), attr)),
@@ -97,19 +103,30 @@ impl Client {
     }
 
     /// Attributes of an open file, fstat(2).
-    pub fn fstat(&self, task: &Task, file: &Description) -> Result<Stat> {
+    pub fn fstat(&self, task: &ClientTask, file: &FileDescription) -> Result<FileStat> {
         self.fstat_with(task, file, true)
     }
 
-    /// Attributes of an open file like [`fstat`](Client::fstat). Unless `birth` is set, the time of creation may be missing, which saves
+    /// Attributes of an open file like [`fstat`](DirectClient::fstat). Unless `birth` is set, the time of creation may be missing, which saves
     /// a request where only that is not known.
-    pub fn fstat_with(&self, task: &Task, file: &Description, birth: bool) -> Result<Stat> {
+    pub fn fstat_with(
+        &self,
+        task: &ClientTask,
+        file: &FileDescription,
+        birth: bool,
+    ) -> Result<FileStat> {
         // The handle of a directory gives no more attributes than its inode.
         let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
         self.stat_of(file.here(), fh, &task.credentials(), birth)
     }
 
-    fn stat_of(&self, here: &Here, fh: Option<Fh>, who: &Credentials, birth: bool) -> Result<Stat> {
+    fn stat_of(
+        &self,
+        here: &MountedInode,
+        fh: Option<Fh>,
+        who: &TaskCredentials,
+        birth: bool,
+    ) -> Result<FileStat> {
         let attr = match here.node.cached_attr(birth) {
             Some(attr) => attr,
             None => here.mount.fresh_attr(&here.node, fh, who)?,
@@ -120,17 +137,17 @@ impl Client {
     /// Calls `run` with the inode at `path`, resolved by one call or by a walk.
     pub(crate) fn at_subject<T>(
         &self,
-        task: &Task,
-        who: &Credentials,
-        (at, path): (At<'_>, &[u8]),
+        task: &ClientTask,
+        who: &TaskCredentials,
+        (at, path): (WalkStart<'_>, &[u8]),
         follow: bool,
-        run: impl Fn(&Subject<'_>) -> Result<T>,
+        run: impl Fn(&CallTarget<'_>) -> Result<T>,
     ) -> Result<T> {
         let done =
             self.resolve(task, who, (at, path), follow, |subject| run(&subject).map(Some))?;
         match done {
             Some(value) => Ok(value),
-            None => run(&Subject::walked(&self.walk(task, who, at, path)?.node(follow)?)),
+            None => run(&CallTarget::walked(&self.walk(task, who, at, path)?.node(follow)?)),
         }
     }
 
@@ -138,10 +155,10 @@ impl Client {
     /// set, otherwise to the real ids.
     pub fn access(
         &self,
-        task: &Task,
-        at: At<'_>,
+        task: &ClientTask,
+        at: WalkStart<'_>,
         path: &[u8],
-        access: Access,
+        access: NeededAccess,
         (follow, effective): (bool, bool),
     ) -> Result<()> {
         let own = task.credentials();
@@ -152,18 +169,23 @@ impl Client {
     /// Checks access to an open file, faccessat2(2) with `AT_EMPTY_PATH`.
     pub fn faccess(
         &self,
-        task: &Task,
-        file: &Description,
-        access: Access,
+        task: &ClientTask,
+        file: &FileDescription,
+        access: NeededAccess,
         effective: bool,
     ) -> Result<()> {
         let own = task.credentials();
         let who = if effective { (*own).clone() } else { own.real() };
-        self.may(&Subject::open(file), &who, access)
+        self.may(&CallTarget::open(file), &who, access)
     }
 
-    fn may(&self, found: &Subject<'_>, who: &Credentials, access: Access) -> Result<()> {
-        let executes = access.bits() & Access::EXEC.bits() != 0;
+    fn may(
+        &self,
+        found: &CallTarget<'_>,
+        who: &TaskCredentials,
+        access: NeededAccess,
+    ) -> Result<()> {
+        let executes = access.bits() & NeededAccess::EXEC.bits() != 0;
         let mount = found.mount;
         if executes && found.kind == FileKind::Regular && mount.noexec {
             return Err(Errno::EACCES.into());
@@ -188,8 +210,8 @@ impl Client {
     /// and with `EOPNOTSUPP` for a symbolic link.
     pub fn chmod(
         &self,
-        task: &Task,
-        at: At<'_>,
+        task: &ClientTask,
+        at: WalkStart<'_>,
         path: &[u8],
         mode: u32,
         follow: bool,
@@ -201,17 +223,17 @@ impl Client {
     }
 
     /// Changes the permission bits of an open file, fchmod(2).
-    pub fn fchmod(&self, task: &Task, file: &Description, mode: u32) -> Result<()> {
+    pub fn fchmod(&self, task: &ClientTask, file: &FileDescription, mode: u32) -> Result<()> {
         file.file()?;
-        self.change_mode(&Subject::open(file), attr_handle(file), mode, &task.credentials())
+        self.change_mode(&CallTarget::open(file), attr_handle(file), mode, &task.credentials())
     }
 
     fn change_mode(
         &self,
-        found: &Subject<'_>,
+        found: &CallTarget<'_>,
         fh: Option<Fh>,
         mode: u32,
-        who: &Credentials,
+        who: &TaskCredentials,
     ) -> Result<()> {
         found.writable()?;
         if found.kind == FileKind::Symlink {
@@ -235,10 +257,10 @@ impl Client {
     /// Changes owner and group, fchownat(2). Fails with `EPERM`.
     pub fn chown(
         &self,
-        task: &Task,
-        at: At<'_>,
+        task: &ClientTask,
+        at: WalkStart<'_>,
         path: &[u8],
-        owner: Owner,
+        owner: NewOwner,
         follow: bool,
     ) -> Result<()> {
         let who = task.credentials();
@@ -248,17 +270,17 @@ impl Client {
     }
 
     /// Changes owner and group of an open file, fchown(2).
-    pub fn fchown(&self, task: &Task, file: &Description, owner: Owner) -> Result<()> {
+    pub fn fchown(&self, task: &ClientTask, file: &FileDescription, owner: NewOwner) -> Result<()> {
         file.file()?;
-        self.change_owner(&Subject::open(file), attr_handle(file), owner, &task.credentials())
+        self.change_owner(&CallTarget::open(file), attr_handle(file), owner, &task.credentials())
     }
 
     fn change_owner(
         &self,
-        found: &Subject<'_>,
+        found: &CallTarget<'_>,
         fh: Option<Fh>,
-        owner: Owner,
-        who: &Credentials,
+        owner: NewOwner,
+        who: &TaskCredentials,
     ) -> Result<()> {
         found.writable()?;
         let kill_suidgid = !found.is_dir();
@@ -294,10 +316,10 @@ impl Client {
     /// Changes timestamps, utimensat(2). Fails with `EPERM` and `EACCES`, as the manual page says.
     pub fn utimens(
         &self,
-        task: &Task,
-        at: At<'_>,
+        task: &ClientTask,
+        at: WalkStart<'_>,
         path: &[u8],
-        times: Times,
+        times: NewTimes,
         follow: bool,
     ) -> Result<()> {
         if times.atime.is_none() && times.mtime.is_none() {
@@ -310,34 +332,45 @@ impl Client {
     }
 
     /// Changes the timestamps of an open file, futimens(3).
-    pub fn futimens(&self, task: &Task, file: &Description, times: Times) -> Result<()> {
+    pub fn futimens(
+        &self,
+        task: &ClientTask,
+        file: &FileDescription,
+        times: NewTimes,
+    ) -> Result<()> {
         if times.atime.is_none() && times.mtime.is_none() {
             return Ok(());
         }
         file.file()?;
-        self.change_times(&Subject::open(file), attr_handle(file), times, &task.credentials())
+        self.change_times(&CallTarget::open(file), attr_handle(file), times, &task.credentials())
     }
 
     fn change_times(
         &self,
-        found: &Subject<'_>,
+        found: &CallTarget<'_>,
         fh: Option<Fh>,
-        times: Times,
-        who: &Credentials,
+        times: NewTimes,
+        who: &TaskCredentials,
     ) -> Result<()> {
         found.writable()?;
         if !who.has(cap::FOWNER) && !owns(&found.attr(who)?, who) {
-            if times != Times::NOW {
+            if times != NewTimes::NOW {
                 return Err(Errno::EPERM.into());
             }
-            found.check(who, Access::WRITE)?;
+            found.check(who, NeededAccess::WRITE)?;
         }
         let set = SetAttr { atime: times.atime, mtime: times.mtime, ..SetAttr::default() };
         Ok(set_attr(found, fh, &set, who)?)
     }
 
     /// Sets the size of a file, truncate(2). Fails with `EISDIR`, `EINVAL`, `EACCES` or `EFBIG`.
-    pub fn truncate(&self, task: &Task, at: At<'_>, path: &[u8], length: i64) -> Result<()> {
+    pub fn truncate(
+        &self,
+        task: &ClientTask,
+        at: WalkStart<'_>,
+        path: &[u8],
+        length: i64,
+    ) -> Result<()> {
         let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
         let who = task.credentials();
         let here = self.walk(task, &who, at, path)?.node(true)?;
@@ -346,33 +379,33 @@ impl Client {
             FileKind::Regular => {}
             _ => return Err(Errno::EINVAL.into()),
         }
-        access::check(&here.mount, &here.node, &who, Access::WRITE)?;
+        access::check(&here.mount, &here.node, &who, NeededAccess::WRITE)?;
         self.set_size(task, &here, None, length)
     }
 
     /// Reports free space and inodes, statvfs(3).
-    pub fn statfs(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<StatFs> {
+    pub fn statfs(&self, task: &ClientTask, at: WalkStart<'_>, path: &[u8]) -> Result<StatFs> {
         let who = task.credentials();
         let here = self.walk(task, &who, at, path)?.node(true)?;
         self.space(&here, &who)
     }
 
     /// Reports free space and inodes of the file system of an open file, fstatvfs(3).
-    pub fn fstatfs(&self, task: &Task, file: &Description) -> Result<StatFs> {
+    pub fn fstatfs(&self, task: &ClientTask, file: &FileDescription) -> Result<StatFs> {
         self.space(file.here(), &task.credentials())
     }
 
-    fn space(&self, here: &Here, who: &Credentials) -> Result<StatFs> {
+    fn space(&self, here: &MountedInode, who: &TaskCredentials) -> Result<StatFs> {
         let cx = who.context(here.mount.origin);
         Ok(here.mount.call(Op::STATFS, |fs| fs.statfs(&cx, here.node.ino()))?)
     }
 }
 
 pub(crate) fn set_attr(
-    found: &Subject<'_>,
+    found: &CallTarget<'_>,
     fh: Option<Fh>,
     set: &SetAttr,
-    who: &Credentials,
+    who: &TaskCredentials,
 ) -> Result<(), Errno> {
     let (cx, moment) = (who.context(found.mount.origin), found.mount.moment());
     let unanswered = !found.mount.keeps_answers();
@@ -388,25 +421,25 @@ pub(crate) fn set_attr(
     changed.map(drop).map_err(crate::data::unsupported)
 }
 
-fn stat_as(mount: &Mount, ino: Ino, attr: Attr) -> Stat {
-    Stat { attr, dev: mount.device(), mount_root: ino == Ino::ROOT, mount_id: mount.id }
+fn stat_as(mount: &ClientMount, ino: Ino, attr: Attr) -> FileStat {
+    FileStat { attr, dev: mount.device(), mount_root: ino == Ino::ROOT, mount_id: mount.id }
 }
 
 /// Fails with `EROFS` on a read-only mount.
-pub(crate) fn writable(here: &Here) -> Result<(), Errno> {
+pub(crate) fn writable(here: &MountedInode) -> Result<(), Errno> {
     if here.mount.read_only() { Err(Errno::EROFS) } else { Ok(()) }
 }
 
 /// The handle for changing attributes of an open file. Only a handle open for writing is used: a
 /// directory's or a reader's may not allow it.
-fn attr_handle(file: &Description) -> Option<Fh> {
+fn attr_handle(file: &FileDescription) -> Option<Fh> {
     file.fh().filter(|_| file.writes() && file.kind != FileKind::Directory)
 }
 
 /// True if nobody could tell a change of the owner from none: the file has this owner, no set-id bits and no capability that it
 /// would lose, and its time of change is within this tick of the kernel's clock. Archivers give each file that they have just
 /// written the owner that it has.
-fn would_not_show(found: &Subject<'_>, owner: Owner) -> bool {
+fn would_not_show(found: &CallTarget<'_>, owner: NewOwner) -> bool {
     // A capability matters only to a file that is executed.
     const SET_ID_OR_EXECUTABLE: u32 = 0o6111;
     let has = |attr: &Attr| {
@@ -425,7 +458,7 @@ fn is_in_this_tick(time: Timestamp) -> bool {
     (tick..=Timestamp::now()).contains(&time)
 }
 
-fn loses_bits(attr: &Attr, who: &Credentials) -> bool {
+fn loses_bits(attr: &Attr, who: &TaskCredentials) -> bool {
     let is_member = who.in_group(attr.gid) || who.has(cap::FSETID);
     posix::without_set_id(attr.perm, is_member) != attr.perm
 }

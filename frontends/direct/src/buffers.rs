@@ -10,18 +10,18 @@ fn raw(errno: rustix::io::Errno) -> Errno {
 }
 
 /// One memory area that a read fills, with pread(2) where the data is in a lower file.
-pub(crate) struct Memory<'a> {
+pub(crate) struct ReadArea<'a> {
     room: &'a mut [u8],
     at: usize,
 }
 
-impl<'a> Memory<'a> {
+impl<'a> ReadArea<'a> {
     pub fn new(room: &'a mut [u8]) -> Self {
-        Memory { room, at: 0 }
+        ReadArea { room, at: 0 }
     }
 }
 
-impl ReadSink for Memory<'_> {
+impl ReadSink for ReadArea<'_> {
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         let end = self.at + bytes.len();
         self.room.get_mut(self.at..end).ok_or(Errno::EIO)?.copy_from_slice(bytes);
@@ -69,15 +69,15 @@ fn fill(fd: BorrowedFd<'_>, room: &mut [u8], offset: u64) -> Result<usize> {
 }
 
 /// Several memory areas, filled in order.
-pub(crate) struct Vectors<'a, 'b> {
+pub(crate) struct ReadVector<'a, 'b> {
     pieces: &'a mut [IoSliceMut<'b>],
     piece: usize,
     at: usize,
 }
 
-impl<'a, 'b> Vectors<'a, 'b> {
+impl<'a, 'b> ReadVector<'a, 'b> {
     pub fn new(pieces: &'a mut [IoSliceMut<'b>]) -> Self {
-        Vectors { pieces, piece: 0, at: 0 }
+        ReadVector { pieces, piece: 0, at: 0 }
     }
 
     /// Passes `len` bytes of room to `fill`, area by area, and stops after a short one.
@@ -111,7 +111,7 @@ impl<'a, 'b> Vectors<'a, 'b> {
     }
 }
 
-impl ReadSink for Vectors<'_, '_> {
+impl ReadSink for ReadVector<'_, '_> {
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         let put = |room: &mut [u8], done: usize| {
             room.copy_from_slice(&bytes[done..done + room.len()]);
@@ -151,17 +151,17 @@ impl ReadSink for Vectors<'_, '_> {
 
 /// One memory area that a write takes its data from, with pwrite(2) where the data goes to a lower
 /// file.
-pub(crate) struct Bytes<'a> {
+pub(crate) struct WriteArea<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Bytes<'a> {
+impl<'a> WriteArea<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Bytes { rest: bytes }
+        WriteArea { rest: bytes }
     }
 }
 
-impl WriteSource for Bytes<'_> {
+impl WriteSource for WriteArea<'_> {
     fn remaining(&self) -> usize {
         self.rest.len()
     }
@@ -191,15 +191,15 @@ impl WriteSource for Bytes<'_> {
 }
 
 /// Several memory areas, of which at most `left` bytes are taken, in order.
-pub(crate) struct Pieces<'a, 'b> {
+pub(crate) struct WriteVector<'a, 'b> {
     pieces: &'a [IoSlice<'b>],
     at: usize,
     left: usize,
 }
 
-impl<'a, 'b> Pieces<'a, 'b> {
+impl<'a, 'b> WriteVector<'a, 'b> {
     pub fn new(pieces: &'a [IoSlice<'b>], len: usize) -> Self {
-        Pieces { pieces, at: 0, left: len }
+        WriteVector { pieces, at: 0, left: len }
     }
 
     fn front(&mut self) -> &'a [u8] {
@@ -213,7 +213,7 @@ impl<'a, 'b> Pieces<'a, 'b> {
     }
 }
 
-impl WriteSource for Pieces<'_, '_> {
+impl WriteSource for WriteVector<'_, '_> {
     fn remaining(&self) -> usize {
         self.left
     }
@@ -269,14 +269,14 @@ mod tests {
         let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 4]);
         let mut pieces =
             [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];
-        let mut sink = Vectors::new(&mut pieces);
+        let mut sink = ReadVector::new(&mut pieces);
         sink.put(b"abc").unwrap();
         sink.put_zeros(1).unwrap();
         sink.put(b"d").unwrap();
         assert_eq!((&a, &c), (b"ab", b"c\0d\0"));
 
         let pieces = [IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cdef")];
-        let mut source = Pieces::new(&pieces, 5);
+        let mut source = WriteVector::new(&pieces, 5);
         let mut out = [0; 3];
         assert_eq!((source.take(&mut out), &out), (Ok(3), b"abc"));
         assert_eq!((source.take(&mut out), &out, source.remaining()), (Ok(2), b"dec", 0));
@@ -287,7 +287,7 @@ mod tests {
         let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 4]);
         let mut pieces =
             [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b), IoSliceMut::new(&mut c)];
-        let mut sink = Vectors::new(&mut pieces);
+        let mut sink = ReadVector::new(&mut pieces);
         sink.put(b"a").unwrap();
         assert_eq!(sink.lend(5).unwrap().len(), 1);
         assert_eq!(sink.advance(2), Err(Errno::EINVAL));
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!((&a, &c), (b"ab", b"cdef"));
 
         let pieces = [IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cdef")];
-        let mut source = Pieces::new(&pieces, 5);
+        let mut source = WriteVector::new(&pieces, 5);
         assert_eq!(source.borrow(), Some(&b"ab"[..]));
         assert_eq!(source.skip(3), Err(Errno::EINVAL));
         source.skip(2).unwrap();

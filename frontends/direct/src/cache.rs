@@ -8,67 +8,67 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use defuse_fs::Ino;
 use hashbrown::HashTable;
 
-use crate::fresh::{Fresh, Lasts, Moment};
-use crate::node::Node;
-use crate::passed::{Holds, Passed};
+use crate::fresh::{AnswerValidity, CallMoment, ChangeTracker};
+use crate::node::CachedInode;
+use crate::passed::{DirectoryHold, PrefixCache};
 
 const SHARDS: usize = 16;
 
 /// The result of a cached lookup.
-pub(crate) enum Cached {
+pub(crate) enum CachedLookup {
     /// The name leads to this inode.
-    Node(Arc<Node>),
+    Node(Arc<CachedInode>),
     /// The name does not exist.
     Missing,
 }
 
-/// The version of a shard before a lookup. [`Names::keep`] needs it to detect removals since then.
+/// The version of a shard before a lookup. [`DentryCache::keep`] needs it to detect removals since then.
 #[derive(Clone, Copy)]
-pub(crate) struct Ticket {
+pub(crate) struct LookupTicket {
     version: u64,
     /// The moment in the file system.
-    pub(crate) moment: Moment,
+    pub(crate) moment: CallMoment,
 }
 
 struct Dentry {
     parent: Ino,
     name: Box<[u8]>,
-    node: Option<Arc<Node>>,
-    lasts: Lasts<u64>,
+    node: Option<Arc<CachedInode>>,
+    lasts: AnswerValidity<u64>,
     /// Set when the entry is found; cleared by a sweep.
     used: AtomicBool,
 }
 
 #[derive(Default)]
-struct Shard {
+struct DentryShard {
     table: RwLock<HashTable<Dentry>>,
     /// Increased by every removal, under the lock of the table.
     version: AtomicU64,
 }
 
 /// The cache of one mount.
-pub(crate) struct Names {
-    shards: [Shard; SHARDS],
+pub(crate) struct DentryCache {
+    shards: [DentryShard; SHARDS],
     hasher: RandomState,
     per_shard: usize,
-    fresh: Fresh,
-    pub(crate) passed: Passed,
+    fresh: ChangeTracker,
+    pub(crate) passed: PrefixCache,
 }
 
-impl Names {
+impl DentryCache {
     /// Creates a cache of at most `limit` names, which hold as `fresh` says, and directories as `holds`.
-    pub(crate) fn new(limit: usize, fresh: Fresh, holds: Option<Holds>) -> Self {
-        let shards = array::from_fn(|_| Shard::default());
+    pub(crate) fn new(limit: usize, fresh: ChangeTracker, holds: Option<DirectoryHold>) -> Self {
+        let shards = array::from_fn(|_| DentryShard::default());
         let per_shard = limit.div_ceil(SHARDS);
-        let passed = Passed::new(holds);
-        Names { shards, hasher: RandomState::new(), per_shard, fresh, passed }
+        let passed = PrefixCache::new(holds);
+        DentryCache { shards, hasher: RandomState::new(), per_shard, fresh, passed }
     }
 
     fn hash(&self, parent: Ino, name: &[u8]) -> u64 {
         self.hasher.hash_one((parent.0, name))
     }
 
-    fn shard(&self, hash: u64) -> &Shard {
+    fn shard(&self, hash: u64) -> &DentryShard {
         &self.shards[(hash >> 57) as usize % SHARDS]
     }
 
@@ -78,7 +78,7 @@ impl Names {
     }
 
     /// Looks up a name in the cache.
-    pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<Cached> {
+    pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<CachedLookup> {
         let hash = self.hash(parent, name);
         let table = self.shard(hash).table.read().unwrap_or_else(PoisonError::into_inner);
         let found = table.find(hash, |dentry| dentry.parent == parent && *dentry.name == *name)?;
@@ -89,25 +89,25 @@ impl Names {
             found.used.store(true, Ordering::Relaxed);
         }
         Some(match &found.node {
-            Some(node) => Cached::Node(Arc::clone(node)),
-            None => Cached::Missing,
+            Some(node) => CachedLookup::Node(Arc::clone(node)),
+            None => CachedLookup::Missing,
         })
     }
 
-    /// Takes a ticket. Call this before the lookup whose answer is [kept](Names::keep).
-    pub(crate) fn ticket(&self, parent: Ino, name: &[u8]) -> Ticket {
+    /// Takes a ticket. Call this before the lookup whose answer is [kept](DentryCache::keep).
+    pub(crate) fn ticket(&self, parent: Ino, name: &[u8]) -> LookupTicket {
         let version = self.shard(self.hash(parent, name)).version.load(Ordering::Acquire);
-        Ticket { version, moment: self.fresh.moment() }
+        LookupTicket { version, moment: self.fresh.moment() }
     }
 
     /// Caches an answer. If the shard has had a removal since the ticket was taken, the answer may be
     /// outdated and is not cached.
     pub(crate) fn keep(
         &self,
-        ticket: Ticket,
+        ticket: LookupTicket,
         (parent, name): (Ino, &[u8]),
-        node: Option<&Arc<Node>>,
-        lasts: Lasts<u64>,
+        node: Option<&Arc<CachedInode>>,
+        lasts: AnswerValidity<u64>,
     ) {
         if self.is_off() {
             return;
@@ -186,18 +186,19 @@ impl Names {
 
     /// The number of cached names.
     pub(crate) fn len(&self) -> usize {
-        let len = |shard: &Shard| shard.table.read().unwrap_or_else(PoisonError::into_inner).len();
+        let len =
+            |shard: &DentryShard| shard.table.read().unwrap_or_else(PoisonError::into_inner).len();
         self.shards.iter().map(len).sum()
     }
 }
 
-fn write(shard: &Shard) -> RwLockWriteGuard<'_, HashTable<Dentry>> {
+fn write(shard: &DentryShard) -> RwLockWriteGuard<'_, HashTable<Dentry>> {
     shard.table.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Removes the entries that were not found since the last sweep. If they are less than a quarter,
 /// it removes all entries. A sweep thus frees room in proportion to the entries it visits.
-fn sweep(table: &mut HashTable<Dentry>, fresh: &Fresh, gone: &mut Vec<Arc<Node>>) {
+fn sweep(table: &mut HashTable<Dentry>, fresh: &ChangeTracker, gone: &mut Vec<Arc<CachedInode>>) {
     let before = table.len();
     let goes = |dentry: &mut Dentry| {
         let used = std::mem::take(dentry.used.get_mut());

@@ -8,22 +8,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use defuse_fs::{Errno, FileKind, FileSystem, posix};
-use defuse_probe::Snapshot;
+use defuse_probe::StatsSnapshot;
 
 use crate::access;
-use crate::credentials::{Credentials, cap};
-use crate::description::Arena;
-use crate::mount::{Mount, Settings, Spot};
-use crate::mounts::Mounts;
+use crate::credentials::{TaskCredentials, cap};
+use crate::description::CellArena;
+use crate::mount::{ClientMount, MountSettings, MountSpot};
+use crate::mounts::ClientMounts;
 use crate::outside::KnownDirs;
-use crate::resolve::Subject;
-use crate::stop::{Result, Stop};
-use crate::task::Task;
-use crate::walk::{At, Here};
+use crate::resolve::CallTarget;
+use crate::stop::{CallError, Result};
+use crate::task::ClientTask;
+use crate::walk::{MountedInode, WalkStart};
 
 /// Options of a client.
 #[derive(Clone)]
-pub struct Options {
+pub struct ClientOptions {
     /// Follow symbolic links of the kernel's name space that lead into a mount. This costs one
     /// readlink(2) for every component of a path whose text is outside of all mounts. Default true.
     pub kernel_links: bool,
@@ -33,20 +33,20 @@ pub struct Options {
     /// counter see the changes of each other at once.
     pub path_changes: Option<&'static AtomicU32>,
     /// Memory for the shared state of open files; `None` (the default) uses the heap.
-    pub arena: Option<Arc<dyn Arena>>,
+    pub arena: Option<Arc<dyn CellArena>>,
     /// The kernel's restrictions on links; `None` (the default) reads them from /proc/sys/fs.
-    pub protected: Option<Protected>,
+    pub protected: Option<LinkProtection>,
 }
 
-impl Default for Options {
+impl Default for ClientOptions {
     fn default() -> Self {
-        Options { kernel_links: true, path_changes: None, arena: None, protected: None }
+        ClientOptions { kernel_links: true, path_changes: None, arena: None, protected: None }
     }
 }
 
 /// Options of a mount.
 #[derive(Clone, Debug)]
-pub struct MountArgs {
+pub struct ClientMountArgs {
     /// Refuse all changes (`EROFS`).
     pub read_only: bool,
     /// Refuse to execute programs.
@@ -56,14 +56,14 @@ pub struct MountArgs {
     /// Name of the source, shown in lists of mounts.
     pub source: String,
     /// Look names and rights of directories within a path up again only after this time, and after a change that
-    /// [`Options::path_changes`] counts. Without that counter this has no effect. It is meant for file systems whose names hold
+    /// [`ClientOptions::path_changes`] counts. Without that counter this has no effect. It is meant for file systems whose names hold
     /// for no time because others may change them. Default 0: for each path.
     pub directories_hold: Duration,
 }
 
-impl Default for MountArgs {
+impl Default for ClientMountArgs {
     fn default() -> Self {
-        MountArgs {
+        ClientMountArgs {
             read_only: false,
             noexec: false,
             cached_names: 1 << 16,
@@ -73,7 +73,7 @@ impl Default for MountArgs {
     }
 }
 
-/// Information about a mount, from [`Client::mounts`].
+/// Information about a mount, from [`DirectClient::mounts`].
 #[derive(Clone, Debug)]
 pub struct MountInfo {
     /// The path of the mount, or its name with a colon.
@@ -83,26 +83,26 @@ pub struct MountInfo {
     /// Number of open files and working directories on the mount.
     pub users: usize,
     /// The mount itself.
-    pub mount: Arc<Mount>,
+    pub mount: Arc<ClientMount>,
 }
 
 /// User-space file systems inside of this process. Create one client and share it among all
 /// threads.
 #[derive(Default)]
-pub struct Client {
-    pub(crate) mounts: Mounts,
-    pub(crate) protected: Protected,
-    pub(crate) options: Options,
+pub struct DirectClient {
+    pub(crate) mounts: ClientMounts,
+    pub(crate) protected: LinkProtection,
+    pub(crate) options: ClientOptions,
     known_dirs: KnownDirs,
     next_id: AtomicU32,
 }
 
-impl Client {
+impl DirectClient {
     /// Creates a client without mounts.
-    pub fn new(options: Options) -> Self {
-        let protected = options.protected.unwrap_or_else(Protected::of_this_kernel);
-        Client {
-            mounts: Mounts::default(),
+    pub fn new(options: ClientOptions) -> Self {
+        let protected = options.protected.unwrap_or_else(LinkProtection::of_this_kernel);
+        DirectClient {
+            mounts: ClientMounts::default(),
             protected,
             options,
             known_dirs: KnownDirs::default(),
@@ -121,10 +121,10 @@ impl Client {
         &self,
         target: &[u8],
         fs: Arc<dyn FileSystem>,
-        args: &MountArgs,
-    ) -> Result<Arc<Mount>, Errno> {
+        args: &ClientMountArgs,
+    ) -> Result<Arc<ClientMount>, Errno> {
         let spot = self.spot(target)?;
-        let settings = Settings {
+        let settings = MountSettings {
             read_only: args.read_only,
             noexec: args.noexec,
             id: self.next_id.fetch_add(1, Ordering::Relaxed),
@@ -134,15 +134,15 @@ impl Client {
                 .then_some(args.directories_hold)
                 .zip(self.options.path_changes),
         };
-        let mount = Mount::new(fs, spot, settings)?;
+        let mount = ClientMount::new(fs, spot, settings)?;
         self.mounts.add(Arc::clone(&mount))?;
         Ok(mount)
     }
 
-    fn spot(&self, target: &[u8]) -> Result<Spot, Errno> {
+    fn spot(&self, target: &[u8]) -> Result<MountSpot, Errno> {
         if let Some(name) = target.strip_suffix(b":").filter(|name| !name.contains(&b'/')) {
             let valid = !name.is_empty() && name.len() < 255 && !name.contains(&0);
-            return if valid { Ok(Spot::Name(name.into())) } else { Err(Errno::EINVAL) };
+            return if valid { Ok(MountSpot::Name(name.into())) } else { Err(Errno::EINVAL) };
         }
         let named = self.mounts.load().named(target).is_some();
         if !target.starts_with(b"/") && !named {
@@ -153,21 +153,21 @@ impl Client {
             // A mount on the root of another mount would hide it. A mount on a directory inside
             // only covers that directory.
             Ok(here) => {
-                let path = self.path_of(&here, &Credentials::user(0, 0, &[]))?;
-                Ok(Spot::Covers { node: here.node, mount: here.mount, path: path.into() })
+                let path = self.path_of(&here, &TaskCredentials::user(0, 0, &[]))?;
+                Ok(MountSpot::Covers { node: here.node, mount: here.mount, path: path.into() })
             }
-            Err(Stop::Errno(errno)) => Err(errno),
-            Err(Stop::Outside(_)) => match canonical(target) {
+            Err(CallError::Errno(errno)) => Err(errno),
+            Err(CallError::Outside(_)) => match canonical(target) {
                 path if path.is_empty() => Err(Errno::EINVAL),
-                path => Ok(Spot::Path(path.into())),
+                path => Ok(MountSpot::Path(path.into())),
             },
         }
     }
 
-    fn covered(&self, target: &[u8]) -> Result<Here> {
-        let who = Credentials::user(0, 0, &[]);
-        let task = Task::new(who.clone(), crate::WorkDir::Outside(b"/".to_vec()));
-        self.walk(&task, &who, At::Cwd, target)?.node(true)
+    fn covered(&self, target: &[u8]) -> Result<MountedInode> {
+        let who = TaskCredentials::user(0, 0, &[]);
+        let task = ClientTask::new(who.clone(), crate::WorkDir::Outside(b"/".to_vec()));
+        self.walk(&task, &who, WalkStart::Cwd, target)?.node(true)
     }
 
     /// Unmounts the file system at `target`. Fails with `EBUSY` while it has open files, working
@@ -187,23 +187,23 @@ impl Client {
     }
 
     /// The topmost mount on `target`.
-    fn mount_on(&self, target: &[u8]) -> Option<Arc<Mount>> {
+    fn mount_on(&self, target: &[u8]) -> Option<Arc<ClientMount>> {
         let canonical = canonical(target);
-        let is = |mount: &&Arc<Mount>| {
+        let is = |mount: &&Arc<ClientMount>| {
             let own = mount.target();
             own == target || target.starts_with(b"/") && own == canonical
         };
         self.mounts.load_full().iter().filter(is).last().cloned()
     }
 
-    /// Unmounts this mount; see [`unmount`](Client::unmount).
-    pub fn unmount_one(&self, mount: &Arc<Mount>, lazily: bool) -> Result<(), Errno> {
+    /// Unmounts this mount; see [`unmount`](DirectClient::unmount).
+    pub fn unmount_one(&self, mount: &Arc<ClientMount>, lazily: bool) -> Result<(), Errno> {
         self.mounts.remove(mount, lazily)
     }
 
     /// All mounts.
     pub fn mounts(&self) -> Vec<MountInfo> {
-        let info = |mount: &Arc<Mount>| MountInfo {
+        let info = |mount: &Arc<ClientMount>| MountInfo {
             target: mount.target(),
             source: mount.source.clone(),
             users: mount.users.load(Ordering::Relaxed),
@@ -229,7 +229,7 @@ impl Client {
     }
 
     /// The statistics of the mount at `target`. Fails with `EINVAL` if nothing is mounted there.
-    pub fn statistics(&self, target: &[u8]) -> Result<Snapshot, Errno> {
+    pub fn statistics(&self, target: &[u8]) -> Result<StatsSnapshot, Errno> {
         let table = self.mounts.load_full();
         let found = table.iter().filter(|mount| mount.target() == target).last();
         found.map(|mount| mount.statistics()).ok_or(Errno::EINVAL)
@@ -264,7 +264,7 @@ impl Client {
     }
 }
 
-impl std::fmt::Debug for Client {
+impl std::fmt::Debug for DirectClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("mounts", &self.mounts()).finish_non_exhaustive()
     }
@@ -297,7 +297,7 @@ fn canonical(path: &[u8]) -> Vec<u8> {
 
 /// The kernel's restrictions on links in /proc/sys/fs, proc_sys_fs(5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Protected {
+pub struct LinkProtection {
     /// `protected_symlinks` is not 0.
     pub symlinks: bool,
     /// `protected_hardlinks` is not 0.
@@ -306,14 +306,14 @@ pub struct Protected {
     pub regular: u8,
 }
 
-impl Protected {
+impl LinkProtection {
     /// Reads the current settings. A setting that cannot be read counts as 0.
     pub fn of_this_kernel() -> Self {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/protected_{name}"));
             text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0u8)
         };
-        Protected {
+        LinkProtection {
             symlinks: read("symlinks") > 0,
             hardlinks: read("hardlinks") > 0,
             regular: read("regular"),
@@ -324,9 +324,9 @@ impl Protected {
     /// the owner of the directory created it (`may_follow_link()` in fs/namei.c).
     pub(crate) fn check_link(
         self,
-        dir: &Here,
-        link: &Here,
-        who: &Credentials,
+        dir: &MountedInode,
+        link: &MountedInode,
+        who: &TaskCredentials,
     ) -> Result<(), Errno> {
         if !self.symlinks {
             return Ok(());
@@ -342,12 +342,16 @@ impl Protected {
 
     /// Other users than the owner may link only a regular file without privileges that they can read
     /// and write (`may_linkat()` in fs/namei.c).
-    pub(crate) fn check_source(self, source: &Here, who: &Credentials) -> Result<(), Errno> {
+    pub(crate) fn check_source(
+        self,
+        source: &MountedInode,
+        who: &TaskCredentials,
+    ) -> Result<(), Errno> {
         if !self.hardlinks {
             return Ok(());
         }
         let attr = source.mount.attr(&source.node, who)?;
-        let rights = access::Access::READ.with(access::Access::WRITE);
+        let rights = access::NeededAccess::READ.with(access::NeededAccess::WRITE);
         let accessible = || access::check(&source.mount, &source.node, who, rights).is_ok();
         if posix::may_link(who, &attr, accessible) { Ok(()) } else { Err(Errno::EPERM) }
     }
@@ -356,9 +360,9 @@ impl Protected {
     /// does not open a file of another user (`may_create_in_sticky()` in fs/namei.c).
     pub(crate) fn check_creation(
         self,
-        dir: &Here,
-        found: &Subject<'_>,
-        who: &Credentials,
+        dir: &MountedInode,
+        found: &CallTarget<'_>,
+        who: &TaskCredentials,
     ) -> Result<(), Errno> {
         if self.regular == 0 || found.kind != FileKind::Regular {
             return Ok(());
@@ -375,6 +379,6 @@ impl Protected {
 }
 
 /// True if `who` may keep the set-group-id bit on a file of the group `gid`.
-pub(crate) fn keeps_sgid(who: &Credentials, gid: u32) -> bool {
+pub(crate) fn keeps_sgid(who: &TaskCredentials, gid: u32) -> bool {
     who.in_group(gid) || who.has(cap::FSETID)
 }

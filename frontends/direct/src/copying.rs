@@ -4,27 +4,27 @@
 use defuse_fs::{CopyRange, Errno, FileKind};
 use defuse_probe::Op;
 
-use crate::client::Client;
+use crate::client::DirectClient;
 use crate::data::OFFSET_MAX;
-use crate::description::Description;
-use crate::stop::{Result, Stop};
-use crate::task::Task;
+use crate::description::FileDescription;
+use crate::stop::{CallError, Result};
+use crate::task::ClientTask;
 
 /// Bytes copied at a time between two mounts.
 const PIECE: usize = 128 << 10;
 
 /// One end of a copy: an open file and an offset. `None` uses the file position, and moves it.
-pub type End<'a> = (&'a Description, Option<u64>);
+pub type CopyEnd<'a> = (&'a FileDescription, Option<u64>);
 
-impl Client {
+impl DirectClient {
     /// Copies up to `len` bytes, copy_file_range(2), also between mounts. Returns the number of
     /// bytes copied, 0 at the end of the source. Errors: `EBADF`, `EISDIR`, and `EINVAL` for files
     /// that are not regular and for overlapping ranges of one file.
     pub fn copy_file_range(
         &self,
-        task: &Task,
-        from: End<'_>,
-        to: End<'_>,
+        task: &ClientTask,
+        from: CopyEnd<'_>,
+        to: CopyEnd<'_>,
         len: usize,
     ) -> Result<usize> {
         let (src, dst) = (from.0, to.0);
@@ -53,9 +53,9 @@ impl Client {
 
     fn copy_at(
         &self,
-        task: &Task,
-        (src, src_offset): (&Description, u64),
-        (dst, dst_offset): (&Description, u64),
+        task: &ClientTask,
+        (src, src_offset): (&FileDescription, u64),
+        (dst, dst_offset): (&FileDescription, u64),
         len: usize,
     ) -> Result<usize> {
         let length = len.min(0x7fff_f000) as u64;
@@ -102,9 +102,9 @@ impl Client {
 
     fn copy_through_memory(
         &self,
-        task: &Task,
-        (src, src_offset): (&Description, u64),
-        (dst, dst_offset): (&Description, u64),
+        task: &ClientTask,
+        (src, src_offset): (&FileDescription, u64),
+        (dst, dst_offset): (&FileDescription, u64),
         len: usize,
     ) -> Result<usize> {
         let mut piece = vec![0; PIECE.min(len)];
@@ -134,8 +134,8 @@ impl Client {
     /// position, which then moves by the bytes taken.
     pub fn send_to(
         &self,
-        task: &Task,
-        (file, from): End<'_>,
+        task: &ClientTask,
+        (file, from): CopyEnd<'_>,
         len: usize,
         out: &mut dyn FnMut(&[u8]) -> Result<usize, Errno>,
     ) -> Result<usize> {
@@ -147,7 +147,7 @@ impl Client {
             let got = self.pread(task, file, &mut piece[..room], start + done as u64)?;
             let taken = match got {
                 0 => break,
-                got => out(&piece[..got]).map_err(Stop::from),
+                got => out(&piece[..got]).map_err(CallError::from),
             };
             match taken {
                 Ok(count) => done += count.min(got),

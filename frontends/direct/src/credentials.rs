@@ -1,6 +1,6 @@
 //! The credentials that permission checks use.
 
-use defuse_fs::{Caller, Context, Errno, Groups, Origin, posix};
+use defuse_fs::{Caller, Context, Errno, Origin, SupplementaryGroups, posix};
 
 /// The capabilities that permission checks use, capabilities(7).
 pub mod cap {
@@ -24,7 +24,7 @@ pub mod cap {
 
 /// A user with groups and capabilities, credentials(7).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Credentials {
+pub struct TaskCredentials {
     /// File-system user id.
     pub uid: u32,
     /// File-system group id.
@@ -41,9 +41,9 @@ pub struct Credentials {
     pub pid: u32,
 }
 
-impl Credentials {
+impl TaskCredentials {
     /// True if `other` has the same rights in file systems.
-    pub(crate) fn has_rights_of(&self, other: &Credentials) -> bool {
+    pub(crate) fn has_rights_of(&self, other: &TaskCredentials) -> bool {
         (self.uid, self.gid, self.caps) == (other.uid, other.gid, other.caps)
             && self.groups == other.groups
     }
@@ -52,7 +52,7 @@ impl Credentials {
     pub fn user(uid: u32, gid: u32, groups: &[u32]) -> Self {
         let caps = if uid == 0 { u64::MAX } else { 0 };
         let pid = std::process::id();
-        Credentials { uid, gid, real_uid: uid, real_gid: gid, groups: groups.into(), caps, pid }
+        TaskCredentials { uid, gid, real_uid: uid, real_gid: gid, groups: groups.into(), caps, pid }
     }
 
     /// The credentials of the calling thread, from getresuid(2), getgroups(2) and capget(2). The
@@ -62,7 +62,7 @@ impl Credentials {
         let raw = |errno: rustix::io::Errno| Errno::from_raw(errno.raw_os_error());
         let groups = rustix::process::getgroups().map_err(raw)?;
         let caps = rustix::thread::capabilities(None).map_err(raw)?;
-        Ok(Credentials {
+        Ok(TaskCredentials {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             real_uid: rustix::process::getuid().as_raw(),
@@ -87,7 +87,7 @@ impl Credentials {
     /// capabilities.
     pub fn real(&self) -> Self {
         let caps = if self.real_uid == 0 { self.caps | Self::FILE_CAPS } else { 0 };
-        Credentials { uid: self.real_uid, gid: self.real_gid, caps, ..self.clone() }
+        TaskCredentials { uid: self.real_uid, gid: self.real_gid, caps, ..self.clone() }
     }
 
     const FILE_CAPS: u64 = 1 << cap::DAC_OVERRIDE | 1 << cap::DAC_READ_SEARCH;
@@ -104,13 +104,13 @@ impl Credentials {
     }
 }
 
-impl posix::User for Credentials {
+impl posix::PosixUser for TaskCredentials {
     fn uid(&self) -> u32 {
         self.uid
     }
 
     fn in_group(&self, gid: u32) -> bool {
-        Credentials::in_group(self, gid)
+        TaskCredentials::in_group(self, gid)
     }
 
     fn is_owner_of_all(&self) -> bool {
@@ -118,7 +118,7 @@ impl posix::User for Credentials {
     }
 }
 
-impl Groups for Credentials {
+impl SupplementaryGroups for TaskCredentials {
     fn are_known(&self) -> bool {
         true
     }

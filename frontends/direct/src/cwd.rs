@@ -6,84 +6,84 @@ use std::sync::atomic::Ordering;
 use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, Name, OpenFlags};
 use defuse_probe::Op;
 
-use crate::access::{self, Access};
-use crate::client::Client;
-use crate::credentials::Credentials;
-use crate::description::Description;
-use crate::mount::{Mount, Spot};
-use crate::node::Node;
-use crate::stop::{Result, Stop};
-use crate::task::Task;
-use crate::walk::{At, Here, Last, Parent};
+use crate::access::{self, NeededAccess};
+use crate::client::DirectClient;
+use crate::credentials::TaskCredentials;
+use crate::description::FileDescription;
+use crate::mount::{ClientMount, MountSpot};
+use crate::node::CachedInode;
+use crate::stop::{CallError, Result};
+use crate::task::ClientTask;
+use crate::walk::{MountedInode, PathEnd, PathParent, WalkStart};
 
 /// A directory, inside of a mount or outside of all.
 #[derive(Clone, Debug)]
 pub enum WorkDir {
     /// A directory in a mount. The mount stays in use while this value exists.
-    Inside(Held),
+    Inside(HeldDirectory),
     /// An absolute path of the kernel's name space.
     Outside(Vec<u8>),
 }
 
 /// A directory of a mount, and a reference that keeps the mount in use.
 #[derive(Debug)]
-pub struct Held {
-    pub(crate) here: Here,
+pub struct HeldDirectory {
+    pub(crate) here: MountedInode,
     /// Keeps the directory open, and so its number valid, if it has no lookup.
-    open: Option<Arc<Description>>,
+    open: Option<Arc<FileDescription>>,
 }
 
-impl Held {
-    pub(crate) fn new(here: Here) -> Self {
-        Held::with(here, None)
+impl HeldDirectory {
+    pub(crate) fn new(here: MountedInode) -> Self {
+        HeldDirectory::with(here, None)
     }
 
-    fn with(here: Here, open: Option<Arc<Description>>) -> Self {
+    fn with(here: MountedInode, open: Option<Arc<FileDescription>>) -> Self {
         here.mount.users.fetch_add(1, Ordering::Relaxed);
-        Held { here, open }
+        HeldDirectory { here, open }
     }
 }
 
-impl Clone for Held {
+impl Clone for HeldDirectory {
     fn clone(&self) -> Self {
-        Held::with(self.here.clone(), self.open.clone())
+        HeldDirectory::with(self.here.clone(), self.open.clone())
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldDirectory {
     fn drop(&mut self) {
         self.here.mount.users.fetch_sub(1, Ordering::Release);
     }
 }
 
-impl Client {
+impl DirectClient {
     /// Changes the working directory, chdir(2). If `path` is outside of all mounts, the caller
-    /// calls the kernel's chdir(2) and then [`Task::set_cwd`].
-    pub fn chdir(&self, task: &Task, path: &[u8]) -> Result<()> {
+    /// calls the kernel's chdir(2) and then [`ClientTask::set_cwd`].
+    pub fn chdir(&self, task: &ClientTask, path: &[u8]) -> Result<()> {
         let who = task.credentials();
-        let here = self.walk(task, &who, At::Cwd, path)?.node(true)?;
-        enter(task, &who, Held::new(here))
+        let here = self.walk(task, &who, WalkStart::Cwd, path)?.node(true)?;
+        enter(task, &who, HeldDirectory::new(here))
     }
 
     /// Changes the working directory to an open directory, fchdir(2).
-    pub fn fchdir(&self, task: &Task, dir: &Arc<Description>) -> Result<()> {
+    pub fn fchdir(&self, task: &ClientTask, dir: &Arc<FileDescription>) -> Result<()> {
         let who = task.credentials();
         let here = dir.here().clone();
         let open = (!here.node.has_lookups()).then(|| Arc::clone(dir));
-        enter(task, &who, Held::with(here, open))
+        enter(task, &who, HeldDirectory::with(here, open))
     }
 
     /// The path of the working directory, getcwd(2). Fails with `ENOENT` if it was removed.
-    pub fn getcwd(&self, task: &Task) -> Result<Vec<u8>> {
+    pub fn getcwd(&self, task: &ClientTask) -> Result<Vec<u8>> {
         match &*task.cwd() {
-            WorkDir::Outside(_) => Err(Stop::outside(None)),
+            WorkDir::Outside(_) => Err(CallError::outside(None)),
             inside @ WorkDir::Inside(_) => Ok(self.path_of_work_dir(task, inside)?),
         }
     }
 
     /// The path of a directory that is or was the working directory. Fails with `ENOENT` if it was removed. In a mount, this
     /// looks for the name of each directory up to the root of the mount.
-    pub fn path_of_work_dir(&self, task: &Task, dir: &WorkDir) -> defuse_fs::Result<Vec<u8>> {
+    pub fn path_of_work_dir(&self, task: &ClientTask, dir: &WorkDir) -> defuse_fs::Result<Vec<u8>> {
         match dir {
             WorkDir::Outside(path) => Ok(path.clone()),
             WorkDir::Inside(held) => self.path_of(&held.here, &task.credentials()),
@@ -91,13 +91,13 @@ impl Client {
     }
 
     /// The absolute path of the file at `path`, without links, `.` and `..`, realpath(3).
-    pub fn real_path(&self, task: &Task, path: &[u8]) -> Result<Vec<u8>> {
+    pub fn real_path(&self, task: &ClientTask, path: &[u8]) -> Result<Vec<u8>> {
         let who = task.credentials();
-        let mut walk = self.walk(task, &who, At::Cwd, path)?;
+        let mut walk = self.walk(task, &who, WalkStart::Cwd, path)?;
         walk.follow_last = true;
         loop {
-            let Parent { dir, last } = walk.parent()?;
-            let Last::Component(last) = last else { return Ok(self.path_of(&dir, &who)?) };
+            let PathParent { dir, last } = walk.parent()?;
+            let PathEnd::Component(last) = last else { return Ok(self.path_of(&dir, &who)?) };
             let Some(found) = walk.last_node(dir.clone(), &last, true)? else { continue };
             if found.node.is_dir() {
                 return Ok(self.path_of(&found, &who)?);
@@ -112,7 +112,11 @@ impl Client {
     }
 
     /// The path of a directory in a mount. Fails with `ENOENT` if it was removed.
-    pub(crate) fn path_of(&self, here: &Here, who: &Credentials) -> defuse_fs::Result<Vec<u8>> {
+    pub(crate) fn path_of(
+        &self,
+        here: &MountedInode,
+        who: &TaskCredentials,
+    ) -> defuse_fs::Result<Vec<u8>> {
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut node = Arc::clone(&here.node);
         let attr = here.mount.fresh_attr(&node, None, who)?;
@@ -132,24 +136,24 @@ impl Client {
     }
 }
 
-fn enter(task: &Task, who: &Credentials, held: Held) -> Result<()> {
+fn enter(task: &ClientTask, who: &TaskCredentials, held: HeldDirectory) -> Result<()> {
     let here = &held.here;
     if !here.node.is_dir() {
         return Err(Errno::ENOTDIR.into());
     }
-    access::check(&here.mount, &here.node, who, Access::EXEC)?;
+    access::check(&here.mount, &here.node, who, NeededAccess::EXEC)?;
     task.set_cwd(WorkDir::Inside(held));
     Ok(())
 }
 
-fn join(mount: &Mount, names: &[Vec<u8>]) -> Vec<u8> {
+fn join(mount: &ClientMount, names: &[Vec<u8>]) -> Vec<u8> {
     let mut path = mount.target();
     for name in names.iter().rev() {
         path.push(b'/');
         path.extend_from_slice(name);
     }
     // The root of a named mount ends with a slash, so that it is a path and not a plain word.
-    if names.is_empty() && matches!(mount.spot, Spot::Name(_)) {
+    if names.is_empty() && matches!(mount.spot, MountSpot::Name(_)) {
         path.push(b'/');
     }
     path
@@ -158,10 +162,10 @@ fn join(mount: &Mount, names: &[Vec<u8>]) -> Vec<u8> {
 /// The name of `child` in `parent`. A directory does not know its own name, so this searches the
 /// parent.
 fn name_in(
-    mount: &Mount,
-    parent: &Node,
-    child: &Node,
-    who: &Credentials,
+    mount: &ClientMount,
+    parent: &CachedInode,
+    child: &CachedInode,
+    who: &TaskCredentials,
 ) -> defuse_fs::Result<Vec<u8>> {
     let cx = who.context(mount.origin);
     let opened = mount
@@ -173,16 +177,16 @@ fn name_in(
 }
 
 fn search(
-    mount: &Mount,
+    mount: &ClientMount,
     dir: File,
-    parent: &Node,
-    child: &Node,
-    who: &Credentials,
+    parent: &CachedInode,
+    child: &CachedInode,
+    who: &TaskCredentials,
 ) -> defuse_fs::Result<Vec<u8>> {
     let cx = who.context(mount.origin);
     let mut from = 0;
     loop {
-        let mut sink = Directories { found: Vec::new(), seen: 0, next: from };
+        let mut sink = DirectoryCollector { found: Vec::new(), seen: 0, next: from };
         mount.call(Op::READDIR, |fs| fs.readdir(&cx, dir, from, &mut DirBuf::new(&mut sink)))?;
         if sink.seen == 0 {
             return Err(Errno::ENOENT);
@@ -198,13 +202,13 @@ fn search(
 }
 
 /// Collects the names of directories.
-struct Directories {
+struct DirectoryCollector {
     found: Vec<Vec<u8>>,
     seen: usize,
     next: u64,
 }
 
-impl DirSink for Directories {
+impl DirSink for DirectoryCollector {
     fn wants_entries(&self) -> bool {
         false
     }

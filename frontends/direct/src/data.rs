@@ -9,18 +9,18 @@ use defuse_fs::{
     Errno, Fallocate, File, FileKind, FileSystem, IoOp, IoctlArgs, IoctlReply, OpenFlags, ReadArgs,
     ReadBuf, ReadSink, SetAttr, Whence, WriteArgs, WriteBuf, WriteSource,
 };
-use defuse_probe::clock::Moment;
-use defuse_probe::{Cells, Op, clock};
+use defuse_probe::clock::ClockMoment;
+use defuse_probe::{Op, ThreadCells, clock};
 
 use crate::asynchronous::fsync_op;
 use crate::attributes::set_attr;
-use crate::buffers::{Bytes, Memory, Pieces, Vectors};
-use crate::client::Client;
-use crate::description::Description;
-use crate::mount::{Mount, guarded};
-use crate::resolve::Subject;
+use crate::buffers::{ReadArea, ReadVector, WriteArea, WriteVector};
+use crate::client::DirectClient;
+use crate::description::FileDescription;
+use crate::mount::{ClientMount, guarded};
+use crate::resolve::CallTarget;
 use crate::stop::Result;
-use crate::task::Task;
+use crate::task::ClientTask;
 
 /// The largest file offset, `OFFSET_MAX`.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -65,8 +65,8 @@ impl IoFlags {
     }
 }
 
-impl Mount {
-    /// Like [`Mount::call`], for data: every call is counted, but only some are timed, because
+impl ClientMount {
+    /// Like [`ClientMount::call`], for data: every call is counted, but only some are timed, because
     /// reading the clock would cost more than the rest of the client.
     #[inline]
     pub(crate) fn move_data(
@@ -88,7 +88,7 @@ impl Mount {
                 (None, Ok(moved)) => {
                     cells.add_bytes(op, (*moved as u64).wrapping_sub(expected as u64));
                 }
-                _ => amend(cells, op, expected, start.map(Moment::elapsed_ns), &result),
+                _ => amend(cells, op, expected, start.map(ClockMoment::elapsed_ns), &result),
             });
         }
         result
@@ -115,7 +115,13 @@ fn as_result(number: Result<i64, Errno>) -> Result<usize, Errno> {
 /// Records the facts that were unknown before an operation: the time it took, if it was timed, and
 /// a result other than the expected one.
 #[cold]
-fn amend(cells: &Cells, op: Op, expected: usize, took: Option<u64>, result: &Result<usize, Errno>) {
+fn amend(
+    cells: &ThreadCells,
+    op: Op,
+    expected: usize,
+    took: Option<u64>,
+    result: &Result<usize, Errno>,
+) {
     match took {
         Some(ns) => cells.record_sample(op, ns, result.is_ok()),
         None if result.is_err() => cells.add_error(op),
@@ -125,40 +131,45 @@ fn amend(cells: &Cells, op: Op, expected: usize, took: Option<u64>, result: &Res
     cells.add_bytes(op, moved.wrapping_sub(expected as u64));
 }
 
-impl Client {
+impl DirectClient {
     /// Reads at the file position and advances it, read(2). Fails with `EBADF` or `EISDIR`.
     #[inline]
-    pub fn read(&self, task: &Task, file: &Description, room: &mut [u8]) -> Result<usize> {
+    pub fn read(
+        &self,
+        task: &ClientTask,
+        file: &FileDescription,
+        room: &mut [u8],
+    ) -> Result<usize> {
         let len = room.len().min(MAX_COUNT);
         let room = &mut room[..len];
-        Ok(read_on(task, file, &mut Memory::new(room), len, IoFlags::default())?)
+        Ok(read_on(task, file, &mut ReadArea::new(room), len, IoFlags::default())?)
     }
 
     /// Reads at `offset`, pread(2). Fails with `ESPIPE` on a stream.
     #[inline]
     pub fn pread(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         room: &mut [u8],
         offset: u64,
     ) -> Result<usize> {
         let len = room.len().min(MAX_COUNT);
         let room = &mut room[..len];
-        Ok(read_at(task, file, &mut Memory::new(room), len, offset, IoFlags::default())?)
+        Ok(read_at(task, file, &mut ReadArea::new(room), len, offset, IoFlags::default())?)
     }
 
     /// Reads into several buffers, preadv2(2). `None` reads at the file position.
     pub fn preadv2(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         room: &mut [IoSliceMut<'_>],
         offset: Option<u64>,
         flags: IoFlags,
     ) -> Result<usize> {
         let len = total(room.iter().map(|piece| piece.len()))?;
-        let sink = &mut Vectors::new(room);
+        let sink = &mut ReadVector::new(room);
         Ok(match offset {
             Some(offset) => read_at(task, file, sink, len, offset, flags)?,
             None => read_on(task, file, sink, len, flags)?,
@@ -168,10 +179,10 @@ impl Client {
     /// Writes at the file position and advances it, write(2); with `O_APPEND`, at the end. Fails
     /// with `EBADF` or `EFBIG`.
     #[inline]
-    pub fn write(&self, task: &Task, file: &Description, bytes: &[u8]) -> Result<usize> {
+    pub fn write(&self, task: &ClientTask, file: &FileDescription, bytes: &[u8]) -> Result<usize> {
         let bytes = &bytes[..bytes.len().min(MAX_COUNT)];
         Ok(write_on(task, file, bytes.len(), IoFlags::default(), |limit| {
-            Bytes::new(&bytes[..limit])
+            WriteArea::new(&bytes[..limit])
         })?)
     }
 
@@ -179,28 +190,28 @@ impl Client {
     #[inline]
     pub fn pwrite(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         bytes: &[u8],
         offset: u64,
     ) -> Result<usize> {
         let bytes = &bytes[..bytes.len().min(MAX_COUNT)];
         Ok(write_at(task, file, bytes.len(), offset, IoFlags::default(), |limit| {
-            Bytes::new(&bytes[..limit])
+            WriteArea::new(&bytes[..limit])
         })?)
     }
 
     /// Writes several buffers, pwritev2(2). `None` writes at the file position.
     pub fn pwritev2(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         pieces: &[IoSlice<'_>],
         offset: Option<u64>,
         flags: IoFlags,
     ) -> Result<usize> {
         let len = total(pieces.iter().map(|piece| piece.len()))?;
-        let source = |limit| Pieces::new(pieces, limit);
+        let source = |limit| WriteVector::new(pieces, limit);
         Ok(match offset {
             Some(offset) => write_at(task, file, len, offset, flags, source)?,
             None => write_on(task, file, len, flags, source)?,
@@ -209,7 +220,13 @@ impl Client {
 
     /// Sets the file position, lseek(2). `whence` is numbered as in C: 0 set, 1 current, 2 end, 3
     /// data, 4 hole. Fails with `EINVAL`, `ENXIO` or `ESPIPE`.
-    pub fn lseek(&self, task: &Task, file: &Description, offset: i64, whence: u32) -> Result<u64> {
+    pub fn lseek(
+        &self,
+        task: &ClientTask,
+        file: &FileDescription,
+        offset: i64,
+        whence: u32,
+    ) -> Result<u64> {
         let open = file.file()?;
         if file.stream {
             return Err(Errno::ESPIPE.into());
@@ -223,7 +240,7 @@ impl Client {
 
     /// Sets the size of an open file, ftruncate(2). Fails with `EINVAL` unless it is a regular file
     /// open for writing.
-    pub fn ftruncate(&self, task: &Task, file: &Description, length: i64) -> Result<()> {
+    pub fn ftruncate(&self, task: &ClientTask, file: &FileDescription, length: i64) -> Result<()> {
         let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
         file.file()?;
         if file.kind != FileKind::Regular || !file.writes() {
@@ -237,8 +254,8 @@ impl Client {
 
     pub(crate) fn set_size(
         &self,
-        task: &Task,
-        here: &crate::walk::Here,
+        task: &ClientTask,
+        here: &crate::walk::MountedInode,
         fh: Option<defuse_fs::Fh>,
         length: u64,
     ) -> Result<()> {
@@ -250,15 +267,15 @@ impl Client {
         }
         let set =
             SetAttr { size: Some(length), kill_suidgid: !task.keeps_suid(), ..SetAttr::default() };
-        Ok(set_attr(&Subject::walked(here), fh, &set, &who)?)
+        Ok(set_attr(&CallTarget::walked(here), fh, &set, &who)?)
     }
 
     /// Allocates or releases space, fallocate(2). Fails with `EBADF`, `EINVAL`, `EFBIG`,
     /// `EOPNOTSUPP`, `EISDIR` or `ENODEV`.
     pub fn fallocate(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         mode: u32,
         (offset, length): (i64, i64),
     ) -> Result<()> {
@@ -272,18 +289,18 @@ impl Client {
 
     /// Makes the data of an open file durable, fdatasync(2); unless `datasync` is set, its
     /// attributes, too, fsync(2).
-    pub fn fsync(&self, task: &Task, file: &Description, datasync: bool) -> Result<()> {
+    pub fn fsync(&self, task: &ClientTask, file: &FileDescription, datasync: bool) -> Result<()> {
         Ok(sync(task, file, fsync_op(file, datasync)?)?)
     }
 
     /// Makes all changes to the file system of an open file durable, syncfs(2).
-    pub fn syncfs(&self, task: &Task, file: &Description) -> Result<()> {
+    pub fn syncfs(&self, task: &ClientTask, file: &FileDescription) -> Result<()> {
         file.file()?;
         Ok(sync(task, file, IoOp::Syncfs)?)
     }
 
     /// Makes all changes to all mounts durable. Like sync(2), it reports no errors.
-    pub fn sync(&self, task: &Task) {
+    pub fn sync(&self, task: &ClientTask) {
         for mount in self.mounts.load_full().iter() {
             let cx = task.context(mount.origin);
             let _ = mount.call(Op::SYNCFS, |fs| fs.syncfs(&cx));
@@ -292,7 +309,7 @@ impl Client {
 
     /// Returns the `events` of poll(2) that are ready. A file system without poll is always ready,
     /// like a regular file.
-    pub fn poll(&self, task: &Task, file: &Description, events: u32) -> Result<u32> {
+    pub fn poll(&self, task: &ClientTask, file: &FileDescription, events: u32) -> Result<u32> {
         const ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
         let open = file.file()?;
         let cx = task.context(file.mount().origin);
@@ -309,8 +326,8 @@ impl Client {
     /// request.
     pub fn ioctl(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         args: &IoctlArgs<'_>,
     ) -> Result<IoctlReply> {
         let open = file.file()?;
@@ -323,7 +340,7 @@ impl Client {
 
     /// Changes the status flags of an open file, `F_SETFL`. Only the owner of the file may set
     /// `O_NOATIME`; others get `EPERM`.
-    pub fn set_flags(&self, task: &Task, file: &Description, flags: u32) -> Result<()> {
+    pub fn set_flags(&self, task: &ClientTask, file: &FileDescription, flags: u32) -> Result<()> {
         file.file()?;
         if flags & OpenFlags::NOATIME != 0 && !file.flags().has(OpenFlags::NOATIME) {
             let who = task.credentials();
@@ -338,8 +355,8 @@ impl Client {
 }
 
 fn fallocate_range(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     mode: u32,
     (offset, length): (i64, i64),
 ) -> Result<Fallocate, Errno> {
@@ -393,8 +410,8 @@ pub(crate) fn unsupported(errno: Errno) -> Errno {
 
 #[inline]
 fn read_on(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     sink: &mut dyn ReadSink,
     len: usize,
     flags: IoFlags,
@@ -412,8 +429,8 @@ fn read_on(
 
 #[inline]
 fn read_at(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     sink: &mut dyn ReadSink,
     len: usize,
     offset: u64,
@@ -429,7 +446,7 @@ fn read_at(
 }
 
 #[inline]
-fn readable(file: &Description) -> Result<File, Errno> {
+fn readable(file: &FileDescription) -> Result<File, Errno> {
     let open = file.file()?;
     if !file.reads() {
         return Err(Errno::EBADF);
@@ -441,7 +458,7 @@ fn readable(file: &Description) -> Result<File, Errno> {
 }
 
 #[inline]
-fn at_offset(file: &Description, offset: u64) -> Result<(), Errno> {
+fn at_offset(file: &FileDescription, offset: u64) -> Result<(), Errno> {
     if file.stream {
         return Err(Errno::ESPIPE);
     }
@@ -450,8 +467,8 @@ fn at_offset(file: &Description, offset: u64) -> Result<(), Errno> {
 
 #[inline]
 fn read_from(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     open: File,
     sink: &mut dyn ReadSink,
     (offset, len): (u64, usize),
@@ -489,8 +506,8 @@ fn read_from(
 
 #[inline]
 fn write_on<S: WriteSource>(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     len: usize,
     flags: IoFlags,
     source: impl FnOnce(usize) -> S,
@@ -514,8 +531,8 @@ fn write_on<S: WriteSource>(
 
 #[inline]
 fn write_at<S: WriteSource>(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     len: usize,
     offset: u64,
     flags: IoFlags,
@@ -531,7 +548,7 @@ fn write_at<S: WriteSource>(
 }
 
 #[inline]
-fn writable(file: &Description) -> Result<File, Errno> {
+fn writable(file: &FileDescription) -> Result<File, Errno> {
     let open = file.file()?;
     if !file.writes() { Err(Errno::EBADF) } else { Ok(open) }
 }
@@ -543,7 +560,7 @@ fn fits(offset: u64, len: usize) -> Result<(), Errno> {
     if offset > OFFSET_MAX - len as u64 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-fn size(task: &Task, file: &Description) -> Result<u64, Errno> {
+fn size(task: &ClientTask, file: &FileDescription) -> Result<u64, Errno> {
     let who = task.credentials();
     Ok(file.mount().fresh_attr(&file.here().node, file.fh(), &who)?.size)
 }
@@ -551,8 +568,8 @@ fn size(task: &Task, file: &Description) -> Result<u64, Errno> {
 /// The number of bytes, of `len`, that may be written at `offset`. Fails with `EFBIG`.
 #[inline]
 fn within_limits(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     (offset, len): (u64, usize),
     append: bool,
 ) -> Result<usize, Errno> {
@@ -567,8 +584,8 @@ fn within_limits(
 
 #[inline]
 fn write_to<S: WriteSource>(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     open: File,
     (offset, len): (u64, usize),
     flags: OpenFlags,
@@ -603,7 +620,7 @@ fn write_to<S: WriteSource>(
 
 /// Makes changes durable by `op`, which moves no data. A file system without the operation has nothing
 /// to do.
-fn sync(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
+fn sync(task: &ClientTask, file: &FileDescription, op: IoOp) -> Result<(), Errno> {
     let mount = file.mount();
     if mount.caps().submits {
         return ignore_missing(crate::asynchronous::sync_now(task, file, op));
@@ -620,8 +637,8 @@ fn sync(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
 }
 
 fn target(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     open: File,
     (position, offset): (u64, i64),
     whence: u32,
@@ -646,7 +663,13 @@ fn target(
     }
 }
 
-fn find(task: &Task, file: &Description, open: File, from: u64, data: bool) -> Result<u64, Errno> {
+fn find(
+    task: &ClientTask,
+    file: &FileDescription,
+    open: File,
+    from: u64,
+    data: bool,
+) -> Result<u64, Errno> {
     let cx = task.context(file.mount().origin);
     let whence = if data { Whence::Data } else { Whence::Hole };
     match file.mount().call(Op::LSEEK, |fs| fs.lseek(&cx, open, from, whence)) {

@@ -9,9 +9,9 @@ use defuse_fs::{Fh, File, FileKind, LockKind, LockOwner, OpenFlags, ReleaseArgs}
 use defuse_probe::Op;
 use rustix::thread::{MembarrierCommand, futex, membarrier};
 
-use crate::credentials::Credentials;
-use crate::task::Task;
-use crate::walk::Here;
+use crate::credentials::TaskCredentials;
+use crate::task::ClientTask;
+use crate::walk::MountedInode;
 
 /// The state that processes share with an open file: the position and the status flags. All fields
 /// are atomic and independent of the address. In memory mapped `MAP_SHARED`, a child process of
@@ -29,7 +29,7 @@ pub struct OpenCells {
 }
 
 /// Provides cells that outlive this process's heap.
-pub trait Arena: Send + Sync {
+pub trait CellArena: Send + Sync {
     /// Returns cells for a file that is being opened, or `None` if none are left (`ENFILE`).
     fn take(&self) -> Option<&'static OpenCells>;
     /// Returns cells when the file is closed in this process.
@@ -55,15 +55,15 @@ pub trait Arena: Send + Sync {
     }
 }
 
-enum Cells {
+enum CellStorage {
     Own(OpenCells),
-    Arena(&'static OpenCells, Arc<dyn Arena>),
+    Arena(&'static OpenCells, Arc<dyn CellArena>),
 }
 
 /// An open file; POSIX calls it open file description. Duplicate descriptors share it by cloning
 /// its `Arc`. Dropping the last clone closes the file.
-pub struct Description {
-    here: Here,
+pub struct FileDescription {
+    here: MountedInode,
     /// `None` for `O_PATH`.
     fh: Option<Fh>,
     /// Keeps the number of the inode valid, for `O_PATH` and an inode without a lookup.
@@ -78,25 +78,25 @@ pub struct Description {
     /// That of a native file for the program, until it is taken.
     descriptor: Mutex<Option<OwnedFd>>,
     id: u64,
-    cells: Cells,
-    who: Arc<Credentials>,
+    cells: CellStorage,
+    who: Arc<TaskCredentials>,
 }
 
 pub(crate) static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// The parts of [`Description::new`].
-pub(crate) struct Parts {
-    pub here: Here,
-    pub opened: Option<defuse_fs::Opened>,
+/// The parts of [`FileDescription::new`].
+pub(crate) struct DescriptionParts {
+    pub here: MountedInode,
+    pub opened: Option<defuse_fs::OpenReply>,
     pub pin: Option<Fh>,
     pub flags: u32,
-    pub who: Arc<Credentials>,
+    pub who: Arc<TaskCredentials>,
 }
 
-impl Parts {
+impl DescriptionParts {
     /// Gives back what the file system has opened.
     fn release(self) {
-        let Parts { here: Here { node, mount }, opened, pin, who, .. } = self;
+        let DescriptionParts { here: MountedInode { node, mount }, opened, pin, who, .. } = self;
         let cx = who.context(mount.origin);
         for fh in opened.map(|opened| opened.fh).into_iter().chain(pin) {
             let file = File { ino: node.ino(), fh };
@@ -110,42 +110,45 @@ impl Parts {
 }
 
 /// State of an open file that was opened by an earlier program.
-pub(crate) struct Taken {
+pub(crate) struct InheritedFile {
     pub id: u64,
 }
 
-impl Description {
+impl FileDescription {
     /// Creates an open file, or `None` if the arena has no cells left.
-    pub(crate) fn new(parts: Parts, arena: Option<&Arc<dyn Arena>>) -> Option<Arc<Self>> {
+    pub(crate) fn new(
+        parts: DescriptionParts,
+        arena: Option<&Arc<dyn CellArena>>,
+    ) -> Option<Arc<Self>> {
         // Ids are unique among processes that share locks, as far as process ids are.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | u64::from(parts.who.pid) << 41;
-        Description::taken_over(parts, arena, Taken { id })
+        FileDescription::taken_over(parts, arena, InheritedFile { id })
     }
 
     /// Creates an open file that an earlier program of this process has opened.
     pub(crate) fn taken_over(
-        parts: Parts,
-        arena: Option<&Arc<dyn Arena>>,
-        Taken { id }: Taken,
+        parts: DescriptionParts,
+        arena: Option<&Arc<dyn CellArena>>,
+        InheritedFile { id }: InheritedFile,
     ) -> Option<Arc<Self>> {
         let cells = match arena {
             Some(arena) => match arena.take() {
-                Some(cells) => Cells::Arena(cells, Arc::clone(arena)),
+                Some(cells) => CellStorage::Arena(cells, Arc::clone(arena)),
                 None => {
                     parts.release();
                     return None;
                 }
             },
-            None => Cells::Own(OpenCells::default()),
+            None => CellStorage::Own(OpenCells::default()),
         };
-        let Parts { here, opened, pin, flags, who } = parts;
+        let DescriptionParts { here, opened, pin, flags, who } = parts;
         here.mount.users.fetch_add(1, Ordering::Relaxed);
         let (fh, flags) = (opened.as_ref().map(|opened| opened.fh), flags & !LOCKED);
         let opened = opened.unwrap_or_default();
         let (backing, native) = opened.backing.map(|of| (of.fd, of.native)).unzip();
         let mut native = native.flatten();
         let descriptor = native.as_mut().and_then(NativeFile::take_descriptor);
-        let file = Description {
+        let file = FileDescription {
             kind: here.node.kind(),
             fh,
             pin,
@@ -162,8 +165,8 @@ impl Description {
             who,
         };
         let taken_over = match &file.cells {
-            Cells::Own(_) => false,
-            Cells::Arena(cells, arena) => arena.is_taken_over(cells),
+            CellStorage::Own(_) => false,
+            CellStorage::Arena(cells, arena) => arena.is_taken_over(cells),
         };
         if !taken_over {
             file.cells().position.store(0, Ordering::Relaxed);
@@ -174,12 +177,12 @@ impl Description {
         Some(Arc::new(file))
     }
 
-    pub(crate) fn here(&self) -> &Here {
+    pub(crate) fn here(&self) -> &MountedInode {
         &self.here
     }
 
     /// The mount of the file.
-    pub fn mount(&self) -> &Arc<crate::Mount> {
+    pub fn mount(&self) -> &Arc<crate::ClientMount> {
         &self.here.mount
     }
 
@@ -188,7 +191,7 @@ impl Description {
         self.backing.as_ref()
     }
 
-    /// True if the kernel may change the file through the [`backing`](Description::backing) descriptor, attributes and size as well as data
+    /// True if the kernel may change the file through the [`backing`](FileDescription::backing) descriptor, attributes and size as well as data
     /// ([`defuse_fs::native`]). It is open for writing, so that its mount is not read-only.
     pub fn is_backed_by_file_itself(&self) -> bool {
         self.native.as_ref().is_some_and(NativeFile::has_attributes) && self.writes()
@@ -211,7 +214,7 @@ impl Description {
         self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The open file of the lower file system, if the file system gave one (`Opened::lower`). Used
+    /// The open file of the lower file system, if the file system gave one (`DescriptorFile::lower`). Used
     /// for mappings, and for locks that belong to the open file.
     pub fn lower(&self) -> Option<&Arc<OwnedFd>> {
         self.lower.as_ref()
@@ -220,8 +223,8 @@ impl Description {
     /// The cells of the arena, if the open file uses any.
     pub fn arena_cells(&self) -> Option<&'static OpenCells> {
         match self.cells {
-            Cells::Own(_) => None,
-            Cells::Arena(cells, _) => Some(cells),
+            CellStorage::Own(_) => None,
+            CellStorage::Arena(cells, _) => Some(cells),
         }
     }
 
@@ -258,8 +261,8 @@ impl Description {
     #[inline]
     fn cells(&self) -> &OpenCells {
         match &self.cells {
-            Cells::Own(cells) => cells,
-            Cells::Arena(cells, _) => cells,
+            CellStorage::Own(cells) => cells,
+            CellStorage::Arena(cells, _) => cells,
         }
     }
 
@@ -284,7 +287,7 @@ impl Description {
     }
 
     /// Changes the flags that `F_SETFL` can change: append, nonblock, direct, noatime.
-    /// [`Client::set_flags`](crate::Client::set_flags) does the checks.
+    /// [`DirectClient::set_flags`](crate::DirectClient::set_flags) does the checks.
     pub(crate) fn set_flags(&self, flags: u32) {
         const SETTABLE: u32 = OpenFlags::APPEND
             | OpenFlags::NONBLOCK
@@ -306,8 +309,8 @@ impl Description {
     pub(crate) fn with_position<T>(&self, run: impl FnOnce(u64) -> (u64, T)) -> T {
         let cells = self.cells();
         let _held = match &self.cells {
-            Cells::Own(cells) => cells.acquire(1, None),
-            Cells::Arena(cells, arena) => cells.acquire(arena.process(), Some(&**arena)),
+            CellStorage::Own(cells) => cells.acquire(1, None),
+            CellStorage::Arena(cells, arena) => cells.acquire(arena.process(), Some(&**arena)),
         };
         let (position, value) = run(cells.position.load(Ordering::Relaxed));
         cells.position.store(position, Ordering::Relaxed);
@@ -316,7 +319,7 @@ impl Description {
 
     /// Closes one descriptor of the file: reports delayed write errors, and releases the record
     /// locks of the process. Call it for every descriptor, before dropping its `Arc`.
-    pub fn close(&self, task: &Task) -> Result<(), defuse_fs::Errno> {
+    pub fn close(&self, task: &ClientTask) -> Result<(), defuse_fs::Errno> {
         let Ok(file) = self.file() else { return Ok(()) };
         let mount = &self.here.mount;
         let owner = task.lock_owner();
@@ -340,7 +343,7 @@ const LOCKED: u32 = 1 << 31;
 /// `O_ASYNC`.
 const ASYNC: u32 = 0o20000;
 
-impl Drop for Description {
+impl Drop for FileDescription {
     fn drop(&mut self) {
         let mount = &self.here.mount;
         if let Ok(file) = self.file() {
@@ -370,14 +373,14 @@ impl Drop for Description {
             let args = ReleaseArgs::default();
             let _ = mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
         }
-        if let Cells::Arena(cells, arena) = &self.cells {
+        if let CellStorage::Arena(cells, arena) = &self.cells {
             arena.give_back(cells);
         }
         mount.users.fetch_sub(1, Ordering::Release);
     }
 }
 
-impl std::fmt::Debug for Description {
+impl std::fmt::Debug for FileDescription {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Description")
             .field("mount", &self.here.mount)
@@ -387,12 +390,12 @@ impl std::fmt::Debug for Description {
     }
 }
 
-struct Held<'a>(&'a OpenCells);
+struct CellsGuard<'a>(&'a OpenCells);
 
 /// Time to wait before checking that the holder of the lock still lives.
 const PATIENCE: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Like [`Arena::barrier`], for the threads of this process only.
+/// Like [`CellArena::barrier`], for the threads of this process only.
 fn barrier() {
     let private = || membarrier(MembarrierCommand::PrivateExpedited);
     if private() == Err(rustix::io::Errno::PERM) {
@@ -403,11 +406,11 @@ fn barrier() {
 
 impl OpenCells {
     #[inline]
-    fn acquire(&self, own: u32, arena: Option<&dyn Arena>) -> Held<'_> {
+    fn acquire(&self, own: u32, arena: Option<&dyn CellArena>) -> CellsGuard<'_> {
         if self.take(0, own).is_err() {
             self.wait(own, arena);
         }
-        Held(self)
+        CellsGuard(self)
     }
 
     #[inline]
@@ -416,11 +419,11 @@ impl OpenCells {
     }
 
     #[cold]
-    fn wait(&self, own: u32, arena: Option<&dyn Arena>) {
+    fn wait(&self, own: u32, arena: Option<&dyn CellArena>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         // After the barrier, every unlock sees the waiter, and this thread sees every earlier
         // unlock.
-        arena.map_or_else(barrier, Arena::barrier);
+        arena.map_or_else(barrier, CellArena::barrier);
         while let Err(holder) = self.take(0, own) {
             // The futex is not private, since other processes may map it. After a wakeup, a signal
             // or an error, the loop reads the word again.
@@ -441,7 +444,7 @@ impl OpenCells {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for CellsGuard<'_> {
     /// Without a locked instruction: a waiting thread ensures by the barrier that this thread sees
     /// it, or that it sees the lock free.
     #[inline]
@@ -459,16 +462,17 @@ mod tests {
     use std::time::Duration;
 
     use defuse_fs::{
-        Attr, Context, DirBuf, Entry, FileSystem, Ino, Name, NewNode, OpenArgs, Opened, Shortcuts,
+        Attr, Context, DirBuf, Entry, FileSystem, Ino, Name, NewNode, OpenArgs, OpenReply,
+        Shortcuts,
     };
 
     use super::*;
-    use crate::Client;
+    use crate::DirectClient;
 
     /// Processes that live for so many looks.
-    struct Looks(AtomicU32);
+    struct LookLimit(AtomicU32);
 
-    impl Arena for Looks {
+    impl CellArena for LookLimit {
         fn take(&self) -> Option<&'static OpenCells> {
             None
         }
@@ -483,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_lock_is_taken_over_only_from_a_process_that_is_gone() {
-        let (cells, looks) = (OpenCells::default(), Looks(AtomicU32::new(3)));
+        let (cells, looks) = (OpenCells::default(), LookLimit(AtomicU32::new(3)));
         std::mem::forget(cells.acquire(7, None));
         let held = cells.acquire(8, Some(&looks));
         assert_eq!((looks.0.load(Ordering::Relaxed), cells.lock.load(Ordering::Relaxed)), (0, 8));
@@ -493,9 +497,9 @@ mod tests {
     }
 
     /// A file `f`, opened with its lookup, and the number of open files.
-    struct Opens(Arc<AtomicU32>);
+    struct OpenCounter(Arc<AtomicU32>);
 
-    impl FileSystem for Opens {
+    impl FileSystem for OpenCounter {
         fn lookup(&self, cx: &Context<'_>, _: Ino, _: Name<'_>) -> defuse_fs::Result<Entry> {
             let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
             let (ino, valid_for) = (Ino(2), Duration::ZERO);
@@ -527,30 +531,33 @@ mod tests {
         }
     }
 
-    impl Shortcuts for Opens {
+    impl Shortcuts for OpenCounter {
         fn lookup_to_open(
             &self,
             cx: &Context<'_>,
             parent: Ino,
             name: Name<'_>,
             _: OpenArgs,
-        ) -> defuse_fs::Result<(Entry, Option<Opened>)> {
+        ) -> defuse_fs::Result<(Entry, Option<OpenReply>)> {
             self.0.fetch_add(1, Ordering::Relaxed);
-            Ok((self.lookup(cx, parent, name)?, Some(Opened::new(Fh(7)))))
+            Ok((self.lookup(cx, parent, name)?, Some(OpenReply::new(Fh(7)))))
         }
     }
 
     #[test]
     fn a_file_that_a_lookup_has_opened_is_released_if_the_open_fails() {
         let opens = Arc::new(AtomicU32::new(0));
-        let full: Option<Arc<dyn Arena>> = Some(Arc::new(Looks(AtomicU32::new(0))));
-        let errors = |arena: Option<Arc<dyn Arena>>, path: &[u8]| {
-            let client = Client::new(crate::Options { arena, ..crate::Options::default() });
-            let fs = Arc::new(Opens(Arc::clone(&opens)));
-            client.mount(b"m:", fs, &crate::MountArgs::default()).unwrap();
-            let who = Credentials::user(0, 0, &[]);
-            let task = Task::new(who, crate::WorkDir::Outside(b"/".to_vec()));
-            let opened = client.open(&task, crate::At::Cwd, path, crate::How::default());
+        let full: Option<Arc<dyn CellArena>> = Some(Arc::new(LookLimit(AtomicU32::new(0))));
+        let errors = |arena: Option<Arc<dyn CellArena>>, path: &[u8]| {
+            let client = DirectClient::new(crate::ClientOptions {
+                arena,
+                ..crate::ClientOptions::default()
+            });
+            let fs = Arc::new(OpenCounter(Arc::clone(&opens)));
+            client.mount(b"m:", fs, &crate::ClientMountArgs::default()).unwrap();
+            let who = TaskCredentials::user(0, 0, &[]);
+            let task = ClientTask::new(who, crate::WorkDir::Outside(b"/".to_vec()));
+            let opened = client.open(&task, crate::WalkStart::Cwd, path, crate::OpenHow::default());
             let open = opens.load(Ordering::Relaxed);
             (opened.map(drop).map_err(|stop| format!("{stop:?}")), open)
         };

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use arc_swap::{ArcSwapOption, Guard};
 use defuse_fs::Errno;
 
-use crate::description::Description;
+use crate::description::FileDescription;
 use crate::node::lock;
 
 const CHUNK: usize = 1024;
@@ -24,52 +24,57 @@ pub struct FdFlags {
 }
 
 #[derive(Default)]
-struct Slot {
-    file: ArcSwapOption<Description>,
+struct DescriptorSlot {
+    file: ArcSwapOption<FileDescription>,
     cloexec: AtomicBool,
 }
 
 /// Free numbers: those in `below`, and all from `next` on.
 #[derive(Default)]
-struct Free {
+struct FreeNumbers {
     below: BTreeSet<usize>,
     next: usize,
 }
 
 /// The descriptors of one process: numbers from 0 to a limit, each referring to an open file.
-pub struct Descriptors {
-    chunks: Box<[OnceLock<Box<[Slot]>>]>,
-    free: Mutex<Free>,
+pub struct DescriptorTable {
+    chunks: Box<[OnceLock<Box<[DescriptorSlot]>>]>,
+    free: Mutex<FreeNumbers>,
     limit: usize,
 }
 
-impl Descriptors {
+impl DescriptorTable {
     /// Creates an empty table of at most `limit` descriptors (1,048,576 at most).
     pub fn new(limit: usize) -> Self {
         let chunks = (0..CHUNKS).map(|_| OnceLock::new()).collect();
-        Descriptors { chunks, free: Mutex::default(), limit: limit.min(CHUNK * CHUNKS) }
+        DescriptorTable { chunks, free: Mutex::default(), limit: limit.min(CHUNK * CHUNKS) }
     }
 
-    fn slot(&self, fd: usize) -> Option<&Slot> {
+    fn slot(&self, fd: usize) -> Option<&DescriptorSlot> {
         self.chunks.get(fd / CHUNK)?.get()?.get(fd % CHUNK)
     }
 
-    fn make_slot(&self, fd: usize) -> Result<&Slot, Errno> {
+    fn make_slot(&self, fd: usize) -> Result<&DescriptorSlot, Errno> {
         let chunk = self.chunks.get(fd / CHUNK).ok_or(Errno::EMFILE)?;
-        let make = || (0..CHUNK).map(|_| Slot::default()).collect();
+        let make = || (0..CHUNK).map(|_| DescriptorSlot::default()).collect();
         Ok(&chunk.get_or_init(make)[fd % CHUNK])
     }
 
     /// The open file of a descriptor, without counting a reference. Fails with `EBADF`.
     #[inline]
-    pub fn get(&self, fd: i32) -> Result<Opened, Errno> {
+    pub fn get(&self, fd: i32) -> Result<DescriptorFile, Errno> {
         let slot = usize::try_from(fd).ok().and_then(|fd| self.slot(fd)).ok_or(Errno::EBADF)?;
         let guard = slot.file.load();
-        if guard.is_some() { Ok(Opened(guard)) } else { Err(Errno::EBADF) }
+        if guard.is_some() { Ok(DescriptorFile(guard)) } else { Err(Errno::EBADF) }
     }
 
     /// Assigns the lowest free number, not below `from`, to `file`. Fails with `EMFILE`.
-    pub fn insert(&self, file: Arc<Description>, from: i32, flags: FdFlags) -> Result<i32, Errno> {
+    pub fn insert(
+        &self,
+        file: Arc<FileDescription>,
+        from: i32,
+        flags: FdFlags,
+    ) -> Result<i32, Errno> {
         let from = usize::try_from(from).map_err(|_| Errno::EINVAL)?;
         if from >= self.limit {
             return Err(Errno::EINVAL);
@@ -90,14 +95,14 @@ impl Descriptors {
     }
 
     /// Assigns the number `fd` to `file`, like dup2(2). Returns the open file that had the number,
-    /// which the caller must [close](Description::close). Fails with `EBADF` if the number is out
+    /// which the caller must [close](FileDescription::close). Fails with `EBADF` if the number is out
     /// of range.
     pub fn replace(
         &self,
         fd: i32,
-        file: Arc<Description>,
+        file: Arc<FileDescription>,
         flags: FdFlags,
-    ) -> Result<Option<Arc<Description>>, Errno> {
+    ) -> Result<Option<Arc<FileDescription>>, Errno> {
         let number = usize::try_from(fd).ok().filter(|&fd| fd < self.limit).ok_or(Errno::EBADF)?;
         let mut free = lock(&self.free);
         let slot = self.make_slot(number).map_err(|_| Errno::EBADF)?;
@@ -106,9 +111,9 @@ impl Descriptors {
         Ok(slot.file.swap(Some(file)))
     }
 
-    /// Frees a number. Returns its open file, which the caller must [close](Description::close).
+    /// Frees a number. Returns its open file, which the caller must [close](FileDescription::close).
     /// Fails with `EBADF`.
-    pub fn remove(&self, fd: i32) -> Result<Arc<Description>, Errno> {
+    pub fn remove(&self, fd: i32) -> Result<Arc<FileDescription>, Errno> {
         let number = usize::try_from(fd).map_err(|_| Errno::EBADF)?;
         let mut free = lock(&self.free);
         let slot = self.slot(number).ok_or(Errno::EBADF)?;
@@ -139,7 +144,7 @@ impl Descriptors {
     }
 }
 
-impl Free {
+impl FreeNumbers {
     fn take(&mut self, fd: usize) {
         if fd < self.next {
             self.below.remove(&fd);
@@ -158,7 +163,7 @@ impl Free {
     }
 }
 
-impl std::fmt::Debug for Descriptors {
+impl std::fmt::Debug for DescriptorTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Descriptors").field("numbers", &self.numbers()).finish()
     }
@@ -166,20 +171,20 @@ impl std::fmt::Debug for Descriptors {
 
 /// The open file of a descriptor. It stays open while this value exists, even if the descriptor is
 /// closed meanwhile.
-pub struct Opened(Guard<Option<Arc<Description>>>);
+pub struct DescriptorFile(Guard<Option<Arc<FileDescription>>>);
 
-impl Opened {
+impl DescriptorFile {
     /// A counted reference to the open file, to keep.
-    pub fn to_arc(&self) -> Arc<Description> {
+    pub fn to_arc(&self) -> Arc<FileDescription> {
         Arc::clone(self)
     }
 }
 
-impl std::ops::Deref for Opened {
-    type Target = Arc<Description>;
+impl std::ops::Deref for DescriptorFile {
+    type Target = Arc<FileDescription>;
 
     #[inline]
-    fn deref(&self) -> &Arc<Description> {
+    fn deref(&self) -> &Arc<FileDescription> {
         self.0.as_ref().expect("checked when it was made")
     }
 }

@@ -3,10 +3,10 @@
 use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Errno, FileKind};
 use defuse_probe::Op;
 
-use crate::client::Client;
-use crate::description::Description;
+use crate::client::DirectClient;
+use crate::description::FileDescription;
 use crate::stop::Result;
-use crate::task::Task;
+use crate::task::ClientTask;
 
 /// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,18 +21,23 @@ pub struct DirEntry {
     pub name: Vec<u8>,
 }
 
-impl Client {
+impl DirectClient {
     /// Reads entries at the position of an open directory into `sink` until the sink is full, and
     /// advances the position, getdents(2). If no entry is added, the directory has ended. Fails
     /// with `ENOTDIR`, and with `EINVAL` if not even one entry fits.
-    pub fn getdents(&self, task: &Task, dir: &Description, sink: &mut dyn DirSink) -> Result<()> {
+    pub fn getdents(
+        &self,
+        task: &ClientTask,
+        dir: &FileDescription,
+        sink: &mut dyn DirSink,
+    ) -> Result<()> {
         let open = dir.file()?;
         if dir.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
         }
         let cx = task.context(dir.mount().origin);
         let listed = dir.with_position(|from| {
-            let mut following = Following { sink, next: from, refused: false, added: false };
+            let mut following = PositionTracker { sink, next: from, refused: false, added: false };
             let result = dir.mount().call(Op::READDIR, |fs| {
                 fs.readdir(&cx, open, from, &mut DirBuf::new(&mut following))
             });
@@ -45,11 +50,11 @@ impl Client {
     }
 
     /// All entries from the position of an open directory to its end.
-    pub fn read_dir(&self, task: &Task, dir: &Description) -> Result<Vec<DirEntry>> {
+    pub fn read_dir(&self, task: &ClientTask, dir: &FileDescription) -> Result<Vec<DirEntry>> {
         let mut all = Vec::new();
         loop {
             let before = all.len();
-            self.getdents(task, dir, &mut Collecting { all: &mut all, room: 512 })?;
+            self.getdents(task, dir, &mut EntryCollector { all: &mut all, room: 512 })?;
             if all.len() == before {
                 return Ok(all);
             }
@@ -58,7 +63,7 @@ impl Client {
 
     /// Sets the position of an open directory, seekdir(3): to the `next` of an entry, a result of
     /// telldir(3), or 0 for the start.
-    pub fn seek_dir(&self, dir: &Description, position: u64) -> Result<()> {
+    pub fn seek_dir(&self, dir: &FileDescription, position: u64) -> Result<()> {
         if dir.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
         }
@@ -68,14 +73,14 @@ impl Client {
 }
 
 /// Forwards entries to another sink, and tracks the position after the last one that it took.
-struct Following<'a> {
+struct PositionTracker<'a> {
     sink: &'a mut dyn DirSink,
     next: u64,
     refused: bool,
     added: bool,
 }
 
-impl DirSink for Following<'_> {
+impl DirSink for PositionTracker<'_> {
     fn wants_entries(&self) -> bool {
         // An entry would take a lookup count, which the client does not need here.
         false
@@ -92,12 +97,12 @@ impl DirSink for Following<'_> {
     }
 }
 
-struct Collecting<'a> {
+struct EntryCollector<'a> {
     all: &'a mut Vec<DirEntry>,
     room: usize,
 }
 
-impl DirSink for Collecting<'_> {
+impl DirSink for EntryCollector<'_> {
     fn wants_entries(&self) -> bool {
         false
     }

@@ -10,13 +10,13 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{Errno, Fh, FileKind, Ino};
 
-use crate::client::Client;
-use crate::cwd::{Held, WorkDir};
-use crate::description::{Description, NEXT_ID, Parts, Taken};
-use crate::mount::Mount;
+use crate::client::DirectClient;
+use crate::cwd::{HeldDirectory, WorkDir};
+use crate::description::{DescriptionParts, FileDescription, InheritedFile, NEXT_ID};
+use crate::mount::ClientMount;
 use crate::stop::Result;
-use crate::task::Task;
-use crate::walk::Here;
+use crate::task::ClientTask;
+use crate::walk::MountedInode;
 
 /// The state of an open file that the next program needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +33,11 @@ pub struct OpenFileState {
     pub stream: bool,
     /// A flush is needed at every close(2): by the file system, or because locks were taken.
     pub needs_flush: bool,
-    /// The owner of its locks, see [`Description::id`].
+    /// The owner of its locks, see [`FileDescription::id`].
     pub id: u64,
 }
 
-impl Description {
+impl FileDescription {
     /// The state that the next program needs.
     pub fn exec_state(&self) -> OpenFileState {
         OpenFileState {
@@ -54,44 +54,44 @@ impl Description {
 
 impl WorkDir {
     /// The mount and the inode of a working directory that lies in a mount.
-    pub fn inside(&self) -> Option<(&Arc<Mount>, Ino)> {
+    pub fn inside(&self) -> Option<(&Arc<ClientMount>, Ino)> {
         match self {
-            WorkDir::Inside(Held { here, .. }) => Some((&here.mount, here.node.ino())),
+            WorkDir::Inside(HeldDirectory { here, .. }) => Some((&here.mount, here.node.ino())),
             WorkDir::Outside(_) => None,
         }
     }
 }
 
-impl Client {
+impl DirectClient {
     /// Creates the open file that has this state, and takes over its lookup count and handle. Fails
     /// with `ENFILE`.
     pub fn take_over(
         &self,
-        task: &Task,
-        mount: &Arc<Mount>,
+        task: &ClientTask,
+        mount: &Arc<ClientMount>,
         state: &OpenFileState,
-    ) -> Result<Arc<Description>> {
+    ) -> Result<Arc<FileDescription>> {
         if state.needs_flush {
             // The previous program may have locked it, or another file of the mount.
             mount.has_locked.store(true, Ordering::Relaxed);
         }
         let here = adopt(mount, state.ino, state.kind);
-        let opened = state.fh.map(|fh| defuse_fs::Opened {
+        let opened = state.fh.map(|fh| defuse_fs::OpenReply {
             fh,
             stream: state.stream,
             no_flush: !state.needs_flush,
-            ..defuse_fs::Opened::default()
+            ..defuse_fs::OpenReply::default()
         });
         let who = task.credentials();
-        let parts = Parts { here, opened, pin: None, flags: state.flags, who };
-        let taken = Taken { id: state.id };
-        let file = Description::taken_over(parts, self.options.arena.as_ref(), taken);
+        let parts = DescriptionParts { here, opened, pin: None, flags: state.flags, who };
+        let taken = InheritedFile { id: state.id };
+        let file = FileDescription::taken_over(parts, self.options.arena.as_ref(), taken);
         Ok(file.ok_or(Errno::ENFILE)?)
     }
 
     /// Makes the directory `ino` of `mount` the working directory, and takes over its lookup count.
-    pub fn take_over_cwd(&self, task: &Task, mount: &Arc<Mount>, ino: Ino) {
-        task.set_cwd(WorkDir::Inside(Held::new(adopt(mount, ino, FileKind::Directory))));
+    pub fn take_over_cwd(&self, task: &ClientTask, mount: &Arc<ClientMount>, ino: Ino) {
+        task.set_cwd(WorkDir::Inside(HeldDirectory::new(adopt(mount, ino, FileKind::Directory))));
     }
 
     /// The next id of an open file. No open file of this process has it or a higher one.
@@ -105,9 +105,9 @@ impl Client {
     }
 }
 
-fn adopt(mount: &Arc<Mount>, ino: Ino, kind: FileKind) -> Here {
+fn adopt(mount: &Arc<ClientMount>, ino: Ino, kind: FileKind) -> MountedInode {
     if ino == Ino::ROOT {
-        return Here { node: Arc::clone(&mount.root), mount: Arc::clone(mount) };
+        return MountedInode { node: Arc::clone(&mount.root), mount: Arc::clone(mount) };
     }
-    Here { node: mount.core.node(ino, kind, 1), mount: Arc::clone(mount) }
+    MountedInode { node: mount.core.node(ino, kind, 1), mount: Arc::clone(mount) }
 }

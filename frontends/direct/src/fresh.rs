@@ -5,19 +5,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use defuse_fs::{ATTRIBUTES_HOLD, Attr, Ino, Versions};
-use defuse_process::Owner;
+use defuse_process::ProcessOwner;
 
 use crate::node::{expiry, now_ns};
 
 /// The versions of one file system, if it has any, and what it has told of changes.
 #[derive(Clone, Default)]
-pub(crate) struct Fresh(Arc<Told>);
+pub(crate) struct ChangeTracker(Arc<ChangeRecord>);
 
 #[derive(Default)]
-struct Told {
+struct ChangeRecord {
     versions: OnceLock<Arc<dyn Versions>>,
     /// The process in which answers hold, if they do not in its children.
-    owner: OnceLock<Owner>,
+    owner: OnceLock<ProcessOwner>,
     /// Number of notifications of changes by others.
     changes: AtomicU64,
     /// Number of those that concern everything.
@@ -26,23 +26,23 @@ struct Told {
 
 /// The moment before a call, whose answer may be cached.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Moment {
+pub(crate) struct CallMoment {
     /// The version of the whole file system.
     all: Option<u64>,
     /// The number of notifications.
     changes: u64,
 }
 
-impl Moment {
+impl CallMoment {
     /// The moment for an answer that versions do not cover.
     pub(crate) fn without_version(self) -> Self {
-        Moment { all: None, ..self }
+        CallMoment { all: None, ..self }
     }
 }
 
 /// How long an answer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lasts<T> {
+pub(crate) enum AnswerValidity<T> {
     /// Until this time of [`now_ns`].
     Until(u64),
     /// As long as the versions stay.
@@ -51,7 +51,7 @@ pub(crate) enum Lasts<T> {
 
 /// The versions of attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OfInode {
+pub(crate) struct InodeVersions {
     attributes: u64,
     rights: u64,
     /// The time after which the attributes do not hold any more.
@@ -60,14 +60,14 @@ pub(crate) struct OfInode {
     has_birth: bool,
 }
 
-impl Fresh {
+impl ChangeTracker {
     pub(crate) fn set(&self, versions: Arc<dyn Versions>) {
         // The first ones stay: those of a second file system would not be of these inodes.
         let _ = self.0.versions.set(versions);
     }
 
     /// Answers hold in this process alone.
-    pub(crate) fn belong_to(&self, owner: Owner) {
+    pub(crate) fn belong_to(&self, owner: ProcessOwner) {
         let _ = self.0.owner.set(owner);
     }
 
@@ -88,15 +88,15 @@ impl Fresh {
     }
 
     /// Call it before the call whose answer is cached.
-    pub(crate) fn moment(&self) -> Moment {
+    pub(crate) fn moment(&self) -> CallMoment {
         let all = self.get().and_then(Versions::all);
-        Moment { all, changes: self.0.changes.load(SeqCst) }
+        CallMoment { all, changes: self.0.changes.load(SeqCst) }
     }
 
     /// The moment after the call, where the call itself was the only change since `before`.
-    pub(crate) fn after_own_change(&self, before: Moment) -> Moment {
+    pub(crate) fn after_own_change(&self, before: CallMoment) -> CallMoment {
         let all = self.get().zip(before.all).map(|(versions, all)| versions.after_one(all));
-        Moment { all, ..before }
+        CallMoment { all, ..before }
     }
 
     /// Notes a notification of a change, before its effect on what is cached.
@@ -109,7 +109,7 @@ impl Fresh {
         self.0.epoch.fetch_add(1, SeqCst);
     }
 
-    /// The number of calls of [`increment_epoch`](Fresh::increment_epoch).
+    /// The number of calls of [`increment_epoch`](ChangeTracker::increment_epoch).
     pub(crate) fn epoch(&self) -> u64 {
         self.0.epoch.load(SeqCst)
     }
@@ -117,30 +117,35 @@ impl Fresh {
     /// How long a name holds that was answered after `moment`; otherwise for `valid_for`. `None` if not at all.
     pub(crate) fn name(
         &self,
-        moment: Moment,
+        moment: CallMoment,
         (dir, name): (Ino, &[u8]),
         valid_for: Duration,
-    ) -> Option<Lasts<u64>> {
+    ) -> Option<AnswerValidity<u64>> {
         self.unchanged(moment, |versions| versions.name(dir, name)).or_else(|| until(valid_for))
     }
 
     /// True if the name still holds.
-    pub(crate) fn has_name(&self, lasts: Lasts<u64>, dir: Ino, name: &[u8]) -> bool {
+    pub(crate) fn has_name(&self, lasts: AnswerValidity<u64>, dir: Ino, name: &[u8]) -> bool {
         match lasts {
-            Lasts::Until(time) => now_ns() < time && self.is_here(),
-            Lasts::While(version) => {
+            AnswerValidity::Until(time) => now_ns() < time && self.is_here(),
+            AnswerValidity::While(version) => {
                 self.get().and_then(|versions| versions.name(dir, name)) == Some(version)
             }
         }
     }
 
-    /// How long attributes hold, as [`name`](Fresh::name).
-    pub(crate) fn inode(&self, moment: Moment, ino: Ino, attr: &Attr) -> Option<Lasts<OfInode>> {
+    /// How long attributes hold, as [`name`](ChangeTracker::name).
+    pub(crate) fn inode(
+        &self,
+        moment: CallMoment,
+        ino: Ino,
+        attr: &Attr,
+    ) -> Option<AnswerValidity<InodeVersions>> {
         let of_inode = |versions: &dyn Versions| {
             let (attributes, rights) = (versions.attributes(ino)?, versions.rights(ino)?);
             // The answer to a lookup may lack the time of creation.
             let (until, has_birth) = (expiry(ATTRIBUTES_HOLD), attr.btime.is_some());
-            Some(OfInode { attributes, rights, until, has_birth })
+            Some(InodeVersions { attributes, rights, until, has_birth })
         };
         self.unchanged(moment, of_inode).or_else(|| {
             // The answer to a lookup may be older than a change of which the file system told meanwhile.
@@ -150,10 +155,15 @@ impl Fresh {
     }
 
     /// True if the attributes still hold, with the time of creation if `birth` is set.
-    pub(crate) fn has_attributes(&self, lasts: Lasts<OfInode>, ino: Ino, birth: bool) -> bool {
+    pub(crate) fn has_attributes(
+        &self,
+        lasts: AnswerValidity<InodeVersions>,
+        ino: Ino,
+        birth: bool,
+    ) -> bool {
         match lasts {
-            Lasts::Until(time) => now_ns() < time && self.is_here(),
-            Lasts::While(of) => {
+            AnswerValidity::Until(time) => now_ns() < time && self.is_here(),
+            AnswerValidity::While(of) => {
                 let now = self.get().and_then(|versions| versions.attributes(ino));
                 now == Some(of.attributes) && now_ns() < of.until && (of.has_birth || !birth)
             }
@@ -161,10 +171,10 @@ impl Fresh {
     }
 
     /// True if mode, owner and group still hold.
-    pub(crate) fn has_rights(&self, lasts: Lasts<OfInode>, ino: Ino) -> bool {
+    pub(crate) fn has_rights(&self, lasts: AnswerValidity<InodeVersions>, ino: Ino) -> bool {
         match lasts {
-            Lasts::Until(time) => now_ns() < time && self.is_here(),
-            Lasts::While(of) => {
+            AnswerValidity::Until(time) => now_ns() < time && self.is_here(),
+            AnswerValidity::While(of) => {
                 self.get().and_then(|versions| versions.rights(ino)) == Some(of.rights)
             }
         }
@@ -172,15 +182,15 @@ impl Fresh {
 
     fn unchanged<T>(
         &self,
-        moment: Moment,
+        moment: CallMoment,
         get: impl FnOnce(&dyn Versions) -> Option<T>,
-    ) -> Option<Lasts<T>> {
+    ) -> Option<AnswerValidity<T>> {
         let (versions, since) = self.get().zip(moment.all)?;
         let got = get(versions)?;
-        (versions.all() == Some(since)).then_some(Lasts::While(got))
+        (versions.all() == Some(since)).then_some(AnswerValidity::While(got))
     }
 }
 
-fn until<T>(valid_for: Duration) -> Option<Lasts<T>> {
-    (!valid_for.is_zero()).then(|| Lasts::Until(expiry(valid_for)))
+fn until<T>(valid_for: Duration) -> Option<AnswerValidity<T>> {
+    (!valid_for.is_zero()).then(|| AnswerValidity::Until(expiry(valid_for)))
 }

@@ -1,13 +1,13 @@
 //! The in-process client: an application calls user-space file systems without entering the kernel.
 //!
 //! This crate implements everything POSIX-like *inside* of mounts: a table of mounts by path and by
-//! name ([`Client`]), path walks that follow symbolic links and cross mounts, open files with
-//! shared offsets ([`Description`]), a cache of names and attributes, the permission checks of the
+//! name ([`DirectClient`]), path walks that follow symbolic links and cross mounts, open files with
+//! shared offsets ([`FileDescription`]), a cache of names and attributes, the permission checks of the
 //! kernel, locks, and directory streams. Data transfers take no global lock and allocate nothing.
 //!
 //! It neither replaces symbols of the C library nor owns kernel descriptors. The caller supplies
-//! credentials, working directory and umask ([`Task`]), and assigns descriptor numbers, for example
-//! with [`Descriptors`]. For a path outside of all mounts, a call returns [`Stop::Outside`] with
+//! credentials, working directory and umask ([`ClientTask`]), and assigns descriptor numbers, for example
+//! with [`DescriptorTable`]. For a path outside of all mounts, a call returns [`CallError::Outside`] with
 //! the path at which the kernel must continue.
 //!
 //! The rules come from the manual pages of the calls, path_resolution(7), acl(5) and
@@ -48,21 +48,21 @@ mod task;
 mod walk;
 mod xattrs;
 
-pub use access::Access;
-pub use asynchronous::{Callback, Pending};
-pub use attributes::{Owner, Stat, Times};
-pub use client::{Client, MountArgs, MountInfo, Options, Protected};
-pub use credentials::{Credentials, cap};
+pub use access::NeededAccess;
+pub use asynchronous::{AsyncCallback, PendingOperation};
+pub use attributes::{FileStat, NewOwner, NewTimes};
+pub use client::{ClientMountArgs, ClientOptions, DirectClient, LinkProtection, MountInfo};
+pub use credentials::{TaskCredentials, cap};
 pub use cwd::WorkDir;
 pub use data::IoFlags;
-pub use description::{Arena, Description, OpenCells};
-pub use descriptors::{Descriptors, FdFlags, Opened};
+pub use description::{CellArena, FileDescription, OpenCells};
+pub use descriptors::{DescriptorFile, DescriptorTable, FdFlags};
 pub use directory::DirEntry;
 pub use exec_state::OpenFileState;
 pub use locks::LockFamily;
-pub use mount::Mount;
-pub use open::{How, Resolve};
-pub use queue::{Outcome, Queue, QueueOptions, Then};
-pub use stop::{Outside, Result, Stop};
-pub use task::Task;
-pub use walk::At;
+pub use mount::ClientMount;
+pub use open::{OpenHow, ResolveFlags};
+pub use queue::{JobCallback, JobOutcome, JobQueue, QueueOptions};
+pub use stop::{CallError, OutsidePaths, Result};
+pub use task::ClientTask;
+pub use walk::WalkStart;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use defuse_fs::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
 use defuse_probe::Op;
 
-use crate::asynchronous::{Callback, Ending, Pending, prepare_wait, setlkw};
-use crate::client::Client;
-use crate::description::Description;
+use crate::asynchronous::{AsyncCallback, OperationEnd, PendingOperation, prepare_wait, setlkw};
+use crate::client::DirectClient;
+use crate::description::FileDescription;
 use crate::stop::Result;
-use crate::task::Task;
+use crate::task::ClientTask;
 
 /// The owner of a lock, which decides when the lock ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,14 +23,14 @@ pub enum LockFamily {
     Flock,
 }
 
-impl Client {
+impl DirectClient {
     /// Sets, changes or releases a lock without waiting. Fails with `EAGAIN` if another lock
     /// conflicts, with `EBADF` if the file is not open for this access, and with `EINVAL` or
     /// `ENOLCK`.
     pub fn set_lock(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         family: LockFamily,
         lock: Lock,
     ) -> Result<()> {
@@ -45,34 +45,34 @@ impl Client {
         })?)
     }
 
-    /// Sets a lock and waits for conflicting locks to end. [`Pending::wait`] returns the answer.
-    /// [`Pending::cancel`] ends the wait with `EINTR`, as a signal does. Fails with `EDEADLK` if
+    /// Sets a lock and waits for conflicting locks to end. [`PendingOperation::wait`] returns the answer.
+    /// [`PendingOperation::cancel`] ends the wait with `EINTR`, as a signal does. Fails with `EDEADLK` if
     /// the wait would be a deadlock.
     pub fn wait_for_lock(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         family: LockFamily,
         lock: Lock,
-    ) -> Result<Pending> {
+    ) -> Result<PendingOperation> {
         self.wait_for_lock_then(task, file, family, lock, None)
     }
 
-    /// Like [`wait_for_lock`](Client::wait_for_lock), but calls `callback` with the answer, if one
+    /// Like [`wait_for_lock`](DirectClient::wait_for_lock), but calls `callback` with the answer, if one
     /// is given.
     pub fn wait_for_lock_then(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         family: LockFamily,
         lock: Lock,
-        callback: Option<Callback>,
-    ) -> Result<Pending> {
+        callback: Option<AsyncCallback>,
+    ) -> Result<PendingOperation> {
         let open = file.file()?;
         let request = request(task, file, family, lock, true)?;
         let mount = file.mount();
         file.will_be_locked();
-        let ending = Ending { callback, file: Some(Arc::clone(file)) };
+        let ending = OperationEnd { callback, file: Some(Arc::clone(file)) };
         let (pending, wait) = prepare_wait(task, mount, (open, request), ending);
         match mount.has_locks() {
             true => setlkw(file, wait),
@@ -86,8 +86,8 @@ impl Client {
     /// one means the bytes before. Fails with `EINVAL` or `EOVERFLOW`.
     pub fn lock_range(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         whence: i32,
         (start, len): (i64, i64),
     ) -> Result<(u64, u64)> {
@@ -112,8 +112,8 @@ impl Client {
     /// The first lock that conflicts with `lock`, `F_GETLK`; `None` if there is none.
     pub fn test_lock(
         &self,
-        task: &Task,
-        file: &Arc<Description>,
+        task: &ClientTask,
+        file: &Arc<FileDescription>,
         family: LockFamily,
         lock: Lock,
     ) -> Result<Option<Lock>> {
@@ -129,8 +129,8 @@ impl Client {
 }
 
 fn request(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     family: LockFamily,
     lock: Lock,
     wait: bool,
@@ -147,8 +147,8 @@ fn request(
 }
 
 fn raw_request(
-    task: &Task,
-    file: &Description,
+    task: &ClientTask,
+    file: &FileDescription,
     family: LockFamily,
     lock: Lock,
     wait: bool,

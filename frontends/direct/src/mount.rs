@@ -8,42 +8,43 @@ use std::time::Duration;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
     Attr, Caps, Entry, Errno, Fh, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, OpenArgs,
-    Opened, Origin, PollHandle, Recalled, Result, Versions, Xattr, XattrName, shortcuts_of,
+    OpenReply, Origin, PollHandle, RecallCallback, Result, Versions, Xattr, XattrName,
+    shortcuts_of,
 };
-use defuse_probe::{Op, Recorder, Snapshot};
-use defuse_process::Owner;
+use defuse_probe::{Op, Recorder, StatsSnapshot};
+use defuse_process::ProcessOwner;
 
-use crate::cache::{Cached, Names, Ticket};
-use crate::credentials::Credentials;
-use crate::fresh::{Lasts, Moment};
-use crate::node::{Core, Node};
-use crate::owned::Owned;
-use crate::passed::{Begin, Found, Holds, Passed};
+use crate::cache::{CachedLookup, DentryCache, LookupTicket};
+use crate::credentials::TaskCredentials;
+use crate::fresh::{AnswerValidity, CallMoment};
+use crate::node::{CachedInode, MountCore};
+use crate::owned::OwnedFileSystem;
+use crate::passed::{DirectoryHold, PrefixCache, PrefixDirectory, WalkBegin};
 
 /// The place of a mount.
 #[derive(Clone, Debug)]
-pub(crate) enum Spot {
+pub(crate) enum MountSpot {
     /// An absolute path of the kernel's name space.
     Path(Box<[u8]>),
     /// A name, without the colon.
     Name(Box<[u8]>),
     /// A directory of another mount, at this path.
-    Covers { node: Arc<Node>, mount: Arc<Mount>, path: Box<[u8]> },
+    Covers { node: Arc<CachedInode>, mount: Arc<ClientMount>, path: Box<[u8]> },
 }
 
-impl Spot {
+impl MountSpot {
     /// The place as text: a path, or a name with its colon.
     fn target(&self) -> Vec<u8> {
         match self {
-            Spot::Path(path) | Spot::Covers { path, .. } => path.to_vec(),
-            Spot::Name(name) => [name, b":".as_slice()].concat(),
+            MountSpot::Path(path) | MountSpot::Covers { path, .. } => path.to_vec(),
+            MountSpot::Name(name) => [name, b":".as_slice()].concat(),
         }
     }
 }
 
 /// The attributes of an inode that a walk has reached.
 #[derive(Clone, Copy)]
-pub(crate) enum Told {
+pub(crate) enum ReachedAttributes {
     Nothing,
     /// The file system has told them just now.
     Now(Attr),
@@ -52,12 +53,12 @@ pub(crate) enum Told {
 }
 
 /// A mounted file system.
-pub struct Mount {
+pub struct ClientMount {
     // The order of the fields matters: nodes must be forgotten before the file system is detached.
-    names: Arc<Names>,
-    pub(crate) root: Arc<Node>,
-    pub(crate) spot: Spot,
-    pub(crate) core: Arc<Core>,
+    names: Arc<DentryCache>,
+    pub(crate) root: Arc<CachedInode>,
+    pub(crate) spot: MountSpot,
+    pub(crate) core: Arc<MountCore>,
     /// The identity of the mount, in the contexts of its operations.
     pub(crate) origin: Origin,
     caps: Caps,
@@ -83,38 +84,39 @@ pub struct Mount {
     pub(crate) durable: Arc<OnceLock<Result<()>>>,
 }
 
-/// Arguments of [`Mount::new`] beside the file system.
-pub(crate) struct Settings {
+/// Arguments of [`ClientMount::new`] beside the file system.
+pub(crate) struct MountSettings {
     pub read_only: bool,
     pub noexec: bool,
     pub id: u32,
     pub names: usize,
     pub source: String,
     /// How long directories hold that a walk has passed, if at all.
-    pub directories: Option<Holds>,
+    pub directories: Option<DirectoryHold>,
 }
 
-impl Mount {
+impl ClientMount {
     pub(crate) fn new(
         fs: Arc<dyn FileSystem>,
-        spot: Spot,
-        settings: Settings,
+        spot: MountSpot,
+        settings: MountSettings,
     ) -> Result<Arc<Self>> {
         let recorder = Recorder::new();
         let caps = guarded(|| Ok(fs.caps()))?;
-        let owner = caps.of_one_process.then(Owner::here);
+        let owner = caps.of_one_process.then(ProcessOwner::here);
         let fs = match owner {
             Some(owner) => {
                 let target = String::from_utf8_lossy(&spot.target()).into_owned();
                 let source = &settings.source;
                 let name = if source.is_empty() { &target } else { source };
-                Arc::new(Owned::new(fs, owner, name.clone()))
+                Arc::new(OwnedFileSystem::new(fs, owner, name.clone()))
             }
             None => fs,
         };
-        let core = Core::new(fs, recorder);
+        let core = MountCore::new(fs, recorder);
         owner.iter().for_each(|owner| core.fresh.belong_to(*owner));
-        let names = Arc::new(Names::new(settings.names, core.fresh.clone(), settings.directories));
+        let names =
+            Arc::new(DentryCache::new(settings.names, core.fresh.clone(), settings.directories));
         let origin = Origin::new();
         let notify = CacheNotify { names: Arc::downgrade(&names), core: Arc::downgrade(&core) };
         guarded(|| {
@@ -122,7 +124,7 @@ impl Mount {
             Ok(())
         })?;
         let root = core.node(Ino::ROOT, defuse_fs::FileKind::Directory, 0);
-        Ok(Arc::new(Mount {
+        Ok(Arc::new(ClientMount {
             names,
             root,
             spot,
@@ -175,7 +177,7 @@ impl Mount {
 
     /// The statistics so far, with the number of cached names and of users as gauges, and the figures of the
     /// file system.
-    pub fn statistics(&self) -> Snapshot {
+    pub fn statistics(&self) -> StatsSnapshot {
         let mut snapshot = self.core.recorder.snapshot();
         snapshot.gauges.insert("names_cached".to_owned(), self.names.len() as u64);
         let users = self.users.load(Ordering::Relaxed) as u64;
@@ -220,13 +222,13 @@ impl Mount {
     }
 
     /// The moment before a call whose answer is an entry.
-    pub(crate) fn moment(&self) -> Moment {
+    pub(crate) fn moment(&self) -> CallMoment {
         self.core.fresh.moment()
     }
 
     /// Returns the node of an entry that the file system returned to a call after `moment`, and takes over its
     /// lookup count.
-    pub(crate) fn adopt(&self, entry: &Entry, moment: Moment) -> Arc<Node> {
+    pub(crate) fn adopt(&self, entry: &Entry, moment: CallMoment) -> Arc<CachedInode> {
         let node = self.core.node(entry.ino, entry.attr.kind, 1);
         node.keep_attr(&entry.attr, node.version_at(moment));
         node
@@ -235,35 +237,35 @@ impl Mount {
     /// Looks up a name, in the cache or the file system. Fails with `ENOENT`.
     pub(crate) fn lookup(
         &self,
-        dir: &Node,
+        dir: &CachedInode,
         name: Name<'_>,
-        who: &Credentials,
-    ) -> Result<Arc<Node>> {
+        who: &TaskCredentials,
+    ) -> Result<Arc<CachedInode>> {
         self.look_up(dir, name, who).map(|(node, _)| node)
     }
 
-    /// Like [`lookup`](Mount::lookup), with the attributes if the file system was asked.
+    /// Like [`lookup`](ClientMount::lookup), with the attributes if the file system was asked.
     pub(crate) fn look_up(
         &self,
-        dir: &Node,
+        dir: &CachedInode,
         name: Name<'_>,
-        who: &Credentials,
-    ) -> Result<(Arc<Node>, Option<Attr>)> {
+        who: &TaskCredentials,
+    ) -> Result<(Arc<CachedInode>, Option<Attr>)> {
         self.look_up_to_open(dir, name, who, None).map(|(node, attr, _)| (node, attr))
     }
 
-    /// Like [`look_up`](Mount::look_up). With `open`, the file system may have opened the file.
+    /// Like [`look_up`](ClientMount::look_up). With `open`, the file system may have opened the file.
     pub(crate) fn look_up_to_open(
         &self,
-        dir: &Node,
+        dir: &CachedInode,
         name: Name<'_>,
-        who: &Credentials,
+        who: &TaskCredentials,
         open: Option<OpenArgs>,
-    ) -> Result<(Arc<Node>, Option<Attr>, Option<Opened>)> {
+    ) -> Result<(Arc<CachedInode>, Option<Attr>, Option<OpenReply>)> {
         let bytes = name.as_bytes();
         match self.names.get(dir.ino(), bytes) {
-            Some(Cached::Node(node)) => return Ok((node, None, None)),
-            Some(Cached::Missing) => return Err(Errno::ENOENT),
+            Some(CachedLookup::Node(node)) => return Ok((node, None, None)),
+            Some(CachedLookup::Missing) => return Err(Errno::ENOENT),
             None => {}
         }
         let ticket = self.names.ticket(dir.ino(), bytes);
@@ -299,9 +301,9 @@ impl Mount {
     /// The attributes of a name that leads to no mount, without a lookup. `None` where it has to be looked up. Fails with `ENOENT`.
     pub(crate) fn peek(
         &self,
-        dir: &Node,
+        dir: &CachedInode,
         name: Name<'_>,
-        who: &Credentials,
+        who: &TaskCredentials,
     ) -> Result<Option<Attr>> {
         if self.lacks_peek.load(Ordering::Relaxed) || self.keeps_names() {
             return Ok(None);
@@ -345,13 +347,18 @@ impl Mount {
 
     /// How long the name of an entry holds. A name that is cached keeps the inode at the file system, also after its
     /// removal by others. So the name of a file with data is cached for a time only.
-    fn lasts(&self, moment: Moment, place: (Ino, &[u8]), entry: &Entry) -> Option<Lasts<u64>> {
+    fn lasts(
+        &self,
+        moment: CallMoment,
+        place: (Ino, &[u8]),
+        entry: &Entry,
+    ) -> Option<AnswerValidity<u64>> {
         let has_data = entry.attr.kind == defuse_fs::FileKind::Regular;
         let moment = if has_data { moment.without_version() } else { moment };
         self.core.fresh.name(moment, place, entry.valid_for)
     }
 
-    fn keep_missing(&self, ticket: Ticket, place: (Ino, &[u8])) {
+    fn keep_missing(&self, ticket: LookupTicket, place: (Ino, &[u8])) {
         let valid = match self.caps.negative_valid_for.is_zero() {
             true => Duration::ZERO,
             false => {
@@ -363,36 +370,40 @@ impl Mount {
         }
     }
 
-    /// Looks up a name that leads on, like [`look_up`](Mount::look_up). A directory may be one that a walk has passed lately.
+    /// Looks up a name that leads on, like [`look_up`](ClientMount::look_up). A directory may be one that a walk has passed lately.
     /// The last value is the time until which it holds.
     pub(crate) fn pass(
         &self,
-        dir: &Node,
+        dir: &CachedInode,
         name: Name<'_>,
-        who: &Credentials,
-    ) -> Result<(Arc<Node>, Told, u64)> {
+        who: &TaskCredentials,
+    ) -> Result<(Arc<CachedInode>, ReachedAttributes, u64)> {
         let (passed, place) = (&self.names.passed, (dir.ino(), name.as_bytes()));
         if self.core.fresh.is_here()
-            && let Some(Found { node, attr, until }) = passed.get(place.0, place.1)
+            && let Some(PrefixDirectory { node, attr, until }) = passed.get(place.0, place.1)
         {
-            return Ok((node, attr.map_or(Told::Nothing, Told::Lately), until));
+            return Ok((
+                node,
+                attr.map_or(ReachedAttributes::Nothing, ReachedAttributes::Lately),
+                until,
+            ));
         }
         let changes = passed.changes();
         let (node, attr) = self.look_up(dir, name, who)?;
         let keeps = node.is_dir() && !self.names.is_off();
         let until = if keeps { passed.keep(place, &node, attr, changes) } else { 0 };
-        Ok((node, attr.map_or(Told::Nothing, Told::Now), until))
+        Ok((node, attr.map_or(ReachedAttributes::Nothing, ReachedAttributes::Now), until))
     }
 
     /// Begins a walk in `dir` whose end may be kept: by names alone, on this mount.
-    pub(crate) fn begin(&self, dir: &Node) -> Option<Begin> {
+    pub(crate) fn begin(&self, dir: &CachedInode) -> Option<WalkBegin> {
         let is_bare = self.covered.load(Ordering::Relaxed) == 0;
         let may_keep = is_bare && !self.names.is_off() && self.core.fresh.is_here();
         if may_keep { self.names.passed.begin(dir.ino()) } else { None }
     }
 
     /// The directories that walks have passed.
-    pub(crate) fn passed(&self) -> &Passed {
+    pub(crate) fn passed(&self) -> &PrefixCache {
         &self.names.passed
     }
 
@@ -407,7 +418,11 @@ impl Mount {
     }
 
     /// The parent of a directory. `None` at the root.
-    pub(crate) fn parent(&self, dir: &Node, who: &Credentials) -> Result<Option<Arc<Node>>> {
+    pub(crate) fn parent(
+        &self,
+        dir: &CachedInode,
+        who: &TaskCredentials,
+    ) -> Result<Option<Arc<CachedInode>>> {
         if dir.ino() == Ino::ROOT {
             return Ok(None);
         }
@@ -421,7 +436,7 @@ impl Mount {
 
     /// Invalidates the caches for a change of `name` in `dir` that happens now or has just
     /// happened.
-    pub(crate) fn name_changed(&self, dir: &Node, name: &[u8]) {
+    pub(crate) fn name_changed(&self, dir: &CachedInode, name: &[u8]) {
         self.names.remove(dir.ino(), name);
         dir.names_changed();
     }
@@ -429,10 +444,10 @@ impl Mount {
     /// Caches the name and the attributes of a new inode, whose creation began after `moment`.
     pub(crate) fn name_made(
         &self,
-        dir: &Node,
+        dir: &CachedInode,
         name: &[u8],
-        (entry, moment): (&Entry, Moment),
-    ) -> Arc<Node> {
+        (entry, moment): (&Entry, CallMoment),
+    ) -> Arc<CachedInode> {
         let moment = self.core.fresh.after_own_change(moment);
         let node = self.adopt(entry, moment);
         self.name_changed(dir, name);
@@ -441,12 +456,17 @@ impl Mount {
 
     /// Attributes for a permission check, from the cache while they are valid. Size, links and times
     /// may be outdated.
-    pub(crate) fn attr(&self, node: &Node, who: &Credentials) -> Result<Attr> {
+    pub(crate) fn attr(&self, node: &CachedInode, who: &TaskCredentials) -> Result<Attr> {
         self.attr_of(node, None, who)
     }
 
-    /// Like [`attr`](Mount::attr), by an open file of the inode.
-    pub(crate) fn attr_of(&self, node: &Node, fh: Option<Fh>, who: &Credentials) -> Result<Attr> {
+    /// Like [`attr`](ClientMount::attr), by an open file of the inode.
+    pub(crate) fn attr_of(
+        &self,
+        node: &CachedInode,
+        fh: Option<Fh>,
+        who: &TaskCredentials,
+    ) -> Result<Attr> {
         match node.cached_rights() {
             Some(attr) => Ok(attr),
             None => self.fresh_attr(node, fh, who),
@@ -456,9 +476,9 @@ impl Mount {
     /// The current attributes, from the file system.
     pub(crate) fn fresh_attr(
         &self,
-        node: &Node,
+        node: &CachedInode,
         fh: Option<Fh>,
-        who: &Credentials,
+        who: &TaskCredentials,
     ) -> Result<Attr> {
         let version = node.version();
         let cx = who.context(self.origin);
@@ -470,8 +490,8 @@ impl Mount {
     /// Calls `decide` with the ACL of `node`. Returns `None` if it has none.
     pub(crate) fn with_acl<T>(
         &self,
-        node: &Node,
-        who: &Credentials,
+        node: &CachedInode,
+        who: &TaskCredentials,
         mut decide: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<T>> {
         if let Some(cached) = node.with_cached_acl(&mut decide) {
@@ -485,18 +505,18 @@ impl Mount {
         Ok(decided)
     }
 
-    /// Like [`with_acl`](Mount::with_acl), for an inode without a node.
+    /// Like [`with_acl`](ClientMount::with_acl), for an inode without a node.
     pub(crate) fn with_fresh_acl<T>(
         &self,
         ino: Ino,
-        who: &Credentials,
+        who: &TaskCredentials,
         decide: impl FnMut(&[u8]) -> T,
     ) -> Result<Option<T>> {
         Ok(self.fresh_acl(ino, who)?.as_deref().map(decide))
     }
 
     /// The access ACL of an inode, from the file system.
-    fn fresh_acl(&self, ino: Ino, who: &Credentials) -> Result<Option<Box<[u8]>>> {
+    fn fresh_acl(&self, ino: Ino, who: &TaskCredentials) -> Result<Option<Box<[u8]>>> {
         const ROOM: usize = 64 << 10;
         let cx = who.context(self.origin);
         let name = XattrName::new(b"system.posix_acl_access")?;
@@ -516,7 +536,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for ClientMount {
     fn drop(&mut self) {
         self.names.clear();
         let durable = guarded(|| self.core.fs.detached(self.origin));
@@ -525,7 +545,7 @@ impl Drop for Mount {
     }
 }
 
-impl std::fmt::Debug for Mount {
+impl std::fmt::Debug for ClientMount {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let target = String::from_utf8_lossy(&self.target()).into_owned();
         f.debug_struct("Mount").field("target", &target).field("source", &self.source).finish()
@@ -541,16 +561,16 @@ pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
 /// Lets a file system invalidate the caches of its mount. It holds weak references, so that a file
 /// system that keeps it does not keep itself alive.
 struct CacheNotify {
-    names: Weak<Names>,
-    core: Weak<Core>,
+    names: Weak<DentryCache>,
+    core: Weak<MountCore>,
 }
 
 impl CacheNotify {
-    fn names(&self) -> Result<Arc<Names>> {
+    fn names(&self) -> Result<Arc<DentryCache>> {
         self.names.upgrade().ok_or(Errno::ENOTCONN)
     }
 
-    fn core(&self) -> Result<Arc<Core>> {
+    fn core(&self) -> Result<Arc<MountCore>> {
         self.core.upgrade().ok_or(Errno::ENOTCONN)
     }
 
@@ -584,7 +604,7 @@ impl Notify for CacheNotify {
 
     defuse_fs::caches_no_data!();
 
-    /// [`Client::poll`](crate::Client::poll) does not wait, so there is no waiter to wake.
+    /// [`DirectClient::poll`](crate::DirectClient::poll) does not wait, so there is no waiter to wake.
     fn poll_wake(&self, _: PollHandle) -> Result<()> {
         Ok(())
     }
@@ -615,7 +635,7 @@ impl Notify for CacheNotify {
     }
 
     /// The client writes nothing back, and drops attributes at once.
-    fn recall(&self, ino: Ino, _: Duration, done: Recalled) {
+    fn recall(&self, ino: Ino, _: Duration, done: RecallCallback) {
         done(self.invalidate_inode(ino, None));
     }
 }

@@ -5,19 +5,19 @@ use std::sync::{Arc, Mutex};
 use arc_swap::{ArcSwap, Guard};
 use defuse_fs::{Errno, Ino, Result};
 
-use crate::mount::{Mount, Spot};
+use crate::mount::{ClientMount, MountSpot};
 use crate::node::lock;
 
 /// All mounts at one moment.
 #[derive(Clone, Default)]
-pub(crate) struct Table {
-    mounts: Vec<Arc<Mount>>,
+pub(crate) struct ClientMountTable {
+    mounts: Vec<Arc<ClientMount>>,
     /// Number of mounts at paths of the kernel's name space.
     paths: usize,
 }
 
-impl Table {
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Mount>> {
+impl ClientMountTable {
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<ClientMount>> {
         self.mounts.iter()
     }
 
@@ -26,15 +26,15 @@ impl Table {
         self.paths > 0
     }
 
-    fn at_paths(&self) -> impl Iterator<Item = (&Arc<Mount>, &[u8])> {
+    fn at_paths(&self) -> impl Iterator<Item = (&Arc<ClientMount>, &[u8])> {
         self.mounts.iter().filter_map(|mount| match &mount.spot {
-            Spot::Path(path) => Some((mount, &**path)),
+            MountSpot::Path(path) => Some((mount, &**path)),
             _ => None,
         })
     }
 
     /// The mount at exactly this path, which has no `.`, `..` or double slashes.
-    pub fn at(&self, path: &[u8]) -> Option<&Arc<Mount>> {
+    pub fn at(&self, path: &[u8]) -> Option<&Arc<ClientMount>> {
         self.at_paths().find(|(_, at)| *at == path).map(|(mount, _)| mount)
     }
 
@@ -46,23 +46,23 @@ impl Table {
 
     /// The mount with the longest path that is a prefix of `path`, and the length of that prefix in
     /// `path`.
-    pub fn prefix(&self, path: &[u8]) -> Option<(&Arc<Mount>, usize)> {
+    pub fn prefix(&self, path: &[u8]) -> Option<(&Arc<ClientMount>, usize)> {
         let found = self.at_paths().filter_map(|(mount, at)| Some((mount, matches(path, at)?)));
         found.max_by_key(|(_, len)| *len)
     }
 
     /// The mount named by the first component of `path`, and the length of that component.
-    pub fn named(&self, path: &[u8]) -> Option<(&Arc<Mount>, usize)> {
+    pub fn named(&self, path: &[u8]) -> Option<(&Arc<ClientMount>, usize)> {
         let end = path.iter().position(|&byte| byte == b'/').unwrap_or(path.len());
         let name = path[..end].strip_suffix(b":")?;
-        let is = |mount: &&Arc<Mount>| matches!(&mount.spot, Spot::Name(own) if **own == *name);
+        let is = |mount: &&Arc<ClientMount>| matches!(&mount.spot, MountSpot::Name(own) if **own == *name);
         self.mounts.iter().find(is).map(|mount| (mount, end))
     }
 
     /// The mount that covers a directory of another one.
-    pub fn covering(&self, below: u32, ino: Ino) -> Option<&Arc<Mount>> {
-        let covers = |mount: &&Arc<Mount>| match &mount.spot {
-            Spot::Covers { node, mount, .. } => mount.id == below && node.ino() == ino,
+    pub fn covering(&self, below: u32, ino: Ino) -> Option<&Arc<ClientMount>> {
+        let covers = |mount: &&Arc<ClientMount>| match &mount.spot {
+            MountSpot::Covers { node, mount, .. } => mount.id == below && node.ino() == ino,
             _ => false,
         };
         // The latest mount is on top.
@@ -92,42 +92,42 @@ fn matches(path: &[u8], at: &[u8]) -> Option<usize> {
 
 /// The current table, and the lock for changing it.
 #[derive(Default)]
-pub(crate) struct Mounts {
-    table: ArcSwap<Table>,
+pub(crate) struct ClientMounts {
+    table: ArcSwap<ClientMountTable>,
     change: Mutex<()>,
 }
 
-impl Mounts {
+impl ClientMounts {
     /// The current table, as a reference to keep.
-    pub fn load_full(&self) -> Arc<Table> {
+    pub fn load_full(&self) -> Arc<ClientMountTable> {
         self.table.load_full()
     }
 
     /// The current table.
     #[inline]
-    pub fn load(&self) -> Guard<Arc<Table>> {
+    pub fn load(&self) -> Guard<Arc<ClientMountTable>> {
         self.table.load()
     }
 
     /// Adds a mount. Fails with `EBUSY` if this path or name is a mount already.
-    pub fn add(&self, mount: Arc<Mount>) -> Result<()> {
+    pub fn add(&self, mount: Arc<ClientMount>) -> Result<()> {
         let _change = lock(&self.change);
-        let mut table = Table::clone(&self.table.load());
+        let mut table = ClientMountTable::clone(&self.table.load());
         let taken = match &mount.spot {
-            Spot::Path(path) => table.at(path).is_some(),
-            Spot::Name(_) => table.named(&mount.target()).is_some(),
-            Spot::Covers { .. } => false,
+            MountSpot::Path(path) => table.at(path).is_some(),
+            MountSpot::Name(_) => table.named(&mount.target()).is_some(),
+            MountSpot::Covers { .. } => false,
         };
         if taken {
             return Err(Errno::EBUSY);
         }
         match &mount.spot {
-            Spot::Path(_) => table.paths += 1,
-            Spot::Covers { node, mount, .. } => {
+            MountSpot::Path(_) => table.paths += 1,
+            MountSpot::Covers { node, mount, .. } => {
                 node.covers.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 mount.covered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
-            Spot::Name(_) => {}
+            MountSpot::Name(_) => {}
         }
         table.mounts.push(mount);
         self.table.store(Arc::new(table));
@@ -136,24 +136,24 @@ impl Mounts {
 
     /// Removes a mount. Unless `lazily` is set, fails with `EBUSY` if it is in use or partly
     /// covered by another mount. Fails with `EINVAL` if it is gone already.
-    pub fn remove(&self, mount: &Arc<Mount>, lazily: bool) -> Result<()> {
+    pub fn remove(&self, mount: &Arc<ClientMount>, lazily: bool) -> Result<()> {
         let _change = lock(&self.change);
-        let mut table = Table::clone(&self.table.load());
+        let mut table = ClientMountTable::clone(&self.table.load());
         let place = table.mounts.iter().position(|other| Arc::ptr_eq(other, mount));
         let place = place.ok_or(Errno::EINVAL)?;
-        let on_it = |other: &Arc<Mount>| matches!(&other.spot, Spot::Covers { mount: below, .. } if Arc::ptr_eq(below, mount));
+        let on_it = |other: &Arc<ClientMount>| matches!(&other.spot, MountSpot::Covers { mount: below, .. } if Arc::ptr_eq(below, mount));
         let used = mount.users.load(std::sync::atomic::Ordering::Acquire) > 0;
         if !lazily && (used || table.mounts.iter().any(on_it)) {
             return Err(Errno::EBUSY);
         }
         let mount = table.mounts.remove(place);
         match &mount.spot {
-            Spot::Path(_) => table.paths -= 1,
-            Spot::Covers { node, mount, .. } => {
+            MountSpot::Path(_) => table.paths -= 1,
+            MountSpot::Covers { node, mount, .. } => {
                 node.covers.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                 mount.covered.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
             }
-            Spot::Name(_) => {}
+            MountSpot::Name(_) => {}
         }
         self.table.store(Arc::new(table));
         Ok(())

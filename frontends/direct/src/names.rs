@@ -2,45 +2,58 @@
 
 use std::sync::Arc;
 
-use defuse_fs::posix::rename::{self, Lineage, check_flags, check_kinds};
+use defuse_fs::posix::rename::{self, DirectoryRelation, check_flags, check_kinds};
 use defuse_fs::{Errno, FileKind, Ino, RenameFlags};
 use defuse_probe::Op;
 
-use crate::access::{self, Access, check_sticky};
+use crate::access::{self, NeededAccess, check_sticky};
 use crate::attributes::writable;
-use crate::client::Client;
-use crate::credentials::{Credentials, cap};
-use crate::description::Description;
-use crate::fresh::Moment;
-use crate::resolve::Subject;
-use crate::rest::{Component, Part};
-use crate::stop::{Outside, Result, Stop};
-use crate::task::Task;
-use crate::walk::{At, Here, Last, Parent};
+use crate::client::DirectClient;
+use crate::credentials::{TaskCredentials, cap};
+use crate::description::FileDescription;
+use crate::fresh::CallMoment;
+use crate::resolve::CallTarget;
+use crate::rest::{ComponentKind, PathComponent};
+use crate::stop::{CallError, OutsidePaths, Result};
+use crate::task::ClientTask;
+use crate::walk::{MountedInode, PathEnd, PathParent, WalkStart};
 
 /// The place of a new name: the directory, and the last component with any slashes after it.
-struct Spot<'a> {
-    dir: Here,
-    last: Component<'a>,
+struct NewNamePlace<'a> {
+    dir: MountedInode,
+    last: PathComponent<'a>,
 }
 
-impl Client {
+impl DirectClient {
     /// Creates a directory, mkdirat(2).
-    pub fn mkdir(&self, task: &Task, at: At<'_>, path: &[u8], mode: u32) -> Result<()> {
+    pub fn mkdir(
+        &self,
+        task: &ClientTask,
+        at: WalkStart<'_>,
+        path: &[u8],
+        mode: u32,
+    ) -> Result<()> {
         let who = task.credentials();
         let spot = self.spot_for_new(task, &who, (at, path), true)?;
         spot.check(&who)?;
         // Linux ignores all other bits in mkdir.
         let node = self.new_node(&spot.dir, FileKind::Directory, mode & 0o1777, task, &who)?;
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
-        let Here { node: dir, mount } = &spot.dir;
+        let MountedInode { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::MKDIR, |fs| fs.mkdir(&cx, dir.ino(), name, &node));
         self.made(&spot, entry.map_err(without))
     }
 
     /// Creates a file, fifo, socket or device, mknodat(2). A `mode` without a type means a regular
     /// file. A device needs `CAP_MKNOD` (`EPERM`).
-    pub fn mknod(&self, task: &Task, at: At<'_>, path: &[u8], mode: u32, rdev: u64) -> Result<()> {
+    pub fn mknod(
+        &self,
+        task: &ClientTask,
+        at: WalkStart<'_>,
+        path: &[u8],
+        mode: u32,
+        rdev: u64,
+    ) -> Result<()> {
         let who = task.credentials();
         let kind = match mode & 0o170000 {
             0 => FileKind::Regular,
@@ -62,13 +75,19 @@ impl Client {
         let mut node = self.new_node(&spot.dir, kind, mode, task, &who)?;
         node.rdev = if device { rdev } else { 0 };
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
-        let Here { node: dir, mount } = &spot.dir;
+        let MountedInode { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::MKNOD, |fs| fs.mknod(&cx, dir.ino(), name, &node));
         self.made(&spot, entry.map_err(without))
     }
 
     /// Creates a symbolic link with the text `target`, symlinkat(2).
-    pub fn symlink(&self, task: &Task, target: &[u8], at: At<'_>, path: &[u8]) -> Result<()> {
+    pub fn symlink(
+        &self,
+        task: &ClientTask,
+        target: &[u8],
+        at: WalkStart<'_>,
+        path: &[u8],
+    ) -> Result<()> {
         match target.len() {
             0 => return Err(Errno::ENOENT.into()),
             1..=4095 => {}
@@ -79,24 +98,24 @@ impl Client {
         spot.check(&who)?;
         let node = self.new_node(&spot.dir, FileKind::Symlink, 0o777, task, &who)?;
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
-        let Here { node: dir, mount } = &spot.dir;
+        let MountedInode { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::SYMLINK, |fs| fs.symlink(&cx, dir.ino(), name, target, &node));
         self.made(&spot, entry.map_err(without))
     }
 
     /// Reads a symbolic link, readlinkat(2). Fails with `EINVAL` if it is no link.
-    pub fn readlink(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<Vec<u8>> {
+    pub fn readlink(&self, task: &ClientTask, at: WalkStart<'_>, path: &[u8]) -> Result<Vec<u8>> {
         let who = task.credentials();
         let here = self.walk(task, &who, at, path)?.node(false)?;
         self.text_of(&here, &who)
     }
 
     /// Reads a symbolic link that is open with `O_PATH`.
-    pub fn freadlink(&self, task: &Task, file: &Description) -> Result<Vec<u8>> {
+    pub fn freadlink(&self, task: &ClientTask, file: &FileDescription) -> Result<Vec<u8>> {
         self.text_of(file.here(), &task.credentials())
     }
 
-    fn text_of(&self, here: &Here, who: &Credentials) -> Result<Vec<u8>> {
+    fn text_of(&self, here: &MountedInode, who: &TaskCredentials) -> Result<Vec<u8>> {
         if here.node.kind() != FileKind::Symlink {
             return Err(Errno::EINVAL.into());
         }
@@ -108,9 +127,9 @@ impl Client {
     /// directory.
     pub fn link(
         &self,
-        task: &Task,
-        from: (At<'_>, &[u8]),
-        to: (At<'_>, &[u8]),
+        task: &ClientTask,
+        from: (WalkStart<'_>, &[u8]),
+        to: (WalkStart<'_>, &[u8]),
         follow: bool,
     ) -> Result<()> {
         let who = task.credentials();
@@ -121,13 +140,23 @@ impl Client {
     }
 
     /// Gives an open file a name, linkat(2) with `AT_EMPTY_PATH`; also a file from `O_TMPFILE`.
-    pub fn flink(&self, task: &Task, file: &Description, to: (At<'_>, &[u8])) -> Result<()> {
+    pub fn flink(
+        &self,
+        task: &ClientTask,
+        file: &FileDescription,
+        to: (WalkStart<'_>, &[u8]),
+    ) -> Result<()> {
         let who = task.credentials();
         let spot = self.spot_for_new(task, &who, to, false)?;
         self.link_to(file.here(), &spot, &who)
     }
 
-    fn link_to(&self, source: &Here, spot: &Spot<'_>, who: &Credentials) -> Result<()> {
+    fn link_to(
+        &self,
+        source: &MountedInode,
+        spot: &NewNamePlace<'_>,
+        who: &TaskCredentials,
+    ) -> Result<()> {
         if !Arc::ptr_eq(&source.mount, &spot.dir.mount) {
             return Err(Errno::EXDEV.into());
         }
@@ -144,9 +173,9 @@ impl Client {
     }
 
     /// Removes the name of a file that is no directory, unlinkat(2).
-    pub fn unlink(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<()> {
+    pub fn unlink(&self, task: &ClientTask, at: WalkStart<'_>, path: &[u8]) -> Result<()> {
         let who = task.credentials();
-        let Parent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
+        let PathParent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
         let last = named(last).ok_or(Errno::EISDIR)?;
         writable(&dir)?;
         let unseen = !last.slash && may_remove_unseen(&dir, &who);
@@ -162,7 +191,7 @@ impl Client {
             }
         }
         let (cx, name) = (who.context(dir.mount.origin), last.name()?);
-        let Here { node, mount } = &dir;
+        let MountedInode { node, mount } = &dir;
         let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
         if let Some(found) = found {
             found.changed();
@@ -172,15 +201,15 @@ impl Client {
     }
 
     /// Removes an empty directory, rmdir(2).
-    pub fn rmdir(&self, task: &Task, at: At<'_>, path: &[u8]) -> Result<()> {
+    pub fn rmdir(&self, task: &ClientTask, at: WalkStart<'_>, path: &[u8]) -> Result<()> {
         let who = task.credentials();
-        let Parent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
+        let PathParent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
         let last = match last {
-            Last::Nothing => return Err(Errno::EBUSY.into()),
-            Last::Component(last) => match last.part {
-                Part::Dot => return Err(Errno::EINVAL.into()),
-                Part::DotDot => return Err(Errno::ENOTEMPTY.into()),
-                Part::Name => last,
+            PathEnd::Nothing => return Err(Errno::EBUSY.into()),
+            PathEnd::Component(last) => match last.part {
+                ComponentKind::Dot => return Err(Errno::EINVAL.into()),
+                ComponentKind::DotDot => return Err(Errno::ENOTEMPTY.into()),
+                ComponentKind::Name => last,
             },
         };
         writable(&dir)?;
@@ -193,7 +222,7 @@ impl Client {
             return Err(Errno::EBUSY.into());
         }
         let (cx, name) = (who.context(dir.mount.origin), last.name()?);
-        let Here { node, mount } = &dir;
+        let MountedInode { node, mount } = &dir;
         let result = mount.call(Op::RMDIR, |fs| fs.rmdir(&cx, node.ino(), name));
         mount.path_changed();
         found.changed();
@@ -204,9 +233,9 @@ impl Client {
     /// Renames a file, renameat2(2). Fails with `EXDEV` between mounts.
     pub fn rename(
         &self,
-        task: &Task,
-        from: (At<'_>, &[u8]),
-        to: (At<'_>, &[u8]),
+        task: &ClientTask,
+        from: (WalkStart<'_>, &[u8]),
+        to: (WalkStart<'_>, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
         check_flags(flags)?;
@@ -223,12 +252,13 @@ impl Client {
         let taken = if noreplace { Errno::EEXIST } else { Errno::EBUSY };
         let new_name = named(new.last).ok_or(taken)?;
         writable(&old.dir)?;
-        let moving = Moving { old: (old.dir, old_name), new: (new.dir, new_name), flags, exchange };
+        let moving =
+            PendingRename { old: (old.dir, old_name), new: (new.dir, new_name), flags, exchange };
         self.rename_found(&moving, &who)
     }
 
-    fn rename_found(&self, moving: &Moving<'_>, who: &Credentials) -> Result<()> {
-        let Moving { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
+    fn rename_found(&self, moving: &PendingRename<'_>, who: &TaskCredentials) -> Result<()> {
+        let PendingRename { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
         let source = renamed(old_dir, old, who)?;
         let target = match renamed(new_dir, new, who) {
             Ok(target) => Some(target),
@@ -244,7 +274,8 @@ impl Client {
         if !same {
             moving.check_permissions(&source, target.as_ref(), who)?;
         }
-        let busy = source.is_mount_point() || target.as_ref().is_some_and(Subject::is_mount_point);
+        let busy =
+            source.is_mount_point() || target.as_ref().is_some_and(CallTarget::is_mount_point);
         if busy {
             return Err(Errno::EBUSY.into());
         }
@@ -253,7 +284,7 @@ impl Client {
         let mount = &old_dir.mount;
         let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };
         let result = mount.call(op, |fs| fs.rename(&cx, from, to, *flags));
-        if source.is_dir() || target.as_ref().is_some_and(Subject::is_dir) {
+        if source.is_dir() || target.as_ref().is_some_and(CallTarget::is_dir) {
             mount.path_changed();
         }
         source.changed();
@@ -269,12 +300,12 @@ impl Client {
     /// for a trailing slash unless a directory is created.
     fn spot_for_new<'a>(
         &'a self,
-        task: &Task,
-        who: &'a Credentials,
-        (at, path): (At<'_>, &'a [u8]),
+        task: &ClientTask,
+        who: &'a TaskCredentials,
+        (at, path): (WalkStart<'_>, &'a [u8]),
         directory: bool,
-    ) -> Result<Spot<'a>> {
-        let Parent { dir, last } = self.walk(task, who, at, path)?.parent()?;
+    ) -> Result<NewNamePlace<'a>> {
+        let PathParent { dir, last } = self.walk(task, who, at, path)?.parent()?;
         let last = named(last).ok_or(Errno::EEXIST)?;
         match victim(&dir, &last, who) {
             Ok(_) => return Err(Errno::EEXIST.into()),
@@ -285,14 +316,14 @@ impl Client {
             return Err(Errno::ENOENT.into());
         }
         writable(&dir)?;
-        Ok(Spot { dir, last })
+        Ok(NewNamePlace { dir, last })
     }
 
-    fn made(&self, spot: &Spot<'_>, entry: Result<defuse_fs::Entry, Errno>) -> Result<()> {
-        let Here { node, mount } = &spot.dir;
+    fn made(&self, spot: &NewNamePlace<'_>, entry: Result<defuse_fs::Entry, Errno>) -> Result<()> {
+        let MountedInode { node, mount } = &spot.dir;
         match entry {
             Ok(entry) => {
-                mount.name_made(node, spot.last.bytes(), (&entry, Moment::default()));
+                mount.name_made(node, spot.last.bytes(), (&entry, CallMoment::default()));
                 Ok(())
             }
             Err(errno) => {
@@ -304,11 +335,11 @@ impl Client {
     }
 }
 
-impl Spot<'_> {
+impl NewNamePlace<'_> {
     /// Checks that `who` may create a name here. It is a separate step because link(2) checks its
     /// source first.
-    fn check(&self, who: &Credentials) -> Result<(), Errno> {
-        access::check(&self.dir.mount, &self.dir.node, who, Access::MODIFY_DIR)
+    fn check(&self, who: &TaskCredentials) -> Result<(), Errno> {
+        access::check(&self.dir.mount, &self.dir.node, who, NeededAccess::MODIFY_DIR)
     }
 }
 
@@ -317,37 +348,37 @@ fn without(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EPERM } else { errno }
 }
 
-fn named(last: Last<'_>) -> Option<Component<'_>> {
+fn named(last: PathEnd<'_>) -> Option<PathComponent<'_>> {
     match last {
-        Last::Component(component) if component.part == Part::Name => Some(component),
+        PathEnd::Component(component) if component.part == ComponentKind::Name => Some(component),
         _ => None,
     }
 }
 
 /// Looks up a file to be removed. Unlike a walk, it does not enter a mount on it.
 fn victim<'a>(
-    dir: &'a Here,
-    last: &Component<'_>,
-    who: &Credentials,
-) -> Result<Subject<'a>, Errno> {
+    dir: &'a MountedInode,
+    last: &PathComponent<'_>,
+    who: &TaskCredentials,
+) -> Result<CallTarget<'a>, Errno> {
     match dir.mount.peek(&dir.node, last.name()?, who)? {
-        Some(attr) => Ok(Subject::peeked(&dir.mount, attr)),
+        Some(attr) => Ok(CallTarget::peeked(&dir.mount, attr)),
         None => renamed(dir, last, who),
     }
 }
 
 /// Looks up a file to be renamed or replaced, whose number tells whether both are one. Does not enter a mount on it, either.
 fn renamed<'a>(
-    dir: &'a Here,
-    last: &Component<'_>,
-    who: &Credentials,
-) -> Result<Subject<'a>, Errno> {
+    dir: &'a MountedInode,
+    last: &PathComponent<'_>,
+    who: &TaskCredentials,
+) -> Result<CallTarget<'a>, Errno> {
     dir.mount.subject(&dir.node, last.name()?, who)
 }
 
 /// True if `who` may remove any name from `dir`, and the file system itself decides what the name is. Where this is false, a look
 /// at the name tells the right error.
-fn may_remove_unseen(dir: &Here, who: &Credentials) -> bool {
+fn may_remove_unseen(dir: &MountedInode, who: &TaskCredentials) -> bool {
     if !dir.mount.removes_unseen() {
         return false;
     }
@@ -358,12 +389,16 @@ fn may_remove_unseen(dir: &Here, who: &Credentials) -> bool {
             _ => return false,
         },
     };
-    access::check_told(&dir.mount, (&dir.node, told), who, Access::MODIFY_DIR).is_ok()
+    access::check_told(&dir.mount, (&dir.node, told), who, NeededAccess::MODIFY_DIR).is_ok()
 }
 
 /// Checks that `who` may remove the name of `found` from `dir`.
-fn may_delete(dir: &Here, found: &Subject<'_>, who: &Credentials) -> Result<(), Errno> {
-    access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR)?;
+fn may_delete(
+    dir: &MountedInode,
+    found: &CallTarget<'_>,
+    who: &TaskCredentials,
+) -> Result<(), Errno> {
+    access::check(&dir.mount, &dir.node, who, NeededAccess::MODIFY_DIR)?;
     if who.has(cap::FOWNER) {
         return Ok(());
     }
@@ -376,7 +411,11 @@ fn may_delete(dir: &Here, found: &Subject<'_>, who: &Credentials) -> Result<(), 
 
 /// Returns the child of `upper` through which `lower` is reached, if `lower` is below `upper` and
 /// the file system reports parents.
-fn child_towards(upper: &Here, lower: &Here, who: &Credentials) -> Result<Option<Ino>, Errno> {
+fn child_towards(
+    upper: &MountedInode,
+    lower: &MountedInode,
+    who: &TaskCredentials,
+) -> Result<Option<Ino>, Errno> {
     let mut at = Arc::clone(&lower.node);
     rename::child_towards(upper.node.ino(), lower.node.ino(), |_| {
         match lower.mount.parent(&at, who) {
@@ -389,19 +428,19 @@ fn child_towards(upper: &Here, lower: &Here, who: &Credentials) -> Result<Option
 }
 
 /// A rename in progress.
-struct Moving<'a> {
-    old: (Here, Component<'a>),
-    new: (Here, Component<'a>),
+struct PendingRename<'a> {
+    old: (MountedInode, PathComponent<'a>),
+    new: (MountedInode, PathComponent<'a>),
     flags: RenameFlags,
     exchange: bool,
 }
 
-impl Moving<'_> {
+impl PendingRename<'_> {
     /// A trailing slash requires a directory: `ENOTDIR`.
     fn check_slashes(
         &self,
-        source: &Subject<'_>,
-        target: Option<&Subject<'_>>,
+        source: &CallTarget<'_>,
+        target: Option<&CallTarget<'_>>,
     ) -> Result<(), Errno> {
         let slashes = self.old.1.slash || !self.exchange && self.new.1.slash;
         if slashes && !source.is_dir() {
@@ -418,16 +457,16 @@ impl Moving<'_> {
     /// (`ENOTEMPTY`). Like the kernel, this checks it before permissions.
     fn check_loops(
         &self,
-        source: &Subject<'_>,
-        target: Option<&Subject<'_>>,
-        who: &Credentials,
+        source: &CallTarget<'_>,
+        target: Option<&CallTarget<'_>>,
+        who: &TaskCredentials,
     ) -> Result<(), Errno> {
         let (old, new) = (&self.old.0, &self.new.0);
         if old.node.ino() == new.node.ino() {
             return Ok(());
         }
         let target = target.filter(|target| target.is_dir());
-        let lineage = Lineage {
+        let lineage = DirectoryRelation {
             to_is_below: match source.is_dir() {
                 true => child_towards(old, new, who)?,
                 false => None,
@@ -442,15 +481,15 @@ impl Moving<'_> {
 
     fn check_permissions(
         &self,
-        source: &Subject<'_>,
-        target: Option<&Subject<'_>>,
-        who: &Credentials,
+        source: &CallTarget<'_>,
+        target: Option<&CallTarget<'_>>,
+        who: &TaskCredentials,
     ) -> Result<(), Errno> {
         may_delete(&self.old.0, source, who)?;
         match target {
             None => {
                 let dir = &self.new.0;
-                access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR)?;
+                access::check(&dir.mount, &dir.node, who, NeededAccess::MODIFY_DIR)?;
             }
             Some(target) => {
                 may_delete(&self.new.0, target, who)?;
@@ -463,7 +502,7 @@ impl Moving<'_> {
         if self.old.0.node.ino() != self.new.0.node.ino() {
             let moved = [Some(source), target.filter(|_| self.exchange)];
             for found in moved.into_iter().flatten().filter(|found| found.is_dir()) {
-                found.check(who, Access::WRITE)?;
+                found.check(who, NeededAccess::WRITE)?;
             }
         }
         Ok(())
@@ -475,10 +514,10 @@ impl Moving<'_> {
 fn both<T, U>(first: Result<T>, second: Result<U>) -> Result<(T, U)> {
     match (first, second) {
         (Ok(first), Ok(second)) => Ok((first, second)),
-        (Err(Stop::Outside(first)), Err(Stop::Outside(second))) => {
-            Err(Stop::Outside(Outside { path: first.path, second: second.path }))
+        (Err(CallError::Outside(first)), Err(CallError::Outside(second))) => {
+            Err(CallError::Outside(OutsidePaths { path: first.path, second: second.path }))
         }
-        (Err(Stop::Errno(errno)), _) | (_, Err(Stop::Errno(errno))) => Err(errno.into()),
+        (Err(CallError::Errno(errno)), _) | (_, Err(CallError::Errno(errno))) => Err(errno.into()),
         _ => Err(Errno::EXDEV.into()),
     }
 }

@@ -14,7 +14,7 @@ use defuse_fs::{Attr, FileKind, FileSystem, Ino};
 use defuse_probe::{Op, Recorder};
 use hashbrown::HashTable;
 
-use crate::fresh::{Fresh, Lasts, Moment, OfInode};
+use crate::fresh::{AnswerValidity, CallMoment, ChangeTracker, InodeVersions};
 
 /// Locks a mutex and ignores poisoning: the data is valid between any two statements.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -37,12 +37,12 @@ pub(crate) fn expiry(time: Duration) -> u64 {
 }
 
 /// An inode.
-pub(crate) struct Node {
-    core: Arc<Core>,
+pub(crate) struct CachedInode {
+    core: Arc<MountCore>,
     ino: Ino,
     kind: FileKind,
     lookups: AtomicU64,
-    cached: Mutex<Cached>,
+    cached: Mutex<CachedAttributes>,
     /// Increased by everything that may change attributes. An answer that was requested before the
     /// change is then not cached.
     version: AtomicU64,
@@ -58,30 +58,30 @@ pub(crate) struct Node {
 }
 
 #[derive(Default)]
-struct Cached {
+struct CachedAttributes {
     /// Attributes, the version that they belong to, and how long they hold.
-    attr: Option<(Attr, Version, Lasts<OfInode>)>,
+    attr: Option<(Attr, AttributeVersion, AnswerValidity<InodeVersions>)>,
     /// The access ACL, in the same way; `Some(None)` if the inode has no ACL.
     acl: Option<CachedAcl>,
 }
 
 /// An ACL or its absence, the version that it belongs to, and its expiry.
-type CachedAcl = (Option<Box<[u8]>>, Version, u64);
+type CachedAcl = (Option<Box<[u8]>>, AttributeVersion, u64);
 
 /// The version of the attributes of an inode, and of those that permission checks use.
 #[derive(Clone, Copy)]
-pub(crate) struct Version {
+pub(crate) struct AttributeVersion {
     all: u64,
     rights: u64,
-    told: Told,
+    told: NotificationCounts,
     /// The moment in the file system.
-    moment: Moment,
+    moment: CallMoment,
 }
 
 /// The number of notifications about one inode, and about all.
-type Told = (u64, u64);
+type NotificationCounts = (u64, u64);
 
-impl Node {
+impl CachedInode {
     pub(crate) fn ino(&self) -> Ino {
         self.ino
     }
@@ -99,22 +99,22 @@ impl Node {
         self.ino == Ino::ROOT || self.lookups.load(Relaxed) > 0
     }
 
-    /// The version before a request for attributes. [`Node::keep_attr`] needs it.
-    pub(crate) fn version(&self) -> Version {
+    /// The version before a request for attributes. [`CachedInode::keep_attr`] needs it.
+    pub(crate) fn version(&self) -> AttributeVersion {
         self.version_at(self.core.fresh.moment())
     }
 
     /// The version after a request that began at `moment`.
-    pub(crate) fn version_at(&self, moment: Moment) -> Version {
+    pub(crate) fn version_at(&self, moment: CallMoment) -> AttributeVersion {
         let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
-        Version { all, rights, told: self.told(), moment }
+        AttributeVersion { all, rights, told: self.told(), moment }
     }
 
-    fn told(&self) -> Told {
+    fn told(&self) -> NotificationCounts {
         (self.told.load(SeqCst), self.core.fresh.epoch())
     }
 
-    /// Invalidates cached attributes after a change by others. Unlike that of [`changed`](Node::changed), the number never goes
+    /// Invalidates cached attributes after a change by others. Unlike that of [`changed`](CachedInode::changed), the number never goes
     /// back when two threads call it, so that attributes which were requested before a change are
     /// never used after it.
     pub(crate) fn changed_by_others(&self) {
@@ -133,13 +133,13 @@ impl Node {
         increase(&self.rights);
     }
 
-    /// Like [`changed`](Node::changed), for a directory of which only the names have changed.
+    /// Like [`changed`](CachedInode::changed), for a directory of which only the names have changed.
     #[inline]
     pub(crate) fn names_changed(&self) {
         increase(&self.version);
     }
 
-    /// Like [`changed`](Node::changed), for data. If versions tell of changes of the rights by others, this one leaves them as
+    /// Like [`changed`](CachedInode::changed), for data. If versions tell of changes of the rights by others, this one leaves them as
     /// they are, unless the file may lose set-id bits.
     #[inline]
     pub(crate) fn data_changed(&self) {
@@ -158,7 +158,7 @@ impl Node {
     }
 
     /// Keeps attributes that were told after `moment`, if nobody has changed anything since.
-    pub(crate) fn keep_told(&self, attr: &Attr, moment: Moment) {
+    pub(crate) fn keep_told(&self, attr: &Attr, moment: CallMoment) {
         if self.core.fresh.is_versioned() {
             self.keep_attr(attr, self.version_at(moment));
         }
@@ -166,7 +166,7 @@ impl Node {
 
     /// Keeps the attributes in the answer to a change that began after `moment`, if nobody else has changed anything
     /// since.
-    pub(crate) fn keep_after_change(&self, attr: &Attr, moment: Moment) {
+    pub(crate) fn keep_after_change(&self, attr: &Attr, moment: CallMoment) {
         if self.core.fresh.is_versioned() {
             self.keep_attr(attr, self.version_at(self.core.fresh.after_own_change(moment)));
         }
@@ -180,7 +180,7 @@ impl Node {
         }
     }
 
-    pub(crate) fn keep_attr(&self, attr: &Attr, version: Version) {
+    pub(crate) fn keep_attr(&self, attr: &Attr, version: AttributeVersion) {
         if let Some(lasts) = self.core.fresh.inode(version.moment, self.ino, attr) {
             self.accessed.store(false, Relaxed);
             lock(&self.cached).attr = Some((*attr, version, lasts));
@@ -215,7 +215,7 @@ impl Node {
     pub(crate) fn present_attr(&self) -> Option<Attr> {
         let fresh = &self.core.fresh;
         self.cached_all()
-            .filter(|(_, lasts)| matches!(lasts, Lasts::While(_)))
+            .filter(|(_, lasts)| matches!(lasts, AnswerValidity::While(_)))
             .filter(|(_, lasts)| fresh.has_attributes(*lasts, self.ino, false))
             .map(|(attr, _)| attr)
     }
@@ -228,12 +228,15 @@ impl Node {
     }
 
     /// Cached attributes since which this client has changed none.
-    fn cached_all(&self) -> Option<(Attr, Lasts<OfInode>)> {
+    fn cached_all(&self) -> Option<(Attr, AnswerValidity<InodeVersions>)> {
         self.cached(|of, all, rights| of.all == all && of.rights == rights)
     }
 
     /// Cached attributes whose version fits the present numbers.
-    fn cached(&self, fits: impl Fn(&Version, u64, u64) -> bool) -> Option<(Attr, Lasts<OfInode>)> {
+    fn cached(
+        &self,
+        fits: impl Fn(&AttributeVersion, u64, u64) -> bool,
+    ) -> Option<(Attr, AnswerValidity<InodeVersions>)> {
         let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
         let told = self.told();
         let cached = lock(&self.cached);
@@ -241,7 +244,12 @@ impl Node {
         (of.told == told && fits(of, all, rights)).then_some((*attr, *lasts))
     }
 
-    pub(crate) fn keep_acl(&self, acl: Option<Box<[u8]>>, version: Version, valid_for: Duration) {
+    pub(crate) fn keep_acl(
+        &self,
+        acl: Option<Box<[u8]>>,
+        version: AttributeVersion,
+        valid_for: Duration,
+    ) {
         lock(&self.cached).acl = Some((acl, version, expiry(valid_for)));
     }
 
@@ -264,7 +272,7 @@ fn increase(version: &AtomicU64) {
     version.store(version.load(Relaxed).wrapping_add(1), std::sync::atomic::Ordering::Release);
 }
 
-impl Drop for Node {
+impl Drop for CachedInode {
     fn drop(&mut self) {
         self.core.remove(self);
         let lookups = *self.lookups.get_mut();
@@ -274,7 +282,7 @@ impl Drop for Node {
     }
 }
 
-impl std::fmt::Debug for Node {
+impl std::fmt::Debug for CachedInode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node").field("ino", &self.ino).field("kind", &self.kind).finish()
     }
@@ -283,24 +291,29 @@ impl std::fmt::Debug for Node {
 const SHARDS: usize = 32;
 
 /// Inodes by number.
-type Shard = RwLock<HashTable<(Ino, Weak<Node>)>>;
+type InodeShard = RwLock<HashTable<(Ino, Weak<CachedInode>)>>;
 
 /// A file system and its known inodes.
-pub(crate) struct Core {
+pub(crate) struct MountCore {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) recorder: Recorder,
-    pub(crate) fresh: Fresh,
-    shards: [Shard; SHARDS],
+    pub(crate) fresh: ChangeTracker,
+    shards: [InodeShard; SHARDS],
 }
 
-impl Core {
+impl MountCore {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, recorder: Recorder) -> Arc<Self> {
         let shards = array::from_fn(|_| RwLock::default());
-        Arc::new(Core { fs, recorder, fresh: Fresh::default(), shards })
+        Arc::new(MountCore { fs, recorder, fresh: ChangeTracker::default(), shards })
     }
 
     /// The node of an inode, with `lookups` added to its lookup count.
-    pub(crate) fn node(self: &Arc<Self>, ino: Ino, kind: FileKind, lookups: u64) -> Arc<Node> {
+    pub(crate) fn node(
+        self: &Arc<Self>,
+        ino: Ino,
+        kind: FileKind,
+        lookups: u64,
+    ) -> Arc<CachedInode> {
         let shard = &self.shards[ino.0 as usize % SHARDS];
         let hash = spread(ino);
         let mut table = shard.write().unwrap_or_else(PoisonError::into_inner);
@@ -320,8 +333,8 @@ impl Core {
         node
     }
 
-    fn make(self: &Arc<Self>, ino: Ino, kind: FileKind, lookups: u64) -> Arc<Node> {
-        Arc::new(Node {
+    fn make(self: &Arc<Self>, ino: Ino, kind: FileKind, lookups: u64) -> Arc<CachedInode> {
+        Arc::new(CachedInode {
             core: Arc::clone(self),
             ino,
             kind,
@@ -336,19 +349,20 @@ impl Core {
     }
 
     /// The node of an inode, if it is known.
-    pub(crate) fn find(&self, ino: Ino) -> Option<Arc<Node>> {
+    pub(crate) fn find(&self, ino: Ino) -> Option<Arc<CachedInode>> {
         let table = self.shards[ino.0 as usize % SHARDS].read();
         let table = table.unwrap_or_else(PoisonError::into_inner);
         table.find(spread(ino), |(other, _)| *other == ino)?.1.upgrade()
     }
 
-    fn remove(&self, node: &Node) {
+    fn remove(&self, node: &CachedInode) {
         let mut table = self.shards[node.ino.0 as usize % SHARDS]
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         // Compare addresses: the entry may belong to a successor by now.
-        let same =
-            |(ino, weak): &(Ino, Weak<Node>)| *ino == node.ino && std::ptr::eq(weak.as_ptr(), node);
+        let same = |(ino, weak): &(Ino, Weak<CachedInode>)| {
+            *ino == node.ino && std::ptr::eq(weak.as_ptr(), node)
+        };
         if let Ok(entry) = table.find_entry(spread(node.ino), same) {
             entry.remove();
         }

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use defuse_fs::{
-    Attr, Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, Opened, create_in_calls, shortcuts_of,
+    Attr, Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, OpenReply, create_in_calls,
+    shortcuts_of,
 };
 use defuse_probe::Op;
 
-use crate::access::{self, Access};
-use crate::client::Client;
-use crate::credentials::Credentials;
-use crate::description::{Description, Parts};
-use crate::resolve::{OpenedAhead, Subject};
-use crate::rest::{Component, Part};
-use crate::stop::{Result, Stop};
-use crate::task::Task;
-use crate::walk::{At, Here, Last, Parent, Walk};
+use crate::access::{self, NeededAccess};
+use crate::client::DirectClient;
+use crate::credentials::TaskCredentials;
+use crate::description::{DescriptionParts, FileDescription};
+use crate::resolve::{CallTarget, UncheckedOpen};
+use crate::rest::{ComponentKind, PathComponent};
+use crate::stop::{CallError, Result};
+use crate::task::ClientTask;
+use crate::walk::{MountedInode, PathEnd, PathParent, PathWalk, WalkStart};
 
 /// `O_PATH`.
 pub(crate) const PATH: u32 = 0o10000000;
@@ -36,9 +37,9 @@ const OF_NAMES: u32 = CREATION & !(OpenFlags::TRUNC | OpenFlags::CLOEXEC);
 
 /// Restrictions of a walk, `RESOLVE_*` of openat2(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Resolve(pub u64);
+pub struct ResolveFlags(pub u64);
 
-impl Resolve {
+impl ResolveFlags {
     /// `RESOLVE_NO_XDEV`.
     pub const NO_XDEV: u64 = 0x01;
     /// `RESOLVE_NO_MAGICLINKS`. Mounts contain no magic links.
@@ -59,33 +60,39 @@ impl Resolve {
 
 /// Arguments of open, like `struct open_how` of openat2(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct How {
+pub struct OpenHow {
     /// The flags of open(2).
     pub flags: u32,
     /// Permission bits of a new file, before the umask is applied.
     pub mode: u32,
     /// Restrictions of the walk.
-    pub resolve: Resolve,
+    pub resolve: ResolveFlags,
 }
 
-impl Client {
+impl DirectClient {
     /// Opens a file or directory, openat2(2). A relative path starts at `at`.
     ///
     /// The errors are those of open(2). Fifos, sockets and devices can only be opened with
     /// `O_PATH`, since they refer to objects in the kernel; otherwise open fails with `ENXIO`.
-    pub fn open(&self, task: &Task, at: At<'_>, path: &[u8], how: How) -> Result<Arc<Description>> {
+    pub fn open(
+        &self,
+        task: &ClientTask,
+        at: WalkStart<'_>,
+        path: &[u8],
+        how: OpenHow,
+    ) -> Result<Arc<FileDescription>> {
         let who = task.credentials();
         let flags = checked(how.flags)?;
         if how.resolve.0 & !0x3f != 0 {
             return Err(Errno::EINVAL.into());
         }
-        let opening = Opening { client: self, task, who: &who, flags, mode: how.mode };
+        let opening = PendingOpen { client: self, task, who: &who, flags, mode: how.mode };
         let follow = flags & OpenFlags::NOFOLLOW == 0;
         // What changes something waits for the permission.
         let open = (flags & (OpenFlags::TRUNC | OpenFlags::DIRECTORY | PATH) == 0)
             .then_some(OpenArgs { flags: OpenFlags(flags & !OF_NAMES), kill_suidgid: false });
-        if opening.may_resolve() && how.resolve == Resolve::default() {
-            let run = |found: Subject<'_>| opening.resolved(found);
+        if opening.may_resolve() && how.resolve == ResolveFlags::default() {
+            let run = |found: CallTarget<'_>| opening.resolved(found);
             let found = self.resolve_to_open(task, &who, (at, path), (follow, open), run)?;
             if let Some(file) = found {
                 return Ok(file);
@@ -105,7 +112,7 @@ impl Client {
     }
 }
 
-impl Client {
+impl DirectClient {
     /// Creates a file with the contents `data`: open(2) with `O_CREAT`, `O_EXCL` and `O_WRONLY`, write(2) and close(2) in one call. A file
     /// system in another process takes one message for it, if `data` is short (96 KiB). `mode` has the permission bits, before
     /// the umask is applied.
@@ -113,8 +120,8 @@ impl Client {
     /// The errors are those of the three calls. After one of write(2) the file is there, with a part of the data.
     pub fn create_with(
         &self,
-        task: &Task,
-        at: At<'_>,
+        task: &ClientTask,
+        at: WalkStart<'_>,
         path: &[u8],
         mode: u32,
         data: &[u8],
@@ -124,24 +131,25 @@ impl Client {
             return Err(Errno::EFBIG.into());
         }
         let flags = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::WRONLY;
-        let opening = Opening { client: self, task, who: &who, flags, mode };
+        let opening = PendingOpen { client: self, task, who: &who, flags, mode };
         let mut walk = self.walk(task, &who, at, path)?;
-        let Parent { dir, last } = walk.parent()?;
+        let PathParent { dir, last } = walk.parent()?;
         match last {
-            Last::Component(component) if component.part == Part::Name => {
+            PathEnd::Component(component) if component.part == ComponentKind::Name => {
                 if component.slash {
                     return Err(Errno::EISDIR.into());
                 }
-                let mut exists = |dir: &Here| match walk.last_node(dir.clone(), &component, false) {
-                    Err(Stop::Errno(Errno::ENOENT)) => Ok(()),
-                    found => found.and(Err(Errno::EEXIST.into())),
-                };
+                let mut exists =
+                    |dir: &MountedInode| match walk.last_node(dir.clone(), &component, false) {
+                        Err(CallError::Errno(Errno::ENOENT)) => Ok(()),
+                        found => found.and(Err(Errno::EEXIST.into())),
+                    };
                 if !opening.may_make(&dir) {
                     exists(&dir)?;
                 }
                 match opening.make_with(&dir, &component, data) {
                     // An existing name comes before a missing permission.
-                    Err(stop @ Stop::Errno(Errno::EACCES | Errno::EROFS)) => {
+                    Err(stop @ CallError::Errno(Errno::EACCES | Errno::EROFS)) => {
                         exists(&dir).and(Err(stop))
                     }
                     made => made,
@@ -167,26 +175,26 @@ fn checked(flags: u32) -> Result<u32, Errno> {
 }
 
 /// An open in progress.
-struct Opening<'a> {
-    client: &'a Client,
-    task: &'a Task,
-    who: &'a Arc<Credentials>,
+struct PendingOpen<'a> {
+    client: &'a DirectClient,
+    task: &'a ClientTask,
+    who: &'a Arc<TaskCredentials>,
     flags: u32,
     mode: u32,
 }
 
 /// The result of looking for a file to create.
-enum Look {
-    Opened(Arc<Description>),
+enum CreateLookup {
+    Opened(Arc<FileDescription>),
     Missing,
     /// A walk decides.
     Walk,
 }
 
-impl Opening<'_> {
+impl PendingOpen<'_> {
     /// True if a name need not be looked at before it is made. Only a file system of our own is trusted to leave an existing
     /// file alone.
-    fn may_make(&self, dir: &Here) -> bool {
+    fn may_make(&self, dir: &MountedInode) -> bool {
         dir.mount.keeps_answers() || dir.mount.decides_on_names()
     }
 
@@ -202,7 +210,7 @@ impl Opening<'_> {
 
     /// Opens a file or directory that the file system has resolved. Leaves all others to a walk, and directories where names below them
     /// need more than their number.
-    fn resolved(&self, found: Subject<'_>) -> Result<Option<Arc<Description>>> {
+    fn resolved(&self, found: CallTarget<'_>) -> Result<Option<Arc<FileDescription>>> {
         match found.kind {
             FileKind::Regular if !self.has(OpenFlags::DIRECTORY) => {
                 self.check(&found)?;
@@ -219,10 +227,10 @@ impl Opening<'_> {
     /// Opens an existing file, unless it is `opened` already. The walk was told its attributes, if it was.
     fn existing(
         &self,
-        here: Here,
+        here: MountedInode,
         told: Option<Attr>,
-        opened: Option<OpenedAhead>,
-    ) -> Result<Arc<Description>> {
+        opened: Option<UncheckedOpen>,
+    ) -> Result<Arc<FileDescription>> {
         let kind = here.node.kind();
         if self.has(OpenFlags::DIRECTORY) && kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
@@ -230,27 +238,27 @@ impl Opening<'_> {
         if self.has(PATH) {
             return self.path_only(here);
         }
-        if !opened.as_ref().is_some_and(OpenedAhead::is_permitted) {
-            self.check(&Subject::told(&here, told))?;
+        if !opened.as_ref().is_some_and(UncheckedOpen::is_permitted) {
+            self.check(&CallTarget::told(&here, told))?;
         }
         match kind {
-            FileKind::Directory => self.directory(Subject::walked(&here)),
-            FileKind::Regular => self.regular(Subject::walked(&here).opened(opened)),
+            FileKind::Directory => self.directory(CallTarget::walked(&here)),
+            FileKind::Regular => self.regular(CallTarget::walked(&here).opened(opened)),
             _ => Err(Errno::ENXIO.into()),
         }
     }
 
     /// The checks of `may_open()` in fs/namei.c.
-    fn check(&self, found: &Subject<'_>) -> Result<()> {
+    fn check(&self, found: &CallTarget<'_>) -> Result<()> {
         let mut wanted = match self.flags & 3 {
-            0 => Access::READ,
-            1 => Access::WRITE,
-            _ => Access::READ.with(Access::WRITE),
+            0 => NeededAccess::READ,
+            1 => NeededAccess::WRITE,
+            _ => NeededAccess::READ.with(NeededAccess::WRITE),
         };
         if self.has(OpenFlags::TRUNC) {
-            wanted = wanted.with(Access::WRITE);
+            wanted = wanted.with(NeededAccess::WRITE);
         }
-        let writes = wanted != Access::READ;
+        let writes = wanted != NeededAccess::READ;
         match found.kind {
             FileKind::Symlink => return Err(Errno::ELOOP.into()),
             FileKind::Directory if writes || self.has(OpenFlags::CREAT) => {
@@ -265,14 +273,14 @@ impl Opening<'_> {
         Ok(())
     }
 
-    fn directory(&self, found: Subject<'_>) -> Result<Arc<Description>> {
+    fn directory(&self, found: CallTarget<'_>) -> Result<Arc<FileDescription>> {
         let cx = self.who.context(found.mount.origin);
         let flags = OpenFlags(self.flags);
         let opened = found.mount.call(Op::OPENDIR, |fs| fs.opendir(&cx, found.ino, flags))?;
         self.describe(found.open_node(), Some(opened))
     }
 
-    fn regular(&self, mut found: Subject<'_>) -> Result<Arc<Description>> {
+    fn regular(&self, mut found: CallTarget<'_>) -> Result<Arc<FileDescription>> {
         let cx = self.who.context(found.mount.origin);
         let truncates = self.has(OpenFlags::TRUNC);
         let by_open = truncates && found.mount.caps().open_truncates;
@@ -295,13 +303,17 @@ impl Opening<'_> {
         Ok(file)
     }
 
-    fn describe(&self, here: Here, opened: Option<Opened>) -> Result<Arc<Description>> {
+    fn describe(
+        &self,
+        here: MountedInode,
+        opened: Option<OpenReply>,
+    ) -> Result<Arc<FileDescription>> {
         self.describe_pinned(here, opened, None)
     }
 
     /// Opens with `O_PATH`. The inode may be that of an open file which the file system has resolved,
     /// so that it has no lookup.
-    fn path_only(&self, here: Here) -> Result<Arc<Description>> {
+    fn path_only(&self, here: MountedInode) -> Result<Arc<FileDescription>> {
         let pin = if here.node.has_lookups() || here.node.kind() != FileKind::Regular {
             None
         } else {
@@ -315,21 +327,21 @@ impl Opening<'_> {
 
     fn describe_pinned(
         &self,
-        here: Here,
-        opened: Option<Opened>,
+        here: MountedInode,
+        opened: Option<OpenReply>,
         pin: Option<Fh>,
-    ) -> Result<Arc<Description>> {
+    ) -> Result<Arc<FileDescription>> {
         let flags = self.flags & !CREATION;
-        let parts = Parts { here, opened, pin, flags, who: Arc::clone(self.who) };
-        Ok(Description::new(parts, self.client.options.arena.as_ref()).ok_or(Errno::ENFILE)?)
+        let parts = DescriptionParts { here, opened, pin, flags, who: Arc::clone(self.who) };
+        Ok(FileDescription::new(parts, self.client.options.arena.as_ref()).ok_or(Errno::ENFILE)?)
     }
 
-    fn create(&self, walk: &mut Walk<'_>, follow: bool) -> Result<Arc<Description>> {
+    fn create(&self, walk: &mut PathWalk<'_>, follow: bool) -> Result<Arc<FileDescription>> {
         walk.follow_last = follow && !self.has(OpenFlags::EXCL);
         loop {
-            let Parent { dir, last } = walk.parent()?;
+            let PathParent { dir, last } = walk.parent()?;
             let component = match last {
-                Last::Component(component) if component.part == Part::Name => component,
+                PathEnd::Component(component) if component.part == ComponentKind::Name => component,
                 // The path exists and is a directory.
                 _ if self.has(OpenFlags::EXCL) => return Err(Errno::EEXIST.into()),
                 _ => return Err(Errno::EISDIR.into()),
@@ -347,15 +359,15 @@ impl Opening<'_> {
     /// caller walks next.
     fn create_in(
         &self,
-        walk: &mut Walk<'_>,
-        dir: Here,
-        component: &Component<'_>,
-    ) -> Result<Option<Arc<Description>>> {
+        walk: &mut PathWalk<'_>,
+        dir: MountedInode,
+        component: &PathComponent<'_>,
+    ) -> Result<Option<Arc<FileDescription>>> {
         if self.has(OpenFlags::EXCL) && self.may_make(&dir) {
             // Most often the name is free, and the file system says so if it is not.
             match self.make(&dir, component) {
                 // An existing name comes before a missing permission.
-                Err(Stop::Errno(Errno::EACCES | Errno::EROFS)) => {}
+                Err(CallError::Errno(Errno::EACCES | Errno::EROFS)) => {}
                 made => return made.map(Some),
             }
         }
@@ -363,10 +375,10 @@ impl Opening<'_> {
         // retries a few times.
         for _ in 0..8 {
             match self.look(&dir, component)? {
-                Look::Walk => {}
-                Look::Opened(file) => return Ok(Some(file)),
-                Look::Missing => match self.make(&dir, component) {
-                    Err(Stop::Errno(Errno::EEXIST)) if !self.has(OpenFlags::EXCL) => continue,
+                CreateLookup::Walk => {}
+                CreateLookup::Opened(file) => return Ok(Some(file)),
+                CreateLookup::Missing => match self.make(&dir, component) {
+                    Err(CallError::Errno(Errno::EEXIST)) if !self.has(OpenFlags::EXCL) => continue,
                     result => return result.map(Some),
                 },
             }
@@ -382,16 +394,16 @@ impl Opening<'_> {
                     }
                     self.client.protected.check_creation(
                         &dir,
-                        &Subject::walked(&found),
+                        &CallTarget::walked(&found),
                         self.who,
                     )?;
                     return self.existing(found, None, None).map(Some);
                 }
-                Err(Stop::Errno(Errno::ENOENT)) => {}
+                Err(CallError::Errno(Errno::ENOENT)) => {}
                 Err(stop) => return Err(stop),
             }
             match self.make(&dir, component) {
-                Err(Stop::Errno(Errno::EEXIST)) if !self.has(OpenFlags::EXCL) => {
+                Err(CallError::Errno(Errno::EEXIST)) if !self.has(OpenFlags::EXCL) => {
                     dir.mount.name_changed(&dir.node, component.bytes());
                 }
                 result => return result.map(Some),
@@ -401,35 +413,40 @@ impl Opening<'_> {
     }
 
     /// Opens `component` in `dir` without a walk if it is a regular file.
-    fn look(&self, dir: &Here, component: &Component<'_>) -> Result<Look> {
+    fn look(&self, dir: &MountedInode, component: &PathComponent<'_>) -> Result<CreateLookup> {
         if !dir.mount.may_resolve() {
-            return Ok(Look::Walk);
+            return Ok(CreateLookup::Walk);
         }
         let found = match dir.mount.subject(&dir.node, component.name()?, self.who) {
             Ok(found) => found,
-            Err(Errno::ENOENT) => return Ok(Look::Missing),
+            Err(Errno::ENOENT) => return Ok(CreateLookup::Missing),
             Err(errno) => return Err(errno.into()),
         };
         if self.has(OpenFlags::EXCL) {
             return Err(Errno::EEXIST.into());
         }
         if found.kind != FileKind::Regular || self.has(PATH) {
-            return Ok(Look::Walk);
+            return Ok(CreateLookup::Walk);
         }
         self.client.protected.check_creation(dir, &found, self.who)?;
         match self.resolved(found) {
             // Another call has removed the file meanwhile.
-            Err(Stop::Errno(Errno::ESTALE)) => Ok(Look::Missing),
-            Ok(None) => Ok(Look::Walk),
-            Ok(Some(file)) => Ok(Look::Opened(file)),
+            Err(CallError::Errno(Errno::ESTALE)) => Ok(CreateLookup::Missing),
+            Ok(None) => Ok(CreateLookup::Walk),
+            Ok(Some(file)) => Ok(CreateLookup::Opened(file)),
             Err(stop) => Err(stop),
         }
     }
 
     /// Creates `component` in `dir` with these contents.
-    fn make_with(&self, dir: &Here, component: &Component<'_>, data: &[u8]) -> Result<()> {
+    fn make_with(
+        &self,
+        dir: &MountedInode,
+        component: &PathComponent<'_>,
+        data: &[u8],
+    ) -> Result<()> {
         let name = component.name()?;
-        access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
+        access::check(&dir.mount, &dir.node, self.who, NeededAccess::MODIFY_DIR)?;
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
         let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
         let place = (dir.node.ino(), name);
@@ -445,9 +462,13 @@ impl Opening<'_> {
     }
 
     /// Creates a file. Fails with `EEXIST` where there is one, whatever the flags say.
-    fn make(&self, dir: &Here, component: &Component<'_>) -> Result<Arc<Description>> {
+    fn make(
+        &self,
+        dir: &MountedInode,
+        component: &PathComponent<'_>,
+    ) -> Result<Arc<FileDescription>> {
         let name = component.name()?;
-        access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
+        access::check(&dir.mount, &dir.node, self.who, NeededAccess::MODIFY_DIR)?;
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
         // O_EXCL even if the caller did not set it: a file that another process created meanwhile
         // must be checked before it is opened.
@@ -459,15 +480,15 @@ impl Opening<'_> {
             dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));
         let (entry, opened) = made?;
         let node = dir.mount.name_made(&dir.node, component.bytes(), (&entry, moment));
-        self.describe(Here { node, mount: Arc::clone(&dir.mount) }, Some(opened))
+        self.describe(MountedInode { node, mount: Arc::clone(&dir.mount) }, Some(opened))
     }
 
     /// Opens an unnamed file, `O_TMPFILE`.
-    fn nameless(&self, dir: Here) -> Result<Arc<Description>> {
+    fn nameless(&self, dir: MountedInode) -> Result<Arc<FileDescription>> {
         if !dir.node.is_dir() {
             return Err(Errno::ENOTDIR.into());
         }
-        access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
+        access::check(&dir.mount, &dir.node, self.who, NeededAccess::MODIFY_DIR)?;
         let node = self.client.new_node(&dir, FileKind::Regular, self.mode, self.task, self.who)?;
         let kept = OpenFlags::EXCL | OpenFlags::CLOEXEC;
         let flags = OpenFlags(self.flags & !(CREATION & !kept));
@@ -476,20 +497,20 @@ impl Opening<'_> {
         let ino = dir.node.ino();
         let made = dir.mount.call(Op::TMPFILE, |fs| fs.tmpfile(&cx, ino, &node, args));
         let (entry, opened) = made.map_err(crate::data::unsupported)?;
-        let node = dir.mount.adopt(&entry, crate::fresh::Moment::default());
-        self.describe(Here { node, mount: dir.mount }, Some(opened))
+        let node = dir.mount.adopt(&entry, crate::fresh::CallMoment::default());
+        self.describe(MountedInode { node, mount: dir.mount }, Some(opened))
     }
 }
 
-impl Client {
+impl DirectClient {
     /// The attributes of a new inode in `dir`: owner, group and umask come from the task.
     pub(crate) fn new_node(
         &self,
-        dir: &Here,
+        dir: &MountedInode,
         kind: FileKind,
         mode: u32,
-        task: &Task,
-        who: &Credentials,
+        task: &ClientTask,
+        who: &TaskCredentials,
     ) -> Result<NewNode<'static>> {
         let supplementary_gid = if who.groups.is_empty() {
             None

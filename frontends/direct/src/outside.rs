@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
-use crate::mounts::Table;
+use crate::mounts::ClientMountTable;
 use crate::node::{expiry, now_ns};
 
 /// Directories of the kernel's name space that are known to be no links.
 #[derive(Default)]
-pub(crate) struct KnownDirs(RwLock<Known>);
+pub(crate) struct KnownDirs(RwLock<KnownPaths>);
 
 #[derive(Default)]
-struct Known {
+struct KnownPaths {
     paths: HashSet<Box<[u8]>>,
     /// The number of changes before the first of them was looked at.
     changes: u32,
@@ -42,14 +42,14 @@ impl KnownDirs {
     fn keep(&self, path: &[u8], changes: u32) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if known.changes != changes || known.paths.len() >= MOST || now_ns() >= known.until {
-            *known = Known { paths: HashSet::new(), changes, until: expiry(HOLDS) };
+            *known = KnownPaths { paths: HashSet::new(), changes, until: expiry(HOLDS) };
         }
         known.paths.insert(path.into());
     }
 }
 
 /// The file at a path of the kernel's name space.
-pub(crate) enum Look {
+pub(crate) enum OutsideStep {
     /// The walk continues.
     GoOn,
     /// The kernel can continue from here, since the rest of the walk cannot reach a mount.
@@ -59,48 +59,48 @@ pub(crate) enum Look {
 }
 
 /// True if a walk at `path` could still reach a mount.
-pub(crate) fn may_lead_in(table: &Table, path: &[u8], links: bool) -> bool {
+pub(crate) fn may_lead_in(table: &ClientMountTable, path: &[u8], links: bool) -> bool {
     table.has_paths() && (links || table.below(path) || path.is_empty())
 }
 
 /// Looks at `path`. Links of /proc are not followed, because they do not refer to a path. `known` has directories
-/// that need not be looked at, with the counter of changes ([`Options::path_changes`](crate::Options::path_changes)).
+/// that need not be looked at, with the counter of changes ([`ClientOptions::path_changes`](crate::ClientOptions::path_changes)).
 pub(crate) fn look(
-    table: &Table,
+    table: &ClientMountTable,
     path: &[u8],
     links: bool,
     known: Option<(&KnownDirs, &AtomicU32)>,
-) -> Look {
+) -> OutsideStep {
     let below = table.below(path);
     if path == b"/proc" || path == b"/dev/fd" {
-        return if below { Look::GoOn } else { Look::HandOver };
+        return if below { OutsideStep::GoOn } else { OutsideStep::HandOver };
     }
     if !links {
-        return Look::GoOn;
+        return OutsideStep::GoOn;
     }
     if known.is_some_and(|(known, changes)| known.has(path, changes)) {
-        return Look::GoOn;
+        return OutsideStep::GoOn;
     }
     let before = known.map(|(known, changes)| (known, changes.load(Ordering::Acquire)));
     match std::fs::read_link(Path::new(OsStr::from_bytes(path))) {
-        Ok(text) => Look::Link(text.into_os_string().into_vec()),
+        Ok(text) => OutsideStep::Link(text.into_os_string().into_vec()),
         Err(error) => match error.raw_os_error() {
             // EINVAL: not a link.
             Some(22) => {
                 if let Some((known, changes)) = before {
                     known.keep(path, changes);
                 }
-                Look::GoOn
+                OutsideStep::GoOn
             }
             // A mount may be at a path that the kernel does not have.
-            _ if below => Look::GoOn,
-            _ => Look::HandOver,
+            _ if below => OutsideStep::GoOn,
+            _ => OutsideStep::HandOver,
         },
     }
 }
 
 /// True if a link at `path` with `text` leads into a mount, directly or through other links.
-pub(crate) fn leads_in(table: &Table, path: &[u8], text: &[u8]) -> bool {
+pub(crate) fn leads_in(table: &ClientMountTable, path: &[u8], text: &[u8]) -> bool {
     let mut target = Vec::new();
     if !text.starts_with(b"/") {
         let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);

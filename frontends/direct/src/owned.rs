@@ -15,21 +15,21 @@ use defuse_fs::{
     Context, Errno, FailureDomain, Figure, File, FileSystem, Ino, Io, Lifecycle, LockOwner,
     LockWait, Name, Notify, Origin, ReleaseArgs, Result, Shortcuts, delegate,
 };
-use defuse_process::Owner;
+use defuse_process::ProcessOwner;
 
 /// The inner file system in the process that made this layer, and `ENOTCONN` in its children.
-pub(crate) struct Owned {
-    inner: Inner,
-    owner: Owner,
+pub(crate) struct OwnedFileSystem {
+    inner: OwnedInner,
+    owner: ProcessOwner,
     source: String,
     /// This child was told.
     told: AtomicBool,
 }
 
 /// The file system; `None` only while it is dropped.
-struct Inner(Option<Arc<dyn FileSystem>>);
+struct OwnedInner(Option<Arc<dyn FileSystem>>);
 
-impl Deref for Inner {
+impl Deref for OwnedInner {
     type Target = dyn FileSystem;
     fn deref(&self) -> &(dyn FileSystem + 'static) {
         match &self.0 {
@@ -39,9 +39,9 @@ impl Deref for Inner {
     }
 }
 
-impl Owned {
-    pub(crate) fn new(fs: Arc<dyn FileSystem>, owner: Owner, source: String) -> Self {
-        Owned { inner: Inner(Some(fs)), owner, source, told: AtomicBool::new(false) }
+impl OwnedFileSystem {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, owner: ProcessOwner, source: String) -> Self {
+        OwnedFileSystem { inner: OwnedInner(Some(fs)), owner, source, told: AtomicBool::new(false) }
     }
 
     fn here(&self) -> Result<()> {
@@ -77,7 +77,7 @@ impl Owned {
     }
 }
 
-impl FileSystem for Owned {
+impl FileSystem for OwnedFileSystem {
     delegate!(around inner, except negative_valid_for, attached, detached, figures, notes, forget, failure_domain,
         lifecycle, submit, setlkw, flush, release, releasedir);
 
@@ -152,11 +152,11 @@ impl FileSystem for Owned {
     }
 }
 
-impl Shortcuts for Owned {
+impl Shortcuts for OwnedFileSystem {
     delegate!(around inner, only resolve, peek);
 }
 
-impl Drop for Owned {
+impl Drop for OwnedFileSystem {
     fn drop(&mut self) {
         if !self.owner.is_here() {
             // Its end would wait for threads of the parent.

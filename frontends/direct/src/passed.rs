@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use defuse_fs::{Attr, Ino};
 
-use crate::credentials::Credentials;
-use crate::node::{Node, expiry, lock, now_ns};
+use crate::credentials::TaskCredentials;
+use crate::node::{CachedInode, expiry, lock, now_ns};
 
 /// The number of sets, each of which has a lock.
 const SETS: usize = 32;
@@ -22,29 +22,29 @@ const SETS: usize = 32;
 const WAYS: usize = 4;
 
 /// How long a directory holds: for this time, until the counter of changes moves.
-pub(crate) type Holds = (Duration, &'static AtomicU32);
+pub(crate) type DirectoryHold = (Duration, &'static AtomicU32);
 
-pub(crate) struct Passed {
-    sets: [Mutex<Set>; SETS],
+pub(crate) struct PrefixCache {
+    sets: [Mutex<PrefixSet>; SETS],
     hasher: RandomState,
-    holds: Option<Holds>,
+    holds: Option<DirectoryHold>,
 }
 
 #[derive(Default)]
-struct Set {
+struct PrefixSet {
     /// At most [`WAYS`].
-    dirs: Vec<Dir>,
+    dirs: Vec<PrefixEntry>,
     /// Counts directories that took the place of others.
     turn: usize,
 }
 
-impl Set {
+impl PrefixSet {
     fn find(&self, parent: Ino, name: &[u8]) -> Option<usize> {
         self.dirs.iter().position(|dir| dir.is(parent, name))
     }
 
     /// Adds a directory, or puts it in the place of the same one or any other, which it returns.
-    fn put(&mut self, dir: Dir) -> Option<Dir> {
+    fn put(&mut self, dir: PrefixEntry) -> Option<PrefixEntry> {
         let known = self.find(dir.parent, &dir.name);
         if known.is_none() && self.dirs.len() < WAYS {
             self.dirs.push(dir);
@@ -58,21 +58,21 @@ impl Set {
     }
 }
 
-struct Dir {
+struct PrefixEntry {
     parent: Ino,
     /// A name, or several with slashes between them.
     name: Box<[u8]>,
-    found: Found,
+    found: PrefixDirectory,
     /// Those who may search all directories of the path, this one as well; `None` if there is only one name.
-    searched_by: Option<Box<Credentials>>,
+    searched_by: Option<Box<TaskCredentials>>,
     /// The count of changes before it was looked up.
     changes: u32,
 }
 
 /// A directory that a walk has passed.
 #[derive(Clone)]
-pub(crate) struct Found {
-    pub node: Arc<Node>,
+pub(crate) struct PrefixDirectory {
+    pub node: Arc<CachedInode>,
     /// The attributes that permission checks use, if they were told.
     pub attr: Option<Attr>,
     /// The time of [`now_ns`] until which it holds.
@@ -80,7 +80,7 @@ pub(crate) struct Found {
 }
 
 /// The begin of a walk by names alone.
-pub(crate) struct Begin {
+pub(crate) struct WalkBegin {
     /// The directory where it begins.
     pub parent: Ino,
     /// The count of changes before it.
@@ -89,40 +89,54 @@ pub(crate) struct Begin {
     until: u64,
 }
 
-impl Begin {
+impl WalkBegin {
     /// Notes a directory on the way.
     pub(crate) fn pass(&mut self, until: u64) {
         self.until = self.until.min(until);
     }
 }
 
-impl Dir {
+impl PrefixEntry {
     fn is(&self, parent: Ino, name: &[u8]) -> bool {
         self.parent == parent && *self.name == *name
     }
 }
 
-impl Passed {
-    pub(crate) fn new(holds: Option<Holds>) -> Self {
-        Passed { sets: array::from_fn(|_| Mutex::default()), hasher: RandomState::new(), holds }
+impl PrefixCache {
+    pub(crate) fn new(holds: Option<DirectoryHold>) -> Self {
+        PrefixCache {
+            sets: array::from_fn(|_| Mutex::default()),
+            hasher: RandomState::new(),
+            holds,
+        }
     }
 
     /// The places in which this directory may be.
-    fn set(&self, parent: Ino, name: &[u8]) -> MutexGuard<'_, Set> {
+    fn set(&self, parent: Ino, name: &[u8]) -> MutexGuard<'_, PrefixSet> {
         lock(&self.sets[(self.hasher.hash_one((parent.0, name)) >> 32) as usize % SETS])
     }
 
     /// The directory of this name, if it still holds.
-    pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<Found> {
+    pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<PrefixDirectory> {
         self.get_for(parent, name, None)
     }
 
     /// The directory at the end of a path of several names, if it still holds, and `who` may search it and all directories before it.
-    pub(crate) fn get_path(&self, parent: Ino, path: &[u8], who: &Credentials) -> Option<Found> {
+    pub(crate) fn get_path(
+        &self,
+        parent: Ino,
+        path: &[u8],
+        who: &TaskCredentials,
+    ) -> Option<PrefixDirectory> {
         self.get_for(parent, path, Some(who))
     }
 
-    fn get_for(&self, parent: Ino, name: &[u8], who: Option<&Credentials>) -> Option<Found> {
+    fn get_for(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        who: Option<&TaskCredentials>,
+    ) -> Option<PrefixDirectory> {
         let (_, counter) = self.holds?;
         let set = self.set(parent, name);
         let dir = &set.dirs[set.find(parent, name)?];
@@ -136,14 +150,14 @@ impl Passed {
         holds.then(|| dir.found.clone())
     }
 
-    /// The count of changes. Call it before the lookup whose answer is [kept](Passed::keep).
+    /// The count of changes. Call it before the lookup whose answer is [kept](PrefixCache::keep).
     pub(crate) fn changes(&self) -> u32 {
         self.holds.map_or(0, |(_, counter)| counter.load(Ordering::Acquire))
     }
 
-    /// Begins a walk in the directory `parent`, if its end may be [kept](Passed::keep_path).
-    pub(crate) fn begin(&self, parent: Ino) -> Option<Begin> {
-        let begin = || Begin { parent, changes: self.changes(), until: u64::MAX };
+    /// Begins a walk in the directory `parent`, if its end may be [kept](PrefixCache::keep_path).
+    pub(crate) fn begin(&self, parent: Ino) -> Option<WalkBegin> {
+        let begin = || WalkBegin { parent, changes: self.changes(), until: u64::MAX };
         self.holds.is_some().then(begin)
     }
 
@@ -152,35 +166,35 @@ impl Passed {
     pub(crate) fn keep(
         &self,
         (parent, name): (Ino, &[u8]),
-        node: &Arc<Node>,
+        node: &Arc<CachedInode>,
         attr: Option<Attr>,
         changes: u32,
     ) -> u64 {
-        let is_it = |dir: &Dir| dir.is(parent, name) && Arc::ptr_eq(&dir.found.node, node);
+        let is_it = |dir: &PrefixEntry| dir.is(parent, name) && Arc::ptr_eq(&dir.found.node, node);
         if self.holds.is_none() && self.set(parent, name).dirs.iter().any(is_it) {
             return 0;
         }
         let until = self.holds.map_or(0, |(time, _)| expiry(time));
-        let found = Found { node: Arc::clone(node), attr, until };
-        self.put(Dir { parent, name: name.into(), found, searched_by: None, changes });
+        let found = PrefixDirectory { node: Arc::clone(node), attr, until };
+        self.put(PrefixEntry { parent, name: name.into(), found, searched_by: None, changes });
         until
     }
 
     /// Keeps the directory to which a walk of several names has come. `who` may search it and all directories before it.
     pub(crate) fn keep_path(
         &self,
-        begin: &Begin,
+        begin: &WalkBegin,
         path: &[u8],
-        (node, attr): (&Arc<Node>, Option<Attr>),
-        who: &Credentials,
+        (node, attr): (&Arc<CachedInode>, Option<Attr>),
+        who: &TaskCredentials,
     ) {
-        let &Begin { parent, changes, until } = begin;
-        let found = Found { node: Arc::clone(node), attr, until };
+        let &WalkBegin { parent, changes, until } = begin;
+        let found = PrefixDirectory { node: Arc::clone(node), attr, until };
         let searched_by = Some(Box::new(who.clone()));
-        self.put(Dir { parent, name: path.into(), found, searched_by, changes });
+        self.put(PrefixEntry { parent, name: path.into(), found, searched_by, changes });
     }
 
-    fn put(&self, dir: Dir) {
+    fn put(&self, dir: PrefixEntry) {
         let old = self.set(dir.parent, &dir.name).put(dir);
         // After the lock is released: the end of a node calls the file system.
         drop(old);
@@ -211,10 +225,10 @@ impl Passed {
         self.forget_if(|dir| dir.searched_by.is_some() || inodes.contains(&dir.found.node.ino()));
     }
 
-    fn forget_if(&self, is_meant: impl Fn(&Dir) -> bool) {
+    fn forget_if(&self, is_meant: impl Fn(&PrefixEntry) -> bool) {
         for set in &self.sets {
             let mut set = lock(set);
-            let old: Vec<Dir> = set.dirs.extract_if(.., |dir| is_meant(dir)).collect();
+            let old: Vec<PrefixEntry> = set.dirs.extract_if(.., |dir| is_meant(dir)).collect();
             drop(set);
             drop(old);
         }

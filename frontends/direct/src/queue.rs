@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Errno, Result};
-use defuse_process::Owner;
+use defuse_process::ProcessOwner;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::node::lock;
@@ -19,7 +19,7 @@ const CAPACITY_MAX: usize = 65_536;
 /// Maximum number of threads of a queue.
 const THREADS_MAX: usize = 1024;
 
-/// Options of a [`Queue`].
+/// Options of a [`JobQueue`].
 #[derive(Clone, Copy, Debug)]
 pub struct QueueOptions {
     /// Maximum number of jobs that wait, run, or have ended and are not yet collected: 1 to 65,536.
@@ -39,7 +39,7 @@ impl Default for QueueOptions {
 
 /// The outcome of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome<T> {
+pub enum JobOutcome<T> {
     /// The job returned this result.
     Done(T),
     /// The job was canceled before it began.
@@ -49,12 +49,12 @@ pub enum Outcome<T> {
 }
 
 /// Receives the outcome of a job, on a thread of the queue or on the thread that canceled the job.
-pub type Then<T> = Box<dyn FnOnce(u64, Outcome<T>) + Send>;
+pub type JobCallback<T> = Box<dyn FnOnce(u64, JobOutcome<T>) + Send>;
 
 /// Runs jobs on its own threads. The caller chooses a number for each job. Dropping the queue
 /// cancels the waiting jobs and waits for the running ones.
-pub struct Queue<T: Send + 'static> {
-    shared: Arc<Shared<T>>,
+pub struct JobQueue<T: Send + 'static> {
+    shared: Arc<JobQueueShared<T>>,
 }
 
 thread_local! {
@@ -62,43 +62,43 @@ thread_local! {
     static WORKS: Cell<bool> = const { Cell::new(false) };
 }
 
-struct Job<T> {
+struct QueuedJob<T> {
     data: u64,
-    then: Option<Then<T>>,
+    then: Option<JobCallback<T>>,
     work: Box<dyn FnOnce() -> T + Send>,
 }
 
-struct State<T> {
-    waiting: VecDeque<Job<T>>,
+struct JobQueueState<T> {
+    waiting: VecDeque<QueuedJob<T>>,
     /// The numbers of the running jobs.
     running: Vec<u64>,
-    ended: VecDeque<(u64, Outcome<T>)>,
+    ended: VecDeque<(u64, JobOutcome<T>)>,
     workers: usize,
     idle: usize,
     ending: bool,
 }
 
-impl<T> State<T> {
+impl<T> JobQueueState<T> {
     fn len(&self) -> usize {
         self.waiting.len() + self.running.len() + self.ended.len()
     }
 }
 
-struct Shared<T> {
+struct JobQueueShared<T> {
     options: QueueOptions,
     /// The process that has the threads.
-    owner: Owner,
+    owner: ProcessOwner,
     /// Readable exactly while outcomes are waiting to be collected. Accessed only with `state`
     /// locked.
     eventfd: OwnedFd,
-    state: Mutex<State<T>>,
+    state: Mutex<JobQueueState<T>>,
     /// Signalled when a job arrives, or when the queue ends.
     work: Condvar,
     /// Signalled when a job has ended, or a worker has exited.
     change: Condvar,
 }
 
-impl<T: Send + 'static> Queue<T> {
+impl<T: Send + 'static> JobQueue<T> {
     /// Creates an empty queue. Fails with `EINVAL` for options out of range, and with the errors of
     /// eventfd(2).
     pub fn new(mut options: QueueOptions) -> Result<Self> {
@@ -110,7 +110,7 @@ impl<T: Send + 'static> Queue<T> {
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let eventfd = eventfd(0, flags).map_err(|error| Errno::from_raw(error.raw_os_error()))?;
-        let state = State {
+        let state = JobQueueState {
             waiting: VecDeque::new(),
             running: Vec::new(),
             ended: VecDeque::new(),
@@ -120,18 +120,20 @@ impl<T: Send + 'static> Queue<T> {
         };
         let (work, change) = (Condvar::new(), Condvar::new());
         let state = Mutex::new(state);
-        let owner = Owner::here();
-        Ok(Queue { shared: Arc::new(Shared { options, owner, eventfd, state, work, change }) })
+        let owner = ProcessOwner::here();
+        Ok(JobQueue {
+            shared: Arc::new(JobQueueShared { options, owner, eventfd, state, work, change }),
+        })
     }
 
-    /// Adds a job. Its outcome goes to `then`, or to [`collect`](Queue::collect) if `then` is
+    /// Adds a job. Its outcome goes to `then`, or to [`collect`](JobQueue::collect) if `then` is
     /// `None`. Fails with `EAGAIN` if the queue is full or no thread can be started, and with
-    /// `EINVAL` after [`end`](Queue::end), and in a child of fork(2), which has none of the threads.
+    /// `EINVAL` after [`end`](JobQueue::end), and in a child of fork(2), which has none of the threads.
     pub fn submit(
         &self,
         data: u64,
         work: Box<dyn FnOnce() -> T + Send>,
-        then: Option<Then<T>>,
+        then: Option<JobCallback<T>>,
     ) -> Result<()> {
         self.shared.here()?;
         let mut state = lock(&self.shared.state);
@@ -150,7 +152,7 @@ impl<T: Send + 'static> Queue<T> {
                 Err(_) => {}
             }
         }
-        state.waiting.push_back(Job { data, then, work });
+        state.waiting.push_back(QueuedJob { data, then, work });
         self.shared.work.notify_one();
         Ok(())
     }
@@ -162,7 +164,7 @@ impl<T: Send + 'static> Queue<T> {
         min: usize,
         max: usize,
         limit: Option<Duration>,
-    ) -> Result<Vec<(u64, Outcome<T>)>> {
+    ) -> Result<Vec<(u64, JobOutcome<T>)>> {
         if WORKS.get() && min > 0 {
             return Err(Errno::EDEADLK);
         }
@@ -190,7 +192,7 @@ impl<T: Send + 'static> Queue<T> {
         Ok(found)
     }
 
-    /// Cancels a waiting job; its outcome is [`Outcome::Canceled`]. Fails with `EINPROGRESS` if it
+    /// Cancels a waiting job; its outcome is [`JobOutcome::Canceled`]. Fails with `EINPROGRESS` if it
     /// has begun, and with `ENOENT` if there is no job of this number.
     pub fn cancel(&self, data: u64) -> Result<()> {
         self.shared.here()?;
@@ -233,7 +235,7 @@ impl<T: Send + 'static> Queue<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Queue<T> {
+impl<T: Send + 'static> Drop for JobQueue<T> {
     fn drop(&mut self) {
         if self.shared.here().is_ok() && self.end().is_err() {
             // A worker cannot wait for itself. The threads then exit without anyone waiting for
@@ -244,7 +246,7 @@ impl<T: Send + 'static> Drop for Queue<T> {
     }
 }
 
-impl<T: Send + 'static> std::fmt::Debug for Queue<T> {
+impl<T: Send + 'static> std::fmt::Debug for JobQueue<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue").field("options", &self.shared.options).finish_non_exhaustive()
     }
@@ -254,7 +256,7 @@ fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, 
     condition.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<T> Shared<T> {
+impl<T> JobQueueShared<T> {
     /// Fails with `EINVAL` in a child of the process that has the threads.
     fn here(&self) -> Result<()> {
         if self.owner.is_here() { Ok(()) } else { Err(Errno::EINVAL) }
@@ -266,7 +268,7 @@ impl<T> Shared<T> {
         WORKS.set(true);
         let mut state = lock(&self.state);
         loop {
-            let Some(Job { data, then, work }) = state.waiting.pop_front() else {
+            let Some(QueuedJob { data, then, work }) = state.waiting.pop_front() else {
                 if state.ending {
                     break;
                 }
@@ -279,7 +281,7 @@ impl<T> Shared<T> {
             drop(state);
             // The job drops its captures before its outcome is reported.
             let result = std::panic::catch_unwind(AssertUnwindSafe(work));
-            state = self.tell(data, result.map_or(Outcome::Panicked, Outcome::Done), then);
+            state = self.tell(data, result.map_or(JobOutcome::Panicked, JobOutcome::Done), then);
             if let Some(place) = state.running.iter().position(|&running| running == data) {
                 state.running.swap_remove(place);
             }
@@ -288,17 +290,17 @@ impl<T> Shared<T> {
         self.change.notify_all();
     }
 
-    fn canceled(&self, job: Job<T>) {
+    fn canceled(&self, job: QueuedJob<T>) {
         drop(job.work);
-        drop(self.tell(job.data, Outcome::Canceled, job.then));
+        drop(self.tell(job.data, JobOutcome::Canceled, job.then));
     }
 
     fn tell(
         &self,
         data: u64,
-        outcome: Outcome<T>,
-        then: Option<Then<T>>,
-    ) -> MutexGuard<'_, State<T>> {
+        outcome: JobOutcome<T>,
+        then: Option<JobCallback<T>>,
+    ) -> MutexGuard<'_, JobQueueState<T>> {
         if let Some(then) = then {
             // A panic of the callback must not end the thread.
             let _ = std::panic::catch_unwind(AssertUnwindSafe(|| then(data, outcome)));
@@ -321,8 +323,8 @@ mod tests {
 
     use super::*;
 
-    fn queue(capacity: usize, threads: usize) -> Queue<u64> {
-        Queue::new(QueueOptions { capacity, threads, ..Default::default() }).unwrap()
+    fn queue(capacity: usize, threads: usize) -> JobQueue<u64> {
+        JobQueue::new(QueueOptions { capacity, threads, ..Default::default() }).unwrap()
     }
 
     #[test]
@@ -349,7 +351,7 @@ mod tests {
             .unwrap();
         let mut ends = queue.collect(2, 2, None).unwrap();
         ends.sort_by_key(|(data, _)| *data);
-        assert_eq!(ends, [(1, Outcome::Done(1)), (2, Outcome::Done(1))]);
+        assert_eq!(ends, [(1, JobOutcome::Done(1)), (2, JobOutcome::Done(1))]);
     }
 
     #[test]
@@ -368,10 +370,10 @@ mod tests {
         assert_eq!(queue.cancel(1), Err(Errno::EINPROGRESS));
         assert_eq!(queue.cancel(3), Err(Errno::ENOENT));
         assert_eq!(queue.cancel(2), Ok(()));
-        assert_eq!(queue.collect(1, 5, None).unwrap(), [(2, Outcome::Canceled)]);
+        assert_eq!(queue.collect(1, 5, None).unwrap(), [(2, JobOutcome::Canceled)]);
         assert_eq!(queue.collect(1, 5, Some(Duration::ZERO)).unwrap(), []);
         go.send(()).unwrap();
-        assert_eq!(queue.collect(1, 5, None).unwrap(), [(1, Outcome::Done(7))]);
+        assert_eq!(queue.collect(1, 5, None).unwrap(), [(1, JobOutcome::Done(7))]);
     }
 
     #[test]
@@ -386,7 +388,7 @@ mod tests {
         };
         queue.submit(3, Box::new(waits), None).unwrap();
         let ends = queue.collect(2, 8, None).unwrap();
-        assert_eq!(ends, [(1, Outcome::Panicked), (3, Outcome::Done(1))]);
+        assert_eq!(ends, [(1, JobOutcome::Panicked), (3, JobOutcome::Done(1))]);
         queue.end().unwrap();
         assert_eq!(queue.submit(4, Box::new(|| 0), None), Err(Errno::EINVAL));
     }
@@ -395,7 +397,7 @@ mod tests {
     fn options_out_of_range_are_refused() {
         for (capacity, threads) in [(0, 1), (CAPACITY_MAX + 1, 1), (1, THREADS_MAX + 1)] {
             let options = QueueOptions { capacity, threads, ..Default::default() };
-            assert_eq!(Queue::<()>::new(options).err(), Some(Errno::EINVAL));
+            assert_eq!(JobQueue::<()>::new(options).err(), Some(Errno::EINVAL));
         }
     }
 }

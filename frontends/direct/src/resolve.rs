@@ -11,53 +11,53 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use defuse_fs::{
     Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Name, NormalPath, OpenArgs,
-    OpenFlags, Opened, ReleaseArgs, Resolved, Result, shortcuts_of,
+    OpenFlags, OpenReply, PathResolution, ReleaseArgs, Result, shortcuts_of,
 };
 use defuse_probe::Op;
 
-use crate::access::{self, Access};
-use crate::client::Client;
-use crate::credentials::{Credentials, cap};
+use crate::access::{self, NeededAccess};
+use crate::client::DirectClient;
+use crate::credentials::{TaskCredentials, cap};
 use crate::cwd::WorkDir;
-use crate::description::Description;
-use crate::fresh::Moment;
-use crate::mount::Mount;
-use crate::node::Node;
+use crate::description::FileDescription;
+use crate::fresh::CallMoment;
+use crate::mount::ClientMount;
+use crate::node::CachedInode;
 use crate::rest::PATH_MAX;
-use crate::stop::{self, Stop};
-use crate::task::Task;
-use crate::walk::{At, Here};
+use crate::stop::{self, CallError};
+use crate::task::ClientTask;
+use crate::walk::{MountedInode, WalkStart};
 
 /// An inode that a call checks or changes. A walk has reached it, or the file system has resolved
 /// its path.
-pub(crate) struct Subject<'a> {
-    pub mount: &'a Arc<Mount>,
+pub(crate) struct CallTarget<'a> {
+    pub mount: &'a Arc<ClientMount>,
     pub ino: Ino,
     pub kind: FileKind,
-    known: Known,
+    known: KnownInode,
     /// The file, if it was opened together with its path.
-    opened: Option<OpenedAhead>,
+    opened: Option<UncheckedOpen>,
 }
 
 /// A file that was opened before the permission to do so was checked. It is released unless it is taken.
-pub(crate) struct OpenedAhead {
-    mount: Arc<Mount>,
+pub(crate) struct UncheckedOpen {
+    mount: Arc<ClientMount>,
     caller: Caller,
     ino: Ino,
     flags: OpenFlags,
-    opened: Option<Opened>,
+    opened: Option<OpenReply>,
 }
 
-impl OpenedAhead {
+impl UncheckedOpen {
     /// `opened` is a file of the inode `ino`, opened for `who` with these flags.
     pub fn new(
-        mount: &Arc<Mount>,
-        who: &Credentials,
+        mount: &Arc<ClientMount>,
+        who: &TaskCredentials,
         (ino, flags): (Ino, OpenFlags),
-        opened: Opened,
+        opened: OpenReply,
     ) -> Self {
         let (mount, caller) = (Arc::clone(mount), who.caller());
-        OpenedAhead { mount, caller, ino, flags, opened: Some(opened) }
+        UncheckedOpen { mount, caller, ino, flags, opened: Some(opened) }
     }
 
     /// The kernel has decided that the caller may open it.
@@ -66,7 +66,7 @@ impl OpenedAhead {
     }
 }
 
-impl Drop for OpenedAhead {
+impl Drop for UncheckedOpen {
     fn drop(&mut self) {
         let Some(opened) = self.opened.take() else { return };
         let cx = Context::new(self.caller).from_origin(self.mount.origin);
@@ -76,63 +76,74 @@ impl Drop for OpenedAhead {
     }
 }
 
-enum Known {
+enum KnownInode {
     /// An inode with a node.
     Node {
-        node: Arc<Node>,
+        node: Arc<CachedInode>,
         /// The attributes, if the file system has just told them.
         told: Option<Attr>,
         /// An open file of it.
         fh: Option<Fh>,
     },
     /// The attributes, and the moment before the call that they come from.
-    Attr(Attr, Moment),
+    Attr(Attr, CallMoment),
 }
 
-impl<'a> Subject<'a> {
+impl<'a> CallTarget<'a> {
     /// An inode with a node.
-    pub fn walked(here: &'a Here) -> Self {
-        Subject::with_node(&here.mount, Arc::clone(&here.node))
+    pub fn walked(here: &'a MountedInode) -> Self {
+        CallTarget::with_node(&here.mount, Arc::clone(&here.node))
     }
 
     /// An inode with a node, whose attributes the file system has just told, if it has.
-    pub fn told(here: &'a Here, told: Option<Attr>) -> Self {
-        Subject::of(&here.mount, Arc::clone(&here.node), told, None)
+    pub fn told(here: &'a MountedInode, told: Option<Attr>) -> Self {
+        CallTarget::of(&here.mount, Arc::clone(&here.node), told, None)
     }
 
     /// The inode of an open file.
-    pub fn open(file: &'a Description) -> Self {
+    pub fn open(file: &'a FileDescription) -> Self {
         let here = file.here();
         // The handle of a directory gives no more attributes than its inode.
         let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
-        Subject::of(&here.mount, Arc::clone(&here.node), None, fh)
+        CallTarget::of(&here.mount, Arc::clone(&here.node), None, fh)
     }
 
-    pub fn with_node(mount: &'a Arc<Mount>, node: Arc<Node>) -> Self {
-        Subject::of(mount, node, None, None)
+    pub fn with_node(mount: &'a Arc<ClientMount>, node: Arc<CachedInode>) -> Self {
+        CallTarget::of(mount, node, None, None)
     }
 
-    fn of(mount: &'a Arc<Mount>, node: Arc<Node>, told: Option<Attr>, fh: Option<Fh>) -> Self {
+    fn of(
+        mount: &'a Arc<ClientMount>,
+        node: Arc<CachedInode>,
+        told: Option<Attr>,
+        fh: Option<Fh>,
+    ) -> Self {
         let (ino, kind) = (node.ino(), node.kind());
-        Subject { mount, ino, kind, known: Known::Node { node, told, fh }, opened: None }
+        CallTarget { mount, ino, kind, known: KnownInode::Node { node, told, fh }, opened: None }
     }
 
-    fn resolved(mount: &'a Arc<Mount>, ino: Ino, attr: Attr, moment: Moment) -> Self {
-        Subject { mount, ino, kind: attr.kind, known: Known::Attr(attr, moment), opened: None }
+    fn resolved(mount: &'a Arc<ClientMount>, ino: Ino, attr: Attr, moment: CallMoment) -> Self {
+        CallTarget {
+            mount,
+            ino,
+            kind: attr.kind,
+            known: KnownInode::Attr(attr, moment),
+            opened: None,
+        }
     }
 
     /// An inode of which only the attributes are known: nothing of it is cached.
-    pub fn peeked(mount: &'a Arc<Mount>, attr: Attr) -> Self {
-        Subject::resolved(mount, Ino(0), attr, mount.moment())
+    pub fn peeked(mount: &'a Arc<ClientMount>, attr: Attr) -> Self {
+        CallTarget::resolved(mount, Ino(0), attr, mount.moment())
     }
 
     /// The inode, which was opened already if `opened` is a file.
-    pub fn opened(self, opened: Option<OpenedAhead>) -> Self {
-        Subject { opened, ..self }
+    pub fn opened(self, opened: Option<UncheckedOpen>) -> Self {
+        CallTarget { opened, ..self }
     }
 
     /// Takes the open file, if there is one already.
-    pub fn take_opened(&mut self) -> Option<Opened> {
+    pub fn take_opened(&mut self) -> Option<OpenReply> {
         self.opened.take()?.opened.take()
     }
 
@@ -143,34 +154,36 @@ impl<'a> Subject<'a> {
     /// True if another mount covers the inode.
     pub fn is_mount_point(&self) -> bool {
         match &self.known {
-            Known::Node { node, .. } => node.covers.load(Relaxed) > 0,
-            Known::Attr(..) => false,
+            KnownInode::Node { node, .. } => node.covers.load(Relaxed) > 0,
+            KnownInode::Attr(..) => false,
         }
     }
 
     /// The attributes for a permission check.
-    pub fn attr(&self, who: &Credentials) -> Result<Attr> {
+    pub fn attr(&self, who: &TaskCredentials) -> Result<Attr> {
         match &self.known {
-            Known::Node { told: Some(attr), .. } | Known::Attr(attr, _) => Ok(*attr),
-            Known::Node { node, fh, .. } => self.mount.attr_of(node, *fh, who),
+            KnownInode::Node { told: Some(attr), .. } | KnownInode::Attr(attr, _) => Ok(*attr),
+            KnownInode::Node { node, fh, .. } => self.mount.attr_of(node, *fh, who),
         }
     }
 
     /// The attributes, if they are known to be those of this moment.
     pub fn present_attr(&self) -> Option<Attr> {
         match &self.known {
-            Known::Node { node, .. } => node.present_attr(),
-            Known::Attr(..) => None,
+            KnownInode::Node { node, .. } => node.present_attr(),
+            KnownInode::Attr(..) => None,
         }
     }
 
     /// Checks whether `who` has `access`; see [`access::check`].
-    pub fn check(&self, who: &Credentials, access: Access) -> Result<()> {
+    pub fn check(&self, who: &TaskCredentials, access: NeededAccess) -> Result<()> {
         match &self.known {
-            Known::Node { node, told, .. } => {
+            KnownInode::Node { node, told, .. } => {
                 access::check_told(self.mount, (node, *told), who, access)
             }
-            Known::Attr(attr, _) => access::check_attr(self.mount, self.ino, attr, who, access),
+            KnownInode::Attr(attr, _) => {
+                access::check_attr(self.mount, self.ino, attr, who, access)
+            }
         }
     }
 
@@ -182,35 +195,35 @@ impl<'a> Subject<'a> {
     /// Invalidates cached attributes. Call it after the change.
     pub fn changed(&self) {
         match &self.known {
-            Known::Node { node, .. } => node.changed(),
+            KnownInode::Node { node, .. } => node.changed(),
             // A name or an open file may have given the inode a node.
-            Known::Attr(..) => self.mount.inode_changed(self.ino),
+            KnownInode::Attr(..) => self.mount.inode_changed(self.ino),
         }
     }
 
     /// Keeps the attributes in the answer to a change that began after `moment`.
-    pub fn keep_after_change(&self, attr: &Attr, moment: Moment) {
-        if let Known::Node { node, .. } = &self.known {
+    pub fn keep_after_change(&self, attr: &Attr, moment: CallMoment) {
+        if let KnownInode::Node { node, .. } = &self.known {
             node.keep_after_change(attr, moment);
         }
     }
 
     /// The inode with a node. Without a walk, that node has no lookup: the caller has opened the
     /// file.
-    pub fn open_node(self) -> Here {
+    pub fn open_node(self) -> MountedInode {
         let node = match self.known {
-            Known::Node { node, .. } => node,
-            Known::Attr(attr, moment) => {
+            KnownInode::Node { node, .. } => node,
+            KnownInode::Attr(attr, moment) => {
                 let node = self.mount.core.node(self.ino, self.kind, 0);
                 node.keep_told(&attr, moment);
                 node
             }
         };
-        Here { node, mount: Arc::clone(self.mount) }
+        MountedInode { node, mount: Arc::clone(self.mount) }
     }
 }
 
-impl Client {
+impl DirectClient {
     /// Calls `run` with the inode at the end of `path`, if one call of the file system can resolve
     /// it. Returns `None` if the caller must walk. Fails with `ENOENT`, and with the errors of the
     /// file system.
@@ -219,24 +232,24 @@ impl Client {
     /// meanwhile then, and a walk decides.
     pub(crate) fn resolve<T>(
         &self,
-        task: &Task,
-        who: &Credentials,
-        path: (At<'_>, &[u8]),
+        task: &ClientTask,
+        who: &TaskCredentials,
+        path: (WalkStart<'_>, &[u8]),
         follow: bool,
-        run: impl FnOnce(Subject<'_>) -> stop::Result<Option<T>>,
+        run: impl FnOnce(CallTarget<'_>) -> stop::Result<Option<T>>,
     ) -> stop::Result<Option<T>> {
         self.resolve_to_open(task, who, path, (follow, None), run)
     }
 
-    /// Like [`resolve`](Client::resolve). With `open` the file may be open already when `run` is called, which
-    /// takes it ([`Subject::take_opened`]) if the caller may open it.
+    /// Like [`resolve`](DirectClient::resolve). With `open` the file may be open already when `run` is called, which
+    /// takes it ([`CallTarget::take_opened`]) if the caller may open it.
     pub(crate) fn resolve_to_open<T>(
         &self,
-        task: &Task,
-        who: &Credentials,
-        (at, path): (At<'_>, &[u8]),
+        task: &ClientTask,
+        who: &TaskCredentials,
+        (at, path): (WalkStart<'_>, &[u8]),
         (follow, open): (bool, Option<OpenArgs>),
-        run: impl FnOnce(Subject<'_>) -> stop::Result<Option<T>>,
+        run: impl FnOnce(CallTarget<'_>) -> stop::Result<Option<T>>,
     ) -> stop::Result<Option<T>> {
         let done = self.start(task, (at, path), |mount, from, (path, is_dir)| {
             let (cx, moment) = (who.context(mount.origin), mount.moment());
@@ -246,29 +259,29 @@ impl Client {
             };
             let Some((answer, opened)) = answer else { return Ok(None) };
             let opened = match (&answer, opened) {
-                (Resolved::Inode { ino, .. }, Some(opened)) => {
+                (PathResolution::Inode { ino, .. }, Some(opened)) => {
                     let flags = open.map_or(OpenFlags(0), |args| args.flags);
-                    Some(OpenedAhead::new(mount, who, (*ino, flags), opened))
+                    Some(UncheckedOpen::new(mount, who, (*ino, flags), opened))
                 }
                 _ => None,
             };
             let searches = |open_to_all| open_to_all || may_search_all(who);
             match answer {
-                Resolved::Inode { ino, attr, open_to_all } if searches(open_to_all) => {
+                PathResolution::Inode { ino, attr, open_to_all } if searches(open_to_all) => {
                     let is_link = attr.kind == FileKind::Symlink && follow;
                     if is_link || is_dir && attr.kind != FileKind::Directory {
                         return Ok(None);
                     }
-                    run(Subject::resolved(mount, ino, attr, moment).opened(opened))
+                    run(CallTarget::resolved(mount, ino, attr, moment).opened(opened))
                 }
-                Resolved::Missing { open_to_all } if searches(open_to_all) => {
+                PathResolution::Missing { open_to_all } if searches(open_to_all) => {
                     Err(Errno::ENOENT.into())
                 }
                 _ => Ok(None),
             }
         });
         match done {
-            Some(Err(Stop::Errno(Errno::ESTALE))) | None => Ok(None),
+            Some(Err(CallError::Errno(Errno::ESTALE))) | None => Ok(None),
             Some(result) => result,
         }
     }
@@ -277,9 +290,9 @@ impl Client {
     /// a directory. Returns `None` if the path begins or may lead outside of this mount.
     fn start<T>(
         &self,
-        task: &Task,
-        (at, path): (At<'_>, &[u8]),
-        run: impl FnOnce(&Arc<Mount>, Ino, (NormalPath<'_>, bool)) -> T,
+        task: &ClientTask,
+        (at, path): (WalkStart<'_>, &[u8]),
+        run: impl FnOnce(&Arc<ClientMount>, Ino, (NormalPath<'_>, bool)) -> T,
     ) -> Option<T> {
         let is_absolute = *path.first()? == b'/';
         if path.len() > PATH_MAX {
@@ -296,18 +309,18 @@ impl Client {
         if is_absolute {
             return None;
         }
-        let run = |here: &Here| {
+        let run = |here: &MountedInode| {
             in_normal_form(path, |path| {
                 here.mount.may_resolve().then(|| run(&here.mount, here.node.ino(), path))
             })
         };
         match at {
-            At::Cwd => task.with_cwd(|cwd| match cwd {
+            WalkStart::Cwd => task.with_cwd(|cwd| match cwd {
                 WorkDir::Inside(held) => run(&held.here),
                 WorkDir::Outside(_) => None,
             }),
-            At::Dir(dir) => run(dir.here()),
-            At::Itself(_) | At::Path(_) => None,
+            WalkStart::Dir(dir) => run(dir.here()),
+            WalkStart::Itself(_) | WalkStart::Path(_) => None,
         }
     }
 }
@@ -335,11 +348,11 @@ fn in_normal_form<T>(
 }
 
 /// True if the permissions of directories do not restrict where `who` searches.
-fn may_search_all(who: &Credentials) -> bool {
+fn may_search_all(who: &TaskCredentials) -> bool {
     who.has(cap::DAC_OVERRIDE) || who.has(cap::DAC_READ_SEARCH)
 }
 
-impl Mount {
+impl ClientMount {
     /// True if the file system may resolve paths. No other mount covers a directory of this one, so
     /// that a path does not leave it.
     pub(crate) fn may_resolve(&self) -> bool {
@@ -351,7 +364,7 @@ impl Mount {
         cx: &defuse_fs::Context<'_>,
         from: Ino,
         path: NormalPath<'_>,
-    ) -> Result<Option<Resolved>> {
+    ) -> Result<Option<PathResolution>> {
         self.resolved(self.call(Op::RESOLVE, |fs| shortcuts_of(fs).resolve(cx, from, path)))
     }
 
@@ -361,7 +374,7 @@ impl Mount {
         from: Ino,
         path: NormalPath<'_>,
         args: OpenArgs,
-    ) -> Result<Option<(Resolved, Option<Opened>)>> {
+    ) -> Result<Option<(PathResolution, Option<OpenReply>)>> {
         let call = |fs: &dyn FileSystem| shortcuts_of(fs).resolve_to_open(cx, from, path, args);
         self.resolved(self.call(Op::RESOLVE, call))
     }
@@ -383,21 +396,21 @@ impl Mount {
     /// caller has search permission. Fails with `ENOENT`.
     pub(crate) fn subject<'a>(
         self: &'a Arc<Self>,
-        dir: &Node,
+        dir: &CachedInode,
         name: Name<'_>,
-        who: &Credentials,
-    ) -> Result<Subject<'a>> {
+        who: &TaskCredentials,
+    ) -> Result<CallTarget<'a>> {
         if self.may_resolve() {
             let moment = self.moment();
             match self.resolve(&who.context(self.origin), dir.ino(), name.into())? {
-                Some(Resolved::Inode { ino, attr, .. }) => {
-                    return Ok(Subject::resolved(self, ino, attr, moment));
+                Some(PathResolution::Inode { ino, attr, .. }) => {
+                    return Ok(CallTarget::resolved(self, ino, attr, moment));
                 }
-                Some(Resolved::Missing { .. }) => return Err(Errno::ENOENT),
-                Some(Resolved::Walk) | None => {}
+                Some(PathResolution::Missing { .. }) => return Err(Errno::ENOENT),
+                Some(PathResolution::Walk) | None => {}
             }
         }
-        Ok(Subject::with_node(self, self.lookup(dir, name, who)?))
+        Ok(CallTarget::with_node(self, self.lookup(dir, name, who)?))
     }
 }
 

@@ -9,7 +9,7 @@ pub(crate) const PATH_MAX: usize = 4095;
 
 /// The kind of a path component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ComponentKind {
     /// A file name.
     Name,
     /// `.`
@@ -19,8 +19,8 @@ pub(crate) enum Part {
 }
 
 /// A path component.
-pub(crate) struct Component<'a> {
-    pub part: Part,
+pub(crate) struct PathComponent<'a> {
+    pub part: ComponentKind,
     /// Only slashes follow.
     pub last: bool,
     /// At least one slash follows.
@@ -28,16 +28,16 @@ pub(crate) struct Component<'a> {
     text: Cow<'a, [u8]>,
 }
 
-impl<'a> Component<'a> {
+impl<'a> PathComponent<'a> {
     /// A component of the caller's path, or a copy of one from the text of a link, which may change
     /// meanwhile.
     fn new(text: Cow<'a, [u8]>) -> Self {
         let part = match &*text {
-            b"." => Part::Dot,
-            b".." => Part::DotDot,
-            _ => Part::Name,
+            b"." => ComponentKind::Dot,
+            b".." => ComponentKind::DotDot,
+            _ => ComponentKind::Name,
         };
-        Component { part, last: false, slash: false, text }
+        PathComponent { part, last: false, slash: false, text }
     }
 
     /// The bytes of the component.
@@ -52,16 +52,16 @@ impl<'a> Component<'a> {
 }
 
 /// The rest of a path.
-pub(crate) struct Rest<'a> {
+pub(crate) struct RemainingPath<'a> {
     path: &'a [u8],
     at: usize,
     /// Texts of links, the innermost last, each with the offset reached.
     links: Vec<(Vec<u8>, usize)>,
 }
 
-impl<'a> Rest<'a> {
+impl<'a> RemainingPath<'a> {
     pub fn new(path: &'a [u8], at: usize) -> Self {
-        Rest { path, at, links: Vec::new() }
+        RemainingPath { path, at, links: Vec::new() }
     }
 
     /// Continues with the text of a link.
@@ -82,7 +82,7 @@ impl<'a> Rest<'a> {
         before.contains(&b'/').then_some(before)
     }
 
-    /// Goes on after `before`, which [`before_last`](Rest::before_last) has returned.
+    /// Goes on after `before`, which [`before_last`](RemainingPath::before_last) has returned.
     pub fn skip(&mut self, before: &'a [u8]) {
         if let Some((start, _)) = next_in(self.path, self.at) {
             self.at = start + before.len();
@@ -90,11 +90,11 @@ impl<'a> Rest<'a> {
     }
 
     /// Takes the next component. Returns `None` at the end.
-    pub fn next(&mut self) -> Option<Component<'a>> {
+    pub fn next(&mut self) -> Option<PathComponent<'a>> {
         while let Some((text, at)) = self.links.last_mut() {
             if let Some((start, end)) = next_in(text, *at) {
                 *at = end;
-                let mut component = Component::new(Cow::Owned(text[start..end].to_vec()));
+                let mut component = PathComponent::new(Cow::Owned(text[start..end].to_vec()));
                 component.slash = text.get(end) == Some(&b'/');
                 component.last = self.is_at_end();
                 component.slash |= component.last && self.slashes_left();
@@ -105,7 +105,7 @@ impl<'a> Rest<'a> {
         }
         let (start, end) = next_in(self.path, self.at)?;
         self.at = end;
-        let mut component = Component::new(Cow::Borrowed(&self.path[start..end]));
+        let mut component = PathComponent::new(Cow::Borrowed(&self.path[start..end]));
         component.slash = self.path.get(end) == Some(&b'/');
         component.last = self.is_at_end();
         Some(component)
@@ -154,24 +154,24 @@ mod tests {
 
     use super::*;
 
-    fn all(rest: &mut Rest<'_>) -> Vec<(String, bool, bool)> {
-        let text = |c: &Component<'_>| String::from_utf8_lossy(c.bytes()).into_owned();
+    fn all(rest: &mut RemainingPath<'_>) -> Vec<(String, bool, bool)> {
+        let text = |c: &PathComponent<'_>| String::from_utf8_lossy(c.bytes()).into_owned();
         std::iter::from_fn(|| rest.next()).map(|c| (text(&c), c.last, c.slash)).collect()
     }
 
     #[test]
     fn several_names_before_the_last_one_can_be_skipped() {
         for (path, before) in [("a/b/c", "a/b"), ("/a//b/c", "a//b"), ("a/./b/c", "a/./b")] {
-            let mut rest = Rest::new(path.as_bytes(), 0);
+            let mut rest = RemainingPath::new(path.as_bytes(), 0);
             let found = rest.before_last().unwrap();
             assert_eq!(found, before.as_bytes(), "{path}");
             rest.skip(found);
             assert_eq!(all(&mut rest), [("c".to_owned(), true, false)], "{path}");
         }
         for path in ["", "/", "a", "a/b", "/a/b", "a/b/", "a/b/c/"] {
-            assert_eq!(Rest::new(path.as_bytes(), 0).before_last(), None, "{path}");
+            assert_eq!(RemainingPath::new(path.as_bytes(), 0).before_last(), None, "{path}");
         }
-        let mut rest = Rest::new(b"a/b/c/d", 0);
+        let mut rest = RemainingPath::new(b"a/b/c/d", 0);
         rest.next();
         assert_eq!(rest.before_last(), Some(&b"b/c"[..]));
         rest.push(b"x/y".to_vec());
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_text_of_a_link_precedes_the_rest_of_the_path() {
-        let mut rest = Rest::new(b"//a/./l/b//", 0);
+        let mut rest = RemainingPath::new(b"//a/./l/b//", 0);
         let names = [rest.next(), rest.next(), rest.next()].map(|c| c.unwrap().bytes().to_vec());
         assert_eq!(names, [b"a".to_vec(), b".".to_vec(), b"l".to_vec()]);
         rest.push(b"x//y".to_vec());
@@ -192,11 +192,11 @@ mod tests {
 
     #[test]
     fn a_slash_after_a_link_or_at_its_end_asks_for_a_directory() {
-        let mut rest = Rest::new(b"l/", 0);
+        let mut rest = RemainingPath::new(b"l/", 0);
         rest.next();
         rest.push(b"t".to_vec());
         assert_eq!(all(&mut rest), [("t".into(), true, true)]);
-        let mut rest = Rest::new(b"l", 0);
+        let mut rest = RemainingPath::new(b"l", 0);
         rest.next();
         rest.push(b"t/".to_vec());
         assert_eq!(all(&mut rest), [("t".into(), true, true)]);
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_component_of_256_bytes_is_too_long() {
         let path = [b'a'; 256];
-        assert_eq!(Rest::new(&path, 0).next().unwrap().name(), Err(Errno::ENAMETOOLONG));
-        assert!(Rest::new(&path[..255], 0).next().unwrap().name().is_ok());
+        assert_eq!(RemainingPath::new(&path, 0).next().unwrap().name(), Err(Errno::ENAMETOOLONG));
+        assert!(RemainingPath::new(&path[..255], 0).next().unwrap().name().is_ok());
     }
 }

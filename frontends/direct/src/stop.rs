@@ -5,20 +5,20 @@ use std::fmt;
 use defuse_fs::Errno;
 
 /// The result of every call of the client.
-pub type Result<T, E = Stop> = std::result::Result<T, E>;
+pub type Result<T, E = CallError> = std::result::Result<T, E>;
 
 /// The reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum CallError {
     /// The error of the system call of the same name.
     Errno(Errno),
     /// The path is outside of all mounts, so that the kernel must perform the call.
-    Outside(Outside),
+    Outside(OutsidePaths),
 }
 
 /// The paths at which the kernel must continue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outside {
+pub struct OutsidePaths {
     /// An absolute path that replaces the caller's path; `None` if the caller's own path and
     /// directory are correct.
     pub path: Option<Vec<u8>>,
@@ -26,34 +26,34 @@ pub struct Outside {
     pub second: Option<Vec<u8>>,
 }
 
-impl Stop {
+impl CallError {
     /// The error number. A path outside of all mounts is `EXDEV`, for callers that cannot pass the
     /// call to the kernel.
     pub fn errno(&self) -> Errno {
         match self {
-            Stop::Errno(errno) => *errno,
-            Stop::Outside(_) => Errno::EXDEV,
+            CallError::Errno(errno) => *errno,
+            CallError::Outside(_) => Errno::EXDEV,
         }
     }
 
     pub(crate) fn outside(path: Option<Vec<u8>>) -> Self {
-        Stop::Outside(Outside { path, second: None })
+        CallError::Outside(OutsidePaths { path, second: None })
     }
 }
 
-impl From<Errno> for Stop {
+impl From<Errno> for CallError {
     fn from(errno: Errno) -> Self {
-        Stop::Errno(errno)
+        CallError::Errno(errno)
     }
 }
 
-impl fmt::Display for Stop {
+impl fmt::Display for CallError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Stop::Errno(errno) => errno.fmt(f),
-            Stop::Outside(_) => f.write_str("the path lies outside of all mounts"),
+            CallError::Errno(errno) => errno.fmt(f),
+            CallError::Outside(_) => f.write_str("the path lies outside of all mounts"),
         }
     }
 }
 
-impl std::error::Error for Stop {}
+impl std::error::Error for CallError {}

@@ -4,51 +4,51 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::{ArcSwap, Guard};
-use defuse_fs::{Caller, Context, Errno, Groups, LockOwner, Origin};
+use defuse_fs::{Caller, Context, Errno, LockOwner, Origin, SupplementaryGroups};
 
-use crate::credentials::{Credentials, cap};
+use crate::credentials::{TaskCredentials, cap};
 use crate::cwd::WorkDir;
 
 /// A process, or a thread with its own credentials. Every call takes one. Changes take effect with
 /// the next call, and reading takes no lock.
 #[derive(Debug)]
-pub struct Task {
-    credentials: ArcSwap<Credentials>,
+pub struct ClientTask {
+    credentials: ArcSwap<TaskCredentials>,
     uid: AtomicU32,
     gid: AtomicU32,
     pid: AtomicU32,
     keeps_suid: AtomicBool,
-    process: Arc<Process>,
+    process: Arc<TaskProcess>,
 }
 
 /// The state that all threads of a process share.
 #[derive(Debug)]
-struct Process {
+struct TaskProcess {
     umask: AtomicU32,
     file_size_limit: AtomicU64,
     cwd: ArcSwap<WorkDir>,
 }
 
-impl Task {
+impl ClientTask {
     /// Creates a task with these credentials and working directory, the umask 022, and no file size
     /// limit.
-    pub fn new(credentials: Credentials, cwd: WorkDir) -> Self {
-        let process = Process {
+    pub fn new(credentials: TaskCredentials, cwd: WorkDir) -> Self {
+        let process = TaskProcess {
             umask: AtomicU32::new(0o022),
             file_size_limit: AtomicU64::new(u64::MAX),
             cwd: ArcSwap::from_pointee(cwd),
         };
-        Task::made_of(credentials, Arc::new(process))
+        ClientTask::made_of(credentials, Arc::new(process))
     }
 
     /// Creates a task for a thread of this process with its own `credentials`. Umask, limit and
     /// working directory remain shared.
-    pub fn with_credentials(&self, credentials: Credentials) -> Self {
-        Task::made_of(credentials, Arc::clone(&self.process))
+    pub fn with_credentials(&self, credentials: TaskCredentials) -> Self {
+        ClientTask::made_of(credentials, Arc::clone(&self.process))
     }
 
-    fn made_of(credentials: Credentials, process: Arc<Process>) -> Self {
-        let task = Task {
+    fn made_of(credentials: TaskCredentials, process: Arc<TaskProcess>) -> Self {
+        let task = ClientTask {
             credentials: ArcSwap::from_pointee(credentials.clone()),
             uid: AtomicU32::new(0),
             gid: AtomicU32::new(0),
@@ -65,7 +65,7 @@ impl Task {
     pub fn of_this_process() -> Result<Self, Errno> {
         let cwd = std::env::current_dir().map_err(Errno::from)?;
         let cwd = std::os::unix::ffi::OsStringExt::into_vec(cwd.into_os_string());
-        let task = Task::new(Credentials::of_this_process()?, WorkDir::Outside(cwd));
+        let task = ClientTask::new(TaskCredentials::of_this_process()?, WorkDir::Outside(cwd));
         task.set_umask(process_umask().unwrap_or(0o022));
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
         task.set_file_size_limit(limit.current);
@@ -73,7 +73,7 @@ impl Task {
     }
 
     /// Replaces the credentials.
-    pub fn set_credentials(&self, credentials: Credentials) {
+    pub fn set_credentials(&self, credentials: TaskCredentials) {
         self.uid.store(credentials.uid, Relaxed);
         self.gid.store(credentials.gid, Relaxed);
         self.pid.store(credentials.pid, Relaxed);
@@ -87,20 +87,20 @@ impl Task {
     }
 
     /// The current credentials.
-    pub fn credentials(&self) -> Arc<Credentials> {
+    pub fn credentials(&self) -> Arc<TaskCredentials> {
         let known = self.credentials.load_full();
         let pid = self.pid.load(Relaxed);
         if known.pid == pid {
             return known;
         }
-        let own = Arc::new(Credentials { pid, ..(*known).clone() });
+        let own = Arc::new(TaskCredentials { pid, ..(*known).clone() });
         // If another thread has replaced the credentials meanwhile, its value stays.
         self.credentials.compare_and_swap(&known, Arc::clone(&own));
         own
     }
 
     /// The current credentials, for one call. It takes no reference count, which the threads of a process share.
-    pub(crate) fn who(&self) -> Guard<Arc<Credentials>> {
+    pub(crate) fn who(&self) -> Guard<Arc<TaskCredentials>> {
         let known = self.credentials.load();
         if known.pid == self.pid.load(Relaxed) {
             known
@@ -140,7 +140,7 @@ impl Task {
         run(&self.process.cwd.load())
     }
 
-    /// Replaces the working directory. [`Client::chdir`](crate::Client::chdir) does the checks.
+    /// Replaces the working directory. [`DirectClient::chdir`](crate::DirectClient::chdir) does the checks.
     pub fn set_cwd(&self, place: WorkDir) {
         self.process.cwd.store(Arc::new(place));
     }
@@ -183,7 +183,7 @@ fn process_umask() -> Option<u32> {
     u32::from_str_radix(line.trim(), 8).ok()
 }
 
-impl Groups for Task {
+impl SupplementaryGroups for ClientTask {
     fn are_known(&self) -> bool {
         true
     }

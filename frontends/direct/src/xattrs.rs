@@ -3,25 +3,25 @@
 use defuse_fs::{Errno, FileKind, SetXattrFlags, Xattr, XattrName};
 use defuse_probe::Op;
 
-use crate::access::{Access, owns};
-use crate::client::{Client, keeps_sgid};
-use crate::credentials::{Credentials, cap};
-use crate::description::Description;
-use crate::resolve::Subject;
+use crate::access::{NeededAccess, owns};
+use crate::client::{DirectClient, keeps_sgid};
+use crate::credentials::{TaskCredentials, cap};
+use crate::description::FileDescription;
+use crate::resolve::CallTarget;
 use crate::stop::Result;
-use crate::task::Task;
-use crate::walk::At;
+use crate::task::ClientTask;
+use crate::walk::WalkStart;
 
 /// `XATTR_SIZE_MAX`.
 const VALUE_MAX: usize = 65536;
 const ACL: &[u8] = b"system.posix_acl_";
 
-impl Client {
+impl DirectClient {
     /// Reads an attribute, getxattr(2) and lgetxattr(2). A `room` of 0 returns its size.
     pub fn getxattr(
         &self,
-        task: &Task,
-        (at, path, follow): (At<'_>, &[u8], bool),
+        task: &ClientTask,
+        (at, path, follow): (WalkStart<'_>, &[u8], bool),
         name: &[u8],
         room: usize,
     ) -> Result<Xattr> {
@@ -33,20 +33,20 @@ impl Client {
     /// Reads an attribute of an open file, fgetxattr(2).
     pub fn fgetxattr(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         name: &[u8],
         room: usize,
     ) -> Result<Xattr> {
         file.file()?;
-        Ok(get(&Subject::open(file), &task.credentials(), name, room)?)
+        Ok(get(&CallTarget::open(file), &task.credentials(), name, room)?)
     }
 
     /// Sets an attribute, setxattr(2) and lsetxattr(2).
     pub fn setxattr(
         &self,
-        task: &Task,
-        (at, path, follow): (At<'_>, &[u8], bool),
+        task: &ClientTask,
+        (at, path, follow): (WalkStart<'_>, &[u8], bool),
         name: &[u8],
         value: &[u8],
         flags: SetXattrFlags,
@@ -64,21 +64,21 @@ impl Client {
     /// Sets an attribute of an open file, fsetxattr(2).
     pub fn fsetxattr(
         &self,
-        task: &Task,
-        file: &Description,
+        task: &ClientTask,
+        file: &FileDescription,
         name: &[u8],
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
         file.file()?;
-        Ok(set(&Subject::open(file), &task.credentials(), name, value, flags)?)
+        Ok(set(&CallTarget::open(file), &task.credentials(), name, value, flags)?)
     }
 
     /// Lists the names of all attributes, each ending in NUL, listxattr(2) and llistxattr(2).
     pub fn listxattr(
         &self,
-        task: &Task,
-        at: At<'_>,
+        task: &ClientTask,
+        at: WalkStart<'_>,
         path: &[u8],
         follow: bool,
         room: usize,
@@ -88,16 +88,21 @@ impl Client {
     }
 
     /// Lists the names of all attributes of an open file, flistxattr(2).
-    pub fn flistxattr(&self, task: &Task, file: &Description, room: usize) -> Result<Xattr> {
+    pub fn flistxattr(
+        &self,
+        task: &ClientTask,
+        file: &FileDescription,
+        room: usize,
+    ) -> Result<Xattr> {
         file.file()?;
-        Ok(list(&Subject::open(file), &task.credentials(), room)?)
+        Ok(list(&CallTarget::open(file), &task.credentials(), room)?)
     }
 
     /// Removes an attribute, removexattr(2) and lremovexattr(2).
     pub fn removexattr(
         &self,
-        task: &Task,
-        (at, path, follow): (At<'_>, &[u8], bool),
+        task: &ClientTask,
+        (at, path, follow): (WalkStart<'_>, &[u8], bool),
         name: &[u8],
     ) -> Result<()> {
         XattrName::new(name)?;
@@ -106,13 +111,23 @@ impl Client {
     }
 
     /// Removes an attribute of an open file, fremovexattr(2).
-    pub fn fremovexattr(&self, task: &Task, file: &Description, name: &[u8]) -> Result<()> {
+    pub fn fremovexattr(
+        &self,
+        task: &ClientTask,
+        file: &FileDescription,
+        name: &[u8],
+    ) -> Result<()> {
         file.file()?;
-        Ok(remove(&Subject::open(file), &task.credentials(), name)?)
+        Ok(remove(&CallTarget::open(file), &task.credentials(), name)?)
     }
 }
 
-fn get(found: &Subject<'_>, who: &Credentials, name: &[u8], room: usize) -> Result<Xattr, Errno> {
+fn get(
+    found: &CallTarget<'_>,
+    who: &TaskCredentials,
+    name: &[u8],
+    room: usize,
+) -> Result<Xattr, Errno> {
     let checked = XattrName::new(name)?;
     may_read(found, who, name)?;
     let cx = who.context(found.mount.origin);
@@ -121,7 +136,7 @@ fn get(found: &Subject<'_>, who: &Credentials, name: &[u8], room: usize) -> Resu
     got.map_err(crate::data::unsupported)
 }
 
-fn list(found: &Subject<'_>, who: &Credentials, room: usize) -> Result<Xattr, Errno> {
+fn list(found: &CallTarget<'_>, who: &TaskCredentials, room: usize) -> Result<Xattr, Errno> {
     let cx = who.context(found.mount.origin);
     let room = room.min(VALUE_MAX);
     let listed = found.mount.call(Op::LISTXATTR, |fs| fs.listxattr(&cx, found.ino, room));
@@ -134,8 +149,8 @@ fn list(found: &Subject<'_>, who: &Credentials, room: usize) -> Result<Xattr, Er
 }
 
 fn set(
-    found: &Subject<'_>,
-    who: &Credentials,
+    found: &CallTarget<'_>,
+    who: &TaskCredentials,
     name: &[u8],
     value: &[u8],
     flags: SetXattrFlags,
@@ -158,14 +173,14 @@ fn set(
 }
 
 /// Invalidates what an attribute decides.
-fn changed(found: &Subject<'_>, name: &[u8]) {
+fn changed(found: &CallTarget<'_>, name: &[u8]) {
     found.changed();
     if found.is_dir() && name.starts_with(b"system.posix_acl_") {
         found.mount.path_changed();
     }
 }
 
-fn remove(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+fn remove(found: &CallTarget<'_>, who: &TaskCredentials, name: &[u8]) -> Result<(), Errno> {
     let checked = XattrName::new(name)?;
     may_write(found, who, name)?;
     let cx = who.context(found.mount.origin);
@@ -175,7 +190,7 @@ fn remove(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), Err
     result.map_err(crate::data::unsupported)
 }
 
-fn may_read(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+fn may_read(found: &CallTarget<'_>, who: &TaskCredentials, name: &[u8]) -> Result<(), Errno> {
     if name.starts_with(b"trusted.") && !who.has(cap::SYS_ADMIN) {
         return Err(Errno::ENODATA);
     }
@@ -185,14 +200,14 @@ fn may_read(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), E
     if [b"system.".as_slice(), b"security.", b"trusted."].iter().any(|own| name.starts_with(own)) {
         return Ok(());
     }
-    found.check(who, Access::READ)
+    found.check(who, NeededAccess::READ)
 }
 
 fn carries_user_names(kind: FileKind) -> bool {
     matches!(kind, FileKind::Regular | FileKind::Directory)
 }
 
-fn may_write(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+fn may_write(found: &CallTarget<'_>, who: &TaskCredentials, name: &[u8]) -> Result<(), Errno> {
     found.writable()?;
     if name.starts_with(ACL) {
         let attr = found.attr(who)?;
@@ -221,5 +236,5 @@ fn may_write(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), 
     if name.starts_with(b"system.") {
         return Ok(());
     }
-    found.check(who, Access::WRITE)
+    found.check(who, NeededAccess::WRITE)
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, Context, DirBuf, DirItem, Entry, Errno, Fh, File, FileKind, FileSystem, Ino, Name, Push,
-    ReadArgs, ReadBuf, Result, SetAttr, Timestamp, WriteArgs, WriteBuf,
+    Attr, Context, DirBuf, DirItem, Entry, Errno, Fh, File, FileKind, FileSystem, Ino, Name,
+    PushOutcome, ReadArgs, ReadBuf, Result, SetAttr, Timestamp, WriteArgs, WriteBuf,
 };
 use defuse_fuse::mount::{MountOptions, mount};
 use defuse_fuse::{Session, SessionOptions};
@@ -103,7 +103,7 @@ impl FileSystem for Hello {
         ];
         for (place, (name, ino, kind)) in all.into_iter().enumerate().skip(from as usize) {
             let item = DirItem { ino: ino.0, next: place as u64 + 1, kind, name };
-            if out.push(item) == Push::Full {
+            if out.push(item) == PushOutcome::Full {
                 break;
             }
         }

@@ -7,7 +7,7 @@
 pub mod mount;
 
 pub use defuse_session::{
-    Decision, Ended, GroupSource, InitError, IoUring, Negotiated, OfProcesses, ResizeError,
-    Session, SessionOptions, SpliceLimits, StartError, Statistics, ThreadPolicy, Workers, abi,
-    negotiate, process,
+    GroupSource, InitDecision, InitError, IoUring, NegotiatedInit, ProcessGroups, ResizeError,
+    Session, SessionEnd, SessionOptions, SessionStatistics, SpliceLimits, StartError, ThreadPolicy,
+    WorkerControl, abi, negotiate, process,
 };

@@ -21,10 +21,10 @@ pub use check::resolve;
 pub use error::{MountError, UnmountError};
 pub use helper::HelperWatch;
 pub use info::{
-    Liveness, MountEntry, all_mounts, connection_id, fuse_mounts, is_dead_mount, liveness,
+    MountEntry, ServerLiveness, all_mounts, connection_id, fuse_mounts, is_dead_mount, liveness,
     parse_mountinfo,
 };
-pub use options::{Applied, MountOptions, OptionError, RootKind, mount_option_names};
+pub use options::{ApplyOutcome, MountOptions, OptionError, RootKind, mount_option_names};
 pub use unmount::{abort, unmount};
 
 use rustix::fs::FileType;
@@ -36,13 +36,13 @@ use std::path::{Path, PathBuf};
 ///
 /// Dropping it closes the device. The mount is then dead until [`unmount`] removes it.
 #[derive(Debug)]
-pub struct Mounted {
+pub struct PreparedMount {
     /// The opened `/dev/fuse`.
     pub device: OwnedFd,
     /// The absolute path of the mount point (or as given, if the parent process mounted).
     pub mountpoint: PathBuf,
     /// The way of mounting.
-    pub how: How,
+    pub how: MountMethod,
     /// The answer to [`MountOptions::syncfs`].
     pub syncfs: SyncFs,
     /// The process that unmounts when this one is killed. Dropped after an orderly unmount.
@@ -65,7 +65,7 @@ pub enum SyncFs {
     },
 }
 
-impl Mounted {
+impl PreparedMount {
     /// The type of the mount, as `/proc/self/mountinfo` has it.
     pub fn fstype(&self, subtype: &str) -> String {
         let is_block_device = self.syncfs == SyncFs::Reached;
@@ -76,7 +76,7 @@ impl Mounted {
 
 /// A way of mounting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum MountMethod {
     /// `fsopen(2)` and `move_mount(2)`.
     Fsopen,
     /// `mount(2)`.
@@ -93,7 +93,7 @@ pub enum How {
 /// serve the device next. Root mounts directly, other users through `fusermount3`. A mount point
 /// `/dev/fd/N` takes over file descriptor N, which the parent process opened and mounted
 /// (mount.fuse3's `drop_privileges`); the caller must not use N itself.
-pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
+pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<PreparedMount, MountError> {
     if let Some(fd) = inherited_fd(mountpoint) {
         return inherit(fd, mountpoint);
     }
@@ -117,10 +117,10 @@ fn no_root(options: &MountOptions) -> SyncFs {
 }
 
 fn mount_by_helper(
-    target: &check::Target,
+    target: &check::CheckedTarget,
     options: &MountOptions,
     errno: Errno,
-) -> Result<Mounted, MountError> {
+) -> Result<PreparedMount, MountError> {
     let Some(helper) = helper::find() else {
         return Err(MountError::NotPermitted { mountpoint: target.path.clone(), errno });
     };
@@ -134,7 +134,7 @@ fn inherited_fd(mountpoint: &Path) -> Option<RawFd> {
     if digits { number.parse().ok() } else { None }
 }
 
-fn inherit(fd: RawFd, mountpoint: &Path) -> Result<Mounted, MountError> {
+fn inherit(fd: RawFd, mountpoint: &Path) -> Result<PreparedMount, MountError> {
     let not_fuse = || MountError::NotAFuseDevice { path: mountpoint.to_path_buf() };
     // Checked through /proc first, because only a descriptor that exists may become an owned one.
     let stat = rustix::fs::stat(format!("/proc/self/fd/{fd}")).map_err(|_| not_fuse())?;
@@ -149,10 +149,10 @@ fn inherit(fd: RawFd, mountpoint: &Path) -> Result<Mounted, MountError> {
     // was handed over by the parent under this number for this purpose.
     let device = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&device, rustix::io::FdFlags::CLOEXEC).map_err(|_| not_fuse())?;
-    Ok(Mounted {
+    Ok(PreparedMount {
         device,
         mountpoint: mountpoint.to_path_buf(),
-        how: How::Inherited,
+        how: MountMethod::Inherited,
         syncfs: SyncFs::NotWanted,
         watch: None,
     })

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, Backing, Caps, Context, DirBuf, Entry, Errno, Fh, File, FileKind, FileSystem, Ino, Name,
-    OpenArgs, Opened, Result, Timestamp,
+    Attr, BackingFile, Caps, Context, DirBuf, Entry, Errno, Fh, File, FileKind, FileSystem, Ino,
+    Name, OpenArgs, OpenReply, Result, Timestamp,
 };
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
 
 /// A directory with one file, backed by another file.
-struct Backed {
+struct BackedDirectory {
     lower: fs::File,
     without_fsetid: bool,
 }
 
-impl Backed {
+impl BackedDirectory {
     fn attr(&self, ino: Ino) -> Attr {
         let dir = ino == Ino::ROOT;
         Attr {
@@ -43,7 +43,7 @@ impl Backed {
     }
 }
 
-impl FileSystem for Backed {
+impl FileSystem for BackedDirectory {
     fn caps(&self) -> Caps {
         Caps { backing_files: true, open_truncates: true, ..Caps::default() }
     }
@@ -54,10 +54,10 @@ impl FileSystem for Backed {
     fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
         Ok(self.attr(ino))
     }
-    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {
         let fd = Arc::new(self.lower.try_clone().unwrap().into());
-        let backing = Some(Backing { fd, without_fsetid: self.without_fsetid, native: None });
-        Ok(Opened { backing, ..Opened::new(Fh(1)) })
+        let backing = Some(BackingFile { fd, without_fsetid: self.without_fsetid, native: None });
+        Ok(OpenReply { backing, ..OpenReply::new(Fh(1)) })
     }
     fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
         Err(Errno::ENOTDIR)
@@ -77,7 +77,7 @@ fn the_kernel_writes_to_a_backing_file_without_fsetid_if_the_file_system_request
         fs::write(&path, "old").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
         let lower = fs::File::options().read(true).write(true).open(&path).unwrap();
-        let served = Arc::new(Backed { lower, without_fsetid });
+        let served = Arc::new(BackedDirectory { lower, without_fsetid });
         let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
         let session = Session::start(mounted.device, served, &SessionOptions::default()).unwrap();
         let passes = session.negotiated().uses(defuse_fuse::abi::FUSE_PASSTHROUGH);

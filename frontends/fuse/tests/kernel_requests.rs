@@ -1,10 +1,10 @@
 //! The codec with the running kernel: its requests decode, and it accepts the replies. The file
 //! system has one file, and answers just enough to receive further requests.
 
-use defuse_fuse::mount::{self, MountOptions, Mounted};
+use defuse_fuse::mount::{self, MountOptions, PreparedMount};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::reply::{self, CreateOut, DirEncoder};
-use defuse_wire::request::{Body, DecodeOptions, Payload, Request};
+use defuse_wire::request::{DecodeOptions, DecodedRequest, RequestBody, RequestPayload};
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -112,7 +112,7 @@ fn client(root: &Path) {
     let _ = fs::syncfs(&file);
 }
 
-fn serve(mounted: Mounted) -> BTreeSet<Opcode> {
+fn serve(mounted: PreparedMount) -> BTreeSet<Opcode> {
     let mut seen = BTreeSet::new();
     let mut buf = vec![0; (1 << 20) + 4096];
     loop {
@@ -122,7 +122,7 @@ fn serve(mounted: Mounted) -> BTreeSet<Opcode> {
             Err(Errno::NODEV) => return seen,
             Err(errno) => panic!("reading the device: {errno}"),
         };
-        let request = Request::parse(&buf[..len], &OPTIONS).unwrap();
+        let request = DecodedRequest::parse(&buf[..len], &OPTIONS).unwrap();
         seen.insert(request.opcode);
         if !request.opcode.has_reply() {
             continue;
@@ -140,30 +140,32 @@ fn serve(mounted: Mounted) -> BTreeSet<Opcode> {
     }
 }
 
-fn answer(request: &Request<'_>) -> Result<Vec<u8>, Errno> {
+fn answer(request: &DecodedRequest<'_>) -> Result<Vec<u8>, Errno> {
     let bytes = |out: &dyn AsRef<[u8]>| Ok(out.as_ref().to_vec());
     let open = abi::OpenOut { fh: 1, ..Default::default() };
     match request.body {
-        Body::Init(init) => bytes(&init_out(&init).as_bytes()),
-        Body::Lookup { name: b"file" } if request.nodeid == 1 => bytes(&entry(FILE).as_bytes()),
-        Body::Lookup { name: b"sub" } => bytes(&entry(SUB).as_bytes()),
-        Body::Lookup { .. } => Err(Errno::NOENT),
-        Body::Getattr(_) | Body::Setattr(_) => {
+        RequestBody::Init(init) => bytes(&init_out(&init).as_bytes()),
+        RequestBody::Lookup { name: b"file" } if request.nodeid == 1 => {
+            bytes(&entry(FILE).as_bytes())
+        }
+        RequestBody::Lookup { name: b"sub" } => bytes(&entry(SUB).as_bytes()),
+        RequestBody::Lookup { .. } => Err(Errno::NOENT),
+        RequestBody::Getattr(_) | RequestBody::Setattr(_) => {
             let attr = attr(request.nodeid);
             bytes(&abi::AttrOut { attr, ..Default::default() }.as_bytes())
         }
-        Body::Open(_) | Body::Opendir(_) => bytes(&open.as_bytes()),
-        Body::Create { name, ext, .. } => {
+        RequestBody::Open(_) | RequestBody::Opendir(_) => bytes(&open.as_bytes()),
+        RequestBody::Create { name, ext, .. } => {
             assert_eq!(name, b"new");
             assert_eq!(ext.groups().len(), 0);
             bytes(&CreateOut { entry: entry(FILE), open }.as_bytes())
         }
-        Body::Read(args) => bytes(&&b"hello"[args.offset.min(5) as usize..]),
-        Body::Write { args, data: Payload::Memory(data) } => {
+        RequestBody::Read(args) => bytes(&&b"hello"[args.offset.min(5) as usize..]),
+        RequestBody::Write { args, data: RequestPayload::Memory(data) } => {
             assert!(data.iter().all(|&byte| byte == b'x') || data == b"y");
             bytes(&abi::WriteOut { size: args.size, padding: 0 }.as_bytes())
         }
-        Body::Readdir(args) | Body::Readdirplus(args) => {
+        RequestBody::Readdir(args) | RequestBody::Readdirplus(args) => {
             let mut buf = vec![0; args.size as usize];
             let mut dir = DirEncoder::new(&mut buf);
             if args.offset == 0 {
@@ -175,15 +177,18 @@ fn answer(request: &Request<'_>) -> Result<Vec<u8>, Errno> {
             let len = dir.len();
             Ok(buf[..len].to_vec())
         }
-        Body::Statfs => {
+        RequestBody::Statfs => {
             let st = abi::Kstatfs { namelen: 255, bsize: 4096, ..Default::default() };
             bytes(&abi::StatfsOut { st }.as_bytes())
         }
-        Body::Setxattr { name, value, .. } => {
+        RequestBody::Setxattr { name, value, .. } => {
             assert_eq!((name, value), (&b"user.a"[..], &b"value"[..]));
             Err(Errno::ACCESS)
         }
-        Body::Release(_) | Body::Releasedir(_) | Body::Flush(_) | Body::Fsync(_) => Ok(Vec::new()),
+        RequestBody::Release(_)
+        | RequestBody::Releasedir(_)
+        | RequestBody::Flush(_)
+        | RequestBody::Fsync(_) => Ok(Vec::new()),
         _ => Err(Errno::ACCESS),
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, DirBuf, DirItem, Entry, Errno, FailureDomain, Fh, File,
     FileKind, FileSystem, Ino, Io, IoOp, Lifecycle, LockRequest, LockSupport, LockType, LockWait,
-    Name, NewNode, Notify, OpenArgs, Opened, Origin, PollHandle, ReadArgs, ReadBuf, Result,
+    Name, NewNode, Notify, OpenArgs, OpenReply, Origin, PollHandle, ReadArgs, ReadBuf, Result,
     SetAttr, Timestamp, WriteArgs, WriteBuf,
 };
 use defuse_fuse::mount::{self, MountOptions, UnmountError};
@@ -21,7 +21,7 @@ use defuse_fuse::{IoUring, ResizeError, Session, SessionOptions, ThreadPolicy};
 
 /// The behaviour of a read of `/file`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Script {
+enum ReadScript {
     Answer,
     Panic,
     /// Waits until the test opens the gate, or the caller is interrupted.
@@ -32,8 +32,8 @@ enum Script {
     Block,
 }
 
-struct Scripted {
-    script: Mutex<Script>,
+struct ScriptedFileSystem {
+    script: Mutex<ReadScript>,
     content: Mutex<Vec<u8>>,
     gate: AtomicBool,
     inside: AtomicUsize,
@@ -56,7 +56,7 @@ struct Scripted {
     making: AtomicBool,
 }
 
-impl Lifecycle for Scripted {
+impl Lifecycle for ScriptedFileSystem {
     fn memory_pressure(&self) {
         self.relieved.fetch_add(1, Ordering::AcqRel);
     }
@@ -66,10 +66,10 @@ const FILE: Ino = Ino(2);
 /// A file whose reads follow no script.
 const OTHER: Ino = Ino(3);
 
-impl Scripted {
+impl ScriptedFileSystem {
     fn new() -> Arc<Self> {
-        Arc::new(Scripted {
-            script: Mutex::new(Script::Answer),
+        Arc::new(ScriptedFileSystem {
+            script: Mutex::new(ReadScript::Answer),
             content: Mutex::new(b"content".to_vec()),
             gate: AtomicBool::new(false),
             inside: AtomicUsize::new(0),
@@ -91,7 +91,7 @@ impl Scripted {
         })
     }
 
-    fn set(&self, script: Script) {
+    fn set(&self, script: ReadScript) {
         *self.script.lock().unwrap() = script;
     }
 
@@ -123,17 +123,17 @@ impl Scripted {
     fn run_script(&self, cx: &Context<'_>) -> Result<()> {
         let script = *self.script.lock().unwrap();
         match script {
-            Script::Answer => return Ok(()),
-            Script::Panic => panic!("scripted"),
-            Script::Block => {
+            ReadScript::Answer => return Ok(()),
+            ReadScript::Panic => panic!("scripted"),
+            ReadScript::Block => {
                 let (reader, _writer) = rustix::pipe::pipe().unwrap();
                 let error = rustix::io::read(&reader, &mut [0; 1][..]).unwrap_err();
                 return Err(Errno::from_raw(error.raw_os_error()));
             }
-            Script::Wait | Script::WaitForever => {}
+            ReadScript::Wait | ReadScript::WaitForever => {}
         }
         while !self.gate.load(Ordering::Acquire) {
-            if script == Script::Wait && cx.interrupted() {
+            if script == ReadScript::Wait && cx.interrupted() {
                 return Err(Errno::EINTR);
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -142,7 +142,7 @@ impl Scripted {
     }
 }
 
-impl FileSystem for Scripted {
+impl FileSystem for ScriptedFileSystem {
     fn caps(&self) -> Caps {
         let submits = self.submits.load(Ordering::Acquire);
         let birth_times = !self.no_birth_times.load(Ordering::Acquire);
@@ -184,10 +184,10 @@ impl FileSystem for Scripted {
     fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, _: &SetAttr) -> Result<Attr> {
         Ok(self.attr(ino))
     }
-    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
-        let cached = *self.script.lock().unwrap() == Script::Answer;
+    fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {
+        let cached = *self.script.lock().unwrap() == ReadScript::Answer;
         let cache = if cached { CacheMode::Keep } else { CacheMode::Direct };
-        Ok(Opened { fh: Fh(9), cache, ..Opened::default() })
+        Ok(OpenReply { fh: Fh(9), cache, ..OpenReply::default() })
     }
     fn failure_domain(&self, ino: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         let has_parts = self.has_parts.load(Ordering::Acquire) && ino != Ino::ROOT;
@@ -281,18 +281,18 @@ fn kernel_offers_rings() -> bool {
         && std::fs::read_to_string(ENABLE_URING).is_ok_and(|text| text.trim() == "Y")
 }
 
-struct Mount {
+struct SessionMount {
     dir: tempfile::TempDir,
-    fs: Arc<Scripted>,
+    fs: Arc<ScriptedFileSystem>,
     session: Option<Session>,
 }
 
-impl Mount {
-    fn new(options: &SessionOptions) -> Option<Mount> {
-        Mount::of(Scripted::new(), options)
+impl SessionMount {
+    fn new(options: &SessionOptions) -> Option<SessionMount> {
+        SessionMount::of(ScriptedFileSystem::new(), options)
     }
 
-    fn of(fs: Arc<Scripted>, options: &SessionOptions) -> Option<Mount> {
+    fn of(fs: Arc<ScriptedFileSystem>, options: &SessionOptions) -> Option<SessionMount> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("skipped: needs root and /dev/fuse");
             return None;
@@ -304,7 +304,7 @@ impl Mount {
         let dir = tempfile::tempdir().unwrap();
         let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
         let session = Session::start(mounted.device, fs.clone(), options).unwrap();
-        Some(Mount { dir, fs, session: Some(session) })
+        Some(SessionMount { dir, fs, session: Some(session) })
     }
 
     fn file(&self) -> std::path::PathBuf {
@@ -326,7 +326,7 @@ impl Mount {
             .unwrap()
     }
 
-    fn end(mut self) -> (Arc<Scripted>, bool) {
+    fn end(mut self) -> (Arc<ScriptedFileSystem>, bool) {
         // A process forked by another test has the files of this process open until it executes its
         // program.
         eventually("nobody uses the mount", || match mount::unmount(self.dir.path(), false) {
@@ -338,7 +338,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for SessionMount {
     fn drop(&mut self) {
         self.fs.gate.store(true, Ordering::Release);
         let _ = mount::abort(self.dir.path());
@@ -395,11 +395,11 @@ over_each_transport! {
 }
 
 fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
-    let Some(mount) = Mount::new(&few_workers(transport)) else { return };
-    mount.fs.set(Script::Panic);
+    let Some(mount) = SessionMount::new(&few_workers(transport)) else { return };
+    mount.fs.set(ReadScript::Panic);
     let error = std::fs::read(mount.file()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
-    mount.fs.set(Script::Answer);
+    mount.fs.set(ReadScript::Answer);
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     let (fs, clean) = mount.end();
     assert!(clean && fs.detached.load(Ordering::Acquire));
@@ -410,8 +410,8 @@ fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
 /// (`defuse_fs::Frontends`).
 #[test]
 fn the_kernel_drops_a_name_after_the_answer_to_a_change_of_its_directory() {
-    let Some(mount) = Mount::new(&over(IoUring::Off)) else { return };
-    mount.fs.set(Script::WaitForever);
+    let Some(mount) = SessionMount::new(&over(IoUring::Off)) else { return };
+    mount.fs.set(ReadScript::WaitForever);
     let made = std::thread::spawn({
         let path = mount.dir.path().join("dir");
         move || std::fs::create_dir(path)
@@ -439,8 +439,8 @@ fn the_kernel_drops_a_name_after_the_answer_to_a_change_of_its_directory() {
 /// The only worker is in the handler, so that only the sentinel can receive the INTERRUPT.
 #[test]
 fn an_interrupt_ends_the_handler_of_the_only_worker() {
-    let Some(mount) = Mount::new(&one_worker()) else { return };
-    for script in [Script::Wait, Script::Block] {
+    let Some(mount) = SessionMount::new(&one_worker()) else { return };
+    for script in [ReadScript::Wait, ReadScript::Block] {
         mount.fs.set(script);
         let mut reader = mount.reader();
         eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
@@ -448,7 +448,7 @@ fn an_interrupt_ends_the_handler_of_the_only_worker() {
         eventually("the reader ends", || reader.try_wait().unwrap().is_some());
         eventually("the handler ends", || mount.fs.inside.load(Ordering::Acquire) == 0);
     }
-    mount.fs.set(Script::Answer);
+    mount.fs.set(ReadScript::Answer);
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     assert!(mount.end().1);
 }
@@ -456,8 +456,8 @@ fn an_interrupt_ends_the_handler_of_the_only_worker() {
 /// Requests received by the sentinel while the worker hangs are handled afterwards.
 #[test]
 fn requests_behind_a_stuck_worker_are_not_lost() {
-    let Some(mount) = Mount::new(&one_worker()) else { return };
-    mount.fs.set(Script::WaitForever);
+    let Some(mount) = SessionMount::new(&one_worker()) else { return };
+    mount.fs.set(ReadScript::WaitForever);
     let mut readers: Vec<Child> = (0..5).map(|_| mount.reader()).collect();
     eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
     std::thread::sleep(Duration::from_millis(100));
@@ -473,8 +473,8 @@ fn requests_behind_a_stuck_worker_are_not_lost() {
 }
 
 fn a_handler_that_hangs_does_not_prevent_an_abort(transport: IoUring) {
-    let Some(mut mount) = Mount::new(&over(transport)) else { return };
-    mount.fs.set(Script::WaitForever);
+    let Some(mut mount) = SessionMount::new(&over(transport)) else { return };
+    mount.fs.set(ReadScript::WaitForever);
     let mut reader = mount.reader();
     eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
     let busy = mount::unmount(mount.dir.path(), false).unwrap_err();
@@ -489,8 +489,8 @@ fn a_handler_that_hangs_does_not_prevent_an_abort(transport: IoUring) {
 #[test]
 fn workers_appear_when_handlers_block_and_retire_never_below_one() {
     let options = SessionOptions { workers: Some(6), ..over(IoUring::Off) };
-    let Some(mount) = Mount::new(&options) else { return };
-    mount.fs.set(Script::WaitForever);
+    let Some(mount) = SessionMount::new(&options) else { return };
+    mount.fs.set(ReadScript::WaitForever);
     let mut readers: Vec<Child> = (0..10).map(|_| mount.reader()).collect();
     eventually("all workers are busy", || mount.fs.inside.load(Ordering::Acquire) == 6);
     mount.fs.gate.store(true, Ordering::Release);
@@ -517,7 +517,7 @@ fn by_policy(policy: ThreadPolicy, workers: usize) -> SessionOptions {
 /// The rules of the paper: two threads from the first request on, one more for each blocked one up to the
 /// maximum, and none ends.
 fn threads_follow_the_rules_of_the_paper(policy: ThreadPolicy) {
-    let Some(mount) = Mount::new(&by_policy(policy, 5)) else { return };
+    let Some(mount) = SessionMount::new(&by_policy(policy, 5)) else { return };
     for _ in 0..200 {
         std::fs::metadata(mount.file()).unwrap();
         mount.fs.notifier().invalidate_inode(FILE, None).unwrap();
@@ -525,7 +525,7 @@ fn threads_follow_the_rules_of_the_paper(policy: ThreadPolicy) {
     // The caller may send its next request before the thread that has answered is free again.
     let threads = mount.gauge("workers");
     assert!((2..=5).contains(&threads), "{threads} with one caller at a time");
-    mount.fs.set(Script::WaitForever);
+    mount.fs.set(ReadScript::WaitForever);
     let mut readers: Vec<Child> = (0..9).map(|_| mount.reader()).collect();
     eventually("all threads are busy", || mount.fs.inside.load(Ordering::Acquire) == 5);
     assert_eq!((mount.gauge("workers"), mount.gauge("workers_idle")), (5, 0));
@@ -535,7 +535,7 @@ fn threads_follow_the_rules_of_the_paper(policy: ThreadPolicy) {
     }
     assert_eq!(mount.fs.most_inside.load(Ordering::Acquire), 5);
     std::thread::sleep(Duration::from_millis(300));
-    mount.fs.set(Script::Answer);
+    mount.fs.set(ReadScript::Answer);
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     assert_eq!((mount.gauge("workers"), mount.gauge("workers_retired")), (5, 0));
     let decisions = mount.session.as_ref().unwrap().negotiated().clone();
@@ -556,8 +556,8 @@ fn threads_follow_the_rules_of_the_paper_on_merged_readers() {
 /// An INTERRUPT is received although all threads that there may be are in handlers.
 #[test]
 fn an_interrupt_arrives_while_all_threads_of_the_paper_are_blocked() {
-    let Some(mount) = Mount::new(&by_policy(ThreadPolicy::Paper, 2)) else { return };
-    mount.fs.set(Script::Wait);
+    let Some(mount) = SessionMount::new(&by_policy(ThreadPolicy::Paper, 2)) else { return };
+    mount.fs.set(ReadScript::Wait);
     let mut readers: Vec<Child> = (0..4).map(|_| mount.reader()).collect();
     eventually("all threads are busy", || mount.fs.inside.load(Ordering::Acquire) == 2);
     for reader in &mut readers {
@@ -566,7 +566,7 @@ fn an_interrupt_arrives_while_all_threads_of_the_paper_are_blocked() {
     for reader in &mut readers {
         eventually("the reader ends", || reader.try_wait().unwrap().is_some());
     }
-    mount.fs.set(Script::Answer);
+    mount.fs.set(ReadScript::Answer);
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     assert!(mount.end().1);
 }
@@ -576,9 +576,9 @@ fn only_merged_threads_perform_the_io_of_a_file_system_with_threads_of_its_own()
     for (policy, is_submitted) in
         [(ThreadPolicy::Adaptive, true), (ThreadPolicy::Paper, true), (ThreadPolicy::Merged, false)]
     {
-        let fs = Scripted::new();
+        let fs = ScriptedFileSystem::new();
         fs.submits.store(true, Ordering::Release);
-        let Some(mount) = Mount::of(fs, &by_policy(policy, 3)) else { return };
+        let Some(mount) = SessionMount::of(fs, &by_policy(policy, 3)) else { return };
         assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
         let submitted = mount.fs.submitted.load(Ordering::Acquire);
         assert_eq!(submitted > 0, is_submitted, "{policy:?}");
@@ -588,14 +588,15 @@ fn only_merged_threads_perform_the_io_of_a_file_system_with_threads_of_its_own()
 
 #[test]
 fn the_policies_of_the_paper_are_refused_over_io_uring() {
-    if Mount::new(&over(IoUring::Required)).is_none() {
+    if SessionMount::new(&over(IoUring::Required)).is_none() {
         return;
     }
     for policy in [ThreadPolicy::Paper, ThreadPolicy::Merged] {
         let dir = tempfile::tempdir().unwrap();
         let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
         let options = SessionOptions { policy, ..over(IoUring::Required) };
-        let refused = Session::start(mounted.device, Scripted::new(), &options).err().unwrap();
+        let refused =
+            Session::start(mounted.device, ScriptedFileSystem::new(), &options).err().unwrap();
         assert!(refused.to_string().contains("paper and merged"), "{refused}");
         let _ = mount::unmount(dir.path(), true);
     }
@@ -611,9 +612,9 @@ fn the_number_of_threads_changes_while_a_mount_is_used() {
             default_permissions: false,
             ..by_policy(policy, 2)
         };
-        let Some(mount) = Mount::new(&options) else { return };
+        let Some(mount) = SessionMount::new(&options) else { return };
         let workers = mount.session.as_ref().unwrap().workers();
-        mount.fs.set(Script::WaitForever);
+        mount.fs.set(ReadScript::WaitForever);
         let mut readers: Vec<Child> = (0..9).map(|_| mount.reader()).collect();
         eventually("two are inside", || mount.fs.inside.load(Ordering::Acquire) == 2);
         // Until the sentinel has received the others.
@@ -637,7 +638,7 @@ fn the_number_of_threads_changes_while_a_mount_is_used() {
         assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
         workers.resize(1).unwrap();
         eventually("one remains", || mount.gauge("workers") == 1);
-        mount.fs.set(Script::Answer);
+        mount.fs.set(ReadScript::Answer);
         assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
         for count in [0, 1025] {
             assert_eq!(workers.resize(count), Err(ResizeError::OutOfRange(count)));
@@ -648,7 +649,7 @@ fn the_number_of_threads_changes_while_a_mount_is_used() {
 
 #[test]
 fn the_number_of_threads_over_io_uring_is_fixed() {
-    let Some(mount) = Mount::new(&over(IoUring::Required)) else { return };
+    let Some(mount) = SessionMount::new(&over(IoUring::Required)) else { return };
     let workers = mount.session.as_ref().unwrap().workers();
     assert_eq!(workers.resize(4), Err(ResizeError::OverRings));
     assert!(mount.end().1);
@@ -658,13 +659,13 @@ fn the_number_of_threads_over_io_uring_is_fixed() {
 #[test]
 fn a_part_that_does_not_answer_holds_up_only_what_needs_it() {
     for policy in [ThreadPolicy::Adaptive, ThreadPolicy::Paper, ThreadPolicy::Merged] {
-        let fs = Scripted::new();
+        let fs = ScriptedFileSystem::new();
         fs.has_parts.store(true, Ordering::Release);
         let options = SessionOptions { io_uring: IoUring::Off, ..by_policy(policy, 4) };
-        let Some(mount) = Mount::of(fs, &options) else { return };
+        let Some(mount) = SessionMount::of(fs, &options) else { return };
         let other = mount.dir.path().join("other");
         assert_eq!(std::fs::read(&other).unwrap(), b"other");
-        mount.fs.set(Script::Wait);
+        mount.fs.set(ReadScript::Wait);
         let mut readers: Vec<Child> = (0..12).map(|_| mount.reader()).collect();
         eventually("the others wait", || mount.gauge("requests_held_back") == 9);
         eventually("three of four run", || mount.fs.inside.load(Ordering::Acquire) == 3);
@@ -696,11 +697,11 @@ fn a_part_that_does_not_answer_holds_up_only_what_needs_it() {
 /// The data of a large write waits in a pipe, from which the worker has to take it for the next request.
 #[test]
 fn a_large_write_that_waits_for_its_part_keeps_its_data() {
-    let fs = Scripted::new();
+    let fs = ScriptedFileSystem::new();
     fs.has_parts.store(true, Ordering::Release);
     let options = SessionOptions { workers: Some(4), ..over(IoUring::Off) };
-    let Some(mount) = Mount::of(fs, &options) else { return };
-    mount.fs.set(Script::WaitForever);
+    let Some(mount) = SessionMount::of(fs, &options) else { return };
+    mount.fs.set(ReadScript::WaitForever);
     let open = |name| {
         let path = mount.dir.path().join(name);
         std::fs::File::options().write(true).open(path).unwrap()
@@ -728,7 +729,7 @@ fn a_large_write_that_waits_for_its_part_keeps_its_data() {
 
 /// More callers wait for a lock than there are workers. The unlock is received nevertheless.
 fn waiting_for_locks_holds_no_worker(transport: IoUring) {
-    let Some(mount) = Mount::new(&few_workers(transport)) else { return };
+    let Some(mount) = SessionMount::new(&few_workers(transport)) else { return };
     let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
     let lock = || Command::new("python3").args(["-c", script]).arg(mount.file()).spawn().unwrap();
     let mut waiters: Vec<Child> = (0..4).map(|_| lock()).collect();
@@ -744,7 +745,7 @@ fn waiting_for_locks_holds_no_worker(transport: IoUring) {
 }
 
 fn an_interrupt_reaches_a_deferred_request(transport: IoUring) {
-    let Some(mount) = Mount::new(&few_workers(transport)) else { return };
+    let Some(mount) = SessionMount::new(&few_workers(transport)) else { return };
     let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
     let mut waiter =
         Command::new("python3").args(["-c", script]).arg(mount.file()).spawn().unwrap();
@@ -763,7 +764,7 @@ fn an_interrupt_reaches_a_deferred_request(transport: IoUring) {
 }
 
 fn every_lookup_is_returned(transport: IoUring) {
-    let Some(mount) = Mount::new(&over(transport)) else { return };
+    let Some(mount) = SessionMount::new(&over(transport)) else { return };
     for _ in 0..50 {
         assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
         let parent = Name::new(b"file").unwrap();
@@ -780,7 +781,7 @@ fn every_lookup_is_returned(transport: IoUring) {
 }
 
 fn notifications_reach_the_page_cache(transport: IoUring) {
-    let Some(mount) = Mount::new(&over(transport)) else { return };
+    let Some(mount) = SessionMount::new(&over(transport)) else { return };
     let notify = mount.fs.notifier();
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     *mount.fs.content.lock().unwrap() = b"CONTENT".to_vec();
@@ -814,7 +815,7 @@ fn notifications_reach_the_page_cache(transport: IoUring) {
 }
 
 fn poll_is_woken_by_a_notification(transport: IoUring) {
-    let Some(mount) = Mount::new(&over(transport)) else { return };
+    let Some(mount) = SessionMount::new(&over(transport)) else { return };
     let file = std::fs::File::open(mount.file()).unwrap();
     let polling = std::thread::spawn(move || {
         let mut fds = [rustix::event::PollFd::new(&file, rustix::event::PollFlags::IN)];
@@ -831,7 +832,7 @@ fn poll_is_woken_by_a_notification(transport: IoUring) {
 }
 
 fn statx_returns_the_birth_time(transport: IoUring) {
-    let Some(mount) = Mount::new(&over(transport)) else { return };
+    let Some(mount) = SessionMount::new(&over(transport)) else { return };
     let created = std::fs::metadata(mount.file()).unwrap().created();
     let created = created.map(|time| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs());
     assert_eq!(created.map_err(|error: io::Error| error.kind()), Ok(7));
@@ -839,9 +840,9 @@ fn statx_returns_the_birth_time(transport: IoUring) {
 }
 
 fn the_birth_time_is_asked_for_once_if_there_is_none(transport: IoUring) {
-    let fs = Scripted::new();
+    let fs = ScriptedFileSystem::new();
     fs.no_birth_times.store(true, Ordering::Release);
-    let Some(mount) = Mount::of(fs, &over(transport)) else { return };
+    let Some(mount) = SessionMount::of(fs, &over(transport)) else { return };
     for name in ["file", "other", "file", "other"] {
         let attributes = std::fs::metadata(mount.dir.path().join(name)).unwrap();
         assert!(attributes.is_file() && attributes.created().is_err(), "{name}");
@@ -855,8 +856,8 @@ fn the_birth_time_is_asked_for_once_if_there_is_none(transport: IoUring) {
 /// A thread reads the device beside the rings, so that an INTERRUPT arrives.
 #[test]
 fn an_interrupt_ends_a_handler_over_rings() {
-    let Some(mount) = Mount::new(&few_workers(IoUring::Required)) else { return };
-    for script in [Script::Wait, Script::Block] {
+    let Some(mount) = SessionMount::new(&few_workers(IoUring::Required)) else { return };
+    for script in [ReadScript::Wait, ReadScript::Block] {
         mount.fs.set(script);
         let mut reader = mount.reader();
         eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
@@ -864,7 +865,7 @@ fn an_interrupt_ends_a_handler_over_rings() {
         eventually("the reader ends", || reader.try_wait().unwrap().is_some());
         eventually("the handler ends", || mount.fs.inside.load(Ordering::Acquire) == 0);
     }
-    mount.fs.set(Script::Answer);
+    mount.fs.set(ReadScript::Answer);
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     assert!(mount.end().1);
 }
@@ -878,8 +879,8 @@ fn sleeping_handlers_do_not_block_a_ring() {
 
 fn sleepers_leave_a_worker() {
     let options = SessionOptions { workers: Some(16), ..over(IoUring::Required) };
-    let Some(mount) = Mount::new(&options) else { return };
-    mount.fs.set(Script::WaitForever);
+    let Some(mount) = SessionMount::new(&options) else { return };
+    mount.fs.set(ReadScript::WaitForever);
     let mut readers: Vec<Child> = (0..8).map(|_| mount.reader()).collect();
     eventually("all are inside", || mount.fs.inside.load(Ordering::Acquire) == 8);
     let file = mount.file();
@@ -896,7 +897,7 @@ fn sleepers_leave_a_worker() {
 /// A thread that was added needs the processor of its queue, and another program has it for most of the time.
 #[test]
 fn a_busy_processor_leaves_workers_for_the_queues_of_others() {
-    if Mount::new(&over(IoUring::Required)).is_none() {
+    if SessionMount::new(&over(IoUring::Required)).is_none() {
         return;
     }
     let busy = "while :; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.01; done";
@@ -919,7 +920,7 @@ fn a_busy_processor_leaves_workers_for_the_queues_of_others() {
 /// Entries whose requests finish later are handled by a thread that does not run handlers.
 #[test]
 fn requests_continue_after_many_waits_for_locks() {
-    let Some(mount) = Mount::new(&few_workers(IoUring::Required)) else { return };
+    let Some(mount) = SessionMount::new(&few_workers(IoUring::Required)) else { return };
     for _ in 0..3 {
         let script = "import fcntl,sys; f=open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)";
         let lock =
@@ -932,7 +933,7 @@ fn requests_continue_after_many_waits_for_locks() {
             assert!(waiter.wait().unwrap().success());
         }
     }
-    mount.fs.set(Script::Wait);
+    mount.fs.set(ReadScript::Wait);
     mount.fs.gate.store(true, Ordering::Release);
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -949,17 +950,18 @@ fn requests_continue_after_many_waits_for_locks() {
 #[test]
 fn unavailable_rings_are_refused_with_the_reason() {
     let options = SessionOptions { workers: Some(1), ..over(IoUring::Required) };
-    if Mount::new(&over(IoUring::Required)).is_none() {
+    if SessionMount::new(&over(IoUring::Required)).is_none() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
-    let refused = Session::start(mounted.device, Scripted::new(), &options).err().unwrap();
+    let refused =
+        Session::start(mounted.device, ScriptedFileSystem::new(), &options).err().unwrap();
     assert!(refused.to_string().contains("workers="), "{refused}");
     let _ = mount::unmount(dir.path(), true);
     // Unless rings are required, the device is used, and the reason is recorded.
     let options = SessionOptions { workers: Some(1), ..over(IoUring::Auto) };
-    let mount = Mount::new(&options).unwrap();
+    let mount = SessionMount::new(&options).unwrap();
     let decisions = &mount.session.as_ref().unwrap().negotiated().decisions;
     let decision = decisions.iter().find(|decision| decision.name == "OVER_IO_URING").unwrap();
     assert!(!decision.used && !decision.reason.is_empty(), "{decision}");
@@ -971,11 +973,11 @@ fn unavailable_rings_are_refused_with_the_reason() {
 #[test]
 fn sessions_leave_nothing_behind() {
     for transport in [IoUring::Off, IoUring::Required] {
-        let Some(mount) = Mount::new(&over(transport)) else { continue };
+        let Some(mount) = SessionMount::new(&over(transport)) else { continue };
         assert!(mount.end().1);
         let most = std::env::var("DEFUSE_SESSIONS").ok().and_then(|text| text.parse().ok());
         for _ in 0..most.unwrap_or(20) {
-            let mount = Mount::new(&over(transport)).unwrap();
+            let mount = SessionMount::new(&over(transport)).unwrap();
             assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
             assert!(mount.end().1);
         }
@@ -994,7 +996,7 @@ fn a_mount_releases_caches_while_memory_is_short() {
     std::fs::write(&memory_pressure, "some avg10=0.00 avg60=90.00\n").unwrap();
     let options =
         SessionOptions { memory_pressure: memory_pressure.clone(), ..over(IoUring::Auto) };
-    let Some(mount) = Mount::new(&options) else { return };
+    let Some(mount) = SessionMount::new(&options) else { return };
     // statfs keeps the session busy, which checks about once a second.
     let relieved_within = |time: Duration| {
         let (begun, before) = (Instant::now(), mount.fs.relieved.load(Ordering::Acquire));

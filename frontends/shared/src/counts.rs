@@ -9,7 +9,7 @@ use defuse_ring::pages::{GROUP_BYTES, PAGE};
 
 /// The division of a file system into parts whose pages are counted apart, such as the devices of a manager.
 #[derive(Clone)]
-pub struct Parts {
+pub struct PartDivision {
     /// The number of parts.
     pub count: usize,
     /// The part of a file, below `count`; `None` for a file of none.
@@ -18,7 +18,7 @@ pub struct Parts {
     pub without: Vec<usize>,
 }
 
-impl fmt::Debug for Parts {
+impl fmt::Debug for PartDivision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Parts({})", self.count)
     }
@@ -26,7 +26,7 @@ impl fmt::Debug for Parts {
 
 /// Counts of one part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Count {
+pub(crate) struct PartCount {
     /// Files that have pages.
     pub(crate) files: u64,
     /// Groups in memory, hidden ones included.
@@ -44,15 +44,15 @@ pub(crate) struct Count {
 }
 
 /// Counts of all parts. The last one is of files in none of them.
-pub(crate) struct Counts {
-    parts: Option<Parts>,
-    all: Vec<Count>,
+pub(crate) struct PartCounts {
+    parts: Option<PartDivision>,
+    all: Vec<PartCount>,
 }
 
-impl Counts {
-    pub(crate) fn new(parts: Option<Parts>) -> Counts {
+impl PartCounts {
+    pub(crate) fn new(parts: Option<PartDivision>) -> PartCounts {
         let count = parts.as_ref().map_or(0, |parts| parts.count);
-        Counts { parts, all: vec![Count::default(); count + 1] }
+        PartCounts { parts, all: vec![PartCount::default(); count + 1] }
     }
 
     /// True if there are no parts, so that one count is that of everything.
@@ -60,13 +60,13 @@ impl Counts {
         self.parts.is_none()
     }
 
-    pub(crate) fn of(&mut self, ino: Ino) -> &mut Count {
+    pub(crate) fn of(&mut self, ino: Ino) -> &mut PartCount {
         let last = self.all.len() - 1;
         let part = self.parts.as_ref().and_then(|parts| (parts.of)(ino));
         &mut self.all[part.map_or(last, |part| part.min(last))]
     }
 
-    /// True for a file that has no pages, see [`Parts::without`].
+    /// True for a file that has no pages, see [`PartDivision::without`].
     pub(crate) fn is_without(&self, ino: Ino) -> bool {
         let Some(parts) = &self.parts else { return false };
         !parts.without.is_empty()
@@ -74,7 +74,7 @@ impl Counts {
     }
 
     /// The count of a part. Without parts, that of everything is number 0.
-    pub(crate) fn part(&self, part: usize) -> Count {
+    pub(crate) fn part(&self, part: usize) -> PartCount {
         self.all.get(part).copied().unwrap_or_default()
     }
 
@@ -84,7 +84,7 @@ impl Counts {
     }
 }
 
-impl Count {
+impl PartCount {
     /// As figures of a file system.
     pub(crate) fn figures(&self) -> Vec<Figure> {
         let total = |name, value| Figure::count(name, value).since_start();

@@ -11,11 +11,14 @@ use defuse_fs::{Errno, Result};
 use defuse_ring::layout::ClientCounter;
 use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, MORE, VERSION, lane_of};
 use defuse_ring::{LaneServer, LaneServerCounts, MappedMemory, ProtocolViolation};
-use defuse_session::{COPIED_MOST, LaneCounts, Line, Lines, Places, Port, ReplyPort};
+use defuse_session::{
+    COPIED_MOST, ReplyPort, RequestPort, RequestSource, ServerLaneCounts, SharedData,
+    TransportUpgrade,
+};
 use defuse_wire::abi::{InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use defuse_wire::request::WRITE_LEAD;
-use defuse_wire::vendor::{OFFER, Offer};
+use defuse_wire::vendor::{LaneOffer, OFFER};
 use zerocopy::IntoBytes;
 
 /// After this many requests from lanes in a row, the socket is looked at.
@@ -56,7 +59,7 @@ impl LaneOffers {
     }
 
     /// Counts a block of `uid`, who may have this part of the limits; `None` beyond it.
-    fn admit(&self, uid: u32, part: usize) -> Option<Counted> {
+    fn admit(&self, uid: u32, part: usize) -> Option<BlockReservation> {
         let mut users = lock(&self.users);
         let all: usize = users.values().sum();
         let own = users.get(&uid).copied().unwrap_or(0);
@@ -65,12 +68,12 @@ impl LaneOffers {
             return None;
         }
         users.insert(uid, own + 1);
-        Some(Counted { uid, users: Arc::clone(&self.users) })
+        Some(BlockReservation { uid, users: Arc::clone(&self.users) })
     }
 }
 
-impl Lines for LaneOffers {
-    fn line(&self, uid: u32, messages: Arc<dyn Line>) -> Result<Arc<dyn Line>> {
+impl TransportUpgrade for LaneOffers {
+    fn line(&self, uid: u32, messages: Arc<dyn RequestSource>) -> Result<Arc<dyn RequestSource>> {
         let port = messages.port(false);
         let Some(place) = self.admit(uid, 1) else {
             offer(&*port, None)?;
@@ -79,16 +82,17 @@ impl Lines for LaneOffers {
         let (memory, fd) = MappedMemory::new().map_err(errno)?;
         offer(&*port, Some(fd.as_fd()))?;
         let desk = LaneServer::new(memory);
-        let blocks = Blocks { desk, uid, offers: self.clone(), places: Mutex::new(vec![place]) };
-        Ok(Arc::new(LaneLine { messages, blocks: Arc::new(blocks) }))
+        let blocks =
+            LaneBlocks { desk, uid, offers: self.clone(), places: Mutex::new(vec![place]) };
+        Ok(Arc::new(LaneSource { messages, blocks: Arc::new(blocks) }))
     }
 }
 
 /// Offers a block of lanes, or says that there is none.
-fn offer(port: &dyn Port, block: Option<BorrowedFd<'_>>) -> Result<()> {
+fn offer(port: &dyn RequestPort, block: Option<BorrowedFd<'_>>) -> Result<()> {
     let (lanes, bytes) = block.map_or((0, 0), |_| (LANES_OF_BLOCK as u32, BYTES as u64));
-    let offer = Offer { version: VERSION, lanes, bytes };
-    let len = HEADER_LEN + size_of::<Offer>();
+    let offer = LaneOffer { version: VERSION, lanes, bytes };
+    let len = HEADER_LEN + size_of::<LaneOffer>();
     let header = OutHeader { len: len as u32, error: OFFER, unique: 0 };
     let message = [header.as_bytes(), offer.as_bytes()].concat();
     match block {
@@ -98,14 +102,14 @@ fn offer(port: &dyn Port, block: Option<BorrowedFd<'_>>) -> Result<()> {
 }
 
 /// The lanes of a connection.
-struct Blocks {
+struct LaneBlocks {
     desk: LaneServer<MappedMemory>,
     uid: u32,
     offers: LaneOffers,
-    places: Mutex<Vec<Counted>>,
+    places: Mutex<Vec<BlockReservation>>,
 }
 
-impl Blocks {
+impl LaneBlocks {
     /// A further block, unless most of the memory for lanes is in use.
     fn add(&self) -> Option<OwnedFd> {
         let place = self.offers.admit(self.uid, 2)?;
@@ -118,12 +122,12 @@ impl Blocks {
 
 /// A counted block.
 #[derive(Debug)]
-struct Counted {
+struct BlockReservation {
     uid: u32,
     users: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-impl Drop for Counted {
+impl Drop for BlockReservation {
     fn drop(&mut self) {
         let mut users = lock(&self.users);
         if let Some(own) = users.get_mut(&self.uid) {
@@ -135,13 +139,13 @@ impl Drop for Counted {
     }
 }
 
-struct LaneLine {
-    messages: Arc<dyn Line>,
-    blocks: Arc<Blocks>,
+struct LaneSource {
+    messages: Arc<dyn RequestSource>,
+    blocks: Arc<LaneBlocks>,
 }
 
-impl LaneLine {
-    fn with(&self, messages: Arc<dyn Port>, waits: bool) -> Result<Arc<dyn Port>> {
+impl LaneSource {
+    fn with(&self, messages: Arc<dyn RequestPort>, waits: bool) -> Result<Arc<dyn RequestPort>> {
         let now = self.messages.port_without_waiting()?;
         let blocks = Arc::clone(&self.blocks);
         Ok(Arc::new(LanePort {
@@ -155,20 +159,20 @@ impl LaneLine {
     }
 }
 
-impl Line for LaneLine {
-    fn port(&self, own: bool) -> Arc<dyn Port> {
+impl RequestSource for LaneSource {
+    fn port(&self, own: bool) -> Arc<dyn RequestPort> {
         let messages = self.messages.port(own);
         self.with(Arc::clone(&messages), true).unwrap_or(messages)
     }
 
-    fn port_without_waiting(&self) -> Result<Arc<dyn Port>> {
+    fn port_without_waiting(&self) -> Result<Arc<dyn RequestPort>> {
         self.with(self.messages.port_without_waiting()?, false)
     }
 
-    fn lanes(&self) -> Option<LaneCounts> {
+    fn lanes(&self) -> Option<ServerLaneCounts> {
         let LaneServerCounts { lanes, taken, open } = self.blocks.desk.counts();
         let told = |which| self.blocks.desk.told(which);
-        Some(LaneCounts {
+        Some(ServerLaneCounts {
             used: lanes,
             requests: taken,
             unanswered: open,
@@ -180,10 +184,10 @@ impl Line for LaneLine {
 }
 
 struct LanePort {
-    messages: Arc<dyn Port>,
+    messages: Arc<dyn RequestPort>,
     /// The socket, whose `receive` never waits.
-    now: Arc<dyn Port>,
-    blocks: Arc<Blocks>,
+    now: Arc<dyn RequestPort>,
+    blocks: Arc<LaneBlocks>,
     waits: bool,
     /// Requests in a row from lanes.
     row: AtomicU32,
@@ -296,7 +300,7 @@ impl ReplyPort for LanePort {
     }
 }
 
-impl Port for LanePort {
+impl RequestPort for LanePort {
     fn receive(&self, room: &mut [u8]) -> Result<usize> {
         if self.row.load(Ordering::Relaxed) >= ROW {
             // Interrupts and returned lookups come here, and the end of the client.
@@ -330,7 +334,7 @@ impl Port for LanePort {
         self.desk().is_used().then(|| self.desk().is_waiting())
     }
 
-    fn places(&self) -> Option<&dyn Places> {
+    fn places(&self) -> Option<&dyn SharedData> {
         Some(self)
     }
 
@@ -339,7 +343,7 @@ impl Port for LanePort {
     }
 }
 
-impl Places for LanePort {
+impl SharedData for LanePort {
     fn left(&self, unique: u64) -> usize {
         lane_of(unique).map_or(0, |lane| self.desk().left(lane, unique))
     }

@@ -5,8 +5,8 @@
 //! replies of short calls then need no system call while both sides run. Everything else stays on the socket:
 //! INIT, notifications, descriptors, interrupts, and the end of the client.
 //!
-//! [`Paged`] keeps pages of open files in bounded memory that clients read without a request; a policy of `cache/`
-//! decides which of them leave. [`Versioned`] tells clients by versions in memory which names and attributes have
+//! [`PagedFileSystem`] keeps pages of open files in bounded memory that clients read without a request; a policy of `cache/`
+//! decides which of them leave. [`VersionedFileSystem`] tells clients by versions in memory which names and attributes have
 //! changed, and clients with the same rights share the names that they were told of (`named`).
 //!
 //! This crate does not listen, decides no rights (`connection`), and handles no requests (`session`).
@@ -18,7 +18,7 @@ mod named;
 mod paged;
 mod versioned;
 
-pub use counts::Parts;
+pub use counts::PartDivision;
 pub use lanes::{LaneLimits, LaneOffers};
-pub use paged::{Paged, PagedOptions};
-pub use versioned::{Unseen, Versioned};
+pub use paged::{PagedFileSystem, PagedOptions};
+pub use versioned::{UnseenChanges, VersionedFileSystem};

@@ -13,43 +13,43 @@ use defuse_cache::{ExtentKey, ExtentUse, LruPolicy, OwnerShares, PolicyKind, Rep
 use defuse_fs::{Caller, Ino};
 use defuse_ring::pages::{GROUP_BYTES, PageWriter};
 
-use crate::counts::{Counts, Parts};
+use crate::counts::{PartCounts, PartDivision};
 use crate::paged::HEADS;
 
 /// Of all groups, this part should be hidden.
 const LEAD: u64 = 4;
 
 /// The pages of files.
-pub(crate) trait Groups {
+pub(crate) trait PageGroups {
     /// Those of one file.
     fn pages(&mut self, ino: Ino) -> Option<&mut PageWriter>;
 }
 
 /// Groups of frames that take memory.
-pub(crate) struct Bound {
+pub(crate) struct FrameGroups {
     /// All of them.
     groups: OwnerShares,
     /// Those that readers find: the hand is at the one that was shown first.
     shown: LruPolicy,
     hidden: HashSet<ExtentKey>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: PartCounts,
 }
 
-impl Bound {
+impl FrameGroups {
     /// Groups in so many bytes, without those for heads. They are counted by parts.
-    pub(crate) fn new(bytes: u64, policy: PolicyKind, parts: Option<Parts>) -> Bound {
+    pub(crate) fn new(bytes: u64, policy: PolicyKind, parts: Option<PartDivision>) -> FrameGroups {
         // Clients must not know which keys the policy learns from.
         let seed = RandomState::new().build_hasher().finish();
         let groups = OwnerShares::new(policy.make(bytes - bytes / HEADS, seed));
         let (shown, hidden) = (LruPolicy::new(u64::MAX), HashSet::new());
-        Bound { groups, shown, hidden, counts: Counts::new(parts) }
+        FrameGroups { groups, shown, hidden, counts: PartCounts::new(parts) }
     }
 
-    /// A request reads a group. It may be filled if the bound [holds](Bound::holds) it afterwards. Returns true if it was
+    /// A request reads a group. It may be filled if the bound [holds](FrameGroups::holds) it afterwards. Returns true if it was
     /// hidden.
     pub(crate) fn used(
         &mut self,
-        files: &mut impl Groups,
+        files: &mut impl PageGroups,
         ino: Ino,
         group: u64,
         by: Caller,
@@ -97,7 +97,7 @@ impl Bound {
         self.hidden.remove(&key);
     }
 
-    fn give_back(&mut self, files: &mut impl Groups, key: ExtentKey) {
+    fn give_back(&mut self, files: &mut impl PageGroups, key: ExtentKey) {
         self.is_gone(key);
         let count = self.counts.of(Ino(key.file));
         count.evicted += 1;
@@ -108,7 +108,7 @@ impl Bound {
     }
 
     /// Hides the group at the hand.
-    fn hide_next(&mut self, files: &mut impl Groups) {
+    fn hide_next(&mut self, files: &mut impl PageGroups) {
         // The group of the request is the last one, and is about to be filled.
         if self.shown.remembered() < 2 {
             return;
@@ -132,11 +132,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::counts::Count;
+    use crate::counts::PartCount;
 
-    struct Files(HashMap<Ino, PageWriter>);
+    struct PageFiles(HashMap<Ino, PageWriter>);
 
-    impl Groups for Files {
+    impl PageGroups for PageFiles {
         fn pages(&mut self, ino: Ino) -> Option<&mut PageWriter> {
             self.0.get_mut(&ino)
         }
@@ -146,14 +146,14 @@ mod tests {
     fn the_counts_of_groups_are_those_that_the_bound_has_whatever_its_policy() {
         for policy in ["lru", "lfu", "arc", "s3-fifo", "plain-e", "e"] {
             let policy = PolicyKind::named(policy).unwrap();
-            let parts = Parts {
+            let parts = PartDivision {
                 count: 2,
                 of: Arc::new(|ino| (ino.0 < 3).then_some(ino.0 as usize - 1)),
                 without: Vec::new(),
             };
-            let mut bound = Bound::new(1 << 20, policy, Some(parts));
+            let mut bound = FrameGroups::new(1 << 20, policy, Some(parts));
             let new = |ino| (Ino(ino), PageWriter::new(1 << 20).unwrap());
-            let mut files = Files((1..=3).map(new).collect());
+            let mut files = PageFiles((1..=3).map(new).collect());
             let mut random = 1_u64;
             for step in 0..3000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -174,7 +174,7 @@ mod tests {
                 all.iter().all(|one| one.hidden > 0 && one.evicted > 0 && one.missed > 0),
                 "{all:?}"
             );
-            let sum = |of: fn(&Count) -> u64| all.iter().map(of).sum::<u64>();
+            let sum = |of: fn(&PartCount) -> u64| all.iter().map(of).sum::<u64>();
             assert!(sum(|one| one.missed) <= sum(|one| one.hidden), "{all:?}");
             assert!(sum(|one| one.hidden) <= 2 * sum(|one| one.evicted), "{all:?}");
             (1..=3).for_each(|ino| bound.closed(Ino(ino), 16));

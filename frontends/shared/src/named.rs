@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-use defuse_connection::{BeforeLook, Credentials, ToldNames};
+use defuse_connection::{LookupVersions, NameSource, PeerCredentials};
 use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Name, Result, Xattr};
 use defuse_ring::names::{
     ATTRIBUTES, AttributeStamp, FoundName, NAME_MAX, NameVersions, NameWriter, ResolvedName,
@@ -15,7 +15,7 @@ use defuse_ring::names::{
 };
 use defuse_ring::versions::{VersionWriter, VersionedItem};
 use defuse_wire::convert::told_attr;
-use defuse_wire::vendor::ToldAttr;
+use defuse_wire::vendor::PublishedAttr;
 
 /// The most memories of names, of 16 MiB each; clients with other rights then have none.
 const MOST: usize = 16;
@@ -30,26 +30,26 @@ const DEEPEST: usize = 256;
 
 /// The memories of names of one file system. Those that nobody uses are kept until there are too many.
 #[derive(Default)]
-pub(crate) struct Boards(RwLock<Vec<Arc<Board>>>);
+pub(crate) struct NameMemories(RwLock<Vec<Arc<NameMemory>>>);
 
 /// The names for clients with the same rights.
-pub(crate) struct Board {
+pub(crate) struct NameMemory {
     uid: u32,
     groups: Vec<u32>,
     names: NameWriter,
     versions: Arc<VersionWriter>,
     /// The names that lead to each inode.
-    inodes: [Mutex<HashMap<u64, Places>>; SHARDS],
+    inodes: [Mutex<HashMap<u64, InodePlaces>>; SHARDS],
 }
 
 /// The places of the names of an inode, of which most have one.
 #[derive(Default)]
-struct Places {
+struct InodePlaces {
     first: Option<SlotNumber>,
     others: Vec<SlotNumber>,
 }
 
-impl Places {
+impl InodePlaces {
     fn add(&mut self, place: SlotNumber) {
         match self.first {
             None => self.first = Some(place),
@@ -76,17 +76,17 @@ impl Places {
     }
 }
 
-impl Boards {
+impl NameMemories {
     /// The names for clients with these rights. `None` if there are too many, or no memory.
     pub(crate) fn of(
         &self,
-        who: &Credentials,
+        who: &PeerCredentials,
         versions: &Arc<VersionWriter>,
-    ) -> Option<Arc<Board>> {
+    ) -> Option<Arc<NameMemory>> {
         let (uid, mut groups) = (who.uid, who.groups.clone());
         groups.sort_unstable();
         groups.dedup();
-        let is_theirs = |board: &&Arc<Board>| board.uid == uid && board.groups == groups;
+        let is_theirs = |board: &&Arc<NameMemory>| board.uid == uid && board.groups == groups;
         if let Some(board) = self.all().iter().find(is_theirs) {
             return Some(Arc::clone(board));
         }
@@ -96,7 +96,7 @@ impl Boards {
         }
         let of_user = boards.iter().filter(|board| board.uid == uid).count();
         if of_user >= MOST_OF_USER || boards.len() >= MOST {
-            let is_of_user = |board: &Board| of_user < MOST_OF_USER || board.uid == uid;
+            let is_of_user = |board: &NameMemory| of_user < MOST_OF_USER || board.uid == uid;
             let unused = boards
                 .iter()
                 .position(|board| Arc::strong_count(board) == 1 && is_of_user(board))?;
@@ -105,12 +105,12 @@ impl Boards {
         let names =
             NameWriter::new().map_err(|error| log::warn!("no names in memory: {error}")).ok()?;
         let inodes = std::array::from_fn(|_| Mutex::default());
-        let board = Board { uid, groups, names, versions: Arc::clone(versions), inodes };
+        let board = NameMemory { uid, groups, names, versions: Arc::clone(versions), inodes };
         boards.push(Arc::new(board));
         boards.last().cloned()
     }
 
-    fn all(&self) -> RwLockReadGuard<'_, Vec<Arc<Board>>> {
+    fn all(&self) -> RwLockReadGuard<'_, Vec<Arc<NameMemory>>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,12 +144,12 @@ impl Boards {
 fn encoded(attr: &Attr, (fs, cx): (&dyn FileSystem, &Context<'_>), ino: Ino) -> [u8; ATTRIBUTES] {
     let mut told = told_attr(attr);
     if fs.listxattr(cx, ino, 0) == Ok(Xattr::Size(0)) {
-        told.flags |= ToldAttr::NO_XATTRS;
+        told.flags |= PublishedAttr::NO_XATTRS;
     }
     zerocopy::transmute!(told)
 }
 
-impl Board {
+impl NameMemory {
     /// The directories in which a name leads to an inode that still holds, with the rights to the directory.
     fn valid(&self, ino: u64) -> Vec<u64> {
         let inodes = self.inodes(ino);
@@ -164,32 +164,32 @@ impl Board {
             && version(VersionedItem::Rights(named.dir)) == Some(named.told.rights)
     }
 
-    fn inodes(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, Places>> {
+    fn inodes(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, InodePlaces>> {
         self.inodes[ino as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for Board {
+impl std::fmt::Debug for NameMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Board({})", self.uid)
     }
 }
 
-impl ToldNames for Board {
+impl NameSource for NameMemory {
     fn memory(&self) -> Result<OwnedFd> {
         self.names.reader().map_err(|error| Errno::from_raw(error.raw_os_error()))
     }
 
-    fn before(&self, (dir, name): (Ino, Name<'_>)) -> Option<BeforeLook> {
+    fn before(&self, (dir, name): (Ino, Name<'_>)) -> Option<LookupVersions> {
         let all = self.versions.all();
         let name = self.versions.of_thing(VersionedItem::Name(dir.0, name.as_bytes()))?;
         let rights = self.versions.of_thing(VersionedItem::Rights(dir.0))?;
-        Some(BeforeLook { all, name, rights })
+        Some(LookupVersions { all, name, rights })
     }
 
     fn tell(
         &self,
-        before: BeforeLook,
+        before: LookupVersions,
         (dir, name): (Ino, Name<'_>),
         inode: Option<(Ino, &Attr)>,
         open_to_all: bool,
@@ -199,7 +199,7 @@ impl ToldNames for Board {
         if bytes.len() > NAME_MAX {
             return;
         }
-        let BeforeLook { all, name, rights } = before;
+        let LookupVersions { all, name, rights } = before;
         // A name that has changed since has another version now, with which nobody takes it.
         let mut told = NameVersions { name, rights, attributes: AttributeStamp::default() };
         let mut known = None;

@@ -16,14 +16,14 @@ use defuse_cache::PolicyKind;
 use defuse_connection::PageSource;
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, Entry, Errno, Fallocate, Fh, Figure, File, FileSystem, Ino,
-    IoctlArgs, IoctlReply, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
-    ReadArgs, ReadBuf, Recalled, ReleaseArgs, Result, SetAttr, Shortcuts, SliceSink, WriteArgs,
-    WriteBuf, delegate,
+    IoctlArgs, IoctlReply, Name, NewNode, Notify, OpenArgs, OpenFlags, OpenReply, Origin,
+    PollHandle, ReadArgs, ReadBuf, RecallCallback, ReleaseArgs, Result, SetAttr, Shortcuts,
+    SliceSink, WriteArgs, WriteBuf, delegate,
 };
 use defuse_ring::pages::{PAGE, PageWriter};
 
-use crate::counts::Parts;
-use crate::memory::{Bound, Groups};
+use crate::counts::PartDivision;
+use crate::memory::{FrameGroups, PageGroups};
 
 /// The most pages of a read that fills them: 1 MiB that begins within a page.
 const MOST_FILLED: u64 = 257;
@@ -54,51 +54,51 @@ impl Default for PagedOptions {
 }
 
 /// A file system, with pages of its open files in memory.
-pub struct Paged {
+pub struct PagedFileSystem {
     inner: Arc<dyn FileSystem>,
-    table: Arc<Table>,
+    table: Arc<PagedTable>,
     options: PagedOptions,
 }
 
-struct Table(Mutex<State>);
+struct PagedTable(Mutex<PagedState>);
 
-struct State {
-    files: HashMap<Ino, Entries>,
-    bound: Bound,
-    taken: Taken,
+struct PagedState {
+    files: HashMap<Ino, PagedFile>,
+    bound: FrameGroups,
+    taken: PageMemory,
 }
 
 /// The memory for pages, of all users and of each: the users that were the first to read a file.
 #[derive(Default)]
-struct Taken {
-    all: Bytes,
-    users: HashMap<u32, Bytes>,
+struct PageMemory {
+    all: PageBytes,
+    users: HashMap<u32, PageBytes>,
 }
 
 /// Bytes of the heads of files, and of these and their frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Bytes {
+struct PageBytes {
     heads: u64,
     whole: u64,
 }
 
-impl Bytes {
-    fn of(pages: &PageWriter) -> Bytes {
-        Bytes { heads: pages.bytes_of_heads(), whole: pages.bytes() }
+impl PageBytes {
+    fn of(pages: &PageWriter) -> PageBytes {
+        PageBytes { heads: pages.bytes_of_heads(), whole: pages.bytes() }
     }
 
-    fn and(self, more: Bytes) -> Bytes {
-        Bytes { heads: self.heads + more.heads, whole: self.whole + more.whole }
+    fn and(self, more: PageBytes) -> PageBytes {
+        PageBytes { heads: self.heads + more.heads, whole: self.whole + more.whole }
     }
 
-    fn without(self, less: Bytes) -> Bytes {
-        Bytes { heads: self.heads - less.heads, whole: self.whole - less.whole }
+    fn without(self, less: PageBytes) -> PageBytes {
+        PageBytes { heads: self.heads - less.heads, whole: self.whole - less.whole }
     }
 }
 
-impl Taken {
+impl PageMemory {
     /// True if a user may have so many bytes more, of `most` bytes for pages.
-    fn has_room(&self, uid: u32, bytes: Bytes, most: u64) -> bool {
+    fn has_room(&self, uid: u32, bytes: PageBytes, most: u64) -> bool {
         let all = self.all.and(bytes);
         let own = self.users.get(&uid).copied().unwrap_or_default().and(bytes);
         // Heads are always in memory. Frames could be, if clients touched all of them.
@@ -106,23 +106,23 @@ impl Taken {
         all.heads <= heads && own.heads <= heads / 2 && all.whole <= whole && own.whole <= whole / 2
     }
 
-    fn add(&mut self, Charged { pages, uid }: &Charged) {
-        let (bytes, own) = (Bytes::of(pages), self.users.entry(*uid).or_default());
+    fn add(&mut self, ChargedPages { pages, uid }: &ChargedPages) {
+        let (bytes, own) = (PageBytes::of(pages), self.users.entry(*uid).or_default());
         (self.all, *own) = (self.all.and(bytes), own.and(bytes));
     }
 
-    fn remove(&mut self, Charged { pages, uid }: &Charged) {
-        let bytes = Bytes::of(pages);
+    fn remove(&mut self, ChargedPages { pages, uid }: &ChargedPages) {
+        let bytes = PageBytes::of(pages);
         self.all = self.all.without(bytes);
         let Some(own) = self.users.get_mut(uid) else { return };
         *own = own.without(bytes);
-        if *own == Bytes::default() {
+        if *own == PageBytes::default() {
             self.users.remove(uid);
         }
     }
 }
 
-impl Groups for HashMap<Ino, Entries> {
+impl PageGroups for HashMap<Ino, PagedFile> {
     fn pages(&mut self, ino: Ino) -> Option<&mut PageWriter> {
         self.get_mut(&ino)?.pages.as_mut().map(|charged| &mut charged.pages)
     }
@@ -130,7 +130,7 @@ impl Groups for HashMap<Ino, Entries> {
 
 /// A file that is open, or that is changing.
 #[derive(Default)]
-struct Entries {
+struct PagedFile {
     opens: u64,
     /// Changes that have begun and not ended.
     running: u64,
@@ -140,25 +140,25 @@ struct Entries {
     stopped: bool,
     /// The file system has read the file since its last change: it has set the time of the last access.
     is_read: bool,
-    pages: Option<Charged>,
+    pages: Option<ChargedPages>,
 }
 
-struct Charged {
+struct ChargedPages {
     pages: PageWriter,
     uid: u32,
 }
 
 /// The pages of a read.
-enum Found {
+enum ReadPages {
     /// The file system has to read.
     Nothing,
-    Missing(Missing),
+    Missing(MissingPages),
     /// The bytes of pages that were hidden.
     Bytes(Vec<u8>),
 }
 
 /// Pages that a read is going to fill.
-struct Missing {
+struct MissingPages {
     /// The number of changes that had begun before.
     epoch: u64,
     /// The file has no length for readers.
@@ -166,26 +166,26 @@ struct Missing {
     pages: Range<u64>,
 }
 
-impl std::fmt::Debug for Paged {
+impl std::fmt::Debug for PagedFileSystem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Paged({} files)", self.table.lock().files.len())
     }
 }
 
-impl Table {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl PagedTable {
+    fn lock(&self) -> MutexGuard<'_, PagedState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A change of these bytes of the file begins; of its length, too, if it `resizes` or goes beyond the end.
     fn begin(&self, ino: Ino, range: Range<u64>, resizes: bool) {
-        let State { files, bound, .. } = &mut *self.lock();
+        let PagedState { files, bound, .. } = &mut *self.lock();
         let entry = files.entry(ino).or_default();
         entry.running += 1;
         if entry.pages.is_some() {
             bound.counts.of(ino).changes += 1;
         }
-        let fits = |one: &Charged| !one.pages.is_closed() && range.end <= one.pages.size();
+        let fits = |one: &ChargedPages| !one.pages.is_closed() && range.end <= one.pages.size();
         let resizes = resizes || !entry.pages.as_ref().is_some_and(fits);
         entry.forget(range, resizes);
     }
@@ -195,7 +195,7 @@ impl Table {
         if let Some(entry) = files.get_mut(&ino) {
             entry.running -= 1;
         }
-        Table::tidy(files, ino);
+        PagedTable::tidy(files, ino);
     }
 
     fn opened(&self, ino: Ino) {
@@ -203,7 +203,7 @@ impl Table {
     }
 
     fn closed(&self, ino: Ino) {
-        let State { files, bound, taken } = &mut *self.lock();
+        let PagedState { files, bound, taken } = &mut *self.lock();
         if let Some(entry) = files.get_mut(&ino) {
             entry.opens = entry.opens.saturating_sub(1);
             if entry.opens == 0 {
@@ -216,10 +216,10 @@ impl Table {
                 }
             }
         }
-        Table::tidy(files, ino);
+        PagedTable::tidy(files, ino);
     }
 
-    fn tidy(files: &mut HashMap<Ino, Entries>, ino: Ino) {
+    fn tidy(files: &mut HashMap<Ino, PagedFile>, ino: Ino) {
         if files.get(&ino).is_some_and(|entry| entry.opens == 0 && entry.running == 0) {
             files.remove(&ino);
         }
@@ -233,11 +233,11 @@ impl Table {
     }
 }
 
-impl Entries {
+impl PagedFile {
     fn forget(&mut self, range: Range<u64>, resizes: bool) {
         self.epoch += 1;
         self.is_read = false;
-        if let Some(Charged { pages, .. }) = &mut self.pages {
+        if let Some(ChargedPages { pages, .. }) = &mut self.pages {
             if resizes {
                 pages.close();
             }
@@ -252,33 +252,34 @@ impl Entries {
     }
 }
 
-impl Paged {
+impl PagedFileSystem {
     /// Pages for the files of `inner`; `None` if it may change without this layer (`Caps::exclusive`), or wants
     /// its operations submitted.
-    pub fn over(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<Paged>> {
-        Paged::with(inner, options, None)
+    pub fn over(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<PagedFileSystem>> {
+        PagedFileSystem::with(inner, options, None)
     }
 
-    /// As [`over`](Paged::over), for a file system of `parts`, whose pages are counted apart:
-    /// [`figures_of`](Paged::figures_of).
+    /// As [`over`](PagedFileSystem::over), for a file system of `parts`, whose pages are counted apart:
+    /// [`figures_of`](PagedFileSystem::figures_of).
     pub fn over_parts(
         inner: Arc<dyn FileSystem>,
         options: PagedOptions,
-        parts: Parts,
-    ) -> Option<Arc<Paged>> {
-        Paged::with(inner, options, Some(parts))
+        parts: PartDivision,
+    ) -> Option<Arc<PagedFileSystem>> {
+        PagedFileSystem::with(inner, options, Some(parts))
     }
 
     fn with(
         inner: Arc<dyn FileSystem>,
         options: PagedOptions,
-        parts: Option<Parts>,
-    ) -> Option<Arc<Paged>> {
+        parts: Option<PartDivision>,
+    ) -> Option<Arc<PagedFileSystem>> {
         let caps = inner.caps();
-        let bound = Bound::new(options.bytes.max(PagedOptions::LEAST), options.policy, parts);
-        let state = State { files: HashMap::new(), bound, taken: Taken::default() };
-        let table = Arc::new(Table(Mutex::new(state)));
-        (caps.exclusive && !caps.submits).then(|| Arc::new(Paged { inner, table, options }))
+        let bound = FrameGroups::new(options.bytes.max(PagedOptions::LEAST), options.policy, parts);
+        let state = PagedState { files: HashMap::new(), bound, taken: PageMemory::default() };
+        let table = Arc::new(PagedTable(Mutex::new(state)));
+        (caps.exclusive && !caps.submits)
+            .then(|| Arc::new(PagedFileSystem { inner, table, options }))
     }
 
     /// Bytes of memory that pages take now, by the kernel's count.
@@ -300,21 +301,21 @@ impl Paged {
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         self.table.begin(ino, range, resizes);
-        let _ended = Ended(&self.table, ino);
+        let _ended = PageChangeGuard(&self.table, ino);
         change()
     }
 
     /// Looks for the pages of a read of `len` bytes, and tells the policy of it.
-    fn find(&self, by: Caller, ino: Ino, args: ReadArgs, len: usize) -> Found {
+    fn find(&self, by: Caller, ino: Ino, args: ReadArgs, len: usize) -> ReadPages {
         let end = args.offset.saturating_add(len as u64);
         let pages = args.offset / PAGE as u64..end.div_ceil(PAGE as u64);
         if pages.end - pages.start > MOST_FILLED {
-            return Found::Nothing;
+            return ReadPages::Nothing;
         }
-        let State { files, bound, .. } = &mut *self.table.lock();
-        let Some(entry) = files.get_mut(&ino) else { return Found::Nothing };
+        let PagedState { files, bound, .. } = &mut *self.table.lock();
+        let Some(entry) = files.get_mut(&ino) else { return ReadPages::Nothing };
         let (epoch, is_read) = (entry.epoch, entry.is_read);
-        let Some(of_file) = entry.fillable() else { return Found::Nothing };
+        let Some(of_file) = entry.fillable() else { return ReadPages::Nothing };
         let is_closed = of_file.is_closed();
         let size = if is_closed { u64::MAX } else { of_file.size() };
         // Behind the end of the file there are no pages, which would take the place of others.
@@ -325,17 +326,17 @@ impl Paged {
         // The policy hears of all of them, also after one that was hidden.
         let used = groups.into_iter().map(|group| bound.used(files, ino, group, by));
         let were_hidden = used.filter(|was_hidden| *was_hidden).count() > 0;
-        let Some(of_file) = files.pages(ino) else { return Found::Nothing };
+        let Some(of_file) = files.pages(ino) else { return ReadPages::Nothing };
         if pages.is_empty() {
-            return Found::Nothing;
+            return ReadPages::Nothing;
         }
         if is_closed || pages.clone().any(|page| !of_file.has(page)) {
-            return Found::Missing(Missing { epoch, is_closed, pages });
+            return ReadPages::Missing(MissingPages { epoch, is_closed, pages });
         }
         // A client would have read them without a request, were they not hidden.
         match were_hidden && is_read {
-            true => Found::Bytes(copy(of_file, args.offset..end.min(size))),
-            false => Found::Nothing,
+            true => ReadPages::Bytes(copy(of_file, args.offset..end.min(size))),
+            false => ReadPages::Nothing,
         }
     }
 
@@ -346,9 +347,9 @@ impl Paged {
         file: File,
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
-        missing: Missing,
+        missing: MissingPages,
     ) -> Result<()> {
-        let Missing { epoch, is_closed, pages } = missing;
+        let MissingPages { epoch, is_closed, pages } = missing;
         // A file that was closed has its new length now, or a change has begun.
         let size = is_closed.then(|| self.inner.getattr(cx, file.ino, Some(file.fh)));
         // Not into the reply, which its client can change before it is in the pages.
@@ -364,7 +365,7 @@ impl Paged {
         let from = (args.offset - begin) as usize;
         let end = filled.min(from + out.remaining());
         out.put(bytes.get(from..end).unwrap_or_default())?;
-        let State { files, bound, .. } = &mut *self.table.lock();
+        let PagedState { files, bound, .. } = &mut *self.table.lock();
         let entry = files.get_mut(&file.ino).filter(|entry| entry.epoch == epoch);
         let Some(entry) = entry else { return Ok(()) };
         entry.is_read |= !args.flags.has(OpenFlags::NOATIME);
@@ -382,7 +383,7 @@ impl Paged {
         Ok(())
     }
 
-    fn opened(&self, ino: Ino, opened: Opened) -> Opened {
+    fn opened(&self, ino: Ino, opened: OpenReply) -> OpenReply {
         self.table.opened(ino);
         opened
     }
@@ -407,18 +408,18 @@ fn errno(error: rustix::io::Errno) -> Errno {
 }
 
 /// Ends a change, also if it panics.
-struct Ended<'a>(&'a Table, Ino);
+struct PageChangeGuard<'a>(&'a PagedTable, Ino);
 
-impl Drop for Ended<'_> {
+impl Drop for PageChangeGuard<'_> {
     fn drop(&mut self) {
         self.0.end(self.1);
     }
 }
 
-impl PageSource for Paged {
+impl PageSource for PagedFileSystem {
     fn pages(&self, ino: Ino, uid: u32) -> Result<OwnedFd> {
         let size = self.inner.getattr(&Context::new(Caller::default()), ino, None)?.size;
-        let State { files, bound, taken } = &mut *self.table.lock();
+        let PagedState { files, bound, taken } = &mut *self.table.lock();
         let entry = files.get(&ino).filter(|entry| entry.opens > 0).ok_or(Errno::ESTALE)?;
         if entry.stopped || bound.counts.is_without(ino) {
             return Err(Errno::EBUSY);
@@ -429,11 +430,11 @@ impl PageSource for Paged {
         let most = self.options.bytes.max(PagedOptions::LEAST);
         // Closed, until a read fills it.
         let pages = PageWriter::new(size.min(most / 2)).map_err(errno)?;
-        if !taken.has_room(uid, Bytes::of(&pages), most) {
+        if !taken.has_room(uid, PageBytes::of(&pages), most) {
             return Err(Errno::ENOMEM);
         }
         let fd = pages.reader().map_err(errno)?;
-        let charged = Charged { pages, uid };
+        let charged = ChargedPages { pages, uid };
         taken.add(&charged);
         files.entry(ino).or_default().pages = Some(charged);
         bound.counts.of(ino).files += 1;
@@ -448,7 +449,7 @@ impl PageSource for Paged {
     }
 }
 
-impl FileSystem for Paged {
+impl FileSystem for PagedFileSystem {
     delegate!(
         to inner, except attached, figures, open, create, tmpfile, read, write, setattr, fallocate,
         copy_file_range, ioctl, release
@@ -471,10 +472,10 @@ impl FileSystem for Paged {
 
     fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let table = Arc::clone(&self.table);
-        self.inner.attached(origin, Arc::new(Hearing { notify, table }));
+        self.inner.attached(origin, Arc::new(PageNotify { notify, table }));
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let open = || self.inner.open(cx, ino, args);
         let opened = match args.flags.has(OpenFlags::TRUNC) {
             true => self.change(ino, (ALL, true), open),
@@ -490,7 +491,7 @@ impl FileSystem for Paged {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
         Ok((entry, self.opened(entry.ino, opened)))
     }
@@ -501,7 +502,7 @@ impl FileSystem for Paged {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.inner.tmpfile(cx, parent, node, args)?;
         Ok((entry, self.opened(entry.ino, opened)))
     }
@@ -514,9 +515,9 @@ impl FileSystem for Paged {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         match self.find(cx.caller, file.ino, args, out.remaining()) {
-            Found::Nothing => self.inner.read(cx, file, args, out),
-            Found::Missing(missing) => self.read_and_fill(cx, file, args, out, missing),
-            Found::Bytes(bytes) => out.put(&bytes).map(drop),
+            ReadPages::Nothing => self.inner.read(cx, file, args, out),
+            ReadPages::Missing(missing) => self.read_and_fill(cx, file, args, out, missing),
+            ReadPages::Bytes(bytes) => out.put(&bytes).map(drop),
         }
     }
 
@@ -566,17 +567,17 @@ impl FileSystem for Paged {
     }
 }
 
-impl Shortcuts for Paged {
+impl Shortcuts for PagedFileSystem {
     delegate!(to inner, only resolve, peek);
 }
 
 /// Drops pages of which the file system says that they have changed, before the client hears of it.
-struct Hearing {
+struct PageNotify {
     notify: Arc<dyn Notify>,
-    table: Arc<Table>,
+    table: Arc<PagedTable>,
 }
 
-impl Notify for Hearing {
+impl Notify for PageNotify {
     fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
         let bytes = match range {
             Some((offset, len)) if len > 0 => offset..offset.saturating_add(len),
@@ -614,7 +615,7 @@ impl Notify for Hearing {
     fn prune(&self, inodes: &[Ino]) -> Result<()> {
         self.notify.prune(inodes)
     }
-    fn recall(&self, ino: Ino, limit: Duration, done: Recalled) {
+    fn recall(&self, ino: Ino, limit: Duration, done: RecallCallback) {
         self.table.changed(ino, ALL);
         self.notify.recall(ino, limit, done);
     }

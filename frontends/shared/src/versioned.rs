@@ -11,17 +11,17 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use defuse_connection::{Credentials, ToldNames, VersionSource};
+use defuse_connection::{NameSource, PeerCredentials, VersionSource};
 use defuse_fs::{
     AccessMode, Attr, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
-    FileSystem, Ino, IoctlArgs, IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Shortcuts,
-    Timestamp, WriteArgs, WriteBuf, XattrName, delegate, shortcuts_of,
+    FileSystem, Ino, IoctlArgs, IoctlReply, Name, NewNode, OpenArgs, OpenFlags, OpenReply,
+    PathResolution, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags,
+    Shortcuts, Timestamp, WriteArgs, WriteBuf, XattrName, delegate, shortcuts_of,
 };
 use defuse_ring::InodeVersionSet;
 use defuse_ring::versions::{VersionWriter, VersionedItem};
 
-use crate::named::Boards;
+use crate::named::NameMemories;
 
 /// Locks of names. Two names may share one.
 const LOCKS: usize = 64;
@@ -29,27 +29,27 @@ const LOCKS: usize = 64;
 const UNTOLD: usize = 4096;
 
 /// A file system whose changes show in versions.
-pub struct Versioned {
+pub struct VersionedFileSystem {
     inner: Arc<dyn FileSystem>,
     versions: Arc<VersionWriter>,
-    boards: Boards,
+    boards: NameMemories,
     /// Inodes of which a read does not change the access time, for less than a day.
     settled: InodeVersionSet,
     /// Inodes of which clients are told when a file is closed by which they were changed.
-    untold: Untold,
+    untold: UnreportedInodes,
     /// Changes of one name take turns, so that a removal knows the inode that it removes.
     names: [Mutex<()>; LOCKS],
-    unseen: Option<Unseen>,
+    unseen: Option<UnseenChanges>,
 }
 
 #[derive(Default)]
-struct Untold {
+struct UnreportedInodes {
     inodes: Mutex<HashSet<Ino>>,
     /// The number of them, as most closes find none.
     count: AtomicUsize,
 }
 
-impl Untold {
+impl UnreportedInodes {
     fn lock(&self) -> MutexGuard<'_, HashSet<Ino>> {
         self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -77,33 +77,44 @@ impl Untold {
 }
 
 /// True for inodes that others may change without this layer.
-pub type Unseen = Box<dyn Fn(Ino) -> bool + Send + Sync>;
+pub type UnseenChanges = Box<dyn Fn(Ino) -> bool + Send + Sync>;
 
-impl std::fmt::Debug for Versioned {
+impl std::fmt::Debug for VersionedFileSystem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Versioned")
     }
 }
 
-impl Versioned {
+impl VersionedFileSystem {
     /// Versions for `inner`. `None` if it may change without this layer (`Caps::exclusive`), or wants its operations
     /// submitted, and where there is no memory for them.
-    pub fn over(inner: Arc<dyn FileSystem>) -> Option<Arc<Versioned>> {
-        Versioned::except(inner, None)
+    pub fn over(inner: Arc<dyn FileSystem>) -> Option<Arc<VersionedFileSystem>> {
+        VersionedFileSystem::except(inner, None)
     }
 
-    /// As [`over`](Versioned::over), with inodes that others may change, of which clients keep nothing.
-    pub fn except(inner: Arc<dyn FileSystem>, unseen: Option<Unseen>) -> Option<Arc<Versioned>> {
+    /// As [`over`](VersionedFileSystem::over), with inodes that others may change, of which clients keep nothing.
+    pub fn except(
+        inner: Arc<dyn FileSystem>,
+        unseen: Option<UnseenChanges>,
+    ) -> Option<Arc<VersionedFileSystem>> {
         let caps = inner.caps();
         if !caps.exclusive || caps.submits {
             return None;
         }
         let versions =
             VersionWriter::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
-        let (versions, boards) = (Arc::new(versions), Boards::default());
+        let (versions, boards) = (Arc::new(versions), NameMemories::default());
         let names = std::array::from_fn(|_| Mutex::default());
-        let (settled, untold) = (InodeVersionSet::default(), Untold::default());
-        Some(Arc::new(Versioned { inner, versions, boards, settled, untold, names, unseen }))
+        let (settled, untold) = (InodeVersionSet::default(), UnreportedInodes::default());
+        Some(Arc::new(VersionedFileSystem {
+            inner,
+            versions,
+            boards,
+            settled,
+            untold,
+            names,
+            unseen,
+        }))
     }
 
     /// Makes a change of `things`.
@@ -113,7 +124,7 @@ impl Versioned {
         change: impl FnOnce(&dyn FileSystem) -> T,
     ) -> T {
         self.versions.begin(things.iter().copied());
-        let _ended = Ended { versions: &self.versions, things };
+        let _ended = VersionChangeGuard { versions: &self.versions, things };
         change(&*self.inner)
     }
 
@@ -147,12 +158,14 @@ impl Versioned {
     /// The attributes of the inode that has a name; of no inode where there is none.
     fn found(&self, cx: &Context<'_>, dir: Ino, name: Name<'_>) -> VersionedItem<'static> {
         let ino = match shortcuts_of(&*self.inner).resolve(cx, dir, name.into()) {
-            Ok(Resolved::Inode { ino, .. }) => Some(ino),
-            Ok(Resolved::Missing { .. }) => None,
-            Ok(Resolved::Walk) | Err(_) => self.inner.lookup(cx, dir, name).ok().map(|entry| {
-                self.inner.forget(entry.ino, 1);
-                entry.ino
-            }),
+            Ok(PathResolution::Inode { ino, .. }) => Some(ino),
+            Ok(PathResolution::Missing { .. }) => None,
+            Ok(PathResolution::Walk) | Err(_) => {
+                self.inner.lookup(cx, dir, name).ok().map(|entry| {
+                    self.inner.forget(entry.ino, 1);
+                    entry.ino
+                })
+            }
         };
         VersionedItem::Attributes(ino.map_or(0, |ino| ino.0))
     }
@@ -196,18 +209,18 @@ fn named<'a>(dir: Ino, name: Name<'a>) -> VersionedItem<'a> {
 }
 
 /// Ends a change, also if it panics.
-struct Ended<'a> {
+struct VersionChangeGuard<'a> {
     versions: &'a VersionWriter,
     things: &'a [VersionedItem<'a>],
 }
 
-impl Drop for Ended<'_> {
+impl Drop for VersionChangeGuard<'_> {
     fn drop(&mut self) {
         self.versions.end(self.things.iter().copied());
     }
 }
 
-impl VersionSource for Versioned {
+impl VersionSource for VersionedFileSystem {
     fn versions(&self) -> Result<OwnedFd> {
         self.versions.reader().map_err(|error| Errno::from_raw(error.raw_os_error()))
     }
@@ -224,12 +237,12 @@ impl VersionSource for Versioned {
         self.change_attributes(ino, |_| ());
     }
 
-    fn names(&self, who: &Credentials) -> Option<Arc<dyn ToldNames>> {
+    fn names(&self, who: &PeerCredentials) -> Option<Arc<dyn NameSource>> {
         self.boards.of(who, &self.versions).map(|board| board as _)
     }
 }
 
-impl FileSystem for Versioned {
+impl FileSystem for VersionedFileSystem {
     delegate!(
         to inner, except figures, mknod, mkdir, symlink, link, unlink, rmdir, rename, setattr, setxattr, removexattr,
         open, create, read, write, release, readdir, fallocate, copy_file_range, ioctl
@@ -341,7 +354,7 @@ impl FileSystem for Versioned {
         self.change_rights(ino, |fs| fs.removexattr(cx, ino, name))
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         match args.flags.has(OpenFlags::TRUNC) {
             true => self.change_attributes(ino, |fs| fs.open(cx, ino, args)),
             false => self.inner.open(cx, ino, args),
@@ -355,7 +368,7 @@ impl FileSystem for Versioned {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         self.make(parent, name, |fs| fs.create(cx, parent, name, node, args))
     }
 
@@ -426,6 +439,6 @@ impl FileSystem for Versioned {
     }
 }
 
-impl Shortcuts for Versioned {
+impl Shortcuts for VersionedFileSystem {
     delegate!(to inner, only resolve, peek);
 }

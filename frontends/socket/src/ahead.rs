@@ -2,33 +2,33 @@
 
 use std::sync::Arc;
 
-use defuse_connection::{Connection, OpenedWhole, VersionSource, Wanted};
+use defuse_connection::{PeerConnection, VersionSource, WantedFiles, WholeOpenFile};
 use defuse_fs::{Context, Errno, Fh, File, FileSystem, Ino, IoctlArgs, IoctlReply, Result};
 use defuse_wire::abi;
 use defuse_wire::convert;
 use defuse_wire::vendor::{
-    AHEAD_MAX, AheadEnd, AheadFile, Closing, OPEN_BYTES_MAX, OPEN_FLUSH_ENDS_LOCKS, OPEN_HAS_BYTES,
-    OPEN_READ_IS_DUE, OpenAhead,
+    AHEAD_MAX, AheadClose, AheadEnd, AheadFile, OPEN_BYTES_MAX, OPEN_FLUSH_ENDS_LOCKS,
+    OPEN_HAS_BYTES, OPEN_READ_IS_DUE, OpenAhead,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Closes the files in the arguments, and opens files of the directory `dir`, as many as are asked for and fit.
 pub(crate) fn open(
-    connection: &Connection<Arc<dyn FileSystem>>,
+    connection: &PeerConnection<Arc<dyn FileSystem>>,
     versions: &dyn VersionSource,
     cx: &Context<'_>,
     dir: Ino,
     args: &IoctlArgs<'_>,
 ) -> Result<IoctlReply> {
     let (head, rest) = OpenAhead::read_from_prefix(args.input).map_err(|_| Errno::EINVAL)?;
-    let (closing, left) = rest.as_chunks::<{ size_of::<Closing>() }>();
+    let (closing, left) = rest.as_chunks::<{ size_of::<AheadClose>() }>();
     let most = head.most as usize;
     let is_bounded = closing.len() <= AHEAD_MAX && most <= AHEAD_MAX;
     if !is_bounded || !left.is_empty() || args.output_len < size_of::<AheadEnd>() {
         return Err(Errno::EINVAL);
     }
-    let domain_of = |one: &[u8; size_of::<Closing>()]| {
-        let one: Closing = zerocopy::transmute!(*one);
+    let domain_of = |one: &[u8; size_of::<AheadClose>()]| {
+        let one: AheadClose = zerocopy::transmute!(*one);
         connection.failure_domain(Ino(one.ino), None)
     };
     // A part of the storage that does not answer holds up the requests that name it.
@@ -36,14 +36,14 @@ pub(crate) fn open(
         return Err(Errno::EINVAL);
     }
     for one in closing {
-        let one: Closing = zerocopy::transmute!(*one);
+        let one: AheadClose = zerocopy::transmute!(*one);
         let file = File { ino: Ino(one.ino), fh: Fh(one.fh) };
         connection.close_ahead(cx, file, (convert::open_flags(one.flags), one.has_read != 0));
     }
     let mut output = vec![0; size_of::<AheadEnd>()];
     if most > 0 {
         let flags = convert::open_flags(head.flags);
-        let wanted = Wanted { from: head.from, flags, most, most_bytes: OPEN_BYTES_MAX };
+        let wanted = WantedFiles { from: head.from, flags, most, most_bytes: OPEN_BYTES_MAX };
         let version = |ino| versions.attributes(ino);
         let next = connection.open_ahead(cx, dir, wanted, version, |file| {
             add(&mut output, args.output_len, &file)
@@ -55,7 +55,7 @@ pub(crate) fn open(
 }
 
 /// Adds a file to the output, if it fits.
-fn add(output: &mut Vec<u8>, room: usize, file: &OpenedWhole) -> bool {
+fn add(output: &mut Vec<u8>, room: usize, file: &WholeOpenFile) -> bool {
     let bytes = &file.whole.bytes;
     let len = size_of::<abi::OpenOut>() + bytes.len();
     let padded = size_of::<AheadFile>() + len.next_multiple_of(8);

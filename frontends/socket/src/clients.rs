@@ -3,11 +3,11 @@
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use defuse_connection::Holdings;
-use defuse_probe::{Snapshot, Stage};
-use defuse_session::{LaneCounts, Line, Statistics};
+use defuse_connection::ClientHoldings;
+use defuse_probe::{RequestStage, StatsSnapshot};
+use defuse_session::{RequestSource, ServerLaneCounts, SessionStatistics};
 
-use crate::peer::Peer;
+use crate::peer::FusePeer;
 
 /// Gauges that count from the start on. The others are states, which end with a connection.
 const TOTALS: [&str; 2] = ["workers_started", "workers_retired"];
@@ -16,7 +16,7 @@ const TOTALS: [&str; 2] = ["workers_started", "workers_retired"];
 #[derive(Clone, Debug, Default)]
 pub struct ServerStatistics {
     /// All connections together, including ended ones, and the figures of the file system.
-    pub all: Snapshot,
+    pub all: StatsSnapshot,
     /// The clients that are served, by number.
     pub clients: Vec<ClientStatistics>,
 }
@@ -33,7 +33,7 @@ pub struct ClientStatistics {
     /// The time since it connected.
     pub age: Duration,
     /// Lanes in shared memory, if it was given some. It may use messages all the same.
-    pub lanes: Option<LaneCounts>,
+    pub lanes: Option<ServerLaneCounts>,
     /// Requests that were answered, of all operations.
     pub requests: u64,
     /// Those of them that failed.
@@ -45,29 +45,29 @@ pub struct ClientStatistics {
     /// Requests that wait for a part of the storage that does not answer those before them.
     pub requests_held_back: u64,
     /// The things that it holds.
-    pub holdings: Holdings,
+    pub holdings: ClientHoldings,
 }
 
 /// A client that is served, as the server has it.
 #[derive(Clone)]
-pub(crate) struct Served {
-    pub(crate) statistics: Statistics,
+pub(crate) struct ServedClient {
+    pub(crate) statistics: SessionStatistics,
     /// They end with the session, whatever statistics are taken.
-    pub(crate) peer: Weak<Peer>,
-    pub(crate) line: Weak<dyn Line>,
+    pub(crate) peer: Weak<FusePeer>,
+    pub(crate) line: Weak<dyn RequestSource>,
 }
 
 /// The beginning of a connection.
 #[derive(Clone, Copy)]
-pub(crate) struct Begun {
+pub(crate) struct ConnectionStart {
     pub(crate) number: u64,
     pub(crate) pid: i32,
     pub(crate) at: Instant,
 }
 
-impl Served {
+impl ServedClient {
     /// The statistics of the client, and the counts of its session.
-    pub(crate) fn look(&self, begun: Begun) -> (Option<ClientStatistics>, Snapshot) {
+    pub(crate) fn look(&self, begun: ConnectionStart) -> (Option<ClientStatistics>, StatsSnapshot) {
         let snapshot = self.statistics.snapshot();
         let client = self.peer.upgrade().map(|peer| {
             let mut client = ClientStatistics {
@@ -87,8 +87,8 @@ impl Served {
 }
 
 impl ClientStatistics {
-    fn count(&mut self, snapshot: &Snapshot) {
-        for stats in snapshot.ops.iter().filter(|stats| stats.stage == Stage::User) {
+    fn count(&mut self, snapshot: &StatsSnapshot) {
+        for stats in snapshot.ops.iter().filter(|stats| stats.stage == RequestStage::User) {
             self.requests += stats.latency.count;
             self.errors += stats.latency.errors;
             self.bytes += stats.bytes;
@@ -101,7 +101,7 @@ impl ClientStatistics {
 }
 
 /// The counts of a session that has ended.
-pub(crate) fn ended(statistics: &Statistics) -> Snapshot {
+pub(crate) fn ended(statistics: &SessionStatistics) -> StatsSnapshot {
     let mut snapshot = statistics.snapshot();
     snapshot.gauges.retain(|name, _| TOTALS.contains(&name.as_str()));
     snapshot

@@ -13,13 +13,15 @@ use defuse_fs::{
 };
 use zerocopy::FromBytes;
 
-use defuse_connection::{Connection, Credentials, Legacy, Limits, Quotas, Service};
+use defuse_connection::{
+    ConnectionLimits, InheritedInode, PeerConnection, PeerCredentials, ServiceQuotas, ServiceState,
+};
 
-use defuse_session::{Answer, ClientHooks, Handler, SharedMemory};
+use defuse_session::{ClientHooks, Handler, RequestAnswer, SharedMemory};
 
-use crate::peer::Peer;
+use crate::peer::FusePeer;
 use defuse_wire::abi::{self, Opcode};
-use defuse_wire::request::{Body, Extensions, Payload, Request};
+use defuse_wire::request::{DecodedRequest, RequestBody, RequestExtensions, RequestPayload};
 
 const READ: u32 = 4;
 const WRITE: u32 = 2;
@@ -70,7 +72,7 @@ impl Script<'_> {
 
 /// A connection, with what it has been given.
 struct Player {
-    peer: Arc<Peer>,
+    peer: Arc<FusePeer>,
     handler: Handler,
     inodes: Vec<Ino>,
     open: Vec<Opened>,
@@ -85,7 +87,7 @@ struct Opened {
 
 struct World {
     fs: Arc<dyn FileSystem>,
-    service: Arc<Service>,
+    service: Arc<ServiceState>,
     players: Vec<Player>,
     /// All inodes that anybody has been given.
     inodes: HashSet<Ino>,
@@ -103,21 +105,21 @@ struct Seen {
 
 impl World {
     fn new(fs: Arc<dyn FileSystem>) -> World {
-        let connection = Limits { mapped_bytes: 1 << 20, ..Limits::default() };
-        let user = Limits { mapped_bytes: 3 << 20, ..Limits::default() };
-        let quotas = Quotas { connection, user, mapped_bytes: 5 << 20 };
+        let connection = ConnectionLimits { mapped_bytes: 1 << 20, ..ConnectionLimits::default() };
+        let user = ConnectionLimits { mapped_bytes: 3 << 20, ..ConnectionLimits::default() };
+        let quotas = ServiceQuotas { connection, user, mapped_bytes: 5 << 20 };
         let mut world = World {
             fs,
-            service: Service::new(quotas, || ()),
+            service: ServiceState::new(quotas, || ()),
             players: Vec::new(),
             inodes: HashSet::from([Ino::ROOT]),
             stored: HashSet::new(),
             unique: 2,
         };
         for (uid, groups) in USERS {
-            let credentials = Credentials { pid: 1, uid, groups: groups.to_vec() };
+            let credentials = PeerCredentials { pid: 1, uid, groups: groups.to_vec() };
             let (fs, service) = (Arc::clone(&world.fs), Arc::clone(&world.service));
-            let connection = Connection::new(fs, service, credentials);
+            let connection = PeerConnection::new(fs, service, credentials);
             world.join(connection, Vec::new(), Vec::new());
         }
         world
@@ -125,11 +127,11 @@ impl World {
 
     fn join(
         &mut self,
-        connection: Connection<Arc<dyn FileSystem>>,
+        connection: PeerConnection<Arc<dyn FileSystem>>,
         inodes: Vec<Ino>,
         open: Vec<Opened>,
     ) {
-        let peer = Arc::new(Peer { connection, pages: None, versions: None });
+        let peer = Arc::new(FusePeer { connection, pages: None, versions: None });
         let memory = Some(Arc::clone(&peer) as Arc<dyn SharedMemory>);
         let handler = Handler::new(
             Arc::clone(&peer) as Arc<dyn FileSystem>,
@@ -145,10 +147,10 @@ impl World {
             let _ = self.ask(
                 0,
                 Ino::ROOT,
-                Body::Mkdir {
+                RequestBody::Mkdir {
                     args: abi::MkdirIn { mode: perm, umask: 0 },
                     name: NAMES[name],
-                    ext: Extensions::default(),
+                    ext: RequestExtensions::default(),
                 },
             );
         }
@@ -199,7 +201,7 @@ impl World {
         let flags = script.one_of(&[0, 1, 2, OpenFlags::TRUNC, 2 | OpenFlags::TRUNC, 0o1000000]);
         let offset = script.below(4) as u64 * 2048;
         let (fh, used) = (open.file.fh, open.file.ino);
-        let ext = Extensions::default();
+        let ext = RequestExtensions::default();
         let kinds = [0o100000, 0o010000, 0o020000, 0o060000, 0o140000];
         let text = [b'0' + script.below(10) as u8; 300];
         let xattr = script.one_of(&[
@@ -209,35 +211,37 @@ impl World {
             b"system.posix_acl_access",
         ]);
         let (ino, body) = match step % 32 {
-            0..=3 => (ino, Body::Lookup { name }),
-            4 | 5 => (ino, Body::Open(abi::OpenIn { flags, open_flags: 0 })),
+            0..=3 => (ino, RequestBody::Lookup { name }),
+            4 | 5 => (ino, RequestBody::Open(abi::OpenIn { flags, open_flags: 0 })),
             6 => (ino, create(name, perm)),
-            7 => (ino, Body::Mkdir { args: abi::MkdirIn { mode: perm, umask: 0 }, name, ext }),
+            7 => {
+                (ino, RequestBody::Mkdir { args: abi::MkdirIn { mode: perm, umask: 0 }, name, ext })
+            }
             8 => {
                 let mode = perm | script.one_of(&kinds);
                 let args = abi::MknodIn { mode, rdev: 0x103, ..abi::MknodIn::default() };
-                (ino, Body::Mknod { args, name, ext })
+                (ino, RequestBody::Mknod { args, name, ext })
             }
-            9 => (ino, Body::Symlink { name, target: b"a", ext }),
-            10 => (ino, Body::Link { args: abi::LinkIn { oldnodeid: other.0 }, name }),
-            11 => (ino, Body::Unlink { name }),
-            12 => (ino, Body::Rmdir { name }),
+            9 => (ino, RequestBody::Symlink { name, target: b"a", ext }),
+            10 => (ino, RequestBody::Link { args: abi::LinkIn { oldnodeid: other.0 }, name }),
+            11 => (ino, RequestBody::Unlink { name }),
+            12 => (ino, RequestBody::Rmdir { name }),
             13 => {
                 let flags = script.one_of(&[0, 1, 2, 4]);
                 let args = abi::Rename2In { newdir: other.0, flags, padding: 0 };
-                (ino, Body::Rename2 { args, name, newname })
+                (ino, RequestBody::Rename2 { args, name, newname })
             }
             14 | 15 => (ino, self.setattr(who, script, perm, fh)),
             16 | 17 => {
                 let args = abi::ReadIn { fh: fh.0, offset, size: 4096, ..Default::default() };
-                (used, Body::Read(args))
+                (used, RequestBody::Read(args))
             }
             18 | 19 => (used, write(fh, offset, &text)),
             20 => {
                 let mode = script.one_of(&[0, 1, 3, 8, 16, 32]);
                 let (offset, length) = (offset / 4096 * 4096, 4096);
                 let args = abi::FallocateIn { fh: fh.0, offset, length, mode, padding: 0 };
-                (used, Body::Fallocate(args))
+                (used, RequestBody::Fallocate(args))
             }
             21 => {
                 let to = player.open.get(script.below(player.open.len())).copied().unwrap_or(open);
@@ -250,32 +254,35 @@ impl World {
                     len: 100,
                     flags: 0,
                 };
-                (used, Body::CopyFileRange(args))
+                (used, RequestBody::CopyFileRange(args))
             }
-            22 => (ino, Body::Opendir(abi::OpenIn::default())),
+            22 => (ino, RequestBody::Opendir(abi::OpenIn::default())),
             23 => {
                 let args = abi::ReadIn { fh: fh.0, size: 4096, ..Default::default() };
-                (used, Body::Readdirplus(args))
+                (used, RequestBody::Readdirplus(args))
             }
             24 => {
                 let args = abi::SetxattrIn { size: 1, ..Default::default() };
-                (ino, Body::Setxattr { args, name: xattr, value: b"x" })
+                (ino, RequestBody::Setxattr { args, name: xattr, value: b"x" })
             }
             25 => (
                 ino,
-                Body::Getxattr { args: abi::GetxattrIn { size: 64, padding: 0 }, name: xattr },
+                RequestBody::Getxattr {
+                    args: abi::GetxattrIn { size: 64, padding: 0 },
+                    name: xattr,
+                },
             ),
             26 => {
                 let args = abi::ReleaseIn { fh: fh.0, ..Default::default() };
                 self.players[who].open.retain(|open| open.file.fh != fh);
-                (used, Body::Release(args))
+                (used, RequestBody::Release(args))
             }
             27 | 28 => {
                 let write = abi::FUSE_SETUPMAPPING_FLAG_WRITE * (script.below(2) as u64);
                 let flags = abi::FUSE_SETUPMAPPING_FLAG_READ | write;
                 let (foffset, len) = (0, 16384);
                 let args = abi::SetupmappingIn { fh: fh.0, foffset, len, flags, moffset: 0 };
-                (used, Body::Setupmapping(args))
+                (used, RequestBody::Setupmapping(args))
             }
             _ => {
                 let lock =
@@ -287,13 +294,19 @@ impl World {
                     lk_flags: script.below(2) as u32,
                     padding: 0,
                 };
-                (used, Body::Setlk(args))
+                (used, RequestBody::Setlk(args))
             }
         };
         let _ = self.ask(who, ino, body);
     }
 
-    fn setattr(&self, who: usize, script: &mut Script<'_>, perm: u32, fh: Fh) -> Body<'static> {
+    fn setattr(
+        &self,
+        who: usize,
+        script: &mut Script<'_>,
+        perm: u32,
+        fh: Fh,
+    ) -> RequestBody<'static> {
         let fields = [
             abi::FATTR_MODE,
             abi::FATTR_UID,
@@ -311,7 +324,7 @@ impl World {
         let valid = script.one_of(&fields);
         let args =
             abi::SetattrIn { valid, fh: fh.0, size, mode: perm, uid, gid, ..Default::default() };
-        Body::Setattr(args)
+        RequestBody::Setattr(args)
     }
 
     /// A connection for a child, or for the next program, which is of the same user or of another one.
@@ -329,13 +342,13 @@ impl World {
             };
         }
         let (uid, groups) = script.one_of(&USERS[2..]);
-        let credentials = Credentials { pid: 1, uid, groups: groups.to_vec() };
+        let credentials = PeerCredentials { pid: 1, uid, groups: groups.to_vec() };
         let heir = player.peer.connection.heir(credentials);
         let mut taken = (vec![Ino::ROOT], Vec::new());
         for file in open {
             let mode = script.one_of(&[AccessMode::Read, AccessMode::Write, AccessMode::ReadWrite]);
             let (ino, fh) = (file.file.ino, Some(file.file.fh));
-            if heir.take_over(&Legacy { ino, fh, mode, process_locks: false }).is_ok() {
+            if heir.take_over(&InheritedInode { ino, fh, mode, process_locks: false }).is_ok() {
                 taken.0.push(ino);
                 let reads = file.reads && mode != AccessMode::Write;
                 let writes = file.writes && mode != AccessMode::Read;
@@ -347,17 +360,17 @@ impl World {
     }
 
     /// Asks, and judges what has become of it.
-    fn ask(&mut self, who: usize, ino: Ino, body: Body<'_>) -> Result<()> {
+    fn ask(&mut self, who: usize, ino: Ino, body: RequestBody<'_>) -> Result<()> {
         let before = self.look();
         let victim = match body {
-            Body::Unlink { name } | Body::Rmdir { name } => self.named(ino, name),
-            Body::Rename2 { name, .. } => self.named(ino, name),
+            RequestBody::Unlink { name } | RequestBody::Rmdir { name } => self.named(ino, name),
+            RequestBody::Rename2 { name, .. } => self.named(ino, name),
             _ => None,
         };
         self.unique += 2;
         let credentials = self.players[who].peer.connection.credentials().clone();
         let (uid, gid) = (credentials.uid, credentials.groups[0]);
-        let request = Request {
+        let request = DecodedRequest {
             unique: self.unique,
             opcode: opcode(&body),
             nodeid: ino.0,
@@ -410,7 +423,7 @@ impl World {
     }
 
     /// Notes the inodes and open files that an answer gives to the client.
-    fn note(&mut self, who: usize, ino: Ino, body: &Body<'_>, reply: &Answer) {
+    fn note(&mut self, who: usize, ino: Ino, body: &RequestBody<'_>, reply: &RequestAnswer) {
         let mut given = Vec::new();
         let player = &mut self.players[who];
         let mut opened = |ino, fh, flags: u32| {
@@ -419,12 +432,12 @@ impl World {
             player.open.push(Opened { file, reads: flags.readable(), writes: flags.writable() });
         };
         match body {
-            Body::Lookup { .. }
-            | Body::Mknod { .. }
-            | Body::Mkdir { .. }
-            | Body::Symlink { .. }
-            | Body::Link { .. } => given.push(entry(&reply.bytes)),
-            Body::Create { args, .. } => {
+            RequestBody::Lookup { .. }
+            | RequestBody::Mknod { .. }
+            | RequestBody::Mkdir { .. }
+            | RequestBody::Symlink { .. }
+            | RequestBody::Link { .. } => given.push(entry(&reply.bytes)),
+            RequestBody::Create { args, .. } => {
                 let made = entry(&reply.bytes);
                 let (out, _) =
                     abi::OpenOut::read_from_prefix(&reply.bytes[size_of::<abi::EntryOut>()..])
@@ -432,16 +445,16 @@ impl World {
                 opened(Ino(made.nodeid), out.fh, args.flags);
                 given.push(made);
             }
-            Body::Open(args) => {
+            RequestBody::Open(args) => {
                 let (out, _) = abi::OpenOut::read_from_prefix(&reply.bytes).expect("an open file");
                 opened(ino, out.fh, args.flags);
             }
-            Body::Opendir(_) => {
+            RequestBody::Opendir(_) => {
                 let (out, _) = abi::OpenOut::read_from_prefix(&reply.bytes).expect("a directory");
                 opened(ino, out.fh, 0);
             }
-            Body::Readdirplus(_) => given.extend(listed(&reply.bytes)),
-            Body::Setupmapping(args) => {
+            RequestBody::Readdirplus(_) => given.extend(listed(&reply.bytes)),
+            RequestBody::Setupmapping(args) => {
                 let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
                 let memory = reply.fd.as_ref().expect("a mapping has memory");
                 let stored = rustix::io::pwrite(memory, b"stored", 100).is_ok();
@@ -462,10 +475,10 @@ impl World {
     /// Nothing has changed but what the user may change.
     fn judge_change(
         &self,
-        who: &Credentials,
+        who: &PeerCredentials,
         open: &[Opened],
         before: &BTreeMap<u64, Seen>,
-        body: &Body<'_>,
+        body: &RequestBody<'_>,
     ) {
         if who.uid == 0 {
             return;
@@ -499,7 +512,7 @@ impl World {
 
 /// The user of a client, and what it has open.
 struct User<'a> {
-    who: &'a Credentials,
+    who: &'a PeerCredentials,
     open: &'a [Opened],
 }
 
@@ -519,8 +532,8 @@ impl User<'_> {
     fn judge_success(
         &self,
         ino: Ino,
-        body: &Body<'_>,
-        reply: &Answer,
+        body: &RequestBody<'_>,
+        reply: &RequestAnswer,
         before: &BTreeMap<u64, Seen>,
         victim: Option<&Attr>,
     ) {
@@ -540,38 +553,40 @@ impl User<'_> {
             entry.attr.uid == self.who.uid && kind != 0o020000 && kind != 0o060000
         };
         let permitted = match body {
-            Body::Lookup { .. } => self.may(attr(ino), EXEC),
-            Body::Open(args) => {
+            RequestBody::Lookup { .. } => self.may(attr(ino), EXEC),
+            RequestBody::Open(args) => {
                 let flags = OpenFlags(args.flags);
                 let mut mask = if flags.readable() { READ } else { 0 };
                 mask |= if flags.writable() || flags.has(OpenFlags::TRUNC) { WRITE } else { 0 };
                 self.may(attr(ino), mask)
             }
-            Body::Opendir(_) => self.may(attr(ino), READ),
-            Body::Create { .. }
-            | Body::Mknod { .. }
-            | Body::Mkdir { .. }
-            | Body::Symlink { .. } => self.may(attr(ino), WRITE | EXEC) && made(),
-            Body::Link { args, .. } => {
+            RequestBody::Opendir(_) => self.may(attr(ino), READ),
+            RequestBody::Create { .. }
+            | RequestBody::Mknod { .. }
+            | RequestBody::Mkdir { .. }
+            | RequestBody::Symlink { .. } => self.may(attr(ino), WRITE | EXEC) && made(),
+            RequestBody::Link { args, .. } => {
                 let old = attr(Ino(args.oldnodeid));
                 let special = old.perm & 0o4000 != 0 || old.perm & 0o2010 == 0o2010;
                 let plain = old.kind == FileKind::Regular && !special;
                 let accessible = plain && self.may(old, READ | WRITE);
                 self.may(attr(ino), WRITE | EXEC) && (old.uid == self.who.uid || accessible)
             }
-            Body::Unlink { .. } | Body::Rmdir { .. } => removes(attr(ino)),
-            Body::Rename2 { args, .. } => {
+            RequestBody::Unlink { .. } | RequestBody::Rmdir { .. } => removes(attr(ino)),
+            RequestBody::Rename2 { args, .. } => {
                 args.flags & 4 == 0
                     && removes(attr(ino))
                     && self.may(attr(Ino(args.newdir)), WRITE | EXEC)
             }
-            Body::Read(args) => has(args.fh, |open| open.reads),
-            Body::Write { args, .. } => has(args.fh, |open| open.writes),
-            Body::Readdirplus(_) => {
+            RequestBody::Read(args) => has(args.fh, |open| open.reads),
+            RequestBody::Write { args, .. } => has(args.fh, |open| open.writes),
+            RequestBody::Readdirplus(_) => {
                 self.may(attr(ino), EXEC) || listed(&reply.bytes).iter().all(|one| one.nodeid == 0)
             }
-            Body::Setxattr { name, .. } => name.starts_with(b"user.") && self.may(attr(ino), WRITE),
-            Body::Getxattr { name, .. } => !name.starts_with(b"trusted."),
+            RequestBody::Setxattr { name, .. } => {
+                name.starts_with(b"user.") && self.may(attr(ino), WRITE)
+            }
+            RequestBody::Getxattr { name, .. } => !name.starts_with(b"trusted."),
             _ => true,
         };
         assert!(permitted, "{what} with mode {:o} of {}", attr(ino).perm, attr(ino).uid);
@@ -596,42 +611,42 @@ fn listed(mut bytes: &[u8]) -> Vec<abi::EntryOut> {
     entries
 }
 
-fn create(name: &[u8], mode: u32) -> Body<'_> {
+fn create(name: &[u8], mode: u32) -> RequestBody<'_> {
     let flags = OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL;
     let args = abi::CreateIn { flags, mode: mode | 0o100000, umask: 0, open_flags: 0 };
-    Body::Create { args, name, ext: Extensions::default() }
+    RequestBody::Create { args, name, ext: RequestExtensions::default() }
 }
 
-fn write(fh: Fh, offset: u64, bytes: &[u8]) -> Body<'_> {
+fn write(fh: Fh, offset: u64, bytes: &[u8]) -> RequestBody<'_> {
     let args =
         abi::WriteIn { fh: fh.0, offset, size: bytes.len() as u32, flags: 2, ..Default::default() };
-    Body::Write { args, data: Payload::Memory(bytes) }
+    RequestBody::Write { args, data: RequestPayload::Memory(bytes) }
 }
 
-fn opcode(body: &Body<'_>) -> Opcode {
+fn opcode(body: &RequestBody<'_>) -> Opcode {
     match body {
-        Body::Lookup { .. } => Opcode::Lookup,
-        Body::Open(_) => Opcode::Open,
-        Body::Create { .. } => Opcode::Create,
-        Body::Mkdir { .. } => Opcode::Mkdir,
-        Body::Mknod { .. } => Opcode::Mknod,
-        Body::Symlink { .. } => Opcode::Symlink,
-        Body::Link { .. } => Opcode::Link,
-        Body::Unlink { .. } => Opcode::Unlink,
-        Body::Rmdir { .. } => Opcode::Rmdir,
-        Body::Rename2 { .. } => Opcode::Rename2,
-        Body::Setattr(_) => Opcode::Setattr,
-        Body::Read(_) => Opcode::Read,
-        Body::Write { .. } => Opcode::Write,
-        Body::Fallocate(_) => Opcode::Fallocate,
-        Body::CopyFileRange(_) => Opcode::CopyFileRange,
-        Body::Opendir(_) => Opcode::Opendir,
-        Body::Readdirplus(_) => Opcode::Readdirplus,
-        Body::Setxattr { .. } => Opcode::Setxattr,
-        Body::Getxattr { .. } => Opcode::Getxattr,
-        Body::Release(_) => Opcode::Release,
-        Body::Setupmapping(_) => Opcode::Setupmapping,
-        Body::Setlk(_) => Opcode::Setlk,
+        RequestBody::Lookup { .. } => Opcode::Lookup,
+        RequestBody::Open(_) => Opcode::Open,
+        RequestBody::Create { .. } => Opcode::Create,
+        RequestBody::Mkdir { .. } => Opcode::Mkdir,
+        RequestBody::Mknod { .. } => Opcode::Mknod,
+        RequestBody::Symlink { .. } => Opcode::Symlink,
+        RequestBody::Link { .. } => Opcode::Link,
+        RequestBody::Unlink { .. } => Opcode::Unlink,
+        RequestBody::Rmdir { .. } => Opcode::Rmdir,
+        RequestBody::Rename2 { .. } => Opcode::Rename2,
+        RequestBody::Setattr(_) => Opcode::Setattr,
+        RequestBody::Read(_) => Opcode::Read,
+        RequestBody::Write { .. } => Opcode::Write,
+        RequestBody::Fallocate(_) => Opcode::Fallocate,
+        RequestBody::CopyFileRange(_) => Opcode::CopyFileRange,
+        RequestBody::Opendir(_) => Opcode::Opendir,
+        RequestBody::Readdirplus(_) => Opcode::Readdirplus,
+        RequestBody::Setxattr { .. } => Opcode::Setxattr,
+        RequestBody::Getxattr { .. } => Opcode::Getxattr,
+        RequestBody::Release(_) => Opcode::Release,
+        RequestBody::Setupmapping(_) => Opcode::Setupmapping,
+        RequestBody::Setlk(_) => Opcode::Setlk,
         other => unreachable!("{other:?} is never asked for"),
     }
 }

@@ -1,6 +1,6 @@
 //! A file system for other processes, over a Unix socket.
 //!
-//! A [`Server`] listens, decides who may connect, and gives each connection a session over one file
+//! A [`SocketServer`] listens, decides who may connect, and gives each connection a session over one file
 //! system, so that one client reads what another one writes. A client speaks FUSE in messages of a
 //! `SOCK_SEQPACKET` socket (`backends/remote` is the other end).
 //!
@@ -26,10 +26,10 @@ mod unsent;
 mod waiting;
 
 pub use clients::{ClientStatistics, ServerStatistics};
-pub use defuse_connection::{Holdings, Limits};
+pub use defuse_connection::{ClientHoldings, ConnectionLimits};
 pub use defuse_session::ShareLimits;
 #[cfg(fuzzing)]
 pub use fuzzed::peers as fuzz_peers;
-pub use others::{Others, Who};
-pub use server::{Admission, ServeError, Server, ServerOptions};
+pub use others::{OtherProtocol, PeerProcess};
+pub use server::{AdmissionPolicy, ServeError, ServerOptions, SocketServer};
 pub use single::serve_one;

@@ -6,44 +6,46 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use defuse_fs::{Errno, Result};
-use defuse_session::{IoUring, Line, Port, ReplyPort, SessionOptions, Share, SpliceLimits};
+use defuse_session::{
+    IoUring, ReplyPort, RequestPort, RequestSource, SessionOptions, SpliceLimits, UserShare,
+};
 use defuse_wire::vendor::{SHARED_IO_MAX, SOCKET_IO_MAX};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use crate::unsent::{Unsent, send_beside};
+use crate::unsent::{UnsentMessages, send_beside};
 
 /// The socket of a client.
-pub(crate) struct MessageLine {
+pub(crate) struct MessageSource {
     socket: Arc<OwnedFd>,
-    unsent: Arc<Unsent>,
+    unsent: Arc<UnsentMessages>,
 }
 
-impl MessageLine {
+impl MessageSource {
     /// The client shares `share` with others of its user, if there is one.
-    pub(crate) fn new(socket: Arc<OwnedFd>, share: Option<Arc<Share>>) -> Self {
-        MessageLine { unsent: Unsent::new(Arc::clone(&socket), share), socket }
+    pub(crate) fn new(socket: Arc<OwnedFd>, share: Option<Arc<UserShare>>) -> Self {
+        MessageSource { unsent: UnsentMessages::new(Arc::clone(&socket), share), socket }
     }
 
-    fn port(&self, flags: RecvFlags) -> Arc<dyn Port> {
+    fn port(&self, flags: RecvFlags) -> Arc<dyn RequestPort> {
         let (socket, unsent) = (Arc::clone(&self.socket), Arc::clone(&self.unsent));
         Arc::new(MessagePort { socket, unsent, flags })
     }
 }
 
-impl Line for MessageLine {
+impl RequestSource for MessageSource {
     /// All workers share the socket.
-    fn port(&self, _own: bool) -> Arc<dyn Port> {
-        MessageLine::port(self, RecvFlags::TRUNC)
+    fn port(&self, _own: bool) -> Arc<dyn RequestPort> {
+        MessageSource::port(self, RecvFlags::TRUNC)
     }
 
-    fn port_without_waiting(&self) -> Result<Arc<dyn Port>> {
-        Ok(MessageLine::port(self, RecvFlags::TRUNC | RecvFlags::DONTWAIT))
+    fn port_without_waiting(&self) -> Result<Arc<dyn RequestPort>> {
+        Ok(MessageSource::port(self, RecvFlags::TRUNC | RecvFlags::DONTWAIT))
     }
 }
 
 struct MessagePort {
     socket: Arc<OwnedFd>,
-    unsent: Arc<Unsent>,
+    unsent: Arc<UnsentMessages>,
     flags: RecvFlags,
 }
 
@@ -53,7 +55,7 @@ impl ReplyPort for MessagePort {
     }
 }
 
-impl Port for MessagePort {
+impl RequestPort for MessagePort {
     fn receive(&self, room: &mut [u8]) -> Result<usize> {
         let most = room.len();
         match rustix::net::recv(&self.socket, room, self.flags).map_err(errno) {

@@ -22,28 +22,28 @@ use rustix::thread::UnshareFlags;
 
 /// The name of a bound socket, which can be removed.
 #[derive(Debug)]
-pub struct Name {
+pub struct SocketName {
     directory: OwnedFd,
     name: OsString,
-    inode: Inode,
+    inode: SocketInode,
 }
 
 /// Clients that may wait to be accepted, listen(2). Another listen(2) changes it.
 pub const BACKLOG: i32 = 128;
 
 /// Device and inode number of a file.
-pub type Inode = (u64, u64);
+pub type SocketInode = (u64, u64);
 
-impl Name {
+impl SocketName {
     /// Binds `socket`, which has no name yet, to `path`, and listens. The new file has the permissions `mode` from its beginning, whatever
     /// the umask is.
     ///
     /// # Errors
     ///
     /// Those of bind(2) and listen(2), also for a path that has no last name.
-    pub fn bind(socket: impl AsFd, path: &Path, mode: Mode) -> Result<Name> {
+    pub fn bind(socket: impl AsFd, path: &Path, mode: Mode) -> Result<SocketName> {
         let (directory, name) = parts(path)?;
-        Name::bind_in(socket, open_directory(directory)?, name, mode)
+        SocketName::bind_in(socket, open_directory(directory)?, name, mode)
     }
 
     /// As [`bind`](Self::bind), in the directory that is open as `directory`.
@@ -56,7 +56,7 @@ impl Name {
         directory: OwnedFd,
         name: &OsStr,
         mode: Mode,
-    ) -> Result<Name> {
+    ) -> Result<SocketName> {
         // The kernel takes the mode of the new file from the socket, fchmod(2), and subtracts the umask.
         fchmod(&socket, mode)?;
         let socket = socket.as_fd();
@@ -66,7 +66,7 @@ impl Name {
             listen(socket, BACKLOG)
         })?;
         let inode = inode(&statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
-        Ok(Name { directory, name: name.to_owned(), inode })
+        Ok(SocketName { directory, name: name.to_owned(), inode })
     }
 
     /// Opens the socket's file itself (`O_PATH`), for programs that inherit the descriptor and connect by it.
@@ -81,7 +81,7 @@ impl Name {
     }
 
     /// The inode of the socket's file.
-    pub fn inode(&self) -> Inode {
+    pub fn inode(&self) -> SocketInode {
         self.inode
     }
 
@@ -112,7 +112,7 @@ pub fn parts(path: &Path) -> Result<(&Path, &OsStr)> {
 }
 
 /// Removes `name` from a directory if it is a socket, and `expected` if that is known. It may be gone.
-pub fn remove_in(directory: &OwnedFd, name: &OsStr, expected: Option<Inode>) {
+pub fn remove_in(directory: &OwnedFd, name: &OsStr, expected: Option<SocketInode>) {
     let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return };
     let is_it = expected.is_none_or(|expected| expected == inode(&stat));
     if is_it && FileType::from_raw_mode(stat.st_mode) == FileType::Socket {
@@ -140,7 +140,7 @@ pub(crate) fn clear_stale(directory: &OwnedFd, name: &OsStr, kind: SocketType) -
     }
 }
 
-fn inode(stat: &Stat) -> Inode {
+fn inode(stat: &Stat) -> SocketInode {
     (stat.st_dev, stat.st_ino)
 }
 
@@ -197,7 +197,7 @@ mod tests {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
 
     use super::*;
-    use crate::{Admission, Server, ServerOptions};
+    use crate::{AdmissionPolicy, ServerOptions, SocketServer};
 
     fn socket() -> OwnedFd {
         let flags = SocketFlags::CLOEXEC;
@@ -208,11 +208,11 @@ mod tests {
         fs::symlink_metadata(path).unwrap().mode() & 0o7777
     }
 
-    type Way = fn(&OwnedFd, &Path, Mode) -> Result<()>;
+    type BindMethod = fn(&OwnedFd, &Path, Mode) -> Result<()>;
 
     /// Both ways to bind.
-    const WAYS: [Way; 2] = [
-        |socket, path, mode| Name::bind(socket, path, mode).map(drop),
+    const WAYS: [BindMethod; 2] = [
+        |socket, path, mode| SocketName::bind(socket, path, mode).map(drop),
         |socket, path, mode| {
             let (directory, name) = parts(path)?;
             let directory = open_directory(directory)?;
@@ -250,14 +250,14 @@ mod tests {
         let at = |name: &str| place.path().join(name);
         fs::create_dir(at("own")).unwrap();
         fs::create_dir(at("other")).unwrap();
-        let name = Name::bind(socket(), &at("own/s"), Mode::RUSR).unwrap();
-        let _other = Name::bind(socket(), &at("other/s"), Mode::RUSR).unwrap();
+        let name = SocketName::bind(socket(), &at("own/s"), Mode::RUSR).unwrap();
+        let _other = SocketName::bind(socket(), &at("other/s"), Mode::RUSR).unwrap();
         fs::rename(at("own"), at("moved")).unwrap();
         symlink(at("other"), at("own")).unwrap();
         name.remove();
         assert!(at("other/s").exists() && !at("moved/s").exists());
         // Another file at the name stays.
-        let name = Name::bind(socket(), &at("moved/s"), Mode::RUSR).unwrap();
+        let name = SocketName::bind(socket(), &at("moved/s"), Mode::RUSR).unwrap();
         fs::rename(at("other/s"), at("moved/s")).unwrap();
         name.remove();
         assert!(at("moved/s").exists());
@@ -284,9 +284,9 @@ mod tests {
                 }
             });
             let serve = |_: &usize| {
-                let admission = Admission::Users(vec![1]);
+                let admission = AdmissionPolicy::Users(vec![1]);
                 let options = ServerOptions { admission, ..ServerOptions::default() };
-                Server::bind(&at("dir/s"), Arc::new(Nothing), options).is_ok()
+                SocketServer::bind(&at("dir/s"), Arc::new(UnusedFileSystem), options).is_ok()
             };
             let bound = (0..ROUNDS).filter(serve).count();
             ends.store(true, Ordering::Relaxed);
@@ -300,9 +300,9 @@ mod tests {
     const ROUNDS: usize = 2000;
 
     /// A file system that is never asked.
-    struct Nothing;
+    struct UnusedFileSystem;
 
-    impl FileSystem for Nothing {
+    impl FileSystem for UnusedFileSystem {
         fn lookup(
             &self,
             _: &Context<'_>,

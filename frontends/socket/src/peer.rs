@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_connection::{Connection, Credentials, Legacy, PageSource, VersionSource};
+use defuse_connection::{
+    InheritedInode, PageSource, PeerConnection, PeerCredentials, VersionSource,
+};
 use defuse_fs::{
     Context, Errno, Fh, File, FileSystem, Ino, IoctlArgs, IoctlReply, OpenFlags, Result, delegate,
 };
@@ -16,13 +18,13 @@ use zerocopy::FromBytes;
 use crate::{ahead, steps};
 
 /// A client that speaks FUSE.
-pub(crate) struct Peer {
-    pub(crate) connection: Connection<Arc<dyn FileSystem>>,
+pub(crate) struct FusePeer {
+    pub(crate) connection: PeerConnection<Arc<dyn FileSystem>>,
     pub(crate) pages: Option<Arc<dyn PageSource>>,
     pub(crate) versions: Option<Arc<dyn VersionSource>>,
 }
 
-impl FileSystem for Peer {
+impl FileSystem for FusePeer {
     delegate!(to connection, except ioctl);
 
     /// Some are for the connection itself.
@@ -41,7 +43,7 @@ impl FileSystem for Peer {
     }
 }
 
-impl Peer {
+impl FusePeer {
     fn take_over(&self, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         let (all, rest) = args.input.as_chunks::<{ size_of::<TakeOver>() }>();
         let fits = all.len() <= TAKE_OVER_MAX && all.len() * size_of::<i32>() <= args.output_len;
@@ -62,7 +64,7 @@ impl Peer {
             self.connection.settle();
             return Ok(());
         }
-        self.connection.take_over(&Legacy {
+        self.connection.take_over(&InheritedInode {
             ino: Ino(what.ino),
             fh: (what.flags & TakeOver::OPEN != 0).then_some(Fh(what.fh)),
             mode: OpenFlags(what.open_flags as u32).access(),
@@ -71,7 +73,7 @@ impl Peer {
     }
 }
 
-impl SharedMemory for Peer {
+impl SharedMemory for FusePeer {
     fn map(
         &self,
         cx: &Context<'_>,
@@ -122,11 +124,11 @@ impl SharedMemory for Peer {
 
 /// The process, user and groups that connected `socket`, at that time: `SO_PEERCRED` and
 /// `SO_PEERGROUPS`, unix(7) and socket(7).
-pub(crate) fn credentials(socket: &OwnedFd) -> Result<Credentials> {
+pub(crate) fn credentials(socket: &OwnedFd) -> Result<PeerCredentials> {
     let libc::ucred { pid, uid, gid } = peer_credentials(socket)?;
     let mut groups = vec![gid];
     groups.extend(peer_groups(socket)?);
-    Ok(Credentials { pid, uid, groups })
+    Ok(PeerCredentials { pid, uid, groups })
 }
 
 /// The process and user at the other end of a connected socket, as the kernel vouches for them

@@ -3,10 +3,10 @@
 use std::fs::{self, read_to_string};
 use std::os::unix::fs::MetadataExt;
 
-use defuse_connection::Process;
+use defuse_connection::ProcessStatus;
 
 /// The process `pid`; `None` if there is none.
-pub(crate) fn look(pid: u32) -> Option<Process> {
+pub(crate) fn look(pid: u32) -> Option<ProcessStatus> {
     let dir = format!("/proc/{pid}");
     let uid = fs::metadata(&dir).ok()?.uid();
     let (_, start) = state_and_start(&read_to_string(format!("{dir}/stat")).ok()?)?;
@@ -17,7 +17,7 @@ pub(crate) fn look(pid: u32) -> Option<Process> {
     });
     let name = read_to_string(format!("{dir}/comm")).unwrap_or_default().trim_end().to_owned();
     let is_stopped = all_stopped(states) || is_frozen(pid);
-    Some(Process { uid, start, name, is_stopped })
+    Some(ProcessStatus { uid, start, name, is_stopped })
 }
 
 /// True if no thread can run until somebody continues it: `T` by a signal, `t` by a debugger.

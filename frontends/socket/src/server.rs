@@ -8,24 +8,27 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use defuse_connection::{Credentials, Limits, PageSource, Quotas, Service, VersionSource};
-use defuse_fs::layer::Locking;
-use defuse_fs::{Errno, FileSystem, LockSupport};
-use defuse_probe::{Limited, Snapshot};
-use defuse_session::{
-    ClientHooks, Line, Lines, Sentinel, Session, SessionOptions, Share, ShareLimits, SharedMemory,
+use defuse_connection::{
+    ConnectionLimits, PageSource, PeerCredentials, ServiceQuotas, ServiceState, VersionSource,
 };
-use defuse_wire::vendor::Number;
+use defuse_fs::layer::LockingLayer;
+use defuse_fs::{Errno, FileSystem, LockSupport};
+use defuse_probe::{StatsSnapshot, WarningLimiter};
+use defuse_session::{
+    ClientHooks, RequestSource, Session, SessionOptions, ShareLimits, SharedMemory, SharedWatchdog,
+    TransportUpgrade, UserShare,
+};
+use defuse_wire::vendor::ConnectionNumber;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::clients::{self, Begun, Served, ServerStatistics};
-use crate::line::{self, MessageLine, errno};
-use crate::name::{self, Inode, Name};
-use crate::others::Others;
-use crate::peer::Peer;
+use crate::clients::{self, ConnectionStart, ServedClient, ServerStatistics};
+use crate::line::{self, MessageSource, errno};
+use crate::name::{self, SocketInode, SocketName};
+use crate::others::OtherProtocol;
+use crate::peer::FusePeer;
 use crate::processes;
-use crate::threads::Threads;
-use crate::waiting::{Ends, Stage, Waiting};
+use crate::threads::ServerThreads;
+use crate::waiting::{ConnectionStage, EndedClients, SocketWaitSet};
 
 /// The error if a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +60,7 @@ pub(crate) fn next_step(errno: Errno) -> &'static str {
 /// The users that may connect. Root acts for all users, like a kernel with a mount. Every other user acts
 /// for itself, and the server checks its rights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Admission {
+pub enum AdmissionPolicy {
     /// The user of the server, and root.
     #[default]
     SameUser,
@@ -71,19 +74,19 @@ pub struct ServerOptions {
     /// Options of each session.
     pub session: SessionOptions,
     /// The users that may connect.
-    pub admission: Admission,
+    pub admission: AdmissionPolicy,
     /// Maximum number of connections. A further one is closed immediately.
     pub max_connections: usize,
     /// Maximum number of connections of a user other than root and that of the server. A process that forks needs one for its child.
     pub max_connections_of_user: usize,
     /// Limits of each connection.
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
     /// Limits of each user, over all its connections.
-    pub user_limits: Limits,
+    pub user_limits: ConnectionLimits,
     /// Maximum memory for mapped files of all users, in bytes.
     pub mapped_bytes: u64,
     /// A transport beside messages, if clients are offered one.
-    pub lines: Option<Arc<dyn Lines>>,
+    pub lines: Option<Arc<dyn TransportUpgrade>>,
     /// The pages of files that clients may read by memory, if there are any.
     pub pages: Option<Arc<dyn PageSource>>,
     /// The versions of names and attributes, by which clients know what has not changed, if there are any.
@@ -93,23 +96,23 @@ pub struct ServerOptions {
     /// Limits of each user for threads, answers and requests, over all its connections.
     pub shares: ShareLimits,
     /// Takes connections that are no clients, if there may be some.
-    pub others: Option<Arc<dyn Others>>,
+    pub others: Option<Arc<dyn OtherProtocol>>,
 }
 
-impl Admission {
+impl AdmissionPolicy {
     /// True for a user who is named, beside the user of the server and root.
     pub(crate) fn names(&self, uid: u32) -> bool {
         match self {
-            Admission::SameUser => false,
-            Admission::Users(users) => users.contains(&uid),
+            AdmissionPolicy::SameUser => false,
+            AdmissionPolicy::Users(users) => users.contains(&uid),
         }
     }
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        let (session, admission) = (SessionOptions::default(), Admission::default());
-        let Quotas { connection, user, mapped_bytes } = Quotas::default();
+        let (session, admission) = (SessionOptions::default(), AdmissionPolicy::default());
+        let ServiceQuotas { connection, user, mapped_bytes } = ServiceQuotas::default();
         ServerOptions {
             session,
             admission,
@@ -134,51 +137,51 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// The additional time after replies are no longer delivered.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
 /// Limits the warnings about refused clients, since every user may connect at any rate.
-pub(crate) static LOG: Limited = Limited::new();
+pub(crate) static LOG: WarningLimiter = WarningLimiter::new();
 /// The time that a request for a lock waits for connections whose clients have ended.
 const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A listening socket and the file system behind it. Dropping it ends all connections.
-pub struct Server {
-    shared: Arc<Shared>,
+pub struct SocketServer {
+    shared: Arc<ServerShared>,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct ServerShared {
     pub(crate) listener: OwnedFd,
-    pub(crate) waiting: Waiting,
-    pub(crate) ends: Ends,
+    pub(crate) waiting: SocketWaitSet,
+    pub(crate) ends: EndedClients,
     /// The name of the socket, which is removed at the end.
-    name: Mutex<Option<Name>>,
+    name: Mutex<Option<SocketName>>,
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) options: ServerOptions,
     ending: AtomicBool,
     next: AtomicU64,
-    pub(crate) clients: Mutex<Clients>,
+    pub(crate) clients: Mutex<ClientTable>,
     changed: Condvar,
-    pub(crate) threads: Arc<Threads>,
-    pub(crate) service: Arc<Service>,
-    sentinel: Sentinel,
+    pub(crate) threads: Arc<ServerThreads>,
+    pub(crate) service: Arc<ServiceState>,
+    sentinel: SharedWatchdog,
     /// Those of users with connections.
-    shares: Mutex<HashMap<u32, Weak<Share>>>,
+    shares: Mutex<HashMap<u32, Weak<UserShare>>>,
     /// Some connections did not end in time.
     left: AtomicBool,
 }
 
-pub(crate) struct Accepted {
+pub(crate) struct AcceptedConnection {
     pub(crate) socket: Arc<OwnedFd>,
     pub(crate) uid: u32,
-    pub(crate) begun: Begun,
-    pub(crate) stage: Stage,
+    pub(crate) begun: ConnectionStart,
+    pub(crate) stage: ConnectionStage,
     /// It is answered with an error, and counts for nobody.
     pub(crate) is_refused: bool,
 }
 
 #[derive(Default)]
-pub(crate) struct Clients {
+pub(crate) struct ClientTable {
     /// Connections by number.
-    pub(crate) connections: HashMap<u64, Accepted>,
+    pub(crate) connections: HashMap<u64, AcceptedConnection>,
     /// The user and the resources of each client, by the number that it chose.
-    pub(crate) named: HashMap<Number, Arc<Peer>>,
+    pub(crate) named: HashMap<ConnectionNumber, Arc<FusePeer>>,
     /// Number of connected clients that are not admitted and have said nothing.
     pub(crate) strangers: usize,
     /// Number of connections that are answered with an error.
@@ -186,10 +189,10 @@ pub(crate) struct Clients {
     /// Number of the others, by user.
     pub(crate) of_users: HashMap<u32, usize>,
     /// The statistics of ended connections.
-    past: Option<Snapshot>,
+    past: Option<StatsSnapshot>,
 }
 
-impl Server {
+impl SocketServer {
     /// Listens at `path`, which must not exist, except as a socket whose server is gone. A path that
     /// begins with `@` is abstract. Only the user of this process may open the socket, unless others
     /// are admitted.
@@ -197,18 +200,18 @@ impl Server {
         path: &Path,
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
-    ) -> Result<Server, ServeError> {
+    ) -> Result<SocketServer, ServeError> {
         let failed = |errno| ServeError::Listen { path: path.to_path_buf(), errno };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
                 .map_err(|error| failed(errno(error)))?;
-        let mode = if options.admission == Admission::SameUser { 0o600 } else { 0o666 };
+        let mode = if options.admission == AdmissionPolicy::SameUser { 0o600 } else { 0o666 };
         let name = give_name(&listener, path, mode).map_err(|error| match error {
             rustix::io::Errno::ADDRINUSE => ServeError::InUse(path.to_path_buf()),
             error => failed(errno(error)),
         })?;
-        Server::over(listener, name, fs, options).map_err(failed)
+        SocketServer::over(listener, name, fs, options).map_err(failed)
     }
 
     /// Takes over `listener`, a listening socket of type `SOCK_SEQPACKET`.
@@ -216,28 +219,28 @@ impl Server {
         listener: OwnedFd,
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
-    ) -> Result<Server, ServeError> {
+    ) -> Result<SocketServer, ServeError> {
         let failed = |errno| ServeError::Listen { path: PathBuf::from("(inherited)"), errno };
         rustix::io::ioctl_fionbio(&listener, true).map_err(|error| failed(errno(error)))?;
-        Server::over(listener, None, fs, options).map_err(failed)
+        SocketServer::over(listener, None, fs, options).map_err(failed)
     }
 
     fn over(
         listener: OwnedFd,
-        name: Option<Name>,
+        name: Option<SocketName>,
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
-    ) -> defuse_fs::Result<Server> {
-        let (waiting, ends) = (Waiting::new(&listener)?, Ends::new()?);
+    ) -> defuse_fs::Result<SocketServer> {
+        let (waiting, ends) = (SocketWaitSet::new(&listener)?, EndedClients::new()?);
         let fs = with_locks(fs);
         let mut options = options;
         without_caches(&mut options.session, &*fs);
-        let quotas = Quotas {
+        let quotas = ServiceQuotas {
             connection: options.limits,
             user: options.user_limits,
             mapped_bytes: options.mapped_bytes,
         };
-        let shared = Arc::new_cyclic(|shared: &Weak<Shared>| {
+        let shared = Arc::new_cyclic(|shared: &Weak<ServerShared>| {
             let shared = Weak::clone(shared);
             let await_ended = move || {
                 if let Some(shared) = shared.upgrade() {
@@ -245,10 +248,10 @@ impl Server {
                 }
             };
             let service = match options.dead_after {
-                Some(_) => Service::watching(quotas, await_ended),
-                None => Service::new(quotas, await_ended),
+                Some(_) => ServiceState::watching(quotas, await_ended),
+                None => ServiceState::new(quotas, await_ended),
             };
-            Shared {
+            ServerShared {
                 listener,
                 waiting,
                 ends,
@@ -261,15 +264,15 @@ impl Server {
                 changed: Condvar::new(),
                 threads: Arc::default(),
                 service,
-                sentinel: Sentinel::default(),
+                sentinel: SharedWatchdog::default(),
                 shares: Mutex::default(),
                 left: AtomicBool::new(false),
             }
         });
-        Ok(Server { shared })
+        Ok(SocketServer { shared })
     }
 
-    /// Accepts connections until [`shut_down`](Server::shut_down), and then waits for their end. Returns
+    /// Accepts connections until [`shut_down`](SocketServer::shut_down), and then waits for their end. Returns
     /// false if some have not ended after eight seconds.
     pub fn run(&self) -> bool {
         if let Some(limit) = self.shared.options.dead_after {
@@ -279,7 +282,7 @@ impl Server {
         self.shared.end()
     }
 
-    /// Makes [`run`](Server::run) return. No connection is accepted any more, and the existing ones end
+    /// Makes [`run`](SocketServer::run) return. No connection is accepted any more, and the existing ones end
     /// after the replies to their current requests.
     pub fn shut_down(&self) {
         self.shared.ending.store(true, Ordering::SeqCst);
@@ -288,13 +291,13 @@ impl Server {
 
     /// The name of the socket, which the caller removes from now on. The server then keeps no descriptor of
     /// the directory.
-    pub fn take_name(&self) -> Option<Name> {
+    pub fn take_name(&self) -> Option<SocketName> {
         lock(&self.shared.name).take()
     }
 
     /// The inode of the socket's name, while the server has one.
-    pub fn inode(&self) -> Option<Inode> {
-        lock(&self.shared.name).as_ref().map(Name::inode)
+    pub fn inode(&self) -> Option<SocketInode> {
+        lock(&self.shared.name).as_ref().map(SocketName::inode)
     }
 
     /// The number of connections.
@@ -303,7 +306,7 @@ impl Server {
     }
 
     /// The statistics of all connections, including ended ones, and the figures of the file system.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> StatsSnapshot {
         self.statistics().all
     }
 
@@ -313,10 +316,10 @@ impl Server {
         let mut all = clients.past.clone().unwrap_or_default();
         let connections = clients.connections.len() as u64;
         let served = clients.connections.values().filter_map(|one| match &one.stage {
-            Stage::Served(served) => Some((one.begun, served.clone())),
+            ConnectionStage::Served(served) => Some((one.begun, served.clone())),
             _ => None,
         });
-        let served: Vec<(Begun, Served)> = served.collect();
+        let served: Vec<(ConnectionStart, ServedClient)> = served.collect();
         // Who connects does not wait for the sums.
         drop(clients);
         let mut clients = Vec::with_capacity(served.len());
@@ -334,7 +337,7 @@ impl Server {
 }
 
 /// Looks for locks of stopped processes, on a thread that ends with the server.
-fn watch_stopped(shared: &Arc<Shared>, limit: Duration) {
+fn watch_stopped(shared: &Arc<ServerShared>, limit: Duration) {
     let step = (limit / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
     let shared = Arc::downgrade(shared);
     let watch = move || loop {
@@ -366,19 +369,19 @@ pub(crate) fn without_caches(session: &mut SessionOptions, fs: &dyn FileSystem) 
 /// Adds locks below all clients. Locks that each client kept by itself would not exclude others.
 pub(crate) fn with_locks(fs: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
     match fs.caps().locks {
-        LockSupport::Frontend => Arc::new(Locking::new(fs)),
+        LockSupport::Frontend => Arc::new(LockingLayer::new(fs)),
         LockSupport::Either | LockSupport::FileSystem => fs,
     }
 }
 
-impl Drop for Server {
+impl Drop for SocketServer {
     fn drop(&mut self) {
         self.shut_down();
         self.shared.end();
     }
 }
 
-impl Shared {
+impl ServerShared {
     pub(crate) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::SeqCst)
     }
@@ -389,8 +392,8 @@ impl Shared {
     }
 
     /// The things that the connections of a user have together; `None` for a user without limits.
-    fn share_of(&self, uid: u32) -> Option<Arc<Share>> {
-        if Shared::trusts(uid) {
+    fn share_of(&self, uid: u32) -> Option<Arc<UserShare>> {
+        if ServerShared::trusts(uid) {
             return None;
         }
         let mut shares = lock(&self.shares);
@@ -398,7 +401,7 @@ impl Shared {
             return Some(share);
         }
         shares.retain(|_, share| share.strong_count() > 0);
-        let share = Arc::new(Share::new(self.options.shares));
+        let share = Arc::new(UserShare::new(self.options.shares));
         shares.insert(uid, Arc::downgrade(&share));
         Some(share)
     }
@@ -409,8 +412,14 @@ impl Shared {
     }
 
     /// Serves one connection until it ends.
-    pub(crate) fn serve(&self, number: u64, socket: &Arc<OwnedFd>, peer: &Arc<Peer>, name: Number) {
-        let Credentials { pid, uid, .. } = *peer.connection.credentials();
+    pub(crate) fn serve(
+        &self,
+        number: u64,
+        socket: &Arc<OwnedFd>,
+        peer: &Arc<FusePeer>,
+        name: ConnectionNumber,
+    ) {
+        let PeerCredentials { pid, uid, .. } = *peer.connection.credentials();
         let session = socket.try_clone().map_err(|error| error.to_string()).and_then(|socket| {
             let fs = Arc::clone(peer) as Arc<dyn FileSystem>;
             let memory = Some(Arc::clone(peer) as Arc<dyn SharedMemory>);
@@ -421,7 +430,8 @@ impl Shared {
             let of_user = share.clone();
             let client =
                 ClientHooks { memory, groups: Some(groups), tells_groups, sentinel, share };
-            let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket), of_user));
+            let mut line: Arc<dyn RequestSource> =
+                Arc::new(MessageSource::new(Arc::new(socket), of_user));
             if let Some(lines) = &self.options.lines {
                 line = lines.line(uid, line).map_err(|errno| errno.to_string())?;
             }
@@ -435,7 +445,7 @@ impl Shared {
                 log::debug!("process {pid} of user {uid} is served");
                 let (statistics, peer) = (session.statistics(), Arc::downgrade(peer));
                 if let Some(entry) = lock(&self.clients).connections.get_mut(&number) {
-                    entry.stage = Stage::Served(Served { statistics, peer, line });
+                    entry.stage = ConnectionStage::Served(ServedClient { statistics, peer, line });
                 }
                 if let Err(errno) = session.wait().durable {
                     LOG.warn(|| format!("what process {pid} wrote may not be durable: {errno}"));
@@ -447,7 +457,7 @@ impl Shared {
     }
 
     /// Takes back everything that a client has whose connection has ended. From now on no client can begin as its copy.
-    pub(crate) fn part(&self, peer: &Peer, name: Number) {
+    pub(crate) fn part(&self, peer: &FusePeer, name: ConnectionNumber) {
         lock(&self.clients).named.remove(&name);
         peer.connection.close();
     }
@@ -476,7 +486,7 @@ impl Shared {
         if let Some(one) = &gone {
             self.ends.remove(&one.socket);
         }
-        if let Some(Accepted { stage: Stage::Served(served), .. }) = gone {
+        if let Some(AcceptedConnection { stage: ConnectionStage::Served(served), .. }) = gone {
             clients.past.get_or_insert_default().merge(&clients::ended(&served.statistics));
         }
         self.changed.notify_all();
@@ -523,7 +533,7 @@ impl Shared {
 }
 
 /// Binds `socket` to `path` and listens, in place of a socket without a listener. An abstract address is no name.
-fn give_name(socket: &OwnedFd, path: &Path, mode: u32) -> rustix::io::Result<Option<Name>> {
+fn give_name(socket: &OwnedFd, path: &Path, mode: u32) -> rustix::io::Result<Option<SocketName>> {
     if let Some(name) = path.as_os_str().as_bytes().strip_prefix(b"@") {
         rustix::net::bind(socket, &SocketAddrUnix::new_abstract_name(name)?)?;
         return rustix::net::listen(socket, name::BACKLOG).map(|()| None);
@@ -533,7 +543,7 @@ fn give_name(socket: &OwnedFd, path: &Path, mode: u32) -> rustix::io::Result<Opt
     let (directory, last) = name::parts(path)?;
     let directory = name::open_directory(directory)?;
     name::clear_stale(&directory, last, SocketType::SEQPACKET)?;
-    Name::bind_in(socket, directory, last, rustix::fs::Mode::from_raw_mode(mode)).map(Some)
+    SocketName::bind_in(socket, directory, last, rustix::fs::Mode::from_raw_mode(mode)).map(Some)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,13 +4,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_connection::{Connection, Credentials, Quotas, Service};
+use defuse_connection::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
 use defuse_fs::{Errno, FileSystem, Result};
-use defuse_session::{ClientHooks, Ended, Line, Session};
+use defuse_session::{ClientHooks, RequestSource, Session, SessionEnd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::line::{self, MessageLine};
-use crate::peer::Peer;
+use crate::line::{self, MessageSource};
+use crate::peer::FusePeer;
 use crate::server::{ServerOptions, with_locks, without_caches};
 use crate::waiting::INIT_PATIENCE;
 
@@ -35,17 +35,17 @@ pub fn serve_one(
         return Err(Errno::ETIMEDOUT);
     }
     let fs = with_locks(fs);
-    let quotas = Quotas {
+    let quotas = ServiceQuotas {
         connection: options.user_limits,
         user: options.user_limits,
         mapped_bytes: options.mapped_bytes,
     };
-    let all_users = Credentials { pid: 0, uid: 0, groups: vec![0] };
-    let service = Service::new(quotas, || {});
+    let all_users = PeerCredentials { pid: 0, uid: 0, groups: vec![0] };
+    let service = ServiceState::new(quotas, || {});
     let mut session = options.session.clone();
     without_caches(&mut session, &*fs);
-    let peer = Arc::new(Peer {
-        connection: Connection::new(fs, service, all_users),
+    let peer = Arc::new(FusePeer {
+        connection: PeerConnection::new(fs, service, all_users),
         pages: None,
         versions: None,
     });
@@ -54,7 +54,7 @@ pub fn serve_one(
     let served = Arc::clone(&peer) as Arc<dyn FileSystem>;
     let groups = Arc::new(peer.connection.credentials().clone());
     let client = ClientHooks { groups: Some(groups), tells_groups: true, ..ClientHooks::default() };
-    let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket), None));
+    let mut line: Arc<dyn RequestSource> = Arc::new(MessageSource::new(Arc::new(socket), None));
     if let Some(lines) = &options.lines {
         line = lines.line(0, line)?;
     }
@@ -65,7 +65,7 @@ pub fn serve_one(
         Errno::EPROTO
     })?;
     ready();
-    let Ended { durable, .. } = session.wait();
+    let SessionEnd { durable, .. } = session.wait();
     peer.connection.close();
     durable
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_connection::{Connection, End, Step};
+use defuse_connection::{PathStep, PeerConnection, WalkEnd};
 use defuse_fs::{Context, Errno, FileSystem, Ino, IoctlArgs, IoctlReply, NormalPath, Result};
-use defuse_wire::convert::Timeouts;
-use defuse_wire::vendor::{self, NAMES_MAX, Steps};
+use defuse_wire::convert::CacheTimeouts;
+use defuse_wire::vendor::{self, NAMES_MAX, ResolveHead};
 use zerocopy::IntoBytes;
 
 /// The longest path, path_resolution(7).
@@ -14,29 +14,29 @@ const PATH_MAX: usize = 4096;
 
 /// The inodes on the way of the path in the arguments.
 pub(crate) fn resolve(
-    connection: &Connection<Arc<dyn FileSystem>>,
+    connection: &PeerConnection<Arc<dyn FileSystem>>,
     cx: &Context<'_>,
     from: Ino,
     args: &IoctlArgs<'_>,
 ) -> Result<IoctlReply> {
     let path = NormalPath::new(args.input).filter(|_| args.input.len() <= PATH_MAX);
     let path = path.ok_or(Errno::EINVAL)?;
-    let head = size_of::<Steps>();
+    let head = size_of::<ResolveHead>();
     let mut output = vec![0; head];
     let end = connection.steps(cx, from, path, |step| {
         output.extend_from_slice(encode(&step, 0).as_bytes());
     })?;
     let (end, open_to_all) = match end {
-        End::Found => (Steps::FOUND, false),
-        End::Missing { open_to_all } => (Steps::MISSING, open_to_all),
-        End::Walk => (Steps::WALK, false),
+        WalkEnd::Found => (ResolveHead::FOUND, false),
+        WalkEnd::Missing { open_to_all } => (ResolveHead::MISSING, open_to_all),
+        WalkEnd::Walk => (ResolveHead::WALK, false),
     };
-    let steps = Steps { end, open_to_all: open_to_all.into() };
+    let steps = ResolveHead { end, open_to_all: open_to_all.into() };
     output[..head].copy_from_slice(steps.as_bytes());
     if output.len() > args.output_len {
         // Too many names: the client walks.
         output.truncate(head);
-        let walk = Steps { end: Steps::WALK, open_to_all: 0 };
+        let walk = ResolveHead { end: ResolveHead::WALK, open_to_all: 0 };
         output.copy_from_slice(walk.as_bytes());
     }
     Ok(IoctlReply { result: 0, output })
@@ -44,7 +44,7 @@ pub(crate) fn resolve(
 
 /// The names of a directory, as many as fit.
 pub(crate) fn names(
-    connection: &Connection<Arc<dyn FileSystem>>,
+    connection: &PeerConnection<Arc<dyn FileSystem>>,
     cx: &Context<'_>,
     dir: Ino,
     args: &IoctlArgs<'_>,
@@ -53,7 +53,7 @@ pub(crate) fn names(
     connection.names(cx, dir, NAMES_MAX, |name, step| {
         let bytes = name.as_bytes();
         let len = bytes.len().next_multiple_of(8);
-        if output.len() + size_of::<vendor::Step>() + len > args.output_len {
+        if output.len() + size_of::<vendor::ResolveStep>() + len > args.output_len {
             return false;
         }
         output.extend_from_slice(encode(&step, bytes.len()).as_bytes());
@@ -64,10 +64,11 @@ pub(crate) fn names(
     Ok(IoctlReply { result: 0, output })
 }
 
-fn encode(step: &Step, name_len: usize) -> vendor::Step {
+fn encode(step: &PathStep, name_len: usize) -> vendor::ResolveStep {
     let zero = Some(Duration::ZERO);
-    let never = Timeouts { attr: zero, entry: zero, negative: zero, ..Timeouts::default() };
-    vendor::Step {
+    let never =
+        CacheTimeouts { attr: zero, entry: zero, negative: zero, ..CacheTimeouts::default() };
+    vendor::ResolveStep {
         ino: step.ino.0,
         open_to_all: step.open_to_all.into(),
         name_len: name_len as u32,

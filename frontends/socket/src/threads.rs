@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::server::lock;
 
 /// The work of a thread.
-type Job = Box<dyn FnOnce() + Send>;
+type ThreadJob = Box<dyn FnOnce() + Send>;
 
 /// Threads that are kept without work.
 const MOST_FREE: usize = 4;
@@ -19,27 +19,27 @@ const STACK: usize = 256 * 1024;
 
 /// The threads of a server.
 #[derive(Default)]
-pub(crate) struct Threads {
-    state: Mutex<State>,
+pub(crate) struct ServerThreads {
+    state: Mutex<ServerThreadState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ServerThreadState {
     /// Threads without work, and without a job that is meant for them.
     free: usize,
     /// For threads that are not free any more.
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<ThreadJob>,
     is_over: bool,
 }
 
-impl Threads {
+impl ServerThreads {
     /// Runs `job` on a free thread, or on a new one.
     ///
     /// # Errors
     ///
     /// Those of pthread_create(3).
-    pub(crate) fn run(self: &Arc<Self>, job: Job) -> io::Result<()> {
+    pub(crate) fn run(self: &Arc<Self>, job: ThreadJob) -> io::Result<()> {
         {
             let mut state = lock(&self.state);
             if state.free > 0 {
@@ -62,7 +62,7 @@ impl Threads {
     }
 
     /// The next job of the calling thread. `None` if it is not needed.
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<ThreadJob> {
         let until = Instant::now() + KEPT;
         let mut state = lock(&self.state);
         if state.is_over || state.free >= MOST_FREE {
@@ -98,14 +98,14 @@ mod tests {
 
     use super::*;
 
-    fn tell(threads: &Arc<Threads>, of: &Sender<ThreadId>) {
+    fn tell(threads: &Arc<ServerThreads>, of: &Sender<ThreadId>) {
         let of = of.clone();
         threads.run(Box::new(move || of.send(std::thread::current().id()).unwrap())).unwrap();
     }
 
     #[test]
     fn a_job_after_the_other_has_the_same_thread_and_jobs_at_once_have_others() {
-        let threads = Arc::<Threads>::default();
+        let threads = Arc::<ServerThreads>::default();
         let (sender, ids) = channel();
         let free = |count| {
             while lock(&threads.state).free != count {

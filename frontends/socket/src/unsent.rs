@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{Errno, Result};
-use defuse_session::{Count, Share, Taken};
+use defuse_session::{CountGuard, LimitedCount, UserShare};
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
 use crate::line::errno;
@@ -29,27 +29,27 @@ const STACK: usize = 64 * 1024;
 
 /// The unsent messages of one connection.
 #[derive(Debug)]
-pub(crate) struct Unsent {
+pub(crate) struct UnsentMessages {
     socket: Arc<OwnedFd>,
     /// The things that all connections of the user have together, if they have limits.
-    share: Option<Arc<Share>>,
+    share: Option<Arc<UserShare>>,
     /// Descriptors that were sent since the client had received everything.
-    passed: Mutex<Vec<Taken>>,
-    queue: Mutex<Queue>,
+    passed: Mutex<Vec<CountGuard>>,
+    queue: Mutex<UnsentQueue>,
     /// There is a queue, or a message of it is being sent: later ones follow it.
     waits: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    messages: VecDeque<(Vec<u8>, Option<Taken>)>,
+struct UnsentQueue {
+    messages: VecDeque<(Vec<u8>, Option<CountGuard>)>,
     bytes: usize,
 }
 
-impl Unsent {
-    pub(crate) fn new(socket: Arc<OwnedFd>, share: Option<Arc<Share>>) -> Arc<Self> {
+impl UnsentMessages {
+    pub(crate) fn new(socket: Arc<OwnedFd>, share: Option<Arc<UserShare>>) -> Arc<Self> {
         let (queue, waits) = (Mutex::default(), AtomicBool::new(false));
-        Arc::new(Unsent { socket, share, passed: Mutex::default(), queue, waits })
+        Arc::new(UnsentMessages { socket, share, passed: Mutex::default(), queue, waits })
     }
 
     /// Sends a message without waiting for the client.
@@ -86,7 +86,7 @@ impl Unsent {
     }
 
     /// Starts the thread that sends. False if the user has too many of them, or there is none.
-    fn start(self: &Arc<Self>, share: Option<&Share>) -> bool {
+    fn start(self: &Arc<Self>, share: Option<&UserShare>) -> bool {
         let Some(taken) = taken(share.map(|share| &share.senders), 1) else { return false };
         let unsent = Arc::clone(self);
         let thread = std::thread::Builder::new().name("defuse-unsent".into()).stack_size(STACK);
@@ -139,19 +139,19 @@ impl Unsent {
     }
 
     /// Ends the connection, which no message reaches any more.
-    fn give_up(&self, mut queue: MutexGuard<'_, Queue>) -> Errno {
-        *queue = Queue::default();
+    fn give_up(&self, mut queue: MutexGuard<'_, UnsentQueue>) -> Errno {
+        *queue = UnsentQueue::default();
         let _ = shutdown(&self.socket, Shutdown::Both);
         Errno::ENODEV
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, UnsentQueue> {
         self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 /// Counts things for a user. `None` beyond its limit.
-fn taken(of: Option<&Arc<Count>>, count: usize) -> Option<Option<Taken>> {
+fn taken(of: Option<&Arc<LimitedCount>>, count: usize) -> Option<Option<CountGuard>> {
     match of {
         Some(of) => of.take(count).map(Some),
         None => Some(None),

@@ -7,21 +7,21 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_connection::{Connection, Credentials};
+use defuse_connection::{PeerConnection, PeerCredentials};
 use defuse_fs::{Errno, Result};
 use defuse_wire::abi::{InHeader, OutHeader};
-use defuse_wire::request::{Body, DecodeOptions, Request};
-use defuse_wire::vendor::{COPY, CopyOf, Names, Number};
+use defuse_wire::request::{DecodeOptions, DecodedRequest, RequestBody};
+use defuse_wire::vendor::{COPY, ConnectionCopy, ConnectionNumber, ConnectionNumbers};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::clients::{Begun, Served};
+use crate::clients::{ConnectionStart, ServedClient};
 use crate::line::errno;
-use crate::others::{Others, Who};
-use crate::peer::{self, Peer};
-use crate::server::{Accepted, Clients, LOG, Shared, lock, next_step};
+use crate::others::{OtherProtocol, PeerProcess};
+use crate::peer::{self, FusePeer};
+use crate::server::{AcceptedConnection, ClientTable, LOG, ServerShared, lock, next_step};
 
 /// The time that a client has to send INIT.
 pub(crate) const INIT_PATIENCE: Duration = Duration::from_secs(10);
@@ -39,38 +39,43 @@ const LISTENER: u64 = u64::MAX;
 const MOST_ACCEPTED: usize = 64;
 
 /// The state of a connection.
-pub(crate) enum Stage {
+pub(crate) enum ConnectionStage {
     /// The client has said nothing.
-    Silent { credentials: Credentials, admitted: bool, until: Instant },
+    Silent { credentials: PeerCredentials, admitted: bool, until: Instant },
     /// There are too many connections: its first message is answered with this error.
     Refused { errno: Errno, until: Instant },
     /// The client has got a copy of another connection, and may say INIT at any time.
-    Kept { peer: Arc<Peer>, name: Number },
+    Kept { peer: Arc<FusePeer>, name: ConnectionNumber },
     /// It has a thread, which waits for its beginning or its end.
     Begun,
     /// The client is served.
-    Served(Served),
+    Served(ServedClient),
 }
 
-impl Stage {
+impl ConnectionStage {
     /// True while the accepting thread waits for the client.
     fn waits(&self) -> bool {
-        matches!(self, Stage::Silent { .. } | Stage::Refused { .. } | Stage::Kept { .. })
+        matches!(
+            self,
+            ConnectionStage::Silent { .. }
+                | ConnectionStage::Refused { .. }
+                | ConnectionStage::Kept { .. }
+        )
     }
 }
 
 /// The sockets that the accepting thread waits for.
-pub(crate) struct Waiting(OwnedFd);
+pub(crate) struct SocketWaitSet(OwnedFd);
 
 /// The sockets of connections, of which those are found whose clients have ended: in as many steps as there are such.
-pub(crate) struct Ends(OwnedFd);
+pub(crate) struct EndedClients(OwnedFd);
 
 /// Ended clients that are found at once. Others are found when these are gone.
 const MOST_ENDED: usize = 256;
 
-impl Ends {
-    pub(crate) fn new() -> Result<Ends> {
-        epoll::create(CreateFlags::CLOEXEC).map(Ends).map_err(errno)
+impl EndedClients {
+    pub(crate) fn new() -> Result<EndedClients> {
+        epoll::create(CreateFlags::CLOEXEC).map(EndedClients).map_err(errno)
     }
 
     /// A socket tells of its end without being asked to, epoll_ctl(2).
@@ -96,9 +101,9 @@ impl Ends {
     }
 }
 
-impl Waiting {
-    pub(crate) fn new(listener: &OwnedFd) -> Result<Waiting> {
-        let waiting = Waiting(epoll::create(CreateFlags::CLOEXEC).map_err(errno)?);
+impl SocketWaitSet {
+    pub(crate) fn new(listener: &OwnedFd) -> Result<SocketWaitSet> {
+        let waiting = SocketWaitSet(epoll::create(CreateFlags::CLOEXEC).map_err(errno)?);
         waiting.add(listener, LISTENER)?;
         Ok(waiting)
     }
@@ -124,13 +129,13 @@ impl Waiting {
 }
 
 /// The first message of a socket. It stays there.
-enum First<'a> {
+enum FirstMessage<'a> {
     None,
     Message(&'a [u8]),
     End,
 }
 
-impl Shared {
+impl ServerShared {
     /// Accepts connections and hears their first messages, until the server ends.
     pub(crate) fn listen(self: &Arc<Self>) {
         let mut looked = Instant::now();
@@ -144,14 +149,14 @@ impl Shared {
             if looked.elapsed() >= TICK {
                 looked = Instant::now();
                 self.end_those(|stage| match stage {
-                    Stage::Silent { until, credentials, .. } if *until <= looked => {
-                        let Credentials { pid, uid, .. } = credentials;
+                    ConnectionStage::Silent { until, credentials, .. } if *until <= looked => {
+                        let PeerCredentials { pid, uid, .. } = credentials;
                         LOG.warn(|| {
                             format!("process {pid} of user {uid} has connected and says nothing")
                         });
                         true
                     }
-                    Stage::Refused { until, .. } => *until <= looked,
+                    ConnectionStage::Refused { until, .. } => *until <= looked,
                     _ => false,
                 });
             }
@@ -200,15 +205,17 @@ impl Shared {
             if !admitted && refusal.is_none() && clients.strangers >= MOST_STRANGERS {
                 return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
             }
-            let begun = Begun { number, pid, at: Instant::now() };
+            let begun = ConnectionStart { number, pid, at: Instant::now() };
             let patience = if admitted { INIT_PATIENCE } else { STRANGER_PATIENCE };
             let until = begun.at + patience;
             let stage = match refusal {
-                Some(errno) => Stage::Refused { errno, until: begun.at + STRANGER_PATIENCE },
-                None => Stage::Silent { credentials, admitted, until },
+                Some(errno) => {
+                    ConnectionStage::Refused { errno, until: begun.at + STRANGER_PATIENCE }
+                }
+                None => ConnectionStage::Silent { credentials, admitted, until },
             };
             let (socket, is_refused) = (Arc::clone(&socket), refusal.is_some());
-            clients.add(number, Accepted { socket, uid, begun, stage, is_refused });
+            clients.add(number, AcceptedConnection { socket, uid, begun, stage, is_refused });
         }
         self.ends.add(&socket, number);
         if let Err(errno) = self.waiting.add(&socket, number) {
@@ -220,7 +227,7 @@ impl Shared {
     }
 
     /// The reason why a user has no further connection, if there is one.
-    fn full(&self, clients: &Clients, uid: u32) -> Option<(Errno, String)> {
+    fn full(&self, clients: &ClientTable, uid: u32) -> Option<(Errno, String)> {
         let (all, most) =
             (clients.connections.len() - clients.refused, self.options.max_connections);
         if all >= most {
@@ -230,7 +237,7 @@ impl Shared {
             ));
         }
         let (own, most) = (clients.of_user(uid), self.options.max_connections_of_user);
-        let is_full = own >= most && !Shared::trusts(uid);
+        let is_full = own >= most && !ServerShared::trusts(uid);
         is_full.then(|| {
             let text =
                 format!("user {uid} has {own} connections already (--max-connections-of-user)");
@@ -239,7 +246,7 @@ impl Shared {
     }
 
     fn is_admitted(&self, uid: u32) -> bool {
-        Shared::trusts(uid) || self.options.admission.names(uid)
+        ServerShared::trusts(uid) || self.options.admission.names(uid)
     }
 
     /// Sees to the message of a waiting connection, if there is one.
@@ -251,15 +258,15 @@ impl Shared {
         let (socket, pid, uid) = (Arc::clone(&one.socket), one.begun.pid, one.uid);
         let mut room = [0; 256];
         let message = match peek(&socket, &mut room) {
-            First::None => return,
-            First::End => {
+            FirstMessage::None => return,
+            FirstMessage::End => {
                 drop(guard);
                 return self.end_waiting(number);
             }
-            First::Message(message) => message,
+            FirstMessage::Message(message) => message,
         };
         let Some(stage) = clients.take_stage(number) else { return };
-        if let Stage::Refused { errno, .. } = stage {
+        if let ConnectionStage::Refused { errno, .. } = stage {
             drop(guard);
             if let Ok((header, _)) = InHeader::read_from_prefix(message) {
                 let _ = answer(&socket, header.unique, -errno.raw());
@@ -272,7 +279,7 @@ impl Shared {
                 Ok(copied) => {
                     drop(guard);
                     self.waiting.remove(&socket);
-                    let begin = Begin::Copy { copied, own: names.own(), unique };
+                    let begin = ConnectionWork::Copy { copied, own: names.own(), unique };
                     return self.begin_apart(number, socket, begin);
                 }
                 Err(refused) => Err(refused),
@@ -285,7 +292,7 @@ impl Shared {
                 self.waiting.remove(&socket);
                 return self.begin_apart(number, socket, begin);
             }
-            Err(Refused { why, errno, stage }) => {
+            Err(RefusedConnection { why, errno, stage }) => {
                 LOG.warn(|| format!("process {pid} of user {uid} {why}"));
                 (errno, stage)
             }
@@ -301,7 +308,12 @@ impl Shared {
     /// Makes a copy of a connection for a child that may need it, and waits for that with all others. The copy takes as long as the
     /// connection has inodes and open files, so that it is made on a thread of its own and no lock of the server is held.
     /// False if the connection ends.
-    fn copy_apart(&self, number: u64, socket: &OwnedFd, copy: (&Peer, Number, u64)) -> bool {
+    fn copy_apart(
+        &self,
+        number: u64,
+        socket: &OwnedFd,
+        copy: (&FusePeer, ConnectionNumber, u64),
+    ) -> bool {
         let (copied, own, unique) = copy;
         let connection = match copied.connection.copy() {
             Ok(connection) => connection,
@@ -313,13 +325,13 @@ impl Shared {
             }
         };
         let (pages, versions) = (copied.pages.clone(), copied.versions.clone());
-        let peer = Arc::new(Peer { connection, pages, versions });
+        let peer = Arc::new(FusePeer { connection, pages, versions });
         let is_kept = {
             let mut clients = lock(&self.clients);
             let is_free = !self.is_ending() && !clients.named.contains_key(&own);
             match clients.connections.get_mut(&number).filter(|_| is_free) {
                 Some(one) => {
-                    one.stage = Stage::Kept { peer: Arc::clone(&peer), name: own };
+                    one.stage = ConnectionStage::Kept { peer: Arc::clone(&peer), name: own };
                     clients.named.insert(own, Arc::clone(&peer));
                     true
                 }
@@ -342,40 +354,49 @@ impl Shared {
     /// Decides about a connection whose first message is not [`COPY`].
     fn welcome(
         &self,
-        clients: &mut Clients,
+        clients: &mut ClientTable,
         message: &[u8],
-        stage: Stage,
-    ) -> std::result::Result<Begin, Refused> {
+        stage: ConnectionStage,
+    ) -> std::result::Result<ConnectionWork, RefusedConnection> {
         let names = names_of(message);
         let (credentials, admitted) = match stage {
-            Stage::Silent { credentials, admitted, .. } => (credentials, admitted),
-            Stage::Kept { peer, name } if names.is_some_and(|names| names.own == name) => {
-                return Ok(Begin::Client { peer, name });
+            ConnectionStage::Silent { credentials, admitted, .. } => (credentials, admitted),
+            ConnectionStage::Kept { peer, name }
+                if names.is_some_and(|names| names.own == name) =>
+            {
+                return Ok(ConnectionWork::Client { peer, name });
             }
-            stage => return Err(Refused { stage, ..Refused::because("does not use its copy") }),
+            stage => {
+                return Err(RefusedConnection {
+                    stage,
+                    ..RefusedConnection::because("does not use its copy")
+                });
+            }
         };
         if let Some(others) = self.options.others.as_ref().filter(|_| admitted)
             && others.knows(message)
         {
-            let Credentials { pid, uid, .. } = credentials;
-            return Ok(Begin::Other(Arc::clone(others), Who { pid, uid }));
+            let PeerCredentials { pid, uid, .. } = credentials;
+            return Ok(ConnectionWork::Other(Arc::clone(others), PeerProcess { pid, uid }));
         }
-        let Some(Names { heir_of, own }) = names else {
-            return Err(Refused::because("has connected and does not say INIT"));
+        let Some(ConnectionNumbers { heir_of, own }) = names else {
+            return Err(RefusedConnection::because("has connected and does not say INIT"));
         };
         if clients.named.contains_key(&own) {
-            return Err(Refused::because("has chosen a number that is taken"));
+            return Err(RefusedConnection::because("has chosen a number that is taken"));
         }
         let connection = match clients.named.get(&heir_of).filter(|_| heir_of != 0) {
             // A program has only the rights of the user that it begins with.
             Some(peer) => peer.connection.heir(credentials),
-            None if !admitted => return Err(Refused::because("is not admitted")),
+            None if !admitted => return Err(RefusedConnection::because("is not admitted")),
             None if heir_of != 0 => {
-                return Err(Refused::because("is the heir of a connection that has ended"));
+                return Err(RefusedConnection::because(
+                    "is the heir of a connection that has ended",
+                ));
             }
             None => {
                 let (fs, service) = (Arc::clone(&self.fs), Arc::clone(&self.service));
-                Connection::new(fs, service, credentials)
+                PeerConnection::new(fs, service, credentials)
             }
         };
         let (pages, versions) = (self.options.pages.clone(), self.options.versions.clone());
@@ -383,25 +404,25 @@ impl Shared {
         if let Some(names) = names {
             connection.share(names);
         }
-        let peer = Arc::new(Peer { connection, pages, versions });
+        let peer = Arc::new(FusePeer { connection, pages, versions });
         if own != 0 {
             clients.named.insert(own, Arc::clone(&peer));
         }
-        Ok(Begin::Client { peer, name: own })
+        Ok(ConnectionWork::Client { peer, name: own })
     }
 
     /// Sees to a connection on a thread of its own. Without one, what it holds is taken back here.
-    fn begin_apart(self: &Arc<Self>, number: u64, socket: Arc<OwnedFd>, begin: Begin) {
+    fn begin_apart(self: &Arc<Self>, number: u64, socket: Arc<OwnedFd>, begin: ConnectionWork) {
         let kept = begin.clone();
         let shared = Arc::clone(self);
         let started = self.threads.run(Box::new(move || {
             match begin {
-                Begin::Client { peer, name } => shared.serve(number, &socket, &peer, name),
-                Begin::Other(others, who) => {
+                ConnectionWork::Client { peer, name } => shared.serve(number, &socket, &peer, name),
+                ConnectionWork::Other(others, who) => {
                     others.serve(&socket, who, &|| shared.is_ending());
                 }
-                Begin::End { peer, name } => shared.part(&peer, name),
-                Begin::Copy { copied, own, unique } => {
+                ConnectionWork::End { peer, name } => shared.part(&peer, name),
+                ConnectionWork::Copy { copied, own, unique } => {
                     if shared.copy_apart(number, &socket, (&copied, own, unique)) {
                         return;
                     }
@@ -414,7 +435,8 @@ impl Shared {
                 let next = next_step(Errno::EAGAIN);
                 format!("there is no thread for a connection: {error}{next}")
             });
-            if let Begin::Client { peer, name } | Begin::End { peer, name } = kept {
+            if let ConnectionWork::Client { peer, name } | ConnectionWork::End { peer, name } = kept
+            {
                 self.part(&peer, name);
             }
             self.gone(number);
@@ -433,18 +455,18 @@ impl Shared {
     }
 
     /// Ends a waiting connection, whose stage was taken out.
-    fn end_stage(self: &Arc<Self>, number: u64, socket: &Arc<OwnedFd>, stage: Stage) {
+    fn end_stage(self: &Arc<Self>, number: u64, socket: &Arc<OwnedFd>, stage: ConnectionStage) {
         self.waiting.remove(socket);
         match stage {
-            Stage::Kept { peer, name } => {
-                self.begin_apart(number, Arc::clone(socket), Begin::End { peer, name });
+            ConnectionStage::Kept { peer, name } => {
+                self.begin_apart(number, Arc::clone(socket), ConnectionWork::End { peer, name });
             }
             _ => self.gone(number),
         }
     }
 
     /// Ends those waiting connections that `ends` chooses.
-    fn end_those(self: &Arc<Self>, ends: impl Fn(&Stage) -> bool) {
+    fn end_those(self: &Arc<Self>, ends: impl Fn(&ConnectionStage) -> bool) {
         let clients = lock(&self.clients);
         let all = clients.connections.iter();
         let ended = all.filter(|(_, one)| one.stage.waits() && ends(&one.stage));
@@ -456,45 +478,45 @@ impl Shared {
 
 /// The work of a thread for a connection.
 #[derive(Clone)]
-enum Begin {
+enum ConnectionWork {
     /// The client is served.
-    Client { peer: Arc<Peer>, name: Number },
+    Client { peer: Arc<FusePeer>, name: ConnectionNumber },
     /// It is no client.
-    Other(Arc<dyn Others>, Who),
+    Other(Arc<dyn OtherProtocol>, PeerProcess),
     /// A copy of the connection is made.
-    Copy { copied: Arc<Peer>, own: Number, unique: u64 },
+    Copy { copied: Arc<FusePeer>, own: ConnectionNumber, unique: u64 },
     /// The client has ended, and a file system may take its time for what is given back.
-    End { peer: Arc<Peer>, name: Number },
+    End { peer: Arc<FusePeer>, name: ConnectionNumber },
 }
 
 /// A connection that ends.
-struct Refused {
+struct RefusedConnection {
     why: &'static str,
     errno: Errno,
-    stage: Stage,
+    stage: ConnectionStage,
 }
 
-impl Refused {
-    fn because(why: &'static str) -> Refused {
-        Refused { why, errno: Errno::EPROTO, stage: Stage::Begun }
+impl RefusedConnection {
+    fn because(why: &'static str) -> RefusedConnection {
+        RefusedConnection { why, errno: Errno::EPROTO, stage: ConnectionStage::Begun }
     }
 }
 
-impl Clients {
+impl ClientTable {
     /// Adds a connection.
-    fn add(&mut self, number: u64, connection: Accepted) {
+    fn add(&mut self, number: u64, connection: AcceptedConnection) {
         match connection.stage {
-            Stage::Refused { .. } => self.refused += 1,
+            ConnectionStage::Refused { .. } => self.refused += 1,
             _ => *self.of_users.entry(connection.uid).or_default() += 1,
         }
-        if let Stage::Silent { admitted: false, .. } = connection.stage {
+        if let ConnectionStage::Silent { admitted: false, .. } = connection.stage {
             self.strangers += 1;
         }
         self.connections.insert(number, connection);
     }
 
     /// Removes a connection.
-    pub(crate) fn remove(&mut self, number: u64) -> Option<Accepted> {
+    pub(crate) fn remove(&mut self, number: u64) -> Option<AcceptedConnection> {
         let one = self.connections.remove(&number)?;
         match (one.is_refused, self.of_users.get_mut(&one.uid)) {
             (true, _) => self.refused -= 1,
@@ -510,41 +532,50 @@ impl Clients {
     }
 
     /// The stage of a waiting connection, which nobody waits for any more.
-    fn take_stage(&mut self, number: u64) -> Option<Stage> {
+    fn take_stage(&mut self, number: u64) -> Option<ConnectionStage> {
         let one = self.connections.get_mut(&number).filter(|one| one.stage.waits())?;
-        let stage = std::mem::replace(&mut one.stage, Stage::Begun);
-        if let Stage::Silent { admitted: false, .. } = stage {
+        let stage = std::mem::replace(&mut one.stage, ConnectionStage::Begun);
+        if let ConnectionStage::Silent { admitted: false, .. } = stage {
             self.strangers -= 1;
         }
         Some(stage)
     }
 
     /// The connection of which a copy is to be made.
-    fn to_copy(&self, names: CopyOf, stage: Stage) -> std::result::Result<Arc<Peer>, Refused> {
+    fn to_copy(
+        &self,
+        names: ConnectionCopy,
+        stage: ConnectionStage,
+    ) -> std::result::Result<Arc<FusePeer>, RefusedConnection> {
         let own = names.own();
-        if !matches!(stage, Stage::Silent { .. }) {
-            return Err(Refused { stage, ..Refused::because("asks for a copy twice") });
+        if !matches!(stage, ConnectionStage::Silent { .. }) {
+            return Err(RefusedConnection {
+                stage,
+                ..RefusedConnection::because("asks for a copy twice")
+            });
         }
         if own == 0 || self.named.contains_key(&own) {
-            return Err(Refused::because("has chosen a number that is taken"));
+            return Err(RefusedConnection::because("has chosen a number that is taken"));
         }
         let copied = self.named.get(&names.copy_of()).cloned();
-        copied.ok_or(Refused::because("asks for a copy of a connection that has ended"))
+        copied.ok_or(RefusedConnection::because("asks for a copy of a connection that has ended"))
     }
 }
 
 /// The number of the request and the connections of a message [`COPY`].
-fn copy_asked(message: &[u8]) -> Option<(u64, CopyOf)> {
+fn copy_asked(message: &[u8]) -> Option<(u64, ConnectionCopy)> {
     let (header, rest) = InHeader::read_from_prefix(message).ok()?;
-    let names = CopyOf::read_from_bytes(rest).ok()?;
+    let names = ConnectionCopy::read_from_bytes(rest).ok()?;
     (header.opcode == COPY && header.len as usize == message.len())
         .then_some((header.unique, names))
 }
 
 /// The names in the INIT of a client. `None` if it is none.
-fn names_of(message: &[u8]) -> Option<Names> {
-    match Request::parse(message, &DecodeOptions::default()) {
-        Ok(Request { body: Body::Init(init), .. }) => Some(Names::of(&init)),
+fn names_of(message: &[u8]) -> Option<ConnectionNumbers> {
+    match DecodedRequest::parse(message, &DecodeOptions::default()) {
+        Ok(DecodedRequest { body: RequestBody::Init(init), .. }) => {
+            Some(ConnectionNumbers::of(&init))
+        }
         _ => None,
     }
 }
@@ -561,11 +592,11 @@ fn answer(socket: &OwnedFd, unique: u64, error: i32) -> Result<()> {
 }
 
 /// The beginning of the next message, which stays in the socket.
-fn peek<'a>(socket: &OwnedFd, room: &'a mut [u8]) -> First<'a> {
+fn peek<'a>(socket: &OwnedFd, room: &'a mut [u8]) -> FirstMessage<'a> {
     match rustix::net::recv(socket, &mut *room, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
-        Ok((0, _)) => First::End,
-        Ok((len, _)) => First::Message(&room[..len]),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => First::None,
-        Err(_) => First::End,
+        Ok((0, _)) => FirstMessage::End,
+        Ok((len, _)) => FirstMessage::Message(&room[..len]),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => FirstMessage::None,
+        Err(_) => FirstMessage::End,
     }
 }

@@ -10,31 +10,31 @@ use crate::{Ino, NumberHasher};
 const SHARDS: usize = 64;
 
 /// One bit for each frontend.
-pub(super) type Mask = u64;
+pub(super) type FrontendMask = u64;
 
 #[derive(Default)]
-struct Grant {
+struct CacheGrant {
     /// Attributes were given since the last time that they had been dropped for sure.
-    held: Mask,
-    /// Attributes were given since the last call of [`Grants::begin`] for the frontend.
-    fresh: Mask,
-    /// Calls of [`Grants::begin`] without their [`Grants::end`].
+    held: FrontendMask,
+    /// Attributes were given since the last call of [`CacheGrants::begin`] for the frontend.
+    fresh: FrontendMask,
+    /// Calls of [`CacheGrants::begin`] without their [`CacheGrants::end`].
     dropping: u32,
 }
 
-type Shard = HashMap<u64, Grant, BuildHasherDefault<NumberHasher>>;
+type GrantShard = HashMap<u64, CacheGrant, BuildHasherDefault<NumberHasher>>;
 
-pub(super) struct Grants {
-    shards: [Mutex<Shard>; SHARDS],
+pub(super) struct CacheGrants {
+    shards: [Mutex<GrantShard>; SHARDS],
 }
 
-impl Grants {
+impl CacheGrants {
     pub(super) fn new() -> Self {
-        Grants { shards: array::from_fn(|_| Mutex::default()) }
+        CacheGrants { shards: array::from_fn(|_| Mutex::default()) }
     }
 
     /// Marks that attributes are given. Called before they are read.
-    pub(super) fn give(&self, ino: Ino, mask: Mask) {
+    pub(super) fn give(&self, ino: Ino, mask: FrontendMask) {
         let mut shard = self.shard(ino);
         let grant = shard.entry(ino.0).or_default();
         grant.held |= mask;
@@ -42,9 +42,9 @@ impl Grants {
     }
 
     /// Returns those of `mask` that may have the attributes. If there are any, they are told, and then
-    /// [`end`](Grants::end) is called. Until then they count as those who have them, so that another change tells
+    /// [`end`](CacheGrants::end) is called. Until then they count as those who have them, so that another change tells
     /// them again: it must not be answered before they have dropped the attributes.
-    pub(super) fn begin(&self, ino: Ino, mask: Mask) -> Mask {
+    pub(super) fn begin(&self, ino: Ino, mask: FrontendMask) -> FrontendMask {
         let mut shard = self.shard(ino);
         let Some(grant) = shard.get_mut(&ino.0) else { return 0 };
         let held = grant.held & mask;
@@ -68,7 +68,7 @@ impl Grants {
     }
 
     /// Removes frontends that have ended, or are told of everything from now on.
-    pub(super) fn remove(&self, mask: Mask) {
+    pub(super) fn remove(&self, mask: FrontendMask) {
         for shard in &self.shards {
             lock(shard).retain(|_, grant| {
                 grant.held &= !mask;
@@ -83,11 +83,11 @@ impl Grants {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
-    fn shard(&self, ino: Ino) -> MutexGuard<'_, Shard> {
+    fn shard(&self, ino: Ino) -> MutexGuard<'_, GrantShard> {
         lock(&self.shards[ino.0 as usize % SHARDS])
     }
 }
 
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+fn lock(shard: &Mutex<GrantShard>) -> MutexGuard<'_, GrantShard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -29,7 +29,7 @@
 //! lock but a spin lock. Only the answer to `getattr` may then be cached. The kernel discards one that is under way if the
 //! inode was invalidated since the request. For an inode that it does not know yet, it cannot do that, so the
 //! answer to a lookup or creation may be old when it arrives. The answer to `setattr` is stored without that check.
-//! [`Given::attributes`] and [`Frontends::attributes_told`] are therefore zero with several frontends.
+//! [`AnswerLifetime::attributes`] and [`Frontends::attributes_told`] are therefore zero with several frontends.
 //!
 //! Marks for attributes are kept by inode, for each frontend one bit: set before attributes are read, found by a change
 //! after it took effect, cleared when the invalidation has returned. An inode has no entry any more when a change has taken all its
@@ -58,8 +58,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::{CacheMode, Ino, Notify, Origin};
-use grants::{Grants, Mask};
-use slot::Slot;
+use grants::{CacheGrants, FrontendMask};
+use slot::FrontendSlot;
 
 /// Frontends that cache while there are others. Further ones cache nothing then.
 const CACHING_MOST: u32 = u64::BITS;
@@ -71,19 +71,19 @@ pub struct Frontends {
     shared: AtomicBool,
     /// Several were attached since there was none.
     was_shared: AtomicBool,
-    slots: RwLock<Slots>,
-    grants: Grants,
+    slots: RwLock<FrontendSlots>,
+    grants: CacheGrants,
 }
 
 /// One for each call of [`Frontends::attach`], oldest first. Replaced as a whole, so that a change holds no lock while
 /// it is told.
-type Slots = Arc<[Arc<Slot>]>;
+type FrontendSlots = Arc<[Arc<FrontendSlot>]>;
 
 /// How long a frontend may cache an answer with a name, from [`Frontends::names`]. Only that makes one, so that an answer which
 /// needs it was marked before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Given {
+pub struct AnswerLifetime {
     /// The name, or its absence.
     pub name: Duration,
     /// The attributes in the same answer.
@@ -98,7 +98,7 @@ impl Frontends {
             shared: AtomicBool::new(false),
             was_shared: AtomicBool::new(false),
             slots: RwLock::new(Arc::new([])),
-            grants: Grants::new(),
+            grants: CacheGrants::new(),
         }
     }
 
@@ -122,7 +122,7 @@ impl Frontends {
             if let Some(again) = again {
                 again.stop_caching();
             }
-            let new = Arc::new(Slot::new(origin, bit, notify));
+            let new = Arc::new(FrontendSlot::new(origin, bit, notify));
             let first = slots.first().filter(|_| slots.len() == 1).cloned();
             *slots = slots.iter().cloned().chain([new]).collect();
             if let Some(first) = &first {
@@ -146,7 +146,7 @@ impl Frontends {
         *slots = left.map(|(_, slot)| Arc::clone(slot)).collect();
         if slots.len() < 2 {
             self.shared.store(false, Ordering::SeqCst);
-            self.grants.remove(Mask::MAX);
+            self.grants.remove(FrontendMask::MAX);
         } else {
             self.grants.remove(gone.mask());
         }
@@ -166,15 +166,15 @@ impl Frontends {
     /// How long `origin` may cache the name, and its attributes, in an answer to a lookup or creation. Call it before
     /// names are read or made.
     #[inline]
-    pub fn names(&self, origin: Origin) -> Given {
+    pub fn names(&self, origin: Origin) -> AnswerLifetime {
         if self.is_shared() {
             let name = self.caching(origin).map_or(Duration::ZERO, |slot| {
                 slot.names_given();
                 self.valid_for
             });
-            return Given { name, attributes: Duration::ZERO };
+            return AnswerLifetime { name, attributes: Duration::ZERO };
         }
-        Given { name: self.valid_for, attributes: self.valid_for }
+        AnswerLifetime { name: self.valid_for, attributes: self.valid_for }
     }
 
     /// How long `origin` may cache that a name does not exist, after a lookup that called
@@ -281,7 +281,11 @@ impl Frontends {
         }
     }
 
-    fn drop_attributes<'a>(&self, slots: impl Iterator<Item = &'a Arc<Slot>> + Clone, ino: Ino) {
+    fn drop_attributes<'a>(
+        &self,
+        slots: impl Iterator<Item = &'a Arc<FrontendSlot>> + Clone,
+        ino: Ino,
+    ) {
         let mask = slots.clone().fold(0, |mask, slot| mask | slot.mask());
         let held = self.grants.begin(ino, mask);
         for slot in slots.filter(|slot| slot.has_everything() || slot.mask() & held != 0) {
@@ -292,19 +296,19 @@ impl Frontends {
         }
     }
 
-    fn slots(&self) -> Slots {
+    fn slots(&self) -> FrontendSlots {
         Arc::clone(&self.slots.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The frontend `origin`, if it caches while there are others.
-    fn caching(&self, origin: Origin) -> Option<Arc<Slot>> {
+    fn caching(&self, origin: Origin) -> Option<Arc<FrontendSlot>> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         slots.iter().find(|slot| slot.origin == origin).filter(|slot| slot.is_caching()).cloned()
     }
 }
 
 /// The number of a bit that no frontend has.
-fn free_bit(slots: &[Arc<Slot>]) -> Option<u32> {
+fn free_bit(slots: &[Arc<FrontendSlot>]) -> Option<u32> {
     let taken = slots.iter().fold(0, |mask, slot| mask | slot.mask());
     let free = (!taken).trailing_zeros();
     (free < CACHING_MOST).then_some(free)

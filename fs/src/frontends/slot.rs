@@ -12,7 +12,7 @@ const HELD: u32 = 2;
 /// One call of `increment_epoch` that is running. The remaining bits count them.
 const DROPPING: u32 = 4;
 
-pub(super) struct Slot {
+pub(super) struct FrontendSlot {
     pub(super) origin: Origin,
     /// One bit, or none if the frontend caches nothing while there are others.
     mask: u64,
@@ -25,9 +25,9 @@ pub(super) struct Slot {
     has_everything: AtomicBool,
 }
 
-impl Slot {
+impl FrontendSlot {
     pub(super) fn new(origin: Origin, bit: Option<u32>, notify: Arc<dyn Notify>) -> Self {
-        Slot {
+        FrontendSlot {
             origin,
             mask: bit.map_or(0, |bit| 1 << bit),
             notify,

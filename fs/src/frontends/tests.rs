@@ -7,11 +7,11 @@ use crate::{Errno, Name, PollHandle, Result};
 const VALID: Duration = Duration::from_secs(1000);
 const INO: Ino = Ino(7);
 
-type Hook = Box<dyn Fn() + Send>;
+type NotifyHook = Box<dyn Fn() + Send>;
 
 /// A notifier that counts what it is told.
 #[derive(Default)]
-struct Ear {
+struct CountingNotify {
     epochs: AtomicU64,
     inodes: Mutex<Vec<(Ino, bool)>>,
     /// Does not drop at once.
@@ -19,11 +19,11 @@ struct Ear {
     /// The answer to everything.
     fails: Mutex<Option<Errno>>,
     /// Runs once, in the middle of the next notification.
-    during: Mutex<Option<Hook>>,
+    during: Mutex<Option<NotifyHook>>,
 }
 
-impl Ear {
-    fn new() -> Arc<Ear> {
+impl CountingNotify {
+    fn new() -> Arc<CountingNotify> {
         Arc::default()
     }
 
@@ -48,7 +48,7 @@ impl Ear {
     }
 }
 
-impl Notify for Ear {
+impl Notify for CountingNotify {
     fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
         self.inodes.lock().unwrap().push((ino, range.is_some()));
         self.answer()
@@ -76,33 +76,33 @@ impl Notify for Ear {
 }
 
 /// A first frontend, which is told of everything, and two further ones.
-struct Three {
+struct ThreeFrontends {
     all: Arc<Frontends>,
-    first: (Origin, Arc<Ear>),
-    a: (Origin, Arc<Ear>),
-    b: (Origin, Arc<Ear>),
+    first: (Origin, Arc<CountingNotify>),
+    a: (Origin, Arc<CountingNotify>),
+    b: (Origin, Arc<CountingNotify>),
 }
 
-fn add(all: &Frontends, ear: Arc<Ear>) -> (Origin, Arc<Ear>) {
+fn add(all: &Frontends, ear: Arc<CountingNotify>) -> (Origin, Arc<CountingNotify>) {
     let origin = Origin::new();
     all.attach(origin, ear.clone(), Vec::new);
     (origin, ear)
 }
 
-fn three() -> Three {
+fn three() -> ThreeFrontends {
     let all = Arc::new(Frontends::new(VALID));
-    let [first, a, b] = [(); 3].map(|()| add(&all, Ear::new()));
+    let [first, a, b] = [(); 3].map(|()| add(&all, CountingNotify::new()));
     first.1.epochs();
-    Three { all, first, a, b }
+    ThreeFrontends { all, first, a, b }
 }
 
-const FOR_NAME: Given = Given { name: VALID, attributes: Duration::ZERO };
+const FOR_NAME: AnswerLifetime = AnswerLifetime { name: VALID, attributes: Duration::ZERO };
 
 #[test]
 fn a_single_frontend_may_cache_everything_and_is_told_nothing() {
     let all = Frontends::new(VALID);
-    let (origin, ear) = add(&all, Ear::new());
-    let everything = Given { name: VALID, attributes: VALID };
+    let (origin, ear) = add(&all, CountingNotify::new());
+    let everything = AnswerLifetime { name: VALID, attributes: VALID };
     assert_eq!(all.names(origin), everything);
     assert_eq!(all.names(Origin::NONE), everything);
     assert_eq!((all.attributes(origin, INO), all.attributes_told()), (VALID, VALID));
@@ -117,21 +117,21 @@ fn a_single_frontend_may_cache_everything_and_is_told_nothing() {
 #[test]
 fn the_second_frontend_makes_the_first_drop_what_it_has() {
     let all = Frontends::new(VALID);
-    let (first, ear) = add(&all, Ear::new());
-    let second = Ear::new();
+    let (first, ear) = add(&all, CountingNotify::new());
+    let second = CountingNotify::new();
     all.attach(Origin::new(), second.clone(), || vec![Ino(1), INO]);
     assert_eq!((ear.epochs(), ear.inodes()), (1, vec![(Ino(1), true), (INO, true)]));
     assert_eq!((second.epochs(), second.inodes()), (0, vec![]));
     assert_eq!((all.cache_mode(), all.caches_listings()), (CacheMode::Direct, false));
     assert!(!all.lists_entries() && all.attributes_told().is_zero());
-    all.attach(Origin::new(), Ear::new(), || panic!("only at the second"));
+    all.attach(Origin::new(), CountingNotify::new(), || panic!("only at the second"));
     assert_eq!((ear.epochs(), all.names(first)), (0, FOR_NAME));
 }
 
 /// An answer that was under way when the second one came is not marked.
 #[test]
 fn a_frontend_that_was_alone_is_told_of_every_change_by_others() {
-    let Three { all, first, a, .. } = three();
+    let ThreeFrontends { all, first, a, .. } = three();
     for _ in 0..2 {
         all.names_changed(a.0, &[INO]);
         assert_eq!((first.1.epochs(), first.1.inodes()), (1, vec![(INO, false)]));
@@ -142,7 +142,7 @@ fn a_frontend_that_was_alone_is_told_of_every_change_by_others() {
 
 #[test]
 fn names_are_dropped_once_and_only_where_some_were_given() {
-    let Three { all, a, b, .. } = three();
+    let ThreeFrontends { all, a, b, .. } = three();
     all.names_changed(a.0, &[]);
     assert_eq!(b.1.epochs(), 0, "it has none");
     assert_eq!(all.names(b.0), FOR_NAME);
@@ -157,7 +157,7 @@ fn names_are_dropped_once_and_only_where_some_were_given() {
 
 #[test]
 fn a_change_of_attributes_drops_no_names() {
-    let Three { all, a, b, .. } = three();
+    let ThreeFrontends { all, a, b, .. } = three();
     all.names(b.0);
     all.attributes_changed(a.0, &[INO]);
     assert_eq!(b.1.epochs(), 0);
@@ -165,7 +165,7 @@ fn a_change_of_attributes_drops_no_names() {
 
 #[test]
 fn attributes_are_dropped_for_their_inode_and_where_they_were_given() {
-    let Three { all, a, b, .. } = three();
+    let ThreeFrontends { all, a, b, .. } = three();
     all.attributes_changed(a.0, &[INO]);
     assert_eq!(all.attributes(b.0, INO), VALID);
     assert_eq!(all.attributes(a.0, INO), VALID);
@@ -180,7 +180,7 @@ fn attributes_are_dropped_for_their_inode_and_where_they_were_given() {
 /// The second change found the mark of the first taken away, and was answered while the old names were still shown.
 #[test]
 fn a_change_during_an_increment_increments_the_epoch_itself() {
-    let Three { all, a, b, .. } = three();
+    let ThreeFrontends { all, a, b, .. } = three();
     all.names(b.0);
     let (frontends, origin, ear) = (Arc::clone(&all), a.0, Arc::clone(&b.1));
     b.1.during(move || {
@@ -194,7 +194,7 @@ fn a_change_during_an_increment_increments_the_epoch_itself() {
 
 #[test]
 fn a_name_given_during_an_increment_is_dropped_by_the_next_change() {
-    let Three { all, a, b, .. } = three();
+    let ThreeFrontends { all, a, b, .. } = three();
     all.names(b.0);
     let (frontends, origin) = (Arc::clone(&all), b.0);
     b.1.during(move || {
@@ -208,7 +208,7 @@ fn a_name_given_during_an_increment_is_dropped_by_the_next_change() {
 
 #[test]
 fn a_change_during_an_invalidation_invalidates_again() {
-    let Three { all, a, b, .. } = three();
+    let ThreeFrontends { all, a, b, .. } = three();
     all.attributes(b.0, INO);
     let (frontends, origin, ear) = (Arc::clone(&all), a.0, Arc::clone(&b.1));
     b.1.during(move || {
@@ -221,7 +221,7 @@ fn a_change_during_an_invalidation_invalidates_again() {
 
 #[test]
 fn attributes_given_during_an_invalidation_are_dropped_by_the_next_change() {
-    let Three { all, a, b, .. } = three();
+    let ThreeFrontends { all, a, b, .. } = three();
     all.attributes(b.0, INO);
     let (frontends, origin) = (Arc::clone(&all), b.0);
     b.1.during(move || {
@@ -235,7 +235,7 @@ fn attributes_given_during_an_invalidation_are_dropped_by_the_next_change() {
 /// The first of two invalidations that end took the mark of the attributes that the second had not dropped yet.
 #[test]
 fn an_invalidation_that_ends_takes_no_mark_from_one_that_runs() {
-    let grants = Grants::new();
+    let grants = CacheGrants::new();
     grants.give(INO, 1);
     assert_eq!(grants.begin(INO, 1), 1);
     grants.give(INO, 1);
@@ -249,7 +249,7 @@ fn an_invalidation_that_ends_takes_no_mark_from_one_that_runs() {
 
 #[test]
 fn marks_go_with_the_inode_and_with_the_frontend() {
-    let Three { all, a, b, .. } = three();
+    let ThreeFrontends { all, a, b, .. } = three();
     all.attributes(b.0, INO);
     all.forgotten(INO);
     // It may have attributes of an inode without lookups.
@@ -267,10 +267,10 @@ fn marks_go_with_the_inode_and_with_the_frontend() {
 
 #[test]
 fn a_frontend_that_does_not_drop_at_once_caches_nothing_beside_others() {
-    let Three { all, a, .. } = three();
-    let slow = add(&all, Arc::new(Ear { is_slow: true, ..Ear::default() }));
+    let ThreeFrontends { all, a, .. } = three();
+    let slow = add(&all, Arc::new(CountingNotify { is_slow: true, ..CountingNotify::default() }));
     for origin in [slow.0, Origin::NONE, Origin::new()] {
-        assert_eq!(all.names(origin), Given::default());
+        assert_eq!(all.names(origin), AnswerLifetime::default());
         assert_eq!((all.attributes(origin, INO), all.missing(origin)), Default::default());
     }
     all.names_changed(a.0, &[INO]);
@@ -282,9 +282,13 @@ fn a_frontend_that_does_not_drop_at_once_caches_nothing_beside_others() {
 #[test]
 fn a_first_frontend_that_does_not_drop_at_once_is_asked_to_drop_its_names() {
     let all = Frontends::new(VALID);
-    let (first, ear) = add(&all, Arc::new(Ear { is_slow: true, ..Ear::default() }));
-    all.attach(Origin::new(), Ear::new(), || panic!("nothing else"));
-    assert_eq!((ear.epochs(), ear.inodes(), all.names(first)), (1, vec![], Given::default()));
+    let (first, ear) =
+        add(&all, Arc::new(CountingNotify { is_slow: true, ..CountingNotify::default() }));
+    all.attach(Origin::new(), CountingNotify::new(), || panic!("nothing else"));
+    assert_eq!(
+        (ear.epochs(), ear.inodes(), all.names(first)),
+        (1, vec![], AnswerLifetime::default())
+    );
 }
 
 #[test]
@@ -296,7 +300,7 @@ fn a_frontend_that_fails_to_drop_something_caches_nothing_from_then_on() {
         (Errno::EIO, false),
     ] {
         for names in [false, true] {
-            let Three { all, a, b, .. } = three();
+            let ThreeFrontends { all, a, b, .. } = three();
             all.names(b.0);
             all.attributes(b.0, INO);
             *b.1.fails.lock().unwrap() = Some(errno);
@@ -313,11 +317,11 @@ fn a_frontend_that_fails_to_drop_something_caches_nothing_from_then_on() {
 #[test]
 fn a_frontend_at_two_places_caches_nothing() {
     let all = Frontends::new(VALID);
-    let (origin, ear) = add(&all, Ear::new());
+    let (origin, ear) = add(&all, CountingNotify::new());
     all.attach(origin, ear.clone(), Vec::new);
-    assert_eq!(all.names(origin), Given::default());
-    let other = add(&all, Ear::new());
-    assert_eq!((all.names(origin), all.names(other.0)), (Given::default(), FOR_NAME));
+    assert_eq!(all.names(origin), AnswerLifetime::default());
+    let other = add(&all, CountingNotify::new());
+    assert_eq!((all.names(origin), all.names(other.0)), (AnswerLifetime::default(), FOR_NAME));
     all.detach(origin);
     all.detach(origin);
     assert!(!all.is_shared());
@@ -325,15 +329,15 @@ fn a_frontend_at_two_places_caches_nothing() {
 
 #[test]
 fn the_last_frontend_that_is_left_caches_as_if_alone_but_keeps_no_old_pages() {
-    let Three { all, first, a, b } = three();
+    let ThreeFrontends { all, first, a, b } = three();
     all.detach(b.0);
     assert!(all.is_shared());
     all.detach(Origin::NONE);
     all.detach(first.0);
-    assert_eq!(all.names(a.0), Given { name: VALID, attributes: VALID });
+    assert_eq!(all.names(a.0), AnswerLifetime { name: VALID, attributes: VALID });
     assert_eq!((all.cache_mode(), all.caches_listings()), (CacheMode::Cached, false));
     // It is the first one for the next.
-    all.attach(Origin::new(), Ear::new(), || vec![INO]);
+    all.attach(Origin::new(), CountingNotify::new(), || vec![INO]);
     assert_eq!((a.1.epochs(), a.1.inodes()), (1, vec![(INO, true)]));
     all.names_changed(Origin::NONE, &[INO]);
     assert_eq!((a.1.epochs(), a.1.inodes()), (1, vec![(INO, false)]));
@@ -341,22 +345,22 @@ fn the_last_frontend_that_is_left_caches_as_if_alone_but_keeps_no_old_pages() {
 
 #[test]
 fn all_detached_is_as_in_the_beginning() {
-    let Three { all, first, a, b } = three();
+    let ThreeFrontends { all, first, a, b } = three();
     [first.0, a.0, b.0].into_iter().for_each(|origin| all.detach(origin));
-    let again = add(&all, Ear::new());
+    let again = add(&all, CountingNotify::new());
     assert_eq!((all.cache_mode(), all.names(again.0).attributes), (CacheMode::Keep, VALID));
 }
 
 #[test]
 fn sixty_four_frontends_cache_and_a_place_that_becomes_free_is_used_again() {
     let all = Frontends::new(VALID);
-    let many: Vec<_> = (0..64).map(|_| add(&all, Ear::new())).collect();
-    let further = add(&all, Ear::new());
+    let many: Vec<_> = (0..64).map(|_| add(&all, CountingNotify::new())).collect();
+    let further = add(&all, CountingNotify::new());
     assert!(many.iter().all(|(origin, _)| all.names(*origin) == FOR_NAME));
-    assert_eq!(all.names(further.0), Given::default());
+    assert_eq!(all.names(further.0), AnswerLifetime::default());
     assert!(many.iter().all(|(origin, _)| all.attributes(*origin, INO) == VALID));
     all.detach(many[40].0);
-    let next = add(&all, Ear::new());
+    let next = add(&all, CountingNotify::new());
     assert_eq!(all.names(next.0), FOR_NAME);
     all.attributes_changed(Origin::NONE, &[INO]);
     assert_eq!(next.1.inodes(), [], "it has not inherited a mark");
@@ -369,11 +373,11 @@ fn sixty_four_frontends_cache_and_a_place_that_becomes_free_is_used_again() {
 fn no_thread_sees_an_old_value_after_a_change_has_returned() {
     /// The cache of the reader: the value, valid while the epoch is that from before the request.
     #[derive(Default)]
-    struct Cache {
+    struct ReaderCache {
         epoch: AtomicU64,
         value: Mutex<Option<(u64, u64)>>,
     }
-    impl Cache {
+    impl ReaderCache {
         fn look(&self, all: &Frontends, origin: Origin, truth: &AtomicU64, names: bool) -> u64 {
             let epoch = self.epoch.load(Ordering::SeqCst);
             if let Some((value, of)) = *self.value.lock().unwrap()
@@ -391,8 +395,8 @@ fn no_thread_sees_an_old_value_after_a_change_has_returned() {
             value
         }
     }
-    struct Told(Arc<Cache>, Arc<Ear>);
-    impl Notify for Told {
+    struct ReaderNotify(Arc<ReaderCache>, Arc<CountingNotify>);
+    impl Notify for ReaderNotify {
         fn invalidate_inode(&self, ino: Ino, _: Option<(u64, u64)>) -> Result<()> {
             self.0.epoch.fetch_add(u64::from(ino == INO), Ordering::SeqCst);
             Ok(())
@@ -419,9 +423,13 @@ fn no_thread_sees_an_old_value_after_a_change_has_returned() {
         }
     }
     for names in [false, true] {
-        let Three { all, a, b, .. } = three();
-        let (cache, reader) = (Arc::new(Cache::default()), Origin::new());
-        all.attach(reader, Arc::new(Told(Arc::clone(&cache), Ear::new())), Vec::new);
+        let ThreeFrontends { all, a, b, .. } = three();
+        let (cache, reader) = (Arc::new(ReaderCache::default()), Origin::new());
+        all.attach(
+            reader,
+            Arc::new(ReaderNotify(Arc::clone(&cache), CountingNotify::new())),
+            Vec::new,
+        );
         let (truth, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {

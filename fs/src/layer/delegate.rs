@@ -24,9 +24,9 @@
 /// ```
 /// use defuse_fs::*;
 ///
-/// struct Named<F> { inner: F }
+/// struct NamespaceRef<F> { inner: F }
 ///
-/// impl<F: FileSystem> FileSystem for Named<F> {
+/// impl<F: FileSystem> FileSystem for NamespaceRef<F> {
 ///     delegate!(to inner, except link);
 ///
 ///     fn link(&self, _: &Context<'_>, _: Ino, _: Ino, _: Name<'_>) -> Result<Entry> {
@@ -107,13 +107,13 @@ macro_rules! delegate {
         $crate::delegate! { @with $how $skip
             removexattr Removexattr(ino: $crate::Ino, name: $crate::XattrName<'_>) -> () }
         $crate::delegate! { @with $how $skip
-            open Open(ino: $crate::Ino, args: $crate::OpenArgs) -> $crate::Opened }
+            open Open(ino: $crate::Ino, args: $crate::OpenArgs) -> $crate::OpenReply }
         $crate::delegate! { @with $how $skip create Create(
             parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>,
-            args: $crate::OpenArgs) -> ($crate::Entry, $crate::Opened) }
+            args: $crate::OpenArgs) -> ($crate::Entry, $crate::OpenReply) }
         $crate::delegate! { @with $how $skip tmpfile Tmpfile(
             parent: $crate::Ino, node: &$crate::NewNode<'_>, args: $crate::OpenArgs)
-            -> ($crate::Entry, $crate::Opened) }
+            -> ($crate::Entry, $crate::OpenReply) }
         $crate::delegate! { @with $how $skip read Read(
             file: $crate::File, args: $crate::ReadArgs, out: &mut $crate::ReadBuf<'_>) -> () }
         $crate::delegate! { @with $how $skip write Write(
@@ -144,7 +144,7 @@ macro_rules! delegate {
         $crate::delegate! { @with $how $skip
             setlk Setlk(file: $crate::File, request: &$crate::LockRequest) -> () }
         $crate::delegate! { @with $how $skip
-            opendir Opendir(ino: $crate::Ino, flags: $crate::OpenFlags) -> $crate::Opened }
+            opendir Opendir(ino: $crate::Ino, flags: $crate::OpenFlags) -> $crate::OpenReply }
         $crate::delegate! { @with $how $skip readdir Readdir(
             dir: $crate::File, from: u64, out: &mut $crate::DirBuf<'_>) -> () }
         $crate::delegate! { @with $how $skip releasedir Releasedir(dir: $crate::File) -> () }
@@ -157,17 +157,17 @@ macro_rules! delegate {
     // ---- the shortcuts, one line each ---------------------------------------------------
     (@only $how:tt resolve) => {
         $crate::delegate! { @short $how resolve Resolve(
-            from: $crate::Ino, path: $crate::NormalPath<'_>) -> $crate::Resolved }
+            from: $crate::Ino, path: $crate::NormalPath<'_>) -> $crate::PathResolution }
     };
     (@only $how:tt resolve_to_open) => {
         $crate::delegate! { @short $how resolve_to_open ResolveToOpen(
             from: $crate::Ino, path: $crate::NormalPath<'_>, args: $crate::OpenArgs)
-            -> ($crate::Resolved, ::std::option::Option<$crate::Opened>) }
+            -> ($crate::PathResolution, ::std::option::Option<$crate::OpenReply>) }
     };
     (@only $how:tt lookup_to_open) => {
         $crate::delegate! { @short $how lookup_to_open LookupToOpen(
             parent: $crate::Ino, name: $crate::Name<'_>, args: $crate::OpenArgs)
-            -> ($crate::Entry, ::std::option::Option<$crate::Opened>) }
+            -> ($crate::Entry, ::std::option::Option<$crate::OpenReply>) }
     };
     (@only $how:tt create_with) => {
         $crate::delegate! { @short $how create_with CreateWith(
@@ -387,9 +387,9 @@ mod tests {
 
     #[rustfmt::skip]
     impl Shortcuts for Quick {
-        fn resolve(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>) -> Result<Resolved> { self.count() }
-        fn resolve_to_open(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>, _: OpenArgs) -> Result<(Resolved, Option<Opened>)> { self.count() }
-        fn lookup_to_open(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: OpenArgs) -> Result<(Entry, Option<Opened>)> { self.count() }
+        fn resolve(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>) -> Result<PathResolution> { self.count() }
+        fn resolve_to_open(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>, _: OpenArgs) -> Result<(PathResolution, Option<OpenReply>)> { self.count() }
+        fn lookup_to_open(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: OpenArgs) -> Result<(Entry, Option<OpenReply>)> { self.count() }
         fn create_with(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: &[u8]) -> Result<Entry> { self.count() }
         fn peek(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Attr> { self.count() }
     }
@@ -435,7 +435,7 @@ mod tests {
         fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> { Err(Errno::ENOENT) }
     });
     layer!(Opens(, except open) {
-        fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> { Err(Errno::ENOENT) }
+        fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> { Err(Errno::ENOENT) }
     });
     layer!(Ends(, except release) {
         fn release(&self, _: &Context<'_>, _: File, _: ReleaseArgs) -> Result<()> { Ok(()) }
@@ -465,14 +465,16 @@ mod tests {
     /// Each of the layers here passes on the shortcuts that it names, and no others.
     #[test]
     fn layers_pass_the_shortcuts_on_that_they_know() {
-        use crate::layer::{Fault, Locking, ReadOnly, Subdir, Synchronous};
+        use crate::layer::{
+            FaultLayer, LockingLayer, ReadOnlyLayer, SubdirLayer, SynchronousLayer,
+        };
         let fs = std::sync::Arc::new(Quick::default());
         let layers: [Box<dyn FileSystem>; 5] = [
-            Box::new(Fault::new(fs.clone(), 1)),
-            Box::new(Locking::new(fs.clone())),
-            Box::new(ReadOnly::new(fs.clone())),
-            Box::new(Subdir::new(fs.clone(), Caller::default(), []).unwrap()),
-            Box::new(Synchronous::new(fs.clone(), false)),
+            Box::new(FaultLayer::new(fs.clone(), 1)),
+            Box::new(LockingLayer::new(fs.clone())),
+            Box::new(ReadOnlyLayer::new(fs.clone())),
+            Box::new(SubdirLayer::new(fs.clone(), Caller::default(), []).unwrap()),
+            Box::new(SynchronousLayer::new(fs.clone(), false)),
         ];
         for layer in layers {
             let [resolve, _, _, create_with, peek] = take(&*layer);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::layer::Method;
 use crate::{
     Caller, Caps, Completion, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, LockWait,
-    Name, NewNode, OpenArgs, Opened, Origin, ReadArgs, ReadBuf, ReadSink, Result, Shortcuts,
+    Name, NewNode, OpenArgs, OpenReply, Origin, ReadArgs, ReadBuf, ReadSink, Result, Shortcuts,
     WriteArgs, WriteBuf, WriteSource, delegate,
 };
 
@@ -16,19 +16,19 @@ const INTERRUPT_CHECK: Duration = Duration::from_millis(5);
 
 /// A fault, and the calls that it affects.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rule {
+pub struct FaultRule {
     /// The method, or `None` for all. A submitted operation counts as the method that it
     /// represents, `setlkw` as `setlk`, and `detached` as `syncfs`.
     pub method: Option<Method>,
     /// The affected calls, counted from the time when the rule was set.
-    pub when: When,
+    pub when: FaultTrigger,
     /// The fault.
-    pub action: Action,
+    pub action: FaultAction,
 }
 
 /// A choice among the calls that a rule applies to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum When {
+pub enum FaultTrigger {
     /// All calls.
     Always,
     /// One call; the first is 1.
@@ -42,7 +42,7 @@ pub enum When {
 
 /// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum FaultAction {
     /// The operation is not performed, and fails.
     Fail(Errno),
     /// The operation is performed after this time, or fails with `EINTR` if the caller gives up
@@ -61,40 +61,40 @@ pub enum Action {
 /// The inner file system, with the faults that rules describe. Each call checks the rules in order.
 /// With the same seed and rules, the n-th call that a rule applies to always has the same outcome.
 #[derive(Debug)]
-pub struct Fault<F> {
+pub struct FaultLayer<F> {
     inner: Arc<F>,
     seed: u64,
-    rules: RwLock<Arc<[Armed]>>,
+    rules: RwLock<Arc<[ArmedRule]>>,
 }
 
 /// A rule with its counters.
 #[derive(Debug)]
-struct Armed {
-    rule: Rule,
+struct ArmedRule {
+    rule: FaultRule,
     seen: AtomicU64,
     fired: AtomicU64,
 }
 
 /// The decision of the rules on a call.
 #[derive(Clone, Copy, Debug, Default)]
-struct Verdict {
+struct FaultVerdict {
     delay: Duration,
     lose: bool,
     short: Option<usize>,
     /// Decided with the rest, but carried out after the delay.
-    end: Option<End>,
+    end: Option<FaultEnd>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum FaultEnd {
     Fail(Errno),
     Panic(Method),
 }
 
-impl<F: FileSystem + 'static> Fault<F> {
+impl<F: FileSystem + 'static> FaultLayer<F> {
     /// Wraps `inner`, without faults at first. `seed` determines random choices.
     pub fn new(inner: F, seed: u64) -> Self {
-        Fault { inner: Arc::new(inner), seed, rules: RwLock::new(Arc::new([])) }
+        FaultLayer { inner: Arc::new(inner), seed, rules: RwLock::new(Arc::new([])) }
     }
 
     /// The inner file system.
@@ -103,8 +103,12 @@ impl<F: FileSystem + 'static> Fault<F> {
     }
 
     /// Replaces all rules, and resets their counters. Running calls are not affected.
-    pub fn set_rules(&self, rules: &[Rule]) {
-        let arm = |&rule: &Rule| Armed { rule, seen: AtomicU64::new(0), fired: AtomicU64::new(0) };
+    pub fn set_rules(&self, rules: &[FaultRule]) {
+        let arm = |&rule: &FaultRule| ArmedRule {
+            rule,
+            seen: AtomicU64::new(0),
+            fired: AtomicU64::new(0),
+        };
         let armed = rules.iter().map(arm).collect();
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = armed;
     }
@@ -114,7 +118,7 @@ impl<F: FileSystem + 'static> Fault<F> {
         self.armed().iter().map(|armed| armed.fired.load(Relaxed)).collect()
     }
 
-    fn armed(&self) -> Arc<[Armed]> {
+    fn armed(&self) -> Arc<[ArmedRule]> {
         Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -141,8 +145,8 @@ impl<F: FileSystem + 'static> Fault<F> {
         if verdict.lose { Err(Errno::EIO) } else { result }
     }
 
-    fn judge(&self, method: Method) -> Verdict {
-        let mut verdict = Verdict::default();
+    fn judge(&self, method: Method) -> FaultVerdict {
+        let mut verdict = FaultVerdict::default();
         for (place, armed) in self.armed().iter().enumerate() {
             let applies = armed.rule.method.is_none_or(|only| only == method);
             if !applies {
@@ -154,11 +158,11 @@ impl<F: FileSystem + 'static> Fault<F> {
             }
             armed.fired.fetch_add(1, Relaxed);
             match armed.rule.action {
-                Action::Delay(time) => verdict.delay = verdict.delay.saturating_add(time),
-                Action::Lose => verdict.lose = true,
-                Action::Short(max) => verdict.short = Some(max),
-                Action::Fail(errno) => verdict.end = Some(End::Fail(errno)),
-                Action::Panic => verdict.end = Some(End::Panic(method)),
+                FaultAction::Delay(time) => verdict.delay = verdict.delay.saturating_add(time),
+                FaultAction::Lose => verdict.lose = true,
+                FaultAction::Short(max) => verdict.short = Some(max),
+                FaultAction::Fail(errno) => verdict.end = Some(FaultEnd::Fail(errno)),
+                FaultAction::Panic => verdict.end = Some(FaultEnd::Panic(method)),
             }
             if verdict.end.is_some() {
                 break;
@@ -168,13 +172,13 @@ impl<F: FileSystem + 'static> Fault<F> {
     }
 }
 
-impl When {
+impl FaultTrigger {
     fn includes(self, call: u64, seed: u64) -> bool {
         match self {
-            When::Always => true,
-            When::Nth(nth) => call == nth,
-            When::Every(step) => step > 0 && call.is_multiple_of(step),
-            When::Chance(chance) => {
+            FaultTrigger::Always => true,
+            FaultTrigger::Nth(nth) => call == nth,
+            FaultTrigger::Every(step) => step > 0 && call.is_multiple_of(step),
+            FaultTrigger::Chance(chance) => {
                 // A float between 0 and 1 has 53 significant bits.
                 let share = (mix(mix(seed) ^ call) >> 11) as f64 / (1u64 << 53) as f64;
                 share < chance
@@ -183,7 +187,7 @@ impl When {
     }
 }
 
-impl Verdict {
+impl FaultVerdict {
     fn wait(&self, cx: &Context<'_>) -> Result<()> {
         let start = Instant::now();
         while let Some(left) = self.delay.checked_sub(start.elapsed()).filter(|it| !it.is_zero()) {
@@ -198,8 +202,8 @@ impl Verdict {
     fn end(&self) -> Result<()> {
         match self.end {
             None => Ok(()),
-            Some(End::Fail(errno)) => Err(errno),
-            Some(End::Panic(method)) => panic!("injected into {}", method.name()),
+            Some(FaultEnd::Fail(errno)) => Err(errno),
+            Some(FaultEnd::Panic(method)) => panic!("injected into {}", method.name()),
         }
     }
 }
@@ -213,11 +217,11 @@ fn mix(value: u64) -> u64 {
 }
 
 /// Removes the descriptors with which a frontend could bypass the layer.
-fn covered(opened: Opened) -> Opened {
-    Opened { backing: None, lower: None, ..opened }
+fn covered(opened: OpenReply) -> OpenReply {
+    OpenReply { backing: None, lower: None, ..opened }
 }
 
-impl<F: FileSystem + 'static> FileSystem for Fault<F> {
+impl<F: FileSystem + 'static> FileSystem for FaultLayer<F> {
     delegate!(around inner, except caps, detached, submit, setlkw, open, create, tmpfile, read, write);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -269,7 +273,7 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
         });
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         self.around(Method::Open, cx, |inner| inner.open(cx, ino, args)).map(covered)
     }
 
@@ -280,7 +284,7 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let call = |inner: &F| inner.create(cx, parent, name, node, args);
         let (entry, opened) = self.around(Method::Create, cx, call)?;
         Ok((entry, covered(opened)))
@@ -292,7 +296,7 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let call = |inner: &F| inner.tmpfile(cx, parent, node, args);
         let (entry, opened) = self.around(Method::Tmpfile, cx, call)?;
         Ok((entry, covered(opened)))
@@ -324,18 +328,18 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
     }
 }
 
-impl<F: FileSystem + 'static> Shortcuts for Fault<F> {
+impl<F: FileSystem + 'static> Shortcuts for FaultLayer<F> {
     delegate!(around inner, only resolve, peek);
 }
 
 /// Submits the operation as far as the verdict permits. A short operation runs synchronously,
 /// because only then there is a buffer to limit.
-fn submit(inner: &dyn FileSystem, verdict: Verdict, io: Io) {
+fn submit(inner: &dyn FileSystem, verdict: FaultVerdict, io: Io) {
     if let Err(errno) = verdict.end() {
         return io.finish(Err(errno));
     }
     let mut io = if verdict.lose {
-        io.map_completion(|completion| Box::new(Lost(completion)) as Box<dyn Completion>)
+        io.map_completion(|completion| Box::new(LostCompletion(completion)) as Box<dyn Completion>)
     } else {
         io
     };
@@ -357,7 +361,7 @@ fn submit(inner: &dyn FileSystem, verdict: Verdict, io: Io) {
 }
 
 /// Waits for a lock, as far as the verdict permits.
-fn setlkw(inner: &dyn FileSystem, verdict: Verdict, wait: LockWait) {
+fn setlkw(inner: &dyn FileSystem, verdict: FaultVerdict, wait: LockWait) {
     if let Err(errno) = verdict.end() {
         return wait.finish(Err(errno));
     }
@@ -368,9 +372,9 @@ fn setlkw(inner: &dyn FileSystem, verdict: Verdict, wait: LockWait) {
 }
 
 /// A completion that answers `EIO` in any case.
-struct Lost(Box<dyn Completion>);
+struct LostCompletion(Box<dyn Completion>);
 
-impl Completion for Lost {
+impl Completion for LostCompletion {
     fn sink(&mut self) -> &mut dyn ReadSink {
         self.0.sink()
     }
@@ -388,12 +392,12 @@ mod tests {
     use crate::InterruptToken;
     use crate::layer::testing::{self, cx, name};
 
-    fn rule(method: Option<Method>, when: When, action: Action) -> Rule {
-        Rule { method, when, action }
+    fn rule(method: Option<Method>, when: FaultTrigger, action: FaultAction) -> FaultRule {
+        FaultRule { method, when, action }
     }
 
-    fn layer() -> (Fault<Arc<dyn FileSystem>>, Ino) {
-        let layer = Fault::new(testing::tree() as Arc<dyn FileSystem>, 7);
+    fn layer() -> (FaultLayer<Arc<dyn FileSystem>>, Ino) {
+        let layer = FaultLayer::new(testing::tree() as Arc<dyn FileSystem>, 7);
         let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
         let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
         (layer, file)
@@ -403,8 +407,8 @@ mod tests {
     fn a_rule_affects_the_calls_it_names_and_can_be_replaced() {
         let (layer, file) = layer();
         layer.set_rules(&[
-            rule(Some(Method::Getattr), When::Nth(2), Action::Fail(Errno::ENOSPC)),
-            rule(Some(Method::Getattr), When::Every(3), Action::Fail(Errno::EIO)),
+            rule(Some(Method::Getattr), FaultTrigger::Nth(2), FaultAction::Fail(Errno::ENOSPC)),
+            rule(Some(Method::Getattr), FaultTrigger::Every(3), FaultAction::Fail(Errno::EIO)),
         ]);
         let getattr = || layer.getattr(&cx(), file, None).err();
         let seen: Vec<_> = (0..7).map(|_| getattr()).collect();
@@ -419,20 +423,22 @@ mod tests {
 
     #[test]
     fn chance_depends_on_the_seed_alone() {
-        let when = When::Chance(0.25);
+        let when = FaultTrigger::Chance(0.25);
         let calls = |seed| (1..=4000).filter(move |&call| when.includes(call, seed));
         assert_eq!(calls(1).collect::<Vec<_>>(), calls(1).collect::<Vec<_>>());
         assert_ne!(calls(1).collect::<Vec<_>>(), calls(2).collect::<Vec<_>>());
         for seed in 0..20 {
             assert!(calls(seed).count().abs_diff(1000) < 150);
         }
-        assert!(!When::Chance(0.0).includes(1, 1) && When::Chance(1.0).includes(1, 1));
+        assert!(
+            !FaultTrigger::Chance(0.0).includes(1, 1) && FaultTrigger::Chance(1.0).includes(1, 1)
+        );
     }
 
     #[test]
     fn reads_and_writes_can_be_short() {
         let (layer, file) = layer();
-        layer.set_rules(&[rule(None, When::Always, Action::Short(3))]);
+        layer.set_rules(&[rule(None, FaultTrigger::Always, FaultAction::Short(3))]);
         assert_eq!(testing::read(&layer, file), Ok(b"tex".to_vec()));
         assert_eq!(testing::write(&layer, file, b"TEXT"), Ok(3));
         assert_eq!(testing::submit_write(&layer, file), Ok(3));
@@ -443,7 +449,7 @@ mod tests {
     #[test]
     fn a_lost_operation_was_performed() {
         let (layer, file) = layer();
-        layer.set_rules(&[rule(Some(Method::Write), When::Always, Action::Lose)]);
+        layer.set_rules(&[rule(Some(Method::Write), FaultTrigger::Always, FaultAction::Lose)]);
         assert_eq!(testing::write(&layer, file, b"done"), Err(Errno::EIO));
         assert_eq!(testing::read(&layer, file), Ok(b"done".to_vec()));
         assert_eq!(testing::submit_write(&layer, file), Err(Errno::EIO));
@@ -454,8 +460,12 @@ mod tests {
     fn a_delay_ends_when_the_caller_gives_up() {
         let (layer, file) = layer();
         layer.set_rules(&[
-            rule(Some(Method::Write), When::Nth(1), Action::Delay(Duration::from_millis(20))),
-            rule(Some(Method::Getattr), When::Always, Action::Delay(Duration::MAX)),
+            rule(
+                Some(Method::Write),
+                FaultTrigger::Nth(1),
+                FaultAction::Delay(Duration::from_millis(20)),
+            ),
+            rule(Some(Method::Getattr), FaultTrigger::Always, FaultAction::Delay(Duration::MAX)),
         ]);
         let start = Instant::now();
         assert_eq!(testing::submit_write(&layer, file), Ok(4));
@@ -478,9 +488,9 @@ mod tests {
         assert_eq!(wait(), Err(Errno::ENOSYS), "the tree keeps no locks");
         let setlk = Some(Method::Setlk);
         layer.set_rules(&[
-            rule(setlk, When::Nth(1), Action::Fail(Errno::ENOLCK)),
-            rule(setlk, When::Nth(1), Action::Delay(Duration::from_millis(5))),
-            rule(setlk, When::Always, Action::Lose),
+            rule(setlk, FaultTrigger::Nth(1), FaultAction::Fail(Errno::ENOLCK)),
+            rule(setlk, FaultTrigger::Nth(1), FaultAction::Delay(Duration::from_millis(5))),
+            rule(setlk, FaultTrigger::Always, FaultAction::Lose),
         ]);
         assert_eq!([wait(), wait()], [Err(Errno::ENOLCK), Err(Errno::EIO)]);
     }
@@ -489,18 +499,22 @@ mod tests {
     fn a_failing_syncfs_also_fails_detaching() {
         let (layer, _) = layer();
         assert_eq!(layer.detached(Origin::NONE), Ok(()));
-        layer.set_rules(&[rule(Some(Method::Syncfs), When::Always, Action::Fail(Errno::ENOSPC))]);
+        layer.set_rules(&[rule(
+            Some(Method::Syncfs),
+            FaultTrigger::Always,
+            FaultAction::Fail(Errno::ENOSPC),
+        )]);
         assert_eq!(layer.detached(Origin::NONE), Err(Errno::ENOSPC));
     }
 
     #[test]
     fn a_panic_answers_the_submitted_operation() {
         let (layer, file) = layer();
-        layer.set_rules(&[rule(Some(Method::Write), When::Always, Action::Panic)]);
+        layer.set_rules(&[rule(Some(Method::Write), FaultTrigger::Always, FaultAction::Panic)]);
         let layer = std::panic::AssertUnwindSafe(&layer);
         let caught = std::panic::catch_unwind(|| testing::submit_write(*layer, file));
         assert!(caught.is_err());
-        layer.set_rules(&[rule(None, When::Always, Action::Fail(Errno::EROFS))]);
+        layer.set_rules(&[rule(None, FaultTrigger::Always, FaultAction::Fail(Errno::EROFS))]);
         assert_eq!(testing::submit_write(*layer, file), Err(Errno::EROFS));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::locks::LockQueue;
 use crate::{
     Caps, Context, Entry, Errno, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest,
-    LockSupport, LockWait, Name, NewNode, OpenArgs, OpenFlags, Opened, ReleaseArgs, Result,
+    LockSupport, LockWait, Name, NewNode, OpenArgs, OpenFlags, OpenReply, ReleaseArgs, Result,
     Shortcuts, delegate,
 };
 
@@ -19,22 +19,22 @@ use crate::{
 /// Locks belong to an inode. They end with the close by their owner, and at the latest when the
 /// inode is no longer open.
 #[derive(Debug)]
-pub struct Locking<F> {
+pub struct LockingLayer<F> {
     inner: F,
     locks: LockQueue,
     opens: Mutex<HashMap<Ino, u64>>,
 }
 
-impl<F: FileSystem> Locking<F> {
+impl<F: FileSystem> LockingLayer<F> {
     /// Adds locks to `inner`.
     pub fn new(inner: F) -> Self {
-        Locking { inner, locks: LockQueue::default(), opens: Mutex::default() }
+        LockingLayer { inner, locks: LockQueue::default(), opens: Mutex::default() }
     }
 
-    fn opened(&self, ino: Ino, opened: Opened) -> Opened {
+    fn opened(&self, ino: Ino, opened: OpenReply) -> OpenReply {
         *self.opens().entry(ino).or_default() += 1;
         // The frontend must not lock the lower open file.
-        Opened { lower: None, ..opened }
+        OpenReply { lower: None, ..opened }
     }
 
     fn closed(&self, ino: Ino) {
@@ -59,7 +59,7 @@ impl<F: FileSystem> Locking<F> {
     }
 }
 
-impl<F: FileSystem> FileSystem for Locking<F> {
+impl<F: FileSystem> FileSystem for LockingLayer<F> {
     delegate!(to inner, except caps, setlkw, open, create, tmpfile, flush, release, getlk, setlk,
         opendir, releasedir);
 
@@ -75,7 +75,7 @@ impl<F: FileSystem> FileSystem for Locking<F> {
         self.locks.wait(wait.file().ino.0, wait);
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let opened = self.inner.open(cx, ino, args)?;
         Ok(self.opened(ino, opened))
     }
@@ -87,7 +87,7 @@ impl<F: FileSystem> FileSystem for Locking<F> {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
         let opened = self.opened(entry.ino, opened);
         Ok((entry, opened))
@@ -99,7 +99,7 @@ impl<F: FileSystem> FileSystem for Locking<F> {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.inner.tmpfile(cx, parent, node, args)?;
         let opened = self.opened(entry.ino, opened);
         Ok((entry, opened))
@@ -130,7 +130,7 @@ impl<F: FileSystem> FileSystem for Locking<F> {
         self.locks.set(file.ino.0, request)
     }
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         let opened = self.inner.opendir(cx, ino, flags)?;
         Ok(self.opened(ino, opened))
     }
@@ -141,7 +141,7 @@ impl<F: FileSystem> FileSystem for Locking<F> {
     }
 }
 
-impl<F: FileSystem> Shortcuts for Locking<F> {
+impl<F: FileSystem> Shortcuts for LockingLayer<F> {
     delegate!(to inner, only resolve, peek);
 }
 
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn locks_exclude_each_other_and_end_with_the_close_of_their_owner() {
-        let fs = Locking::new(testing::tree());
+        let fs = LockingLayer::new(testing::tree());
         assert_eq!(fs.caps().locks, LockSupport::FileSystem);
         let dir = fs.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
         let ino = fs.lookup(&cx(), dir, name("file")).unwrap().ino;

@@ -11,13 +11,13 @@ mod synchronous;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use fault::{Action, Fault, Rule, When};
-pub use locking::Locking;
+pub use fault::{FaultAction, FaultLayer, FaultRule, FaultTrigger};
+pub use locking::LockingLayer;
 pub use map::MapInos;
 pub use method::{Method, Shortcut};
-pub use read_only::ReadOnly;
-pub use subdir::Subdir;
-pub use synchronous::Synchronous;
+pub use read_only::ReadOnlyLayer;
+pub use subdir::SubdirLayer;
+pub use synchronous::SynchronousLayer;
 
 use std::sync::Arc;
 

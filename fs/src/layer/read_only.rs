@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::layer::Method;
 use crate::{
     AccessMask, Caps, Context, Entry, Errno, FileSystem, Ino, Io, IoOp, Name, NewNode, OpenArgs,
-    OpenFlags, Opened, Result, Shortcuts, delegate,
+    OpenFlags, OpenReply, Result, Shortcuts, delegate,
 };
 
 /// The inner file system, read-only. Every change fails with `EROFS`, as does opening for writing
@@ -15,17 +15,17 @@ use crate::{
 ///
 /// A read may still update the access time of a file, if the inner file system does so.
 ///
-/// Its [`switch`](ReadOnly::switch) permits changes, and forbids them again.
+/// Its [`switch`](ReadOnlyLayer::switch) permits changes, and forbids them again.
 #[derive(Clone, Debug)]
-pub struct ReadOnly<F> {
+pub struct ReadOnlyLayer<F> {
     inner: F,
     writable: Arc<AtomicBool>,
 }
 
-impl<F: FileSystem> ReadOnly<F> {
+impl<F: FileSystem> ReadOnlyLayer<F> {
     /// Wraps `inner`, and refuses changes.
     pub fn new(inner: F) -> Self {
-        ReadOnly { inner, writable: Arc::default() }
+        ReadOnlyLayer { inner, writable: Arc::default() }
     }
 
     /// The switch; true permits changes. When it is cleared, files remain open for writing, and
@@ -57,7 +57,7 @@ impl<F: FileSystem> ReadOnly<F> {
 /// The write bit of access(2), `W_OK`.
 const WRITE: u32 = 2;
 
-impl<F: FileSystem> FileSystem for ReadOnly<F> {
+impl<F: FileSystem> FileSystem for ReadOnlyLayer<F> {
     delegate!(around inner, except caps, submit, access, open, create);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -83,7 +83,7 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
         self.inner.access(cx, ino, mask)
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let changes = args.flags.writable() || args.flags.has(OpenFlags::TRUNC);
         if changes && self.refuses() {
             return Err(Errno::EROFS);
@@ -91,7 +91,7 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
         let opened = self.inner.open(cx, ino, args)?;
         // A writable mapping would remain writable after the switch forbids changes.
         let lower = opened.lower.filter(|_| !args.flags.writable());
-        Ok(Opened { backing: None, lower, ..opened })
+        Ok(OpenReply { backing: None, lower, ..opened })
     }
 
     fn create(
@@ -101,10 +101,10 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         if !self.refuses() {
             let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
-            return Ok((entry, Opened { backing: None, lower: None, ..opened }));
+            return Ok((entry, OpenReply { backing: None, lower: None, ..opened }));
         }
         let entry = self.inner.lookup(cx, parent, name).map_err(|errno| match errno {
             Errno::ENOENT => Errno::EROFS,
@@ -115,7 +115,7 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
     }
 }
 
-impl<F: FileSystem> Shortcuts for ReadOnly<F> {
+impl<F: FileSystem> Shortcuts for ReadOnlyLayer<F> {
     delegate!(around inner, only resolve, peek);
 }
 
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn all_changes_are_refused_and_all_reads_succeed() {
-        let layer = ReadOnly::new(testing::tree());
+        let layer = ReadOnlyLayer::new(testing::tree());
         assert!(layer.caps().read_only);
         let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
         let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn its_switch_permits_and_forbids_changes() {
-        let layer = ReadOnly::new(testing::tree());
+        let layer = ReadOnlyLayer::new(testing::tree());
         let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
         let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
         layer.switch().store(true, Ordering::Release);
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn opening_depends_on_the_access_mode() {
-        let layer = ReadOnly::new(testing::tree());
+        let layer = ReadOnlyLayer::new(testing::tree());
         let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
         let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;
         let args = |flags| OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::layer::MapInos;
-use crate::notify::Renumbered;
+use crate::notify::RenumberedNotify;
 use crate::{
     Caller, Context, CopyRange, Entry, Errno, FileKind, FileSystem, Ino, Name, Notify, Origin,
     Result, Shortcuts, delegate,
@@ -13,12 +13,12 @@ use crate::{
 /// another client moves out of it remains accessible to callers that know its number, as for a
 /// process in chroot(2). This layer is not a security boundary.
 #[derive(Debug)]
-pub struct Subdir<F: FileSystem> {
+pub struct SubdirLayer<F: FileSystem> {
     inner: F,
     base: Ino,
 }
 
-impl<F: FileSystem> Subdir<F> {
+impl<F: FileSystem> SubdirLayer<F> {
     /// Resolves `path` (components from the root) in `inner` as `caller`, without following
     /// symbolic links. Fails with the errors of lookup, with `ENOTDIR` if the path leads to another
     /// file, and with `EINVAL` for a component that is not a name.
@@ -29,7 +29,7 @@ impl<F: FileSystem> Subdir<F> {
     ) -> Result<Self> {
         let cx = Context::new(caller);
         // Created first, so that dropping it returns the lookup of the directory reached so far.
-        let mut subdir = Subdir { inner, base: Ino::ROOT };
+        let mut subdir = SubdirLayer { inner, base: Ino::ROOT };
         for component in path {
             let entry = subdir.inner.lookup(&cx, subdir.base, Name::new(component)?)?;
             subdir.give_back();
@@ -58,13 +58,13 @@ impl<F: FileSystem> Subdir<F> {
     }
 }
 
-impl<F: FileSystem> Drop for Subdir<F> {
+impl<F: FileSystem> Drop for SubdirLayer<F> {
     fn drop(&mut self) {
         self.give_back();
     }
 }
 
-impl<F: FileSystem> FileSystem for Subdir<F> {
+impl<F: FileSystem> FileSystem for SubdirLayer<F> {
     delegate!(map inner, except attached, forget, lookup_parent, copy_file_range);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -74,7 +74,7 @@ impl<F: FileSystem> FileSystem for Subdir<F> {
     fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let base = self.base;
         let map = move |ino| outer(base, ino);
-        self.inner.attached(origin, Arc::new(Renumbered::new(notify, map)));
+        self.inner.attached(origin, Arc::new(RenumberedNotify::new(notify, map)));
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -105,7 +105,7 @@ impl<F: FileSystem> FileSystem for Subdir<F> {
     }
 }
 
-impl<F: FileSystem> Shortcuts for Subdir<F> {
+impl<F: FileSystem> Shortcuts for SubdirLayer<F> {
     delegate!(map inner, only resolve, peek);
 }
 
@@ -134,7 +134,7 @@ mod tests {
         let tree = testing::tree();
         {
             let dir = components("/dir");
-            let layer = Subdir::new(&*tree, Caller::default(), dir).unwrap();
+            let layer = SubdirLayer::new(&*tree, Caller::default(), dir).unwrap();
             assert_eq!(layer.lookup(&cx(), Ino::ROOT, name("dir")).err(), Some(Errno::ENOENT));
             let file = layer.lookup(&cx(), Ino::ROOT, name("file")).unwrap().ino;
             assert_eq!(testing::read(&layer, file), Ok(b"text".to_vec()));
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn a_path_must_lead_to_a_directory() {
         let tree = testing::tree();
-        let subdir = |path| Subdir::new(&*tree, Caller::default(), components(path)).err();
+        let subdir = |path| SubdirLayer::new(&*tree, Caller::default(), components(path)).err();
         assert_eq!(subdir("/dir/file"), Some(Errno::ENOTDIR));
         assert_eq!(subdir("/dir/none"), Some(Errno::ENOENT));
         assert_eq!(subdir("/dir/.."), Some(Errno::EINVAL));
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn notifications_use_the_numbers_of_the_layer() {
         let map = |ino| outer(Ino(7), ino);
-        let inside = Renumbered::new(Arc::new(NoNotify), map);
+        let inside = RenumberedNotify::new(Arc::new(NoNotify), map);
         assert_eq!(map(Ino(7)), Some(Ino::ROOT));
         assert_eq!(map(Ino(8)), Some(Ino(8)));
         assert_eq!(inside.invalidate_inode(Ino::ROOT, None), Err(Errno::ENOENT));

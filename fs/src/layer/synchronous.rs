@@ -8,15 +8,15 @@ use crate::{Context, FileSystem, Result, Shortcuts, delegate};
 ///
 /// A change that cannot be made durable has happened, and fails with the error of [`FileSystem::syncfs`].
 #[derive(Clone, Debug)]
-pub struct Synchronous<F> {
+pub struct SynchronousLayer<F> {
     inner: F,
     names_only: bool,
 }
 
-impl<F: FileSystem> Synchronous<F> {
+impl<F: FileSystem> SynchronousLayer<F> {
     /// Syncs every change of `inner` but writes, or with `names_only` those of names.
     pub fn new(inner: F, names_only: bool) -> Self {
-        Synchronous { inner, names_only }
+        SynchronousLayer { inner, names_only }
     }
 
     #[inline]
@@ -35,7 +35,7 @@ impl<F: FileSystem> Synchronous<F> {
     }
 }
 
-impl<F: FileSystem> FileSystem for Synchronous<F> {
+impl<F: FileSystem> FileSystem for SynchronousLayer<F> {
     delegate!(around inner);
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -43,7 +43,7 @@ impl<F: FileSystem> FileSystem for Synchronous<F> {
     }
 }
 
-impl<F: FileSystem> Shortcuts for Synchronous<F> {
+impl<F: FileSystem> Shortcuts for SynchronousLayer<F> {
     delegate!(around inner, only resolve, peek);
 }
 
@@ -75,7 +75,7 @@ mod tests {
         for names_only in [true, false] {
             let counted =
                 Arc::new(CountedSyncs { inner: testing::tree(), syncs: AtomicUsize::new(0) });
-            let layer = Synchronous::new(Arc::clone(&counted), names_only);
+            let layer = SynchronousLayer::new(Arc::clone(&counted), names_only);
             let syncs = || counted.syncs.swap(0, Ordering::Relaxed);
             let dir = layer.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
             let file = layer.lookup(&cx(), dir, name("file")).unwrap().ino;

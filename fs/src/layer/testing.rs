@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 
 use crate::path::PathAdapter;
-use crate::path::tests::backend::Backend;
+use crate::path::tests::backend::PathTestBackend;
 use crate::{
     Caller, Completion, Context, Errno, File, FileKind, FileSystem, Ino, InterruptToken, Io, IoOp,
     Lock, LockKind, LockOwner, LockRequest, LockType, LockWait, Name, NewNode, OpenArgs, OpenFlags,
@@ -24,8 +24,8 @@ pub(crate) fn node() -> NewNode<'static> {
 }
 
 /// A file system with `/dir/file`, which contains `text`. No inode has lookups.
-pub(crate) fn tree() -> Arc<PathAdapter<Backend>> {
-    let fs = Arc::new(PathAdapter::new(Backend::new(true, false)));
+pub(crate) fn tree() -> Arc<PathAdapter<PathTestBackend>> {
+    let fs = Arc::new(PathAdapter::new(PathTestBackend::new(true, false)));
     let dir = fs.mkdir(&cx(), Ino::ROOT, name("dir"), &node()).unwrap().ino;
     let file = fs.mknod(&cx(), dir, name("file"), &node()).unwrap().ino;
     write(&*fs, file, b"text").unwrap();
@@ -58,12 +58,12 @@ pub(crate) fn read(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
 }
 
 /// The completion of a submitted write.
-struct Sent {
+struct SentWrite {
     source: SliceSource<'static>,
     done: mpsc::Sender<Result<usize>>,
 }
 
-impl Completion for Sent {
+impl Completion for SentWrite {
     fn sink(&mut self) -> &mut dyn ReadSink {
         unreachable!("a write has no sink")
     }
@@ -80,7 +80,7 @@ impl Completion for Sent {
 pub(crate) fn submit_write(fs: &dyn FileSystem, ino: Ino) -> Result<usize> {
     let file = File { ino, fh: fs.open(&cx(), ino, OpenArgs::default())?.fh };
     let (done, result) = mpsc::channel();
-    let completion = Box::new(Sent { source: SliceSource::new(b"text"), done });
+    let completion = Box::new(SentWrite { source: SliceSource::new(b"text"), done });
     let op = IoOp::Write { file, args: WriteArgs::default(), len: 4 };
     let token = Arc::new(InterruptToken::default());
     fs.submit(Io::new(op, Caller::default(), 1, token, completion));

@@ -16,7 +16,7 @@ mod queue;
 mod shares;
 
 pub use queue::LockQueue;
-pub use shares::Shares;
+pub use shares::WaitShares;
 
 use crate::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType, Result};
 
@@ -36,27 +36,27 @@ pub const MAX_WAITS_OF_USER: usize = MAX_WAITS / 4;
 
 /// Identifies a queued wait, to cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(u64);
+pub struct WaitTicket(u64);
 
 /// The outcome of a request that may wait.
 #[derive(Debug)]
-pub enum Waiting<W> {
+pub enum LockRequestOutcome<W> {
     /// The request has ended: the lock was granted, or refused with `EDEADLK`, `EINVAL` or
     /// `ENOLCK`.
     Done(W, Result<()>),
     /// The request is queued. A later call returns it, or [`LockTable::cancel`].
-    Queued(Ticket),
+    Queued(WaitTicket),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
+struct HeldLock {
     kind: LockKind,
     owner: LockOwner,
     lock: Lock,
 }
 
 #[derive(Debug)]
-struct Waiter<K, W> {
+struct LockWaiter<K, W> {
     file: K,
     uid: u32,
     request: LockRequest,
@@ -66,13 +66,13 @@ struct Waiter<K, W> {
 /// All locks of a file system, and the queued waits.
 #[derive(Debug)]
 pub struct LockTable<K, W> {
-    held: HashMap<K, Vec<Held>>,
+    held: HashMap<K, Vec<HeldLock>>,
     /// In the order of arrival, in which they are granted.
-    waiters: BTreeMap<Ticket, Waiter<K, W>>,
-    waiters_of_file: HashMap<K, BTreeSet<Ticket>>,
+    waiters: BTreeMap<WaitTicket, LockWaiter<K, W>>,
+    waiters_of_file: HashMap<K, BTreeSet<WaitTicket>>,
     /// Waits for POSIX locks.
-    waiters_of_owner: HashMap<LockOwner, BTreeSet<Ticket>>,
-    shares: Shares,
+    waiters_of_owner: HashMap<LockOwner, BTreeSet<WaitTicket>>,
+    shares: WaitShares,
     next_ticket: u64,
     count: usize,
 }
@@ -84,7 +84,7 @@ impl<K, W> Default for LockTable<K, W> {
             waiters: BTreeMap::new(),
             waiters_of_file: HashMap::new(),
             waiters_of_owner: HashMap::new(),
-            shares: Shares::default(),
+            shares: WaitShares::default(),
             next_ticket: 0,
             count: 0,
         }
@@ -140,27 +140,27 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         request: &LockRequest,
         payload: W,
         granted: &mut Vec<W>,
-    ) -> Waiting<W> {
+    ) -> LockRequestOutcome<W> {
         let request = match normal(request) {
             Ok(request) => request,
-            Err(errno) => return Waiting::Done(payload, Err(errno)),
+            Err(errno) => return LockRequestOutcome::Done(payload, Err(errno)),
         };
         match self.apply(file, &request, granted) {
             Err(Errno::EAGAIN) if self.would_deadlock(file, &request) => {
-                Waiting::Done(payload, Err(Errno::EDEADLK))
+                LockRequestOutcome::Done(payload, Err(Errno::EDEADLK))
             }
             Err(Errno::EAGAIN) if !self.has_room_to_wait(uid) => {
-                Waiting::Done(payload, Err(Errno::ENOLCK))
+                LockRequestOutcome::Done(payload, Err(Errno::ENOLCK))
             }
             Err(Errno::EAGAIN) => {
-                Waiting::Queued(self.enqueue(Waiter { file, uid, request, payload }))
+                LockRequestOutcome::Queued(self.enqueue(LockWaiter { file, uid, request, payload }))
             }
-            other => Waiting::Done(payload, other),
+            other => LockRequestOutcome::Done(payload, other),
         }
     }
 
     /// Removes a wait from the queue. Returns `None` if it has ended already.
-    pub fn cancel(&mut self, ticket: Ticket) -> Option<W> {
+    pub fn cancel(&mut self, ticket: WaitTicket) -> Option<W> {
         self.dequeue(ticket).map(|waiter| waiter.payload)
     }
 
@@ -191,8 +191,8 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         self.count + self.waiters.len() < MAX_LOCKS && self.shares.take(uid)
     }
 
-    fn enqueue(&mut self, waiter: Waiter<K, W>) -> Ticket {
-        let ticket = Ticket(self.next_ticket);
+    fn enqueue(&mut self, waiter: LockWaiter<K, W>) -> WaitTicket {
+        let ticket = WaitTicket(self.next_ticket);
         self.next_ticket += 1;
         self.waiters_of_file.entry(waiter.file).or_default().insert(ticket);
         if waiter.request.kind == LockKind::Posix {
@@ -202,7 +202,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         ticket
     }
 
-    fn dequeue(&mut self, ticket: Ticket) -> Option<Waiter<K, W>> {
+    fn dequeue(&mut self, ticket: WaitTicket) -> Option<LockWaiter<K, W>> {
         let waiter = self.waiters.remove(&ticket)?;
         self.shares.give_back(waiter.uid);
         remove_from(&mut self.waiters_of_file, waiter.file, ticket);
@@ -216,7 +216,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         &'a self,
         file: K,
         request: &'a LockRequest,
-    ) -> impl Iterator<Item = &'a Held> {
+    ) -> impl Iterator<Item = &'a HeldLock> {
         let held = self.held.get(&file).into_iter().flatten();
         held.filter(move |held| stands_against(held, request))
     }
@@ -283,7 +283,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
     }
 
     /// The first wait behind `after` for a lock of `file` that is available.
-    fn next_ready(&self, file: K, after: Bound<Ticket>) -> Option<Ticket> {
+    fn next_ready(&self, file: K, after: Bound<WaitTicket>) -> Option<WaitTicket> {
         let mut tickets = self.waiters_of_file.get(&file)?.range((after, Bound::Unbounded));
         tickets.by_ref().copied().find(|ticket| {
             let waiter = self.waiters.get(ticket);
@@ -292,7 +292,7 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
     }
 
     fn holds_any(&self, file: K, request: &LockRequest) -> bool {
-        let own = |held: &Held| held.kind == request.kind && held.owner == request.owner;
+        let own = |held: &HeldLock| held.kind == request.kind && held.owner == request.owner;
         self.held.get(&file).is_some_and(|held| held.iter().any(own))
     }
 
@@ -323,7 +323,11 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
     }
 }
 
-fn remove_from<K: Eq + Hash>(sets: &mut HashMap<K, BTreeSet<Ticket>>, key: K, ticket: Ticket) {
+fn remove_from<K: Eq + Hash>(
+    sets: &mut HashMap<K, BTreeSet<WaitTicket>>,
+    key: K,
+    ticket: WaitTicket,
+) {
     if let Some(set) = sets.get_mut(&key) {
         set.remove(&ticket);
         if set.is_empty() {
@@ -343,7 +347,7 @@ fn normal(request: &LockRequest) -> Result<LockRequest> {
     if request.lock.start > request.lock.end { Err(Errno::EINVAL) } else { Ok(request) }
 }
 
-fn stands_against(held: &Held, request: &LockRequest) -> bool {
+fn stands_against(held: &HeldLock, request: &LockRequest) -> bool {
     let exclusive = held.lock.typ == LockType::Write || request.lock.typ == LockType::Write;
     held.kind == request.kind
         && held.owner != request.owner
@@ -355,7 +359,7 @@ fn stands_against(held: &Held, request: &LockRequest) -> bool {
 
 /// Replaces the locks of the owner in the range of `request`, and merges it with neighbours of the
 /// same type.
-fn replace_range(locks: &mut Vec<Held>, request: &LockRequest) {
+fn replace_range(locks: &mut Vec<HeldLock>, request: &LockRequest) {
     let mut new = request.lock;
     let mut kept = Vec::new();
     locks.retain(|held| {
@@ -374,16 +378,16 @@ fn replace_range(locks: &mut Vec<Held>, request: &LockRequest) {
             return true;
         }
         if old.start < new.start {
-            kept.push(Held { lock: Lock { end: new.start - 1, ..old }, ..*held });
+            kept.push(HeldLock { lock: Lock { end: new.start - 1, ..old }, ..*held });
         }
         if old.end > new.end {
-            kept.push(Held { lock: Lock { start: new.end + 1, ..old }, ..*held });
+            kept.push(HeldLock { lock: Lock { start: new.end + 1, ..old }, ..*held });
         }
         false
     });
     locks.append(&mut kept);
     if new.typ != LockType::Unlock {
-        locks.push(Held { kind: request.kind, owner: request.owner, lock: new });
+        locks.push(HeldLock { kind: request.kind, owner: request.owner, lock: new });
     }
 }
 
@@ -392,7 +396,7 @@ mod tests {
     use super::*;
 
     const FILE: u32 = 1;
-    type Table = LockTable<u32, &'static str>;
+    type TestLockTable = LockTable<u32, &'static str>;
 
     fn posix(owner: u64, typ: LockType, start: u64, end: u64) -> LockRequest {
         let lock = Lock { typ, start, end, pid: owner as u32 };
@@ -403,16 +407,20 @@ mod tests {
         LockRequest { kind: LockKind::Flock, ..posix(owner, typ, 5, 3) }
     }
 
-    fn set(table: &mut Table, request: LockRequest) -> (Result<()>, Vec<&'static str>) {
+    fn set(table: &mut TestLockTable, request: LockRequest) -> (Result<()>, Vec<&'static str>) {
         let mut granted = Vec::new();
         (table.set(FILE, &request, &mut granted), granted)
     }
 
-    fn wait(table: &mut Table, request: LockRequest, name: &'static str) -> Waiting<&'static str> {
+    fn wait(
+        table: &mut TestLockTable,
+        request: LockRequest,
+        name: &'static str,
+    ) -> LockRequestOutcome<&'static str> {
         table.wait((FILE, 0), &request, name, &mut Vec::new())
     }
 
-    fn ranges(table: &Table, owner: u64) -> Vec<(LockType, u64, u64)> {
+    fn ranges(table: &TestLockTable, owner: u64) -> Vec<(LockType, u64, u64)> {
         let held = table.held.get(&FILE).into_iter().flatten();
         let mine = held.filter(|held| held.owner == LockOwner(owner));
         let mut ranges: Vec<_> =
@@ -425,7 +433,7 @@ mod tests {
 
     #[test]
     fn ranges_split_and_merge() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         set(&mut table, posix(1, Write, 0, 99)).0.unwrap();
         set(&mut table, posix(1, Unlock, 40, 59)).0.unwrap();
         assert_eq!(ranges(&table, 1), [(Write, 0, 39), (Write, 60, 99)]);
@@ -441,7 +449,7 @@ mod tests {
 
     #[test]
     fn readers_share_and_writers_do_not() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         set(&mut table, posix(1, Read, 0, 9)).0.unwrap();
         set(&mut table, posix(2, Read, 5, 14)).0.unwrap();
         assert_eq!(set(&mut table, posix(3, Write, 9, 9)).0, Err(Errno::EAGAIN));
@@ -455,7 +463,7 @@ mod tests {
 
     #[test]
     fn the_two_families_ignore_each_other() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         set(&mut table, posix(1, Write, 0, 9)).0.unwrap();
         set(&mut table, flock(2, Write)).0.unwrap();
         assert_eq!(set(&mut table, flock(3, Read)).0, Err(Errno::EAGAIN));
@@ -468,13 +476,20 @@ mod tests {
 
     #[test]
     fn waits_are_granted_in_order_and_can_be_cancelled() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         set(&mut table, posix(1, Write, 0, 9)).0.unwrap();
-        assert!(matches!(wait(&mut table, posix(2, Read, 0, 0), "a"), Waiting::Queued(_)));
-        let Waiting::Queued(ticket) = wait(&mut table, posix(3, Write, 0, 0), "b") else {
+        assert!(matches!(
+            wait(&mut table, posix(2, Read, 0, 0), "a"),
+            LockRequestOutcome::Queued(_)
+        ));
+        let LockRequestOutcome::Queued(ticket) = wait(&mut table, posix(3, Write, 0, 0), "b")
+        else {
             panic!("the lock is held")
         };
-        assert!(matches!(wait(&mut table, posix(4, Read, 1, 1), "c"), Waiting::Queued(_)));
+        assert!(matches!(
+            wait(&mut table, posix(4, Read, 1, 1), "c"),
+            LockRequestOutcome::Queued(_)
+        ));
         assert_eq!(set(&mut table, posix(1, Unlock, 0, 0)).1, ["a"]);
         assert_eq!(table.cancel(ticket), Some("b"));
         assert_eq!(table.cancel(ticket), None);
@@ -484,27 +499,36 @@ mod tests {
 
     #[test]
     fn a_deadlock_over_any_number_of_owners_is_refused() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         for owner in 0..3 {
             set(&mut table, posix(owner, Write, owner, owner)).0.unwrap();
         }
-        assert!(matches!(wait(&mut table, posix(0, Write, 1, 1), "0"), Waiting::Queued(_)));
-        assert!(matches!(wait(&mut table, posix(1, Write, 2, 2), "1"), Waiting::Queued(_)));
+        assert!(matches!(
+            wait(&mut table, posix(0, Write, 1, 1), "0"),
+            LockRequestOutcome::Queued(_)
+        ));
+        assert!(matches!(
+            wait(&mut table, posix(1, Write, 2, 2), "1"),
+            LockRequestOutcome::Queued(_)
+        ));
         let circle = wait(&mut table, posix(2, Write, 0, 0), "2");
-        assert!(matches!(circle, Waiting::Done("2", Err(Errno::EDEADLK))));
+        assert!(matches!(circle, LockRequestOutcome::Done("2", Err(Errno::EDEADLK))));
         assert_eq!(set(&mut table, posix(2, Unlock, 2, 2)).1, ["1"]);
-        assert!(matches!(wait(&mut table, posix(2, Write, 0, 0), "2"), Waiting::Queued(_)));
+        assert!(matches!(
+            wait(&mut table, posix(2, Write, 0, 0), "2"),
+            LockRequestOutcome::Queued(_)
+        ));
     }
 
     #[test]
     fn two_upgrades_of_a_flock_lock_do_not_deadlock() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         set(&mut table, flock(1, Read)).0.unwrap();
         set(&mut table, flock(2, Read)).0.unwrap();
-        assert!(matches!(wait(&mut table, flock(1, Write), "1"), Waiting::Queued(_)));
+        assert!(matches!(wait(&mut table, flock(1, Write), "1"), LockRequestOutcome::Queued(_)));
         let mut granted = Vec::new();
         let second = table.wait((FILE, 0), &flock(2, Write), "2", &mut granted);
-        assert!(matches!(second, Waiting::Queued(_)));
+        assert!(matches!(second, LockRequestOutcome::Queued(_)));
         assert_eq!(granted, ["1"]);
         assert_eq!(set(&mut table, flock(1, Unlock)).1, ["2"]);
     }
@@ -512,48 +536,53 @@ mod tests {
     /// One user waited for 18,280 locks, which used 298 MB of the daemon's memory.
     #[test]
     fn the_number_of_waits_is_limited() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         set(&mut table, flock(1, Write)).0.unwrap();
         for owner in 0..MAX_WAITS as u64 {
             let waiting = wait(&mut table, flock(owner + 2, Write), "");
-            assert!(matches!(waiting, Waiting::Queued(_)), "{owner}");
+            assert!(matches!(waiting, LockRequestOutcome::Queued(_)), "{owner}");
         }
         let refused = wait(&mut table, flock(1 << 20, Write), "one more");
-        assert!(matches!(refused, Waiting::Done("one more", Err(Errno::ENOLCK))));
+        assert!(matches!(refused, LockRequestOutcome::Done("one more", Err(Errno::ENOLCK))));
         assert_eq!(table.forget_file(FILE).len(), MAX_WAITS);
         set(&mut table, flock(1, Write)).0.unwrap();
         let waiting = wait(&mut table, flock(2, Write), "room again");
-        assert!(matches!(waiting, Waiting::Queued(_)));
+        assert!(matches!(waiting, LockRequestOutcome::Queued(_)));
     }
 
     #[test]
     fn no_user_but_root_takes_all_waits() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         set(&mut table, flock(1, Write)).0.unwrap();
         let mut owner = 1;
-        let mut wait = |table: &mut Table, uid| {
+        let mut wait = |table: &mut TestLockTable, uid| {
             owner += 1;
             table.wait((FILE, uid), &flock(owner, Write), "", &mut Vec::new())
         };
         let mut tickets = Vec::new();
         for uid in [5, 6] {
             for _ in 0..MAX_WAITS_OF_USER {
-                let Waiting::Queued(ticket) = wait(&mut table, uid) else { panic!("{uid}") };
+                let LockRequestOutcome::Queued(ticket) = wait(&mut table, uid) else {
+                    panic!("{uid}")
+                };
                 tickets.push(ticket);
             }
-            assert!(matches!(wait(&mut table, uid), Waiting::Done(_, Err(Errno::ENOLCK))));
+            assert!(matches!(
+                wait(&mut table, uid),
+                LockRequestOutcome::Done(_, Err(Errno::ENOLCK))
+            ));
         }
-        assert!(matches!(wait(&mut table, 7), Waiting::Queued(_)));
+        assert!(matches!(wait(&mut table, 7), LockRequestOutcome::Queued(_)));
         // A wait that ends makes room for its user only.
         table.cancel(tickets[0]).unwrap();
-        assert!(matches!(wait(&mut table, 6), Waiting::Done(_, Err(Errno::ENOLCK))));
-        assert!(matches!(wait(&mut table, 5), Waiting::Queued(_)));
-        assert!(matches!(wait(&mut table, 5), Waiting::Done(_, Err(Errno::ENOLCK))));
+        assert!(matches!(wait(&mut table, 6), LockRequestOutcome::Done(_, Err(Errno::ENOLCK))));
+        assert!(matches!(wait(&mut table, 5), LockRequestOutcome::Queued(_)));
+        assert!(matches!(wait(&mut table, 5), LockRequestOutcome::Done(_, Err(Errno::ENOLCK))));
         let left = MAX_WAITS - 2 * MAX_WAITS_OF_USER - 1;
         for _ in 0..left {
-            assert!(matches!(wait(&mut table, 0), Waiting::Queued(_)));
+            assert!(matches!(wait(&mut table, 0), LockRequestOutcome::Queued(_)));
         }
-        assert!(matches!(wait(&mut table, 0), Waiting::Done(_, Err(Errno::ENOLCK))));
+        assert!(matches!(wait(&mut table, 0), LockRequestOutcome::Done(_, Err(Errno::ENOLCK))));
         assert_eq!(table.forget_file(FILE).len(), MAX_WAITS);
         assert!(table.is_empty() && table.waiters_of_file.is_empty() && table.shares.waits() == 0);
     }
@@ -576,7 +605,7 @@ mod tests {
 
     #[test]
     fn removing_a_file_returns_its_waits() {
-        let mut table = Table::default();
+        let mut table = TestLockTable::default();
         set(&mut table, flock(1, Write)).0.unwrap();
         wait(&mut table, flock(2, Write), "2");
         assert_eq!(table.forget_file(FILE), ["2"]);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{LockTable, Waiting};
+use super::{LockRequestOutcome, LockTable};
 use crate::{Errno, Lock, LockKind, LockOwner, LockRequest, LockWait, Result};
 
 /// The locks of one file system, for backends and frontends that keep locks by themselves. Files
@@ -41,8 +41,8 @@ impl LockQueue {
         let waiting = lock(&self.table).wait((ino, uid), &request, wait, &mut granted);
         answer(granted);
         match waiting {
-            Waiting::Done(wait, result) => wait.finish(result),
-            Waiting::Queued(ticket) => {
+            LockRequestOutcome::Done(wait, result) => wait.finish(result),
+            LockRequestOutcome::Queued(ticket) => {
                 let table = Arc::clone(&self.table);
                 // Runs at once if the wait is already interrupted.
                 token.on_interrupt(move || {

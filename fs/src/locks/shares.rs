@@ -6,12 +6,12 @@ use super::{MAX_WAITS, MAX_WAITS_OF_USER};
 
 /// Counts waits, and bounds them in all and for each user.
 #[derive(Debug, Default)]
-pub struct Shares {
+pub struct WaitShares {
     waits: usize,
     of_user: HashMap<u32, usize>,
 }
 
-impl Shares {
+impl WaitShares {
     /// Number of waits.
     pub fn waits(&self) -> usize {
         self.waits
@@ -30,7 +30,7 @@ impl Shares {
         !is_full
     }
 
-    /// Returns a wait that [`take`](Shares::take) has counted.
+    /// Returns a wait that [`take`](WaitShares::take) has counted.
     pub fn give_back(&mut self, uid: u32) {
         self.waits = self.waits.saturating_sub(1);
         if let Some(own) = self.of_user.get_mut(&uid) {

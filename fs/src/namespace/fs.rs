@@ -4,18 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    AccessMask, Attr, Caps, Context, CopyRange, Denied, DirBuf, DirItem, DirSink, Entry, Errno,
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno,
     FailureDomain, Fallocate, Fh, Figure, File, FileKind, FileSystem, Ino, Io, IoOp, IoctlArgs,
     IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
-    NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, Push, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence,
-    WriteArgs, WriteBuf, Xattr, XattrName, shortcuts_of,
+    NormalPath, Notify, OpenArgs, OpenFlags, OpenReply, Origin, PathResolution, PollHandle,
+    PushOutcome, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags,
+    Shortcuts, SourceRestrictions, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    shortcuts_of,
 };
 
-use crate::notify::Renumbered;
+use crate::notify::RenumberedNotify;
 
-use super::tree::{Child, Tree};
-use super::{At, BITS, Namespace, Place, outer};
+use super::tree::{NamespaceChild, NamespaceTree};
+use super::{BITS, MemberRef, Namespace, NamespacePlace, outer};
 
 /// Bits of a part of the storage below the number of its file system.
 const PART_BITS: u32 = u32::BITS - BITS;
@@ -42,19 +43,19 @@ fn or_nothing<T: Default>(result: Result<T>) -> Result<T> {
 }
 
 /// A number or an open file of the namespace.
-trait Named: Sized {
+trait NamespaceRef: Sized {
     /// The file system, and the same thing there.
-    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(At<'_>, Self)>;
+    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, Self)>;
 }
 
-impl Named for Ino {
-    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(At<'_>, Ino)> {
+impl NamespaceRef for Ino {
+    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, Ino)> {
         fs.there(self, refusal)
     }
 }
 
-impl Named for File {
-    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(At<'_>, File)> {
+impl NamespaceRef for File {
+    fn there(self, fs: &Namespace, refusal: Errno) -> Result<(MemberRef<'_>, File)> {
         let (at, ino) = fs.there(self.ino, refusal)?;
         Ok((at, File { ino, ..self }))
     }
@@ -62,10 +63,10 @@ impl Named for File {
 
 impl Namespace {
     /// The directory for a new name, in its file system.
-    fn parent(&self, parent: Ino, name: Name<'_>) -> Result<(At<'_>, Ino)> {
+    fn parent(&self, parent: Ino, name: Name<'_>) -> Result<(MemberRef<'_>, Ino)> {
         match self.place(parent)? {
-            Place::There(at, inner) => Ok((at, inner)),
-            Place::Here(dir) => match self.tree.child(dir, name) {
+            NamespacePlace::There(at, inner) => Ok((at, inner)),
+            NamespacePlace::Here(dir) => match self.tree.child(dir, name) {
                 Some(_) => Err(Errno::EEXIST),
                 None => Err(Errno::EROFS),
             },
@@ -73,10 +74,10 @@ impl Namespace {
     }
 
     /// The directory of a name that is to go, in its file system. Names of the namespace stay (`EBUSY`).
-    fn removal(&self, parent: Ino, name: Name<'_>) -> Result<(At<'_>, Ino)> {
+    fn removal(&self, parent: Ino, name: Name<'_>) -> Result<(MemberRef<'_>, Ino)> {
         match self.place(parent)? {
-            Place::There(at, inner) => Ok((at, inner)),
-            Place::Here(dir) => match self.tree.child(dir, name) {
+            NamespacePlace::There(at, inner) => Ok((at, inner)),
+            NamespacePlace::Here(dir) => match self.tree.child(dir, name) {
                 Some(_) => Err(Errno::EBUSY),
                 None => Err(Errno::ENOENT),
             },
@@ -84,10 +85,10 @@ impl Namespace {
     }
 
     /// The entry of a name in a directory of the namespace.
-    fn entry_of(&self, cx: &Context<'_>, child: Child) -> Result<Entry> {
+    fn entry_of(&self, cx: &Context<'_>, child: NamespaceChild) -> Result<Entry> {
         match child {
-            Child::Dir(dir) => Ok(self.tree.entry(dir)),
-            Child::Member(index) => {
+            NamespaceChild::Dir(dir) => Ok(self.tree.entry(dir)),
+            NamespaceChild::Member(index) => {
                 let at = self.at(index);
                 let attr = at.attr(at.fs.getattr(cx, Ino::ROOT, None)?);
                 Ok(Entry { ino: child.ino(), generation: 0, attr, valid_for: attr.valid_for })
@@ -98,17 +99,17 @@ impl Namespace {
     fn list(&self, cx: &Context<'_>, dir: usize, from: u64, out: &mut DirBuf<'_>) {
         let here = self.tree.dir(dir);
         let dots = [(&b"."[..], dir), (b"..", here.parent)];
-        let dots = dots.map(|(name, dir)| (name, Child::Dir(dir)));
+        let dots = dots.map(|(name, dir)| (name, NamespaceChild::Dir(dir)));
         let names = here.names.iter().map(|(name, child)| (&**name, *child));
         let all = dots.into_iter().chain(names).zip(1..);
         for ((name, child), next) in all.filter(|(_, next)| *next > from) {
             let ino = match child {
-                Child::Dir(dir) => Tree::ino(dir).0,
-                Child::Member(index) => self.at(index).st_ino(Ino::ROOT.0),
+                NamespaceChild::Dir(dir) => NamespaceTree::ino(dir).0,
+                NamespaceChild::Member(index) => self.at(index).st_ino(Ino::ROOT.0),
             };
             let item = DirItem { ino, next, kind: FileKind::Directory, name };
             let look_up = || (next > 2).then(|| self.entry_of(cx, child).ok()).flatten();
-            if out.push_with(item, look_up) == Push::Full {
+            if out.push_with(item, look_up) == PushOutcome::Full {
                 return;
             }
         }
@@ -166,7 +167,7 @@ impl FileSystem for Namespace {
                 .map(|caps| caps.time_granularity_ns)
                 .max()
                 .unwrap_or(1),
-            denied: Denied {
+            denied: SourceRestrictions {
                 suid: any(|caps| caps.denied.suid),
                 dev: any(|caps| caps.denied.dev),
                 exec: any(|caps| caps.denied.exec),
@@ -182,7 +183,7 @@ impl FileSystem for Namespace {
     fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         for (index, member) in self.members.iter().enumerate() {
             let map = move |ino| outer(index, ino);
-            let notify = Arc::new(Renumbered::new(Arc::clone(&notify), map));
+            let notify = Arc::new(RenumberedNotify::new(Arc::clone(&notify), map));
             member.fs.attached(origin, notify);
         }
     }
@@ -215,23 +216,25 @@ impl FileSystem for Namespace {
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         match self.place(parent)? {
-            Place::There(at, parent) => at.entry(at.fs.lookup(cx, parent, name)?),
-            Place::Here(dir) => self.entry_of(cx, self.tree.child(dir, name).ok_or(Errno::ENOENT)?),
+            NamespacePlace::There(at, parent) => at.entry(at.fs.lookup(cx, parent, name)?),
+            NamespacePlace::Here(dir) => {
+                self.entry_of(cx, self.tree.child(dir, name).ok_or(Errno::ENOENT)?)
+            }
         }
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         match self.place(ino)? {
-            Place::Here(dir) => Ok(self.tree.entry(self.tree.dir(dir).parent)),
-            Place::There(at, Ino::ROOT) => {
+            NamespacePlace::Here(dir) => Ok(self.tree.entry(self.tree.dir(dir).parent)),
+            NamespacePlace::There(at, Ino::ROOT) => {
                 Ok(self.tree.entry(self.tree.parent_of_member(at.index)))
             }
-            Place::There(at, inner) => at.entry(at.fs.lookup_parent(cx, inner)?),
+            NamespacePlace::There(at, inner) => at.entry(at.fs.lookup_parent(cx, inner)?),
         }
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
-        if let Ok(Place::There(at, inner)) = self.place(ino)
+        if let Ok(NamespacePlace::There(at, inner)) = self.place(ino)
             && inner != Ino::ROOT
         {
             at.fs.forget(inner, lookups);
@@ -352,8 +355,8 @@ impl FileSystem for Namespace {
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         match self.place(ino)? {
-            Place::Here(dir) => Ok(self.tree.attr(dir)),
-            Place::There(at, inner) => Ok(at.attr(at.fs.getattr(cx, inner, fh)?)),
+            NamespacePlace::Here(dir) => Ok(self.tree.attr(dir)),
+            NamespacePlace::There(at, inner) => Ok(at.attr(at.fs.getattr(cx, inner, fh)?)),
         }
     }
 
@@ -364,23 +367,23 @@ impl FileSystem for Namespace {
 
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
         match self.place(ino)? {
-            Place::There(at, inner) => or_nothing(at.fs.access(cx, inner, mask)),
+            NamespacePlace::There(at, inner) => or_nothing(at.fs.access(cx, inner, mask)),
             // Everybody may read and search, and there is nothing to write.
-            Place::Here(_) => Ok(()),
+            NamespacePlace::Here(_) => Ok(()),
         }
     }
 
     fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
         match self.place(ino)? {
-            Place::There(at, inner) => at.fs.listxattr(cx, inner, room).map_err(here_only),
-            Place::Here(_) if room == 0 => Ok(Xattr::Size(0)),
-            Place::Here(_) => Ok(Xattr::Value(Vec::new())),
+            NamespacePlace::There(at, inner) => at.fs.listxattr(cx, inner, room).map_err(here_only),
+            NamespacePlace::Here(_) if room == 0 => Ok(Xattr::Size(0)),
+            NamespacePlace::Here(_) => Ok(Xattr::Value(Vec::new())),
         }
     }
 
     // ---- open files -----------------------------------------------------------------------
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let (at, inner) = self.there(ino, Errno::EISDIR)?;
         at.fs.open(cx, inner, args).map_err(here_only)
     }
@@ -392,7 +395,7 @@ impl FileSystem for Namespace {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (at, parent) = self.parent(parent, name)?;
         at.created(cx, at.fs.create(cx, parent, name, node, args).map_err(here_only)?)
     }
@@ -403,7 +406,7 @@ impl FileSystem for Namespace {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (at, parent) = self.there(parent, Errno::EROFS)?;
         at.created(cx, at.fs.tmpfile(cx, parent, node, args).map_err(here_only)?)
     }
@@ -420,10 +423,14 @@ impl FileSystem for Namespace {
             }
         };
         match self.place(ino) {
-            Ok(Place::There(at, ino)) => at.fs.submit(io.map_file(|file| File { ino, ..file })),
+            Ok(NamespacePlace::There(at, ino)) => {
+                at.fs.submit(io.map_file(|file| File { ino, ..file }))
+            }
             // Its names are always durable.
-            Ok(Place::Here(_)) if matches!(io.op(), IoOp::Fsyncdir { .. }) => io.finish(Ok(0)),
-            Ok(Place::Here(_)) => io.finish(Err(Errno::EBADF)),
+            Ok(NamespacePlace::Here(_)) if matches!(io.op(), IoOp::Fsyncdir { .. }) => {
+                io.finish(Ok(0))
+            }
+            Ok(NamespacePlace::Here(_)) => io.finish(Err(Errno::EBADF)),
             Err(errno) => io.finish(Err(errno)),
         }
     }
@@ -446,23 +453,24 @@ impl FileSystem for Namespace {
 
     // ---- directories ----------------------------------------------------------------------
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         match self.place(ino)? {
-            Place::There(at, inner) => at.fs.opendir(cx, inner, flags),
-            Place::Here(_) => Ok(Opened::default()),
+            NamespacePlace::There(at, inner) => at.fs.opendir(cx, inner, flags),
+            NamespacePlace::Here(_) => Ok(OpenReply::default()),
         }
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         match self.place(dir.ino)? {
-            Place::Here(here) => {
+            NamespacePlace::Here(here) => {
                 self.list(cx, here, from, out);
                 Ok(())
             }
-            Place::There(at, ino) => {
+            NamespacePlace::There(at, ino) => {
                 let is_root = ino == Ino::ROOT;
-                let above = is_root.then(|| Tree::ino(self.tree.parent_of_member(at.index)).0);
-                let mut listing = Listing { out, at, above };
+                let above =
+                    is_root.then(|| NamespaceTree::ino(self.tree.parent_of_member(at.index)).0);
+                let mut listing = MemberListing { out, at, above };
                 at.fs.readdir(cx, File { ino, ..dir }, from, &mut DirBuf::new(&mut listing))
             }
         }
@@ -470,15 +478,17 @@ impl FileSystem for Namespace {
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
         match self.place(dir.ino)? {
-            Place::There(at, ino) => at.fs.releasedir(cx, File { ino, ..dir }),
-            Place::Here(_) => Ok(()),
+            NamespacePlace::There(at, ino) => at.fs.releasedir(cx, File { ino, ..dir }),
+            NamespacePlace::Here(_) => Ok(()),
         }
     }
 
     fn fsyncdir(&self, cx: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
         match self.place(dir.ino)? {
-            Place::There(at, ino) => or_nothing(at.fs.fsyncdir(cx, File { ino, ..dir }, datasync)),
-            Place::Here(_) => Ok(()),
+            NamespacePlace::There(at, ino) => {
+                or_nothing(at.fs.fsyncdir(cx, File { ino, ..dir }, datasync))
+            }
+            NamespacePlace::Here(_) => Ok(()),
         }
     }
 
@@ -486,7 +496,7 @@ impl FileSystem for Namespace {
 
     /// Space of the file system that has the inode; of all together for directories of the namespace.
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
-        if let Place::There(at, inner) = self.place(ino)? {
+        if let NamespacePlace::There(at, inner) = self.place(ino)? {
             return at.fs.statfs(cx, inner);
         }
         let mut all = StatFs { bsize: 4096, frsize: 4096, name_max: 255, ..StatFs::default() };
@@ -514,18 +524,20 @@ impl FileSystem for Namespace {
 }
 
 impl Shortcuts for Namespace {
-    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
-        let Place::There(at, from) = self.place(from)? else { return Ok(Resolved::Walk) };
+    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<PathResolution> {
+        let NamespacePlace::There(at, from) = self.place(from)? else {
+            return Ok(PathResolution::Walk);
+        };
         if self.members[at.index].apart {
-            return Ok(Resolved::Walk);
+            return Ok(PathResolution::Walk);
         }
         match shortcuts_of(at.fs).resolve(cx, from, path) {
-            Ok(Resolved::Inode { ino, attr, open_to_all }) => {
+            Ok(PathResolution::Inode { ino, attr, open_to_all }) => {
                 let ino = at.ino(ino).ok_or(Errno::EOVERFLOW)?;
-                Ok(Resolved::Inode { ino, attr: at.attr(attr), open_to_all })
+                Ok(PathResolution::Inode { ino, attr: at.attr(attr), open_to_all })
             }
             // The others may have it.
-            Err(Errno::ENOSYS) => Ok(Resolved::Walk),
+            Err(Errno::ENOSYS) => Ok(PathResolution::Walk),
             other => other,
         }
     }
@@ -549,13 +561,13 @@ impl Namespace {
     }
 }
 
-impl At<'_> {
+impl MemberRef<'_> {
     /// A file that was created and is open. It is closed again where the namespace has no number for it.
     fn created(
         self,
         cx: &Context<'_>,
-        (entry, opened): (Entry, Opened),
-    ) -> Result<(Entry, Opened)> {
+        (entry, opened): (Entry, OpenReply),
+    ) -> Result<(Entry, OpenReply)> {
         if self.ino(entry.ino).is_none() {
             let file = File { ino: entry.ino, fh: opened.fh };
             // The error of the call is the other one.
@@ -566,14 +578,14 @@ impl At<'_> {
 }
 
 /// Entries of a directory of a file system, with numbers of the namespace.
-struct Listing<'a, 'b> {
+struct MemberListing<'a, 'b> {
     out: &'a mut DirBuf<'b>,
-    at: At<'a>,
+    at: MemberRef<'a>,
     /// The number of `..`, if the directory is the root of its file system.
     above: Option<u64>,
 }
 
-impl DirSink for Listing<'_, '_> {
+impl DirSink for MemberListing<'_, '_> {
     fn wants_entries(&self) -> bool {
         self.out.wants_entries()
     }

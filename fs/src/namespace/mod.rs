@@ -14,10 +14,10 @@ mod tree;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::layer::Locking;
+use crate::layer::LockingLayer;
 use crate::{Attr, Caller, Entry, Errno, FileSystem, Ino, LockSupport, Result};
 
-use tree::Tree;
+use tree::NamespaceTree;
 
 /// Bits of a number that name the file system. 0 stands for the directories of the namespace.
 const BITS: u32 = 8;
@@ -25,7 +25,7 @@ const BITS: u32 = 8;
 const REST: u32 = u64::BITS - BITS;
 
 /// One of the file systems of a [`Namespace`].
-pub struct Member {
+pub struct NamespaceMember {
     /// The names from the root to it, with single slashes between them and none at the ends.
     pub path: String,
     /// The file system.
@@ -37,8 +37,8 @@ pub struct Member {
 
 /// The reason why paths make no namespace. The numbers are those of the members, from 0 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unfit {
-    /// This path is not of the form that [`Member::path`] has.
+pub enum NamespaceError {
+    /// This path is not of the form that [`NamespaceMember::path`] has.
     Path(usize),
     /// The first path is that of the second one, or lies below it.
     Below(usize, usize),
@@ -48,21 +48,21 @@ pub enum Unfit {
 
 /// Several file systems in one tree.
 pub struct Namespace {
-    tree: Tree,
-    members: Vec<Member>,
+    tree: NamespaceTree,
+    members: Vec<NamespaceMember>,
 }
 
 /// The place of an inode.
-enum Place<'a> {
+enum NamespacePlace<'a> {
     /// A directory of the namespace, by its number.
     Here(usize),
     /// The inode of a file system.
-    There(At<'a>, Ino),
+    There(MemberRef<'a>, Ino),
 }
 
 /// One of the members.
 #[derive(Clone, Copy)]
-struct At<'a> {
+struct MemberRef<'a> {
     fs: &'a dyn FileSystem,
     index: usize,
     apart: bool,
@@ -72,13 +72,15 @@ impl Namespace {
     /// The most file systems.
     pub const MOST: usize = (1 << BITS) - 1;
 
-    /// Checks the paths of members: see [`Unfit`].
+    /// Checks the paths of members: see [`NamespaceError`].
     ///
     /// # Errors
     ///
     /// The first that does not fit.
-    pub fn check<'a>(paths: impl IntoIterator<Item = &'a str>) -> std::result::Result<(), Unfit> {
-        Tree::new(paths, Caller::default()).map(drop)
+    pub fn check<'a>(
+        paths: impl IntoIterator<Item = &'a str>,
+    ) -> std::result::Result<(), NamespaceError> {
+        NamespaceTree::new(paths, Caller::default()).map(drop)
     }
 
     /// The namespace of `members`. Its own directories belong to `owner`. File systems without locks get a keeper of
@@ -87,20 +89,23 @@ impl Namespace {
     /// # Errors
     ///
     /// See [`check`](Namespace::check).
-    pub fn new(members: Vec<Member>, owner: Caller) -> std::result::Result<Namespace, Unfit> {
-        let tree = Tree::new(members.iter().map(|member| &*member.path), owner)?;
-        let members = members.into_iter().map(|Member { path, fs, apart }| {
+    pub fn new(
+        members: Vec<NamespaceMember>,
+        owner: Caller,
+    ) -> std::result::Result<Namespace, NamespaceError> {
+        let tree = NamespaceTree::new(members.iter().map(|member| &*member.path), owner)?;
+        let members = members.into_iter().map(|NamespaceMember { path, fs, apart }| {
             let fs = match fs.caps().locks {
-                LockSupport::Frontend => Arc::new(Locking::new(fs)),
+                LockSupport::Frontend => Arc::new(LockingLayer::new(fs)),
                 LockSupport::Either | LockSupport::FileSystem => fs,
             };
-            Member { path, fs, apart }
+            NamespaceMember { path, fs, apart }
         });
         Ok(Namespace { tree, members: members.collect() })
     }
 
     /// The file systems, in the order in which they were given.
-    pub fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &[NamespaceMember] {
         &self.members
     }
 
@@ -116,33 +121,33 @@ impl Namespace {
         (index < members).then_some((index, Ino(ino.0 & (u64::MAX >> BITS))))
     }
 
-    /// True for an inode of a file system that [others may change](Member::apart).
+    /// True for an inode of a file system that [others may change](NamespaceMember::apart).
     pub fn is_apart(&self, ino: Ino) -> bool {
         self.member_of(ino).is_some_and(|(index, _)| self.members[index].apart)
     }
 
-    fn place(&self, ino: Ino) -> Result<Place<'_>> {
+    fn place(&self, ino: Ino) -> Result<NamespacePlace<'_>> {
         match self.member_of(ino) {
-            Some((index, inner)) => Ok(Place::There(self.at(index), inner)),
-            None => self.tree.find(ino).map(Place::Here).ok_or(Errno::ESTALE),
+            Some((index, inner)) => Ok(NamespacePlace::There(self.at(index), inner)),
+            None => self.tree.find(ino).map(NamespacePlace::Here).ok_or(Errno::ESTALE),
         }
     }
 
-    fn at(&self, index: usize) -> At<'_> {
-        let Member { fs, apart, .. } = &self.members[index];
-        At { fs: &**fs, index, apart: *apart }
+    fn at(&self, index: usize) -> MemberRef<'_> {
+        let NamespaceMember { fs, apart, .. } = &self.members[index];
+        MemberRef { fs: &**fs, index, apart: *apart }
     }
 
     /// The inode in a file system; `refusal` for a directory of the namespace.
-    fn there(&self, ino: Ino, refusal: Errno) -> Result<(At<'_>, Ino)> {
+    fn there(&self, ino: Ino, refusal: Errno) -> Result<(MemberRef<'_>, Ino)> {
         match self.place(ino)? {
-            Place::There(at, inner) => Ok((at, inner)),
-            Place::Here(_) => Err(refusal),
+            NamespacePlace::There(at, inner) => Ok((at, inner)),
+            NamespacePlace::Here(_) => Err(refusal),
         }
     }
 }
 
-impl At<'_> {
+impl MemberRef<'_> {
     /// The number that the namespace gives an inode.
     fn ino(self, inner: Ino) -> Option<Ino> {
         outer(self.index, inner)

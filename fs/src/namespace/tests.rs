@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Member, Namespace, Unfit};
+use super::{Namespace, NamespaceError, NamespaceMember};
 use crate::layer::Method;
 use crate::layer::testing::{cx, name, node, read, tree, write};
 use crate::{
     Attr, Caller, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, FailureDomain,
-    Fh, File, FileSystem, Ino, Name, NoNotify, NormalPath, OpenArgs, Origin, RenameFlags, Resolved,
-    Result, SetAttr, Shortcuts, delegate,
+    Fh, File, FileSystem, Ino, Name, NoNotify, NormalPath, OpenArgs, Origin, PathResolution,
+    RenameFlags, Result, SetAttr, Shortcuts, delegate,
 };
 
 fn fs() -> Namespace {
-    let member = |path: &str| Member { path: path.to_owned(), fs: tree(), apart: false };
+    let member = |path: &str| NamespaceMember { path: path.to_owned(), fs: tree(), apart: false };
     let members = ["fast", "far/one", "far/two"].map(member).into();
     let fs = Namespace::new(members, Caller { uid: 3, gid: 4, pid: 0 }).unwrap();
     fs.attached(Origin::new(), Arc::new(NoNotify));
@@ -25,9 +25,9 @@ fn walk(fs: &Namespace, path: &str) -> Result<Ino> {
     names.try_fold(Ino::ROOT, |dir, part| Ok(fs.lookup(&cx(), dir, name(part))?.ino))
 }
 
-struct Names(Vec<(String, u64, Option<Ino>)>);
+struct MemberNames(Vec<(String, u64, Option<Ino>)>);
 
-impl DirSink for Names {
+impl DirSink for MemberNames {
     fn wants_entries(&self) -> bool {
         true
     }
@@ -79,7 +79,7 @@ fn a_listing_goes_on_where_a_full_buffer_ended_and_gives_entries() {
     let fs = fs();
     let far = walk(&fs, "far").unwrap();
     let list = |from| {
-        let mut names = Names(Vec::new());
+        let mut names = MemberNames(Vec::new());
         let file = File { ino: far, fh: Fh(0) };
         fs.readdir(&cx(), file, from, &mut DirBuf::new(&mut names)).unwrap();
         names.0
@@ -124,9 +124,9 @@ fn the_directories_of_the_namespace_stay_as_they_are() {
 }
 
 /// A file system without fsync.
-struct Bare;
+struct NoSyncMember;
 
-impl FileSystem for Bare {
+impl FileSystem for NoSyncMember {
     fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
         let attr = Attr::of_new(Ino(1 << 60), &node());
         Ok(Entry { ino: Ino(1 << 60), generation: 0, attr, valid_for: Duration::ZERO })
@@ -142,7 +142,8 @@ impl FileSystem for Bare {
 /// After ENOSYS a frontend calls fsync no more, and what others write would not be durable.
 #[test]
 fn a_file_system_that_lacks_an_operation_does_not_take_it_from_the_others() {
-    let bare = Member { path: "bare".to_owned(), fs: Arc::new(Bare), apart: false };
+    let bare =
+        NamespaceMember { path: "bare".to_owned(), fs: Arc::new(NoSyncMember), apart: false };
     let fs = Namespace::new(vec![bare], Caller::default()).unwrap();
     let bare = walk(&fs, "bare").unwrap();
     let file = File { ino: bare, fh: Fh(0) };
@@ -152,35 +153,35 @@ fn a_file_system_that_lacks_an_operation_does_not_take_it_from_the_others() {
     assert_eq!(fs.mkdir(&cx(), bare, name("a"), &node()).err(), Some(Errno::EOPNOTSUPP));
     assert_eq!(fs.lookup(&cx(), bare, name("far")).err(), Some(Errno::EOVERFLOW));
     let path = NormalPath::new(b"a/b").unwrap();
-    assert_eq!(fs.resolve(&cx(), bare, path), Ok(Resolved::Walk));
+    assert_eq!(fs.resolve(&cx(), bare, path), Ok(PathResolution::Walk));
 }
 
 #[test]
 fn paths_that_hide_each_other_are_refused() {
     let check = |paths: &[&str]| Namespace::check(paths.iter().copied());
     assert_eq!(check(&["a", "b/c", "b/d"]), Ok(()));
-    assert_eq!(check(&["a", "a"]), Err(Unfit::Below(1, 0)));
-    assert_eq!(check(&["a", "a/b"]), Err(Unfit::Below(1, 0)));
-    assert_eq!(check(&["x", "a/b/c", "a"]), Err(Unfit::Below(1, 2)));
+    assert_eq!(check(&["a", "a"]), Err(NamespaceError::Below(1, 0)));
+    assert_eq!(check(&["a", "a/b"]), Err(NamespaceError::Below(1, 0)));
+    assert_eq!(check(&["x", "a/b/c", "a"]), Err(NamespaceError::Below(1, 2)));
     for path in ["", "/", "a/", "a//b", "../a"] {
-        assert_eq!(check(&["x", path]), Err(Unfit::Path(1)), "{path}");
+        assert_eq!(check(&["x", path]), Err(NamespaceError::Path(1)), "{path}");
     }
     let many: Vec<_> = (0..=Namespace::MOST).map(|n| n.to_string()).collect();
-    assert_eq!(Namespace::check(many.iter().map(|path| &**path)), Err(Unfit::TooMany));
+    assert_eq!(Namespace::check(many.iter().map(|path| &**path)), Err(NamespaceError::TooMany));
     assert_eq!(Namespace::check(many[1..].iter().map(|path| &**path)), Ok(()));
 }
 
 /// A file system with its own word on exclusiveness, which may not answer.
-struct Away {
+struct SilentMember {
     inner: Arc<dyn FileSystem>,
     exclusive: bool,
     silent: bool,
 }
 
-impl Away {
-    fn member(path: &str, (exclusive, silent, apart): (bool, bool, bool)) -> Member {
-        let fs = Arc::new(Away { inner: tree(), exclusive, silent });
-        Member { path: path.to_owned(), fs, apart }
+impl SilentMember {
+    fn member(path: &str, (exclusive, silent, apart): (bool, bool, bool)) -> NamespaceMember {
+        let fs = Arc::new(SilentMember { inner: tree(), exclusive, silent });
+        NamespaceMember { path: path.to_owned(), fs, apart }
     }
 
     fn around<T>(
@@ -193,7 +194,7 @@ impl Away {
     }
 }
 
-impl FileSystem for Away {
+impl FileSystem for SilentMember {
     delegate!(around inner, except caps, failure_domain);
 
     fn caps(&self) -> Caps {
@@ -209,8 +210,8 @@ impl FileSystem for Away {
 #[test]
 fn a_file_system_apart_leaves_the_others_exclusive_and_answers_no_whole_paths() {
     let of = |apart| {
-        let here = Away::member("here", (true, false, false));
-        let away = Away::member("away", (false, false, apart));
+        let here = SilentMember::member("here", (true, false, false));
+        let away = SilentMember::member("away", (false, false, apart));
         Namespace::new(vec![here, away], Caller::default()).unwrap()
     };
     assert!(!of(false).caps().exclusive);
@@ -218,7 +219,7 @@ fn a_file_system_apart_leaves_the_others_exclusive_and_answers_no_whole_paths() 
     assert!(fs.caps().exclusive);
     let away = walk(&fs, "away").unwrap();
     let path = NormalPath::new(b"dir/file").unwrap();
-    assert_eq!(fs.resolve(&cx(), away, path), Ok(Resolved::Walk));
+    assert_eq!(fs.resolve(&cx(), away, path), Ok(PathResolution::Walk));
     assert!(fs.is_apart(away) && !fs.is_apart(walk(&fs, "here").unwrap()));
     assert!(!fs.is_apart(Ino::ROOT));
     // Requests for it hold only a part of the threads, apart from those of other members.
@@ -229,10 +230,10 @@ fn a_file_system_apart_leaves_the_others_exclusive_and_answers_no_whole_paths() 
 
 #[test]
 fn a_file_system_apart_that_does_not_answer_is_left_out_of_the_sum() {
-    let here = || Away::member("here", (true, false, false));
+    let here = || SilentMember::member("here", (true, false, false));
     let of = |members| Namespace::new(members, Caller::default()).unwrap();
     let sum = of(vec![here()]).statfs(&cx(), Ino::ROOT).unwrap();
-    let both = of(vec![here(), Away::member("a", (false, true, true))]);
+    let both = of(vec![here(), SilentMember::member("a", (false, true, true))]);
     assert_eq!(both.statfs(&cx(), Ino::ROOT), Ok(sum));
     assert_eq!(both.lookup(&cx(), Ino::ROOT, name("a")).err(), Some(Errno::EIO));
     assert!(walk(&both, "here/dir/file").is_ok());

@@ -6,15 +6,15 @@ use std::sync::{Arc, PoisonError};
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, Entry, Errno, Fallocate, Fh, File,
     FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, Name, NewNode,
-    Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, Push, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
-    XattrName,
+    Notify, OpenArgs, OpenFlags, OpenReply, Origin, PollHandle, PushOutcome, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
+    Xattr, XattrName,
 };
 
-use super::handles::{Dir, Dirs};
-use super::held::{Held, Names, Refusal, Want};
-use super::tree::Found;
-use super::{PathCaps, PathCopy, PathDirEntry, PathFile, PathFileSystem, PathRef, Target};
+use super::handles::{OpenPathDir, OpenPathDirs};
+use super::held::{HeldPaths, HoldRefusal, NeededPath, PathTreeLock};
+use super::tree::NamedFile;
+use super::{PathCaps, PathCopy, PathDirEntry, PathFile, PathFileSystem, PathOperand, PathRef};
 
 /// A [`FileSystem`] over a [`PathFileSystem`]. The [module](super) describes concurrent operations.
 ///
@@ -24,8 +24,8 @@ use super::{PathCaps, PathCopy, PathDirEntry, PathFile, PathFileSystem, PathRef,
 pub struct PathAdapter<P> {
     pub(super) inner: P,
     pub(super) caps: PathCaps,
-    pub(super) names: Names,
-    dirs: Dirs,
+    pub(super) names: PathTreeLock,
+    dirs: OpenPathDirs,
     pub(super) hidden: AtomicU64,
 }
 
@@ -33,7 +33,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
     /// An adapter over `inner`.
     pub fn new(inner: P) -> Self {
         let caps = inner.path_caps();
-        let (names, dirs) = (Names::new(), Dirs::default());
+        let (names, dirs) = (PathTreeLock::new(), OpenPathDirs::default());
         PathAdapter { inner, caps, names, dirs, hidden: AtomicU64::new(0) }
     }
 
@@ -66,7 +66,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         if self.caps.handles_survive_unlink {
             return call(PathFile { path: None, fh: file.fh });
         }
-        let held = self.names.hold(cx, &[Want::Node(file.ino)])?;
+        let held = self.names.hold(cx, &[NeededPath::Node(file.ino)])?;
         call(PathFile { path: Some(held.path(0)), fh: file.fh })
     }
 
@@ -90,24 +90,24 @@ impl<P: PathFileSystem> PathAdapter<P> {
         ino: Ino,
         fh: Option<Fh>,
         write: bool,
-        call: impl FnOnce(Target<'_>) -> Result<T>,
+        call: impl FnOnce(PathOperand<'_>) -> Result<T>,
     ) -> Result<T> {
         let survives = self.caps.handles_survive_unlink;
         // The handle of a directory belongs to the adapter and is unknown to the backend.
         let is_dir = self.names.lock().node(ino)?.kind == FileKind::Directory;
         match fh.filter(|_| !is_dir) {
-            Some(fh) if survives => call(Target::Open(PathFile { path: None, fh })),
-            fh => match self.names.hold(cx, &[Want::Node(ino)]) {
+            Some(fh) if survives => call(PathOperand::Open(PathFile { path: None, fh })),
+            fh => match self.names.hold(cx, &[NeededPath::Node(ino)]) {
                 Ok(held) => {
                     let path = held.path(0);
                     call(match fh {
-                        Some(fh) => Target::Open(PathFile { path: Some(path), fh }),
-                        None => Target::Path(path),
+                        Some(fh) => PathOperand::Open(PathFile { path: Some(path), fh }),
+                        None => PathOperand::Path(path),
                     })
                 }
-                Err(Refusal::Gone) if survives => {
+                Err(HoldRefusal::Gone) if survives => {
                     let borrowed = self.names.borrow_handle(ino, write)?;
-                    call(Target::Open(PathFile { path: None, fh: borrowed.fh }))
+                    call(PathOperand::Open(PathFile { path: None, fh: borrowed.fh }))
                 }
                 Err(refusal) => Err(refusal.into()),
             },
@@ -121,7 +121,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
 
     /// Adds a lookup of the file at `name`, and returns its entry.
     fn enter(&self, parent: Ino, name: Name<'_>, attr: Attr, fresh: bool) -> Result<Entry> {
-        let found = Found { kind: attr.kind, st_ino: self.caps.identity(&attr), fresh };
+        let found = NamedFile { kind: attr.kind, st_ino: self.caps.identity(&attr), fresh };
         let ino = self.names.lock().bind(parent, name.as_bytes(), found)?;
         Ok(self.entry(ino, attr))
     }
@@ -139,9 +139,9 @@ impl<P: PathFileSystem> PathAdapter<P> {
         name: Name<'_>,
         make: impl FnOnce(PathRef<'_>) -> Result<()>,
     ) -> Result<Entry> {
-        let held = self.names.hold(cx, &[Want::Change(parent, name.as_bytes())])?;
+        let held = self.names.hold(cx, &[NeededPath::Change(parent, name.as_bytes())])?;
         make(held.path(0))?;
-        let attr = self.inner.getattr(cx, Target::Path(held.path(0)))?;
+        let attr = self.inner.getattr(cx, PathOperand::Path(held.path(0)))?;
         self.enter(parent, name, attr, true)
     }
 
@@ -149,14 +149,14 @@ impl<P: PathFileSystem> PathAdapter<P> {
     fn enter_open(
         &self,
         cx: &Context<'_>,
-        held: &Held<'_>,
+        held: &HeldPaths<'_>,
         (parent, name): (Ino, Name<'_>),
         flags: OpenFlags,
         fh: Fh,
     ) -> Result<Entry> {
         let path = (!self.caps.handles_survive_unlink).then(|| held.path(0));
         let file = PathFile { path, fh };
-        let entered = self.inner.getattr(cx, Target::Open(file)).and_then(|attr| {
+        let entered = self.inner.getattr(cx, PathOperand::Open(file)).and_then(|attr| {
             let entry = self.enter(parent, name, attr, true)?;
             self.names.add_handle(entry.ino, fh, flags.writable())?;
             Ok(entry)
@@ -171,7 +171,8 @@ impl<P: PathFileSystem> PathAdapter<P> {
     /// The listing of an open directory. Reads it again if `from` is the start.
     fn listing(&self, cx: &Context<'_>, file: File, from: u64) -> Result<Arc<[PathDirEntry]>> {
         let dir = self.dirs.get(file.fh)?;
-        let lock = |dir: &Dir| dir.listing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let lock =
+            |dir: &OpenPathDir| dir.listing.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if from > 0
             && let Some(listing) = lock(&dir)
         {
@@ -207,8 +208,8 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let held = self.names.hold(cx, &[Want::Name(parent, name.as_bytes())])?;
-        match self.inner.getattr(cx, Target::Path(held.path(0))) {
+        let held = self.names.hold(cx, &[NeededPath::Name(parent, name.as_bytes())])?;
+        match self.inner.getattr(cx, PathOperand::Path(held.path(0))) {
             Ok(attr) => self.enter(parent, name, attr, false),
             Err(errno) => {
                 if errno == Errno::ENOENT {
@@ -272,14 +273,14 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let wants = [Want::Node(ino), Want::Change(parent, name.as_bytes())];
+        let wants = [NeededPath::Node(ino), NeededPath::Change(parent, name.as_bytes())];
         let held = self.names.hold(cx, &wants).map_err(|refusal| match refusal {
             // The new name is on the path of the old one, so that it exists.
-            Refusal::Nested(_) => Errno::EEXIST,
+            HoldRefusal::Nested(_) => Errno::EEXIST,
             other => other.into(),
         })?;
         self.inner.link(cx, held.path(0), held.path(1))?;
-        let attr = self.inner.getattr(cx, Target::Path(held.path(1)))?;
+        let attr = self.inner.getattr(cx, PathOperand::Path(held.path(1)))?;
         // With stable numbers this finds `ino`. Otherwise each name is an inode.
         self.enter(parent, name, attr, !self.caps.stable_ino)
     }
@@ -289,7 +290,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        let held = self.names.hold(cx, &[Want::Change(parent, name.as_bytes())])?;
+        let held = self.names.hold(cx, &[NeededPath::Change(parent, name.as_bytes())])?;
         self.inner.rmdir(cx, held.path(0))?;
         let mut tree = self.names.lock();
         if let Some(ino) = tree.child(parent, name.as_bytes()) {
@@ -310,12 +311,12 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
-        let held = self.names.hold(cx, &[Want::Node(ino)])?;
+        let held = self.names.hold(cx, &[NeededPath::Node(ino)])?;
         self.inner.readlink(cx, held.path(0))
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
-        let call = |target: Target<'_>| self.inner.getattr(cx, target);
+        let call = |target: PathOperand<'_>| self.inner.getattr(cx, target);
         let attr = self.with_target(cx, ino, fh, false, call)?;
         let known = self.names.lock().node(ino)?.st_ino;
         let replaced = self.caps.stable_ino && known.is_some_and(|known| known != attr.st_ino);
@@ -323,7 +324,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
-        let call = |target: Target<'_>| self.inner.setattr(cx, target, set);
+        let call = |target: PathOperand<'_>| self.inner.setattr(cx, target, set);
         Ok(self.attr(ino, self.with_target(cx, ino, fh, set.size.is_some(), call)?))
     }
 
@@ -339,7 +340,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
-        let call = |target: Target<'_>| self.inner.setxattr(cx, target, name, value, flags);
+        let call = |target: PathOperand<'_>| self.inner.setxattr(cx, target, name, value, flags);
         self.with_target(cx, ino, None, false, call)
     }
 
@@ -350,7 +351,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
-        let call = |target: Target<'_>| self.inner.getxattr(cx, target, name, room);
+        let call = |target: PathOperand<'_>| self.inner.getxattr(cx, target, name, room);
         self.with_target(cx, ino, None, false, call)
     }
 
@@ -362,8 +363,8 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         self.with_target(cx, ino, None, false, |target| self.inner.removexattr(cx, target, name))
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
-        let held = self.names.hold(cx, &[Want::Node(ino)])?;
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
+        let held = self.names.hold(cx, &[NeededPath::Node(ino)])?;
         let opened = self.inner.open(cx, held.path(0), args)?;
         let added = self.names.add_handle(ino, opened.fh, args.flags.writable());
         if added.is_err() {
@@ -381,8 +382,8 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
-        let held = self.names.hold(cx, &[Want::Change(parent, name.as_bytes())])?;
+    ) -> Result<(Entry, OpenReply)> {
+        let held = self.names.hold(cx, &[NeededPath::Change(parent, name.as_bytes())])?;
         let opened = self.inner.create(cx, held.path(0), node, args)?;
         let entry = self.enter_open(cx, &held, (parent, name), args.flags, opened.fh)?;
         Ok((entry, opened))
@@ -419,7 +420,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         let held = match self.caps.handles_survive_unlink {
             true => None,
             // A file that another client has removed is released nevertheless.
-            false => self.names.hold(cx, &[Want::Node(file.ino)]).ok(),
+            false => self.names.hold(cx, &[NeededPath::Node(file.ino)]).ok(),
         };
         let path = held.as_ref().map(|held| held.path(0));
         let result = self.inner.release(cx, PathFile { path, fh: file.fh }, args);
@@ -446,9 +447,10 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         let held = match self.caps.handles_survive_unlink {
             true => None,
-            false => {
-                Some(self.names.hold(cx, &[Want::Node(copy.src.ino), Want::Node(copy.dst.ino)])?)
-            }
+            false => Some(
+                self.names
+                    .hold(cx, &[NeededPath::Node(copy.src.ino), NeededPath::Node(copy.dst.ino)])?,
+            ),
         };
         let path = |place| held.as_ref().map(|held| held.path(place));
         let copy = PathCopy {
@@ -477,7 +479,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
-        let held = self.names.hold(cx, &[Want::Node(ino)])?;
+        let held = self.names.hold(cx, &[NeededPath::Node(ino)])?;
         self.inner.bmap(cx, held.path(0), block_size, index)
     }
 
@@ -494,13 +496,13 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         self.inner.setlk(cx, PathFile { path, fh }, request)
     }
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         if self.names.lock().node(ino)?.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        let held = self.names.hold(cx, &[Want::Node(ino)])?;
+        let held = self.names.hold(cx, &[NeededPath::Node(ino)])?;
         let opened = self.inner.opendir(cx, held.path(0), flags)?;
-        Ok(Opened { fh: self.dirs.add(opened.fh), ..opened })
+        Ok(OpenReply { fh: self.dirs.add(opened.fh), ..opened })
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
@@ -508,7 +510,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         let start = usize::try_from(from).unwrap_or(usize::MAX);
         for (place, name) in DOTS.into_iter().enumerate().skip(start) {
             let (next, kind) = (place as u64 + 1, FileKind::Directory);
-            if out.push(DirItem { ino: dir.ino.0, next, kind, name }) == Push::Full {
+            if out.push(DirItem { ino: dir.ino.0, next, kind, name }) == PushOutcome::Full {
                 return Ok(());
             }
         }
@@ -519,7 +521,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
             // Some programs take a d_ino of 0 for a removed entry.
             let item = DirItem { ino: entry.st_ino.max(1), next, kind, name };
             let look_up = || self.lookup(cx, dir.ino, Name::new(name).ok()?).ok();
-            if out.push_with(item, look_up) == Push::Full {
+            if out.push_with(item, look_up) == PushOutcome::Full {
                 return Ok(());
             }
         }
@@ -531,7 +533,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         let open = self.dirs.remove(dir.fh)?;
         let held = match self.caps.handles_survive_unlink {
             true => None,
-            false => self.names.hold(cx, &[Want::Node(dir.ino)]).ok(),
+            false => self.names.hold(cx, &[NeededPath::Node(dir.ino)]).ok(),
         };
         let path = held.as_ref().map(|held| held.path(0));
         self.inner.releasedir(cx, PathFile { path, fh: open.fh })

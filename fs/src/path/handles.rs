@@ -5,21 +5,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{Errno, Fh, Ino, Result};
 
-use super::held::Names;
-use super::tree::Handle;
+use super::held::PathTreeLock;
+use super::tree::PathHandle;
 use super::types::PathDirEntry;
 
 /// A handle lent to an operation that has none. It is not released before this is dropped.
-pub(super) struct Borrowed<'a> {
-    names: &'a Names,
+pub(super) struct BorrowedHandle<'a> {
+    names: &'a PathTreeLock,
     ino: Ino,
     pub fh: Fh,
 }
 
-impl Drop for Borrowed<'_> {
+impl Drop for BorrowedHandle<'_> {
     fn drop(&mut self) {
         if let Ok(node) = self.names.lock().node_mut(self.ino) {
-            let borrowed = |handle: &&mut Handle| handle.fh == self.fh && handle.borrowed > 0;
+            let borrowed = |handle: &&mut PathHandle| handle.fh == self.fh && handle.borrowed > 0;
             if let Some(handle) = node.handles.iter_mut().find(borrowed) {
                 handle.borrowed -= 1;
             }
@@ -28,24 +28,24 @@ impl Drop for Borrowed<'_> {
     }
 }
 
-impl Names {
+impl PathTreeLock {
     /// Registers an open handle of `ino`. Fails with `ESTALE` if the frontend has forgotten the
     /// inode meanwhile.
     pub fn add_handle(&self, ino: Ino, fh: Fh, writable: bool) -> Result<()> {
-        let handle = Handle { fh, writable, borrowed: 0, closing: false };
+        let handle = PathHandle { fh, writable, borrowed: 0, closing: false };
         self.lock().node_mut(ino)?.handles.push(handle);
         Ok(())
     }
 
     /// Borrows any open handle of `ino`, for writing if `write` is set. Fails with `ESTALE` if
     /// there is none.
-    pub fn borrow_handle(&self, ino: Ino, write: bool) -> Result<Borrowed<'_>> {
+    pub fn borrow_handle(&self, ino: Ino, write: bool) -> Result<BorrowedHandle<'_>> {
         let mut tree = self.lock();
         let handles = tree.node_mut(ino)?.handles.iter_mut();
         let handle = handles.filter(|handle| !handle.closing).find(|it| it.writable || !write);
         let handle = handle.ok_or(Errno::ESTALE)?;
         handle.borrowed += 1;
-        Ok(Borrowed { names: self, ino, fh: handle.fh })
+        Ok(BorrowedHandle { names: self, ino, fh: handle.fh })
     }
 
     /// Waits until the handle is not borrowed, and prevents further borrowing.
@@ -81,25 +81,25 @@ impl Names {
 
 /// The open directories, each with the listing for its readdir calls.
 #[derive(Debug, Default)]
-pub(super) struct Dirs {
+pub(super) struct OpenPathDirs {
     open: Mutex<DirTable>,
 }
 
 #[derive(Debug, Default)]
 struct DirTable {
-    dirs: HashMap<Fh, Arc<Dir>>,
+    dirs: HashMap<Fh, Arc<OpenPathDir>>,
     last: u64,
 }
 
 /// An open directory.
 #[derive(Debug)]
-pub(super) struct Dir {
+pub(super) struct OpenPathDir {
     /// The backend's handle.
     pub fh: Fh,
     pub listing: Mutex<Option<Arc<[PathDirEntry]>>>,
 }
 
-impl Dirs {
+impl OpenPathDirs {
     fn lock(&self) -> MutexGuard<'_, DirTable> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,17 +109,17 @@ impl Dirs {
         let mut table = self.lock();
         table.last += 1;
         let own = Fh(table.last);
-        table.dirs.insert(own, Arc::new(Dir { fh, listing: Mutex::default() }));
+        table.dirs.insert(own, Arc::new(OpenPathDir { fh, listing: Mutex::default() }));
         own
     }
 
     /// Returns the directory that is open as `fh`. Fails with `EBADF`.
-    pub fn get(&self, fh: Fh) -> Result<Arc<Dir>> {
+    pub fn get(&self, fh: Fh) -> Result<Arc<OpenPathDir>> {
         self.lock().dirs.get(&fh).cloned().ok_or(Errno::EBADF)
     }
 
     /// Removes an open directory.
-    pub fn remove(&self, fh: Fh) -> Result<Arc<Dir>> {
+    pub fn remove(&self, fh: Fh) -> Result<Arc<OpenPathDir>> {
         self.lock().dirs.remove(&fh).ok_or(Errno::EBADF)
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::{Context, Errno, Ino, Result};
 
-use super::tree::{Edge, Tree};
+use super::tree::{NameEdge, PathTree};
 use super::types::PathRef;
 
 /// The interval at which a waiting operation checks for an interrupt.
@@ -18,8 +18,8 @@ const INTERRUPT_CHECK: Duration = Duration::from_millis(10);
 
 /// The tree behind a mutex. Names of it can be held for longer than the mutex.
 #[derive(Debug)]
-pub(super) struct Names {
-    tree: Mutex<Tree>,
+pub(super) struct PathTreeLock {
+    tree: Mutex<PathTree>,
     changed: Condvar,
     /// Number of waiters on `changed`. Without waiters the system call is skipped.
     waiting: AtomicUsize,
@@ -27,7 +27,7 @@ pub(super) struct Names {
 
 /// A path that an operation needs.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Want<'a> {
+pub(super) enum NeededPath<'a> {
     /// The path of this inode.
     Node(Ino),
     /// A name in this directory.
@@ -38,7 +38,7 @@ pub(super) enum Want<'a> {
 
 /// The reason why names cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum HoldRefusal {
     /// The inode is unknown or has no name: `ESTALE`.
     Gone,
     /// The directory has no name: `ENOENT`.
@@ -49,41 +49,41 @@ pub(super) enum Refusal {
     Interrupted,
 }
 
-impl From<Refusal> for Errno {
-    fn from(refusal: Refusal) -> Self {
+impl From<HoldRefusal> for Errno {
+    fn from(refusal: HoldRefusal) -> Self {
         match refusal {
-            Refusal::Gone => Errno::ESTALE,
-            Refusal::DirGone => Errno::ENOENT,
-            Refusal::Nested(_) => Errno::EINVAL,
-            Refusal::Interrupted => Errno::EINTR,
+            HoldRefusal::Gone => Errno::ESTALE,
+            HoldRefusal::DirGone => Errno::ENOENT,
+            HoldRefusal::Nested(_) => Errno::EINVAL,
+            HoldRefusal::Interrupted => Errno::EINTR,
         }
     }
 }
 
 /// Paths that remain valid until this is dropped.
-pub(super) struct Held<'a> {
-    names: &'a Names,
+pub(super) struct HeldPaths<'a> {
+    names: &'a PathTreeLock,
     paths: Vec<HeldPath>,
 }
 
 #[derive(Debug)]
 struct HeldPath {
     path: Vec<u8>,
-    steps: Vec<Step>,
+    steps: Vec<HeldStep>,
     /// The last step is held for a change.
     change: bool,
 }
 
 /// A name on a path: its directory, and its position in the path.
 #[derive(Debug)]
-struct Step {
+struct HeldStep {
     parent: Ino,
     start: usize,
     end: usize,
 }
 
 impl HeldPath {
-    fn name(&self, step: &Step) -> &[u8] {
+    fn name(&self, step: &HeldStep) -> &[u8] {
         &self.path[step.start..step.end]
     }
 
@@ -100,14 +100,14 @@ impl HeldPath {
     }
 }
 
-impl Held<'_> {
+impl HeldPaths<'_> {
     /// The path of the want with this index.
     pub fn path(&self, place: usize) -> PathRef<'_> {
         PathRef::from_checked(&self.paths[place].path)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldPaths<'_> {
     fn drop(&mut self) {
         let mut tree = self.names.lock();
         for held in &self.paths {
@@ -123,17 +123,17 @@ impl Drop for Held<'_> {
     }
 }
 
-impl Names {
+impl PathTreeLock {
     pub fn new() -> Self {
-        Names {
-            tree: Mutex::new(Tree::new()),
+        PathTreeLock {
+            tree: Mutex::new(PathTree::new()),
             changed: Condvar::new(),
             waiting: AtomicUsize::new(0),
         }
     }
 
     /// Locks the tree for bookkeeping. Must not be held during a call to a backend.
-    pub fn lock(&self) -> MutexGuard<'_, Tree> {
+    pub fn lock(&self) -> MutexGuard<'_, PathTree> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -147,7 +147,7 @@ impl Names {
     }
 
     /// Waits for a short time, or until a change.
-    pub fn wait<'t>(&self, tree: MutexGuard<'t, Tree>) -> MutexGuard<'t, Tree> {
+    pub fn wait<'t>(&self, tree: MutexGuard<'t, PathTree>) -> MutexGuard<'t, PathTree> {
         self.waiting.fetch_add(1, Relaxed);
         let waited = self.changed.wait_timeout(tree, INTERRUPT_CHECK);
         self.waiting.fetch_sub(1, Relaxed);
@@ -155,16 +155,20 @@ impl Names {
     }
 
     /// Waits until all of `wants` are available, and holds them.
-    pub fn hold(&self, cx: &Context<'_>, wants: &[Want<'_>]) -> Result<Held<'_>, Refusal> {
+    pub fn hold(
+        &self,
+        cx: &Context<'_>,
+        wants: &[NeededPath<'_>],
+    ) -> Result<HeldPaths<'_>, HoldRefusal> {
         let mut tree = self.lock();
         if let Some(paths) = try_hold(&mut tree, wants)? {
-            return Ok(Held { names: self, paths });
+            return Ok(HeldPaths { names: self, paths });
         }
         set_wanted(&mut tree, wants, |edge| edge.wanted += 1);
         let paths = loop {
             tree = self.wait(tree);
             match try_hold(&mut tree, wants) {
-                Ok(None) if cx.interrupted() => break Err(Refusal::Interrupted),
+                Ok(None) if cx.interrupted() => break Err(HoldRefusal::Interrupted),
                 Ok(None) => {}
                 Ok(Some(paths)) => break Ok(paths),
                 Err(refusal) => break Err(refusal),
@@ -175,21 +179,24 @@ impl Names {
         if paths.is_err() {
             self.wake();
         }
-        paths.map(|paths| Held { names: self, paths })
+        paths.map(|paths| HeldPaths { names: self, paths })
     }
 }
 
 /// Applies `change` to the edges that `wants` change.
-fn set_wanted(tree: &mut Tree, wants: &[Want<'_>], change: impl Fn(&mut Edge)) {
+fn set_wanted(tree: &mut PathTree, wants: &[NeededPath<'_>], change: impl Fn(&mut NameEdge)) {
     for want in wants {
-        if let Want::Change(parent, name) = *want {
+        if let NeededPath::Change(parent, name) = *want {
             tree.with_edge(parent, name, &change);
         }
     }
 }
 
 /// Holds all of `wants`, or none (`None`) if one of them is in use.
-fn try_hold(tree: &mut Tree, wants: &[Want<'_>]) -> Result<Option<Vec<HeldPath>>, Refusal> {
+fn try_hold(
+    tree: &mut PathTree,
+    wants: &[NeededPath<'_>],
+) -> Result<Option<Vec<HeldPath>>, HoldRefusal> {
     let mut paths = Vec::with_capacity(wants.len());
     for want in wants {
         paths.push(build(tree, want)?);
@@ -197,7 +204,7 @@ fn try_hold(tree: &mut Tree, wants: &[Want<'_>]) -> Result<Option<Vec<HeldPath>>
     for (place, held) in paths.iter().enumerate() {
         let on_path = |name| paths.iter().any(|other| other.shared().any(|step| step == name));
         if held.changed().is_some_and(on_path) {
-            return Err(Refusal::Nested(place));
+            return Err(HoldRefusal::Nested(place));
         }
     }
     // Operations that change names do not wait for others that want to: each might be on the
@@ -228,71 +235,82 @@ fn try_hold(tree: &mut Tree, wants: &[Want<'_>]) -> Result<Option<Vec<HeldPath>>
 }
 
 /// Builds the path of a want, with its names.
-fn build(tree: &Tree, want: &Want<'_>) -> Result<HeldPath, Refusal> {
+fn build(tree: &PathTree, want: &NeededPath<'_>) -> Result<HeldPath, HoldRefusal> {
     let (dir, last) = match *want {
-        Want::Node(ino) => (ino, None),
-        Want::Name(parent, name) | Want::Change(parent, name) => (parent, Some((parent, name))),
+        NeededPath::Node(ino) => (ino, None),
+        NeededPath::Name(parent, name) | NeededPath::Change(parent, name) => {
+            (parent, Some((parent, name)))
+        }
     };
-    let gone = if last.is_some() { Refusal::DirGone } else { Refusal::Gone };
-    let chain = tree.chain(dir).map_err(|_| Refusal::Gone)?.ok_or(gone)?;
+    let gone = if last.is_some() { HoldRefusal::DirGone } else { HoldRefusal::Gone };
+    let chain = tree.chain(dir).map_err(|_| HoldRefusal::Gone)?.ok_or(gone)?;
     let (mut path, mut steps) = (Vec::new(), Vec::with_capacity(chain.len() + 1));
     for (parent, name) in chain.into_iter().rev().chain(last) {
         path.push(b'/');
         let start = path.len();
         path.extend_from_slice(name);
-        steps.push(Step { parent, start, end: path.len() });
+        steps.push(HeldStep { parent, start, end: path.len() });
     }
     if path.is_empty() {
         path.push(b'/');
     }
-    Ok(HeldPath { path, steps, change: matches!(want, Want::Change(..)) })
+    Ok(HeldPath { path, steps, change: matches!(want, NeededPath::Change(..)) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::path::tree::Found;
+    use crate::path::tree::NamedFile;
     use crate::{Caller, FileKind, InterruptToken};
 
-    const DIR: Found = Found { kind: FileKind::Directory, st_ino: None, fresh: true };
+    const DIR: NamedFile = NamedFile { kind: FileKind::Directory, st_ino: None, fresh: true };
 
     #[test]
     fn an_operation_below_a_directory_delays_its_rename() {
-        let names = Names::new();
+        let names = PathTreeLock::new();
         let cx = Context::new(Caller::default());
         let dir = names.lock().bind(Ino::ROOT, b"a", DIR).unwrap();
-        let below = names.hold(&cx, &[Want::Name(dir, b"x")]).ok().unwrap();
+        let below = names.hold(&cx, &[NeededPath::Name(dir, b"x")]).ok().unwrap();
         assert_eq!(below.path(0).as_bytes(), b"/a/x");
 
         let token = InterruptToken::default();
         token.trip();
         let gone = Context::with_interrupt(Caller::default(), 1, &token);
-        let change = [Want::Change(Ino::ROOT, b"a")];
-        assert_eq!(names.hold(&gone, &change).err(), Some(Refusal::Interrupted));
+        let change = [NeededPath::Change(Ino::ROOT, b"a")];
+        assert_eq!(names.hold(&gone, &change).err(), Some(HoldRefusal::Interrupted));
 
         std::thread::scope(|scope| {
             let mover = scope.spawn(|| drop(names.hold(&cx, &change)));
             std::thread::sleep(Duration::from_millis(30));
             assert!(!mover.is_finished());
             // A later operation gives priority to the rename.
-            assert_eq!(names.hold(&gone, &[Want::Node(dir)]).err(), Some(Refusal::Interrupted));
+            assert_eq!(
+                names.hold(&gone, &[NeededPath::Node(dir)]).err(),
+                Some(HoldRefusal::Interrupted)
+            );
             drop(below);
         });
-        assert_eq!(names.hold(&cx, &[Want::Node(dir)]).ok().unwrap().path(0).as_bytes(), b"/a");
+        assert_eq!(
+            names.hold(&cx, &[NeededPath::Node(dir)]).ok().unwrap().path(0).as_bytes(),
+            b"/a"
+        );
         names.lock().forget(dir, 1);
         assert_eq!(names.lock().len(), 1);
     }
 
     #[test]
     fn changing_a_name_on_the_path_of_another_want_is_refused() {
-        let names = Names::new();
+        let names = PathTreeLock::new();
         let cx = Context::new(Caller::default());
         let dir = names.lock().bind(Ino::ROOT, b"a", DIR).unwrap();
-        let below = [Want::Change(Ino::ROOT, b"a"), Want::Change(dir, b"x")];
-        assert_eq!(names.hold(&cx, &below).err(), Some(Refusal::Nested(0)));
-        let above = [Want::Change(dir, b"x"), Want::Change(Ino::ROOT, b"a")];
-        assert_eq!(names.hold(&cx, &above).err(), Some(Refusal::Nested(1)));
-        assert_eq!(names.hold(&cx, &[Want::Name(Ino(99), b"x")]).err(), Some(Refusal::Gone));
+        let below = [NeededPath::Change(Ino::ROOT, b"a"), NeededPath::Change(dir, b"x")];
+        assert_eq!(names.hold(&cx, &below).err(), Some(HoldRefusal::Nested(0)));
+        let above = [NeededPath::Change(dir, b"x"), NeededPath::Change(Ino::ROOT, b"a")];
+        assert_eq!(names.hold(&cx, &above).err(), Some(HoldRefusal::Nested(1)));
+        assert_eq!(
+            names.hold(&cx, &[NeededPath::Name(Ino(99), b"x")]).err(),
+            Some(HoldRefusal::Gone)
+        );
         // Nothing stays in use after a refusal.
         assert!(names.lock().edge(dir, b"x").is_none());
     }

@@ -28,13 +28,13 @@ mod tree;
 mod types;
 
 pub use adapter::PathAdapter;
-pub use types::{PathCaps, PathCopy, PathDirEntry, PathFile, PathRef, Target};
+pub use types::{PathCaps, PathCopy, PathDirEntry, PathFile, PathOperand, PathRef};
 
 use std::sync::Arc;
 
 use crate::{
     AccessMask, Attr, Context, Errno, Fallocate, IoctlArgs, IoctlReply, Lock, LockOwner,
-    LockRequest, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, ReadArgs,
+    LockRequest, NewNode, Notify, OpenArgs, OpenFlags, OpenReply, Origin, PollHandle, ReadArgs,
     ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetTime, SetXattrFlags, StatFs, Whence,
     WriteArgs, WriteBuf, Xattr, XattrName,
 };
@@ -63,7 +63,7 @@ pub trait PathFileSystem: Send + Sync {
 
     /// Returns the attributes of `target`, without following a symbolic link. Also serves lookups.
     /// Fails with `ENOENT` if the file does not exist.
-    fn getattr(&self, cx: &Context<'_>, target: Target<'_>) -> Result<Attr>;
+    fn getattr(&self, cx: &Context<'_>, target: PathOperand<'_>) -> Result<Attr>;
 
     /// Returns the text of a symbolic link.
     fn readlink(&self, cx: &Context<'_>, path: PathRef<'_>) -> Result<Vec<u8>> {
@@ -119,7 +119,7 @@ pub trait PathFileSystem: Send + Sync {
     }
 
     /// Sets the permission bits, 0 to 0o7777.
-    fn chmod(&self, cx: &Context<'_>, target: Target<'_>, perm: u32) -> Result<()> {
+    fn chmod(&self, cx: &Context<'_>, target: PathOperand<'_>, perm: u32) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
@@ -127,7 +127,7 @@ pub trait PathFileSystem: Send + Sync {
     fn chown(
         &self,
         cx: &Context<'_>,
-        target: Target<'_>,
+        target: PathOperand<'_>,
         uid: Option<u32>,
         gid: Option<u32>,
     ) -> Result<()> {
@@ -135,7 +135,7 @@ pub trait PathFileSystem: Send + Sync {
     }
 
     /// Sets the file size in bytes. Added bytes read as zeros.
-    fn truncate(&self, cx: &Context<'_>, target: Target<'_>, size: u64) -> Result<()> {
+    fn truncate(&self, cx: &Context<'_>, target: PathOperand<'_>, size: u64) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
@@ -143,7 +143,7 @@ pub trait PathFileSystem: Send + Sync {
     fn utimens(
         &self,
         cx: &Context<'_>,
-        target: Target<'_>,
+        target: PathOperand<'_>,
         atime: Option<SetTime>,
         mtime: Option<SetTime>,
     ) -> Result<()> {
@@ -153,7 +153,7 @@ pub trait PathFileSystem: Send + Sync {
     /// Changes several attributes and returns the new ones. The default calls chown, chmod,
     /// truncate and utimens in this order, because each of the first three may change attributes
     /// that a later one sets. If one fails, the earlier changes remain.
-    fn setattr(&self, cx: &Context<'_>, target: Target<'_>, set: &SetAttr) -> Result<Attr> {
+    fn setattr(&self, cx: &Context<'_>, target: PathOperand<'_>, set: &SetAttr) -> Result<Attr> {
         if set.uid.is_some() || set.gid.is_some() {
             self.chown(cx, target, set.uid, set.gid)?;
         }
@@ -170,7 +170,7 @@ pub trait PathFileSystem: Send + Sync {
     }
 
     /// Checks the permissions `mask` of the caller.
-    fn access(&self, cx: &Context<'_>, target: Target<'_>, mask: AccessMask) -> Result<()> {
+    fn access(&self, cx: &Context<'_>, target: PathOperand<'_>, mask: AccessMask) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
@@ -178,7 +178,7 @@ pub trait PathFileSystem: Send + Sync {
     fn setxattr(
         &self,
         cx: &Context<'_>,
-        target: Target<'_>,
+        target: PathOperand<'_>,
         name: XattrName<'_>,
         value: &[u8],
         flags: SetXattrFlags,
@@ -191,7 +191,7 @@ pub trait PathFileSystem: Send + Sync {
     fn getxattr(
         &self,
         cx: &Context<'_>,
-        target: Target<'_>,
+        target: PathOperand<'_>,
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
@@ -200,18 +200,23 @@ pub trait PathFileSystem: Send + Sync {
 
     /// Returns the names of all extended attributes, each followed by a NUL; `room` as for
     /// `getxattr`.
-    fn listxattr(&self, cx: &Context<'_>, target: Target<'_>, room: usize) -> Result<Xattr> {
+    fn listxattr(&self, cx: &Context<'_>, target: PathOperand<'_>, room: usize) -> Result<Xattr> {
         Err(Errno::ENOSYS)
     }
 
     /// Removes an extended attribute.
-    fn removexattr(&self, cx: &Context<'_>, target: Target<'_>, name: XattrName<'_>) -> Result<()> {
+    fn removexattr(
+        &self,
+        cx: &Context<'_>,
+        target: PathOperand<'_>,
+        name: XattrName<'_>,
+    ) -> Result<()> {
         Err(Errno::ENOSYS)
     }
 
     /// Opens a file. The default suits a file system without state per open file.
-    fn open(&self, cx: &Context<'_>, path: PathRef<'_>, args: OpenArgs) -> Result<Opened> {
-        Ok(Opened::default())
+    fn open(&self, cx: &Context<'_>, path: PathRef<'_>, args: OpenArgs) -> Result<OpenReply> {
+        Ok(OpenReply::default())
     }
 
     /// Creates a regular file and opens it. Fails with `EEXIST` if the name exists, because the
@@ -224,7 +229,7 @@ pub trait PathFileSystem: Send + Sync {
         path: PathRef<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<Opened> {
+    ) -> Result<OpenReply> {
         self.mknod(cx, path, node)?;
         // A new file is empty, and truncating it would only take time.
         let creation = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
@@ -339,8 +344,8 @@ pub trait PathFileSystem: Send + Sync {
     }
 
     /// Opens a directory.
-    fn opendir(&self, cx: &Context<'_>, path: PathRef<'_>, flags: OpenFlags) -> Result<Opened> {
-        Ok(Opened::default())
+    fn opendir(&self, cx: &Context<'_>, path: PathRef<'_>, flags: OpenFlags) -> Result<OpenReply> {
+        Ok(OpenReply::default())
     }
 
     /// Returns all entries of the directory, in any order. Called when a listing begins. The
@@ -358,7 +363,7 @@ pub trait PathFileSystem: Send + Sync {
     }
 
     /// Returns space and inode counts.
-    fn statfs(&self, cx: &Context<'_>, target: Target<'_>) -> Result<StatFs> {
+    fn statfs(&self, cx: &Context<'_>, target: PathOperand<'_>) -> Result<StatFs> {
         Ok(StatFs { bsize: 4096, frsize: 4096, name_max: 255, ..StatFs::default() })
     }
 

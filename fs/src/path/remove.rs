@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use crate::{Context, Errno, FileKind, Ino, Name, RenameFlags, Result};
 
 use super::adapter::PathAdapter;
-use super::held::{Refusal, Want};
-use super::{PathFileSystem, PathRef, Target};
+use super::held::{HoldRefusal, NeededPath};
+use super::{PathFileSystem, PathOperand, PathRef};
 
 /// Prefix of the names of hidden files.
 const HIDDEN: &str = ".defuse_hidden";
@@ -24,7 +24,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         name: Name<'_>,
     ) -> Result<()> {
         let name = name.as_bytes();
-        let held = self.names.hold(cx, &[Want::Change(parent, name)])?;
+        let held = self.names.hold(cx, &[NeededPath::Change(parent, name)])?;
         if self.must_hide(parent, name) {
             return self.hide(cx, parent, name, held.path(0)).map(|_| ());
         }
@@ -50,13 +50,13 @@ impl<P: PathFileSystem> PathAdapter<P> {
         if from == to {
             return self.move_to_itself(cx, from, flags);
         }
-        let wants = [Want::Change(from.0, from.1), Want::Change(to.0, to.1)];
+        let wants = [NeededPath::Change(from.0, from.1), NeededPath::Change(to.0, to.1)];
         let held = match self.names.hold(cx, &wants) {
             Ok(held) => held,
             Err(refusal) => {
                 // ENOENT has priority, as in rename(2).
-                let held = self.names.hold(cx, &[Want::Name(from.0, from.1)])?;
-                self.inner.getattr(cx, Target::Path(held.path(0)))?;
+                let held = self.names.hold(cx, &[NeededPath::Name(from.0, from.1)])?;
+                self.inner.getattr(cx, PathOperand::Path(held.path(0)))?;
                 return Err(nested(refusal, flags));
             }
         };
@@ -71,7 +71,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         let replaces = !flags.has(RenameFlags::NOREPLACE) && (known.is_some() || open);
         if replaces {
             // Errors of the rename must be found before a file is hidden.
-            let moved = self.inner.getattr(cx, Target::Path(from_path))?;
+            let moved = self.inner.getattr(cx, PathOperand::Path(from_path))?;
             if known.is_some() && known == self.caps.identity(&moved) {
                 // Two names of one file: rename(2) does nothing.
                 return self.inner.rename(cx, from_path, to_path, flags);
@@ -111,8 +111,8 @@ impl<P: PathFileSystem> PathAdapter<P> {
         (parent, name): (Ino, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
-        let held = self.names.hold(cx, &[Want::Name(parent, name)])?;
-        self.inner.getattr(cx, Target::Path(held.path(0)))?;
+        let held = self.names.hold(cx, &[NeededPath::Name(parent, name)])?;
+        self.inner.getattr(cx, PathOperand::Path(held.path(0)))?;
         if flags.has(RenameFlags::NOREPLACE) { Err(Errno::EEXIST) } else { Ok(()) }
     }
 
@@ -122,7 +122,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         else {
             return;
         };
-        let Ok(held) = self.names.hold(cx, &[Want::Change(parent, &name)]) else { return };
+        let Ok(held) = self.names.hold(cx, &[NeededPath::Change(parent, &name)]) else { return };
         let unused = |ino| {
             let tree = self.names.lock();
             let here = tree.child(parent, &name) == Some(ino);
@@ -166,7 +166,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
             let node = tree.node(ino).ok()?;
             (node.st_ino.is_some() && node.names.len() == 1).then_some(ino)?
         };
-        let links = self.inner.getattr(cx, Target::Path(path)).map_or(0, |attr| attr.nlink);
+        let links = self.inner.getattr(cx, PathOperand::Path(path)).map_or(0, |attr| attr.nlink);
         (links <= 1).then_some(ino)
     }
 
@@ -184,7 +184,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
             let hidden = format!("{HIDDEN}{number:016x}").into_bytes();
             let hidden_path = sibling(path, &hidden);
             let hidden_ref = PathRef::from_checked(&hidden_path);
-            match self.inner.getattr(cx, Target::Path(hidden_ref)) {
+            match self.inner.getattr(cx, PathOperand::Path(hidden_ref)) {
                 Err(Errno::ENOENT) => {}
                 Err(errno) => return Err(errno),
                 Ok(_) => continue,
@@ -218,10 +218,10 @@ impl<P: PathFileSystem> PathAdapter<P> {
 }
 
 /// The error of rename(2) if one name is below the other.
-fn nested(refusal: Refusal, flags: RenameFlags) -> Errno {
+fn nested(refusal: HoldRefusal, flags: RenameFlags) -> Errno {
     match refusal {
-        Refusal::Nested(1) if flags.has(RenameFlags::NOREPLACE) => Errno::EEXIST,
-        Refusal::Nested(1) if !flags.has(RenameFlags::EXCHANGE) => Errno::ENOTEMPTY,
+        HoldRefusal::Nested(1) if flags.has(RenameFlags::NOREPLACE) => Errno::EEXIST,
+        HoldRefusal::Nested(1) if !flags.has(RenameFlags::EXCHANGE) => Errno::ENOTEMPTY,
         other => other.into(),
     }
 }

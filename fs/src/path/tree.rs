@@ -6,12 +6,12 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::{Errno, Fh, FileKind, Ino, Result};
 
 /// A name in a directory.
-type Name<'a> = (Ino, &'a [u8]);
+type PathName<'a> = (Ino, &'a [u8]);
 
 /// Nodes by number. The adapter assigns the numbers in sequence, so that nobody can provoke
 /// collisions, and a multiplication spreads them well. With the default hasher, hashing took most
 /// of the time of an operation. Names use the default hasher, because anybody chooses names.
-type Nodes = HashMap<Ino, Node, BuildHasherDefault<InoHasher>>;
+type PathNodes = HashMap<Ino, PathNode, BuildHasherDefault<InoHasher>>;
 
 #[derive(Debug, Default)]
 struct InoHasher(u64);
@@ -35,23 +35,23 @@ impl Hasher for InoHasher {
 
 /// All nodes. Numbers are never reused, so that no generation is needed.
 #[derive(Debug)]
-pub(super) struct Tree {
-    nodes: Nodes,
+pub(super) struct PathTree {
+    nodes: PathNodes,
     by_st_ino: HashMap<u64, Ino>,
     next: u64,
 }
 
 /// An inode that the frontend knows, or an ancestor of one.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct PathNode {
     /// Its names, each with the parent. One for a directory, any number for hard links, none after
     /// the last name was removed.
     pub names: Vec<(Ino, Box<[u8]>)>,
     /// Names in this directory that are known or in use.
-    children: HashMap<Box<[u8]>, Edge>,
+    children: HashMap<Box<[u8]>, NameEdge>,
     pub kind: FileKind,
     lookups: u64,
-    pub handles: Vec<Handle>,
+    pub handles: Vec<PathHandle>,
     /// The backend's inode number, if it is stable.
     pub st_ino: Option<u64>,
     /// The hidden name, to be removed with the last handle.
@@ -60,7 +60,7 @@ pub(super) struct Node {
 
 /// An open handle, with the number of operations that have borrowed it.
 #[derive(Debug)]
-pub(super) struct Handle {
+pub(super) struct PathHandle {
     pub fh: Fh,
     pub writable: bool,
     pub borrowed: u32,
@@ -70,7 +70,7 @@ pub(super) struct Handle {
 
 /// A name in a directory, with its present users.
 #[derive(Debug, Default)]
-pub(super) struct Edge {
+pub(super) struct NameEdge {
     child: Option<Ino>,
     /// Operations with this name on their path.
     pub shared: u32,
@@ -80,15 +80,15 @@ pub(super) struct Edge {
     pub wanted: u32,
 }
 
-impl Edge {
+impl NameEdge {
     fn idle(&self) -> bool {
         self.child.is_none() && self.shared == 0 && !self.exclusive && self.wanted == 0
     }
 }
 
-impl Node {
+impl PathNode {
     fn new(kind: FileKind, st_ino: Option<u64>) -> Self {
-        Node {
+        PathNode {
             names: Vec::new(),
             children: HashMap::new(),
             kind,
@@ -104,9 +104,9 @@ impl Node {
     }
 }
 
-/// The properties of the file at a name, for [`Tree::bind`].
+/// The properties of the file at a name, for [`PathTree::bind`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct NamedFile {
     pub kind: FileKind,
     /// The inode number of the backend, if its numbers are stable.
     pub st_ino: Option<u64>,
@@ -114,20 +114,20 @@ pub(super) struct Found {
     pub fresh: bool,
 }
 
-impl Tree {
+impl PathTree {
     pub fn new() -> Self {
-        let root = Node::new(FileKind::Directory, None);
-        let nodes = Nodes::from_iter([(Ino::ROOT, root)]);
-        Tree { nodes, by_st_ino: HashMap::new(), next: 2 }
+        let root = PathNode::new(FileKind::Directory, None);
+        let nodes = PathNodes::from_iter([(Ino::ROOT, root)]);
+        PathTree { nodes, by_st_ino: HashMap::new(), next: 2 }
     }
 
     /// Returns the node `ino`. Fails with `ESTALE` if it is unknown.
-    pub fn node(&self, ino: Ino) -> Result<&Node> {
+    pub fn node(&self, ino: Ino) -> Result<&PathNode> {
         self.nodes.get(&ino).ok_or(Errno::ESTALE)
     }
 
-    /// Like [`node`](Tree::node), mutable.
-    pub fn node_mut(&mut self, ino: Ino) -> Result<&mut Node> {
+    /// Like [`node`](PathTree::node), mutable.
+    pub fn node_mut(&mut self, ino: Ino) -> Result<&mut PathNode> {
         self.nodes.get_mut(&ino).ok_or(Errno::ESTALE)
     }
 
@@ -142,12 +142,12 @@ impl Tree {
         self.edge(parent, name)?.child
     }
 
-    pub fn edge(&self, parent: Ino, name: &[u8]) -> Option<&Edge> {
+    pub fn edge(&self, parent: Ino, name: &[u8]) -> Option<&NameEdge> {
         self.nodes.get(&parent)?.children.get(name)
     }
 
     /// Changes the users of a name. Removes the name from the tree if it has none.
-    pub fn with_edge(&mut self, parent: Ino, name: &[u8], change: impl FnOnce(&mut Edge)) {
+    pub fn with_edge(&mut self, parent: Ino, name: &[u8], change: impl FnOnce(&mut NameEdge)) {
         let Some(dir) = self.nodes.get_mut(&parent) else { return };
         if let Some(edge) = dir.children.get_mut(name) {
             change(edge);
@@ -156,7 +156,7 @@ impl Tree {
                 self.collect(parent);
             }
         } else {
-            let mut edge = Edge::default();
+            let mut edge = NameEdge::default();
             change(&mut edge);
             if !edge.idle() {
                 dir.children.insert(name.into(), edge);
@@ -166,7 +166,7 @@ impl Tree {
 
     /// The steps from `ino` up to the root: parent and name of each. `None` if a name was removed.
     /// Fails with `ESTALE` if `ino` is unknown.
-    pub fn chain(&self, ino: Ino) -> Result<Option<Vec<Name<'_>>>> {
+    pub fn chain(&self, ino: Ino) -> Result<Option<Vec<PathName<'_>>>> {
         let (mut at, mut steps) = (ino, Vec::new());
         while at != Ino::ROOT {
             let Some((parent, name)) = self.node(at)?.names.first() else { return Ok(None) };
@@ -178,7 +178,7 @@ impl Tree {
 
     /// Records that `name` in `parent` leads to the file `found`. Returns its node, with one lookup
     /// added. Fails with `ESTALE` if the parent is unknown.
-    pub fn bind(&mut self, parent: Ino, name: &[u8], found: Found) -> Result<Ino> {
+    pub fn bind(&mut self, parent: Ino, name: &[u8], found: NamedFile) -> Result<Ino> {
         self.node(parent)?;
         let current = self.child(parent, name);
         let same = self.known(current, found);
@@ -192,7 +192,7 @@ impl Tree {
     }
 
     /// Returns the existing node of `found`, if any.
-    fn known(&mut self, current: Option<Ino>, found: Found) -> Option<Ino> {
+    fn known(&mut self, current: Option<Ino>, found: NamedFile) -> Option<Ino> {
         let candidate = match found.st_ino {
             Some(st_ino) => self.by_st_ino.get(&st_ino).copied(),
             None if found.fresh => None,
@@ -207,10 +207,10 @@ impl Tree {
         None
     }
 
-    fn add(&mut self, found: Found) -> Ino {
+    fn add(&mut self, found: NamedFile) -> Ino {
         let ino = Ino(self.next);
         self.next += 1;
-        self.nodes.insert(ino, Node::new(found.kind, found.st_ino));
+        self.nodes.insert(ino, PathNode::new(found.kind, found.st_ino));
         if let Some(st_ino) = found.st_ino {
             self.by_st_ino.insert(st_ino, ino);
         }
@@ -263,7 +263,7 @@ impl Tree {
     /// Exchanges two names.
     pub fn exchange(&mut self, first: (Ino, &[u8]), second: (Ino, &[u8])) {
         let (one, other) = (self.child(first.0, first.1), self.child(second.0, second.1));
-        let kept = |tree: &mut Tree| {
+        let kept = |tree: &mut PathTree| {
             tree.detach(first.0, first.1);
             tree.detach(second.0, second.1);
             if let Some(ino) = one {
@@ -278,7 +278,7 @@ impl Tree {
 
     /// Runs `change` while `ino` has an additional lookup, so that losing its name does not remove
     /// it.
-    fn keep(&mut self, ino: Ino, change: impl FnOnce(&mut Tree)) {
+    fn keep(&mut self, ino: Ino, change: impl FnOnce(&mut PathTree)) {
         if let Some(node) = self.nodes.get_mut(&ino) {
             node.lookups += 1;
         }
@@ -313,7 +313,7 @@ impl Tree {
     pub fn collect(&mut self, ino: Ino) {
         let mut candidates = vec![ino];
         while let Some(ino) = candidates.pop() {
-            let unused = self.nodes.get(&ino).is_some_and(Node::unused);
+            let unused = self.nodes.get(&ino).is_some_and(PathNode::unused);
             if ino == Ino::ROOT || !unused {
                 continue;
             }

@@ -71,27 +71,27 @@ impl<'a> PathFile<'a> {
 
 /// The object of an operation on an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target<'a> {
+pub enum PathOperand<'a> {
     /// The object at this path.
     Path(PathRef<'a>),
     /// This open file, which may have no path any more.
     Open(PathFile<'a>),
 }
 
-impl<'a> Target<'a> {
+impl<'a> PathOperand<'a> {
     /// Returns the path. Fails with `ESTALE` if there is none.
     pub fn path(self) -> Result<PathRef<'a>> {
         match self {
-            Target::Path(path) => Ok(path),
-            Target::Open(file) => file.path.ok_or(Errno::ESTALE),
+            PathOperand::Path(path) => Ok(path),
+            PathOperand::Open(file) => file.path.ok_or(Errno::ESTALE),
         }
     }
 
     /// Returns the handle, if any.
     pub fn fh(self) -> Option<Fh> {
         match self {
-            Target::Path(_) => None,
-            Target::Open(file) => Some(file.fh),
+            PathOperand::Path(_) => None,
+            PathOperand::Open(file) => Some(file.fh),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! POSIX access control lists, acl(5), in the format of the extended attributes
 //! `system.posix_acl_access` and `system.posix_acl_default`. Source: fs/posix_acl.c of Linux.
 
-use super::User;
+use super::PosixUser;
 use crate::{Errno, Result};
 
 /// First field of the value, `POSIX_ACL_XATTR_VERSION` of `linux/posix_acl_xattr.h`.
@@ -31,7 +31,7 @@ struct AclEntry {
 
 /// True if the ACL grants `mask` (4 read, 2 write, 1 execute) to `user` on a file of `owner`, user
 /// and group. `None` if the bytes are not an ACL.
-pub fn permits<U: User + ?Sized>(
+pub fn permits<U: PosixUser + ?Sized>(
     list: &[u8],
     user: &U,
     owner: (u32, u32),
@@ -237,9 +237,9 @@ mod tests {
         assert_eq!(acl.find(USER).unwrap().perm, 5);
     }
 
-    struct Member(u32, &'static [u32]);
+    struct GroupMember(u32, &'static [u32]);
 
-    impl User for Member {
+    impl PosixUser for GroupMember {
         fn uid(&self) -> u32 {
             self.0
         }
@@ -259,7 +259,7 @@ mod tests {
             (OTHER, 1, NO_ID),
         ]);
         let ask = |uid, groups: &'static [u32], mask| {
-            permits(&acl, &Member(uid, groups), (1000, 100), mask).unwrap()
+            permits(&acl, &GroupMember(uid, groups), (1000, 100), mask).unwrap()
         };
         assert!(ask(1000, &[1], 6) && !ask(1000, &[1], 1));
         // The mask limits a named user, and no further entry is checked.
@@ -269,6 +269,6 @@ mod tests {
         assert!(ask(1002, &[1, 50], 4) && !ask(1002, &[1, 50], 2));
         // In a group that grants nothing, the bits of others do not apply.
         assert!(!ask(1002, &[100], 1) && ask(1003, &[1], 1));
-        assert_eq!(permits(b"xx", &Member(1, &[]), (0, 0), 1), None);
+        assert_eq!(permits(b"xx", &GroupMember(1, &[]), (0, 0), 1), None);
     }
 }

@@ -6,7 +6,7 @@ use crate::{FileKind, NewNode};
 
 /// The parent directory of a new inode.
 #[derive(Clone, Copy, Debug)]
-pub struct Parent<'a> {
+pub struct CreateParent<'a> {
     /// Its permission bits.
     pub perm: u32,
     /// Its group.
@@ -34,7 +34,7 @@ pub struct NewInode {
 /// creator is a member of the group or, by `keeps_sgid`, has `CAP_FSETID`. A default ACL replaces
 /// the umask.
 #[must_use]
-pub fn new_inode(dir: Parent<'_>, node: &NewNode<'_>, keeps_sgid: bool) -> NewInode {
+pub fn new_inode(dir: CreateParent<'_>, node: &NewNode<'_>, keeps_sgid: bool) -> NewInode {
     let is_dir = node.kind == FileKind::Directory;
     let mut perm = node.perm & 0o7777;
     let mut gid = node.gid;
@@ -72,15 +72,15 @@ mod tests {
         NewNode { umask: 0o022, ..NewNode::new(kind, perm, caller) }
     }
 
-    fn made(dir: Parent<'_>, node: &NewNode<'_>, keeps_sgid: bool) -> (u32, u32) {
+    fn made(dir: CreateParent<'_>, node: &NewNode<'_>, keeps_sgid: bool) -> (u32, u32) {
         let made = new_inode(dir, node, keeps_sgid);
         (made.perm, made.gid)
     }
 
     #[test]
     fn a_directory_with_set_group_id_passes_its_group_on() {
-        let plain = Parent { perm: 0o777, gid: 20, default_acl: None };
-        let handing = Parent { perm: 0o2777, ..plain };
+        let plain = CreateParent { perm: 0o777, gid: 20, default_acl: None };
+        let handing = CreateParent { perm: 0o2777, ..plain };
         let (file, dir) = (node(FileKind::Regular, 0o2775), node(FileKind::Directory, 0o777));
         assert_eq!(made(plain, &file, false), (0o2755, 5));
         assert_eq!(made(plain, &dir, false), (0o755, 5));
@@ -104,7 +104,7 @@ mod tests {
         ]
         .concat();
         let list = Acl::parse(&bytes).unwrap().unwrap();
-        let dir = Parent { perm: 0o777, gid: 0, default_acl: Some(&list) };
+        let dir = CreateParent { perm: 0o777, gid: 0, default_acl: Some(&list) };
         let file = new_inode(dir, &node(FileKind::Regular, 0o666), false);
         assert_eq!(file.perm, 0o664);
         assert!(file.access_acl.is_some() && file.default_acl.is_none());

@@ -12,7 +12,7 @@ mod set_id;
 
 pub use access::{consults_acl, owns, permits};
 pub use access_time::access_time_is_due;
-pub use create::{NewInode, Parent, new_inode};
+pub use create::{CreateParent, NewInode, new_inode};
 pub use names::{gives_privilege, may_link, may_remove};
 pub use set_id::{clears_mark, without_set_id};
 
@@ -29,7 +29,7 @@ pub(crate) const STICKY: u32 = 0o1000;
 pub(crate) const GROUP_EXEC: u32 = 0o010;
 
 /// A user as seen by permission checks, credentials(7).
-pub trait User {
+pub trait PosixUser {
     /// File-system user id.
     fn uid(&self) -> u32;
 
@@ -44,13 +44,13 @@ pub trait User {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::User;
+    use super::PosixUser;
     use crate::{Attr, FileKind, Timestamp};
 
     /// A user in the group of the same number, and in the group 20.
-    pub struct Plain(pub u32);
+    pub struct PlainUser(pub u32);
 
-    impl User for Plain {
+    impl PosixUser for PlainUser {
         fn uid(&self) -> u32 {
             self.0
         }
@@ -60,9 +60,9 @@ pub(crate) mod tests {
     }
 
     /// A user with `CAP_FOWNER`.
-    pub struct Privileged;
+    pub struct PrivilegedUser;
 
-    impl User for Privileged {
+    impl PosixUser for PrivilegedUser {
         fn uid(&self) -> u32 {
             1
         }

@@ -49,14 +49,14 @@ pub fn child_towards(
 
 /// The relation of the two directories of a rename, which differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lineage {
+pub struct DirectoryRelation {
     /// The child of the old directory through which the new one is reached.
     pub to_is_below: Option<Ino>,
     /// The child of the new directory through which the old one is reached.
     pub from_is_below: Option<Ino>,
 }
 
-impl Lineage {
+impl DirectoryRelation {
     /// True if the old directory, `from`, is locked before the new one. The upper directory is
     /// locked first, as by all operations that descend; unrelated directories in the order of their
     /// numbers. The topology must not change between computing the lineage and taking both locks;
@@ -103,8 +103,8 @@ mod tests {
         })
     }
 
-    fn lineage(from: u64, to: u64) -> Lineage {
-        Lineage {
+    fn lineage(from: u64, to: u64) -> DirectoryRelation {
+        DirectoryRelation {
             to_is_below: child_towards(Ino(from), Ino(to), parent).unwrap(),
             from_is_below: child_towards(Ino(to), Ino(from), parent).unwrap(),
         }
@@ -112,10 +112,16 @@ mod tests {
 
     #[test]
     fn the_ancestor_is_found_and_the_search_ends_at_the_root_a_removed_directory_or_a_cycle() {
-        assert_eq!(lineage(1, 5), Lineage { to_is_below: Some(Ino(2)), from_is_below: None });
-        assert_eq!(lineage(5, 2), Lineage { to_is_below: None, from_is_below: Some(Ino(4)) });
-        assert_eq!(lineage(3, 5), Lineage::default());
-        assert_eq!(lineage(9, 1), Lineage::default());
+        assert_eq!(
+            lineage(1, 5),
+            DirectoryRelation { to_is_below: Some(Ino(2)), from_is_below: None }
+        );
+        assert_eq!(
+            lineage(5, 2),
+            DirectoryRelation { to_is_below: None, from_is_below: Some(Ino(4)) }
+        );
+        assert_eq!(lineage(3, 5), DirectoryRelation::default());
+        assert_eq!(lineage(9, 1), DirectoryRelation::default());
         assert_eq!(child_towards(Ino(2), Ino(2), parent), Ok(None));
         let circle = |ino: Ino| Ok(Some(Ino(ino.0 ^ 1)));
         assert_eq!(child_towards(Ino(9), Ino(4), circle), Err(Errno::ELOOP));
@@ -128,7 +134,7 @@ mod tests {
             assert_eq!(lineage(from, to).locks_from_first(Ino(from), Ino(to)), from_first);
         }
         // The numbers do not matter if one directory is below the other.
-        let upside_down = Lineage { to_is_below: Some(Ino(7)), from_is_below: None };
+        let upside_down = DirectoryRelation { to_is_below: Some(Ino(7)), from_is_below: None };
         assert!(upside_down.locks_from_first(Ino(9), Ino(3)));
     }
 

@@ -26,12 +26,12 @@ pub fn clears_mark(cx: &Context<'_>, perm: u32, gid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Caller, Errno, Groups, Result};
+    use crate::{Caller, Errno, Result, SupplementaryGroups};
 
     /// Those of the caller; `None` if nobody knows them.
-    struct Known(Option<Vec<u32>>);
+    struct GroupList(Option<Vec<u32>>);
 
-    impl Groups for Known {
+    impl SupplementaryGroups for GroupList {
         fn groups_of(&self, _: Caller) -> Result<Vec<u32>> {
             self.0.clone().ok_or(Errno::ENOSYS)
         }
@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn only_a_caller_that_is_known_to_be_a_stranger_clears_a_mark() {
         let clears = |uid, groups: Option<Vec<u32>>, perm| {
-            let known = Known(groups);
+            let known = GroupList(groups);
             let caller = Caller { uid, gid: 5, pid: 1 };
             clears_mark(&Context::new(caller).with_groups(&known), perm, 7)
         };

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 ///
 /// The default describes a frontend with threads of its own in one process, such as a kernel mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frontend {
+pub struct FrontendProperties {
     /// The threads that call.
-    pub threads: Threads,
+    pub threads: CallingThreads,
     /// The place of file locks.
-    pub locks: Locks,
+    pub locks: LockPlace,
     /// Other processes open the same source at the same time without notifying each other:
     /// attributes and names must not be cached.
     pub concurrent: bool,
@@ -22,10 +22,10 @@ pub struct Frontend {
     /// Nothing is changed through the frontend: a source need not be opened for writing. A file system that
     /// changes nothing then says so by [`Caps::read_only`](crate::Caps::read_only).
     pub read_only: bool,
-    /// The frontend can use [`Opened::backing`](crate::Opened::backing).
+    /// The frontend can use [`OpenReply::backing`](crate::OpenReply::backing).
     pub backing_files: bool,
     /// The effects of files that the frontend permits.
-    pub granted: Granted,
+    pub granted: GrantedEffects,
     /// Only the user who opens the file system has access through the frontend, or permissions are not checked at all. Otherwise the
     /// access lists of files are consulted, also where a file system has no other extended attributes.
     pub single_user: bool,
@@ -43,17 +43,17 @@ pub struct Frontend {
     pub stackfs: bool,
 }
 
-impl Default for Frontend {
+impl Default for FrontendProperties {
     fn default() -> Self {
-        Frontend {
-            threads: Threads::Serving,
-            locks: Locks::Frontend,
+        FrontendProperties {
+            threads: CallingThreads::Serving,
+            locks: LockPlace::Frontend,
             concurrent: false,
             writeback: false,
             noatime: false,
             read_only: false,
             backing_files: true,
-            granted: Granted::default(),
+            granted: GrantedEffects::default(),
             single_user: false,
             mountpoint: None,
             descriptors_from: 0,
@@ -65,7 +65,7 @@ impl Default for Frontend {
 
 /// The threads that call a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Threads {
+pub enum CallingThreads {
     /// They only serve requests: an operation may change their credentials.
     #[default]
     Serving,
@@ -79,7 +79,7 @@ pub enum Threads {
 
 /// Place of POSIX and flock locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Locks {
+pub enum LockPlace {
     /// In the frontend. They apply among all its callers, and cost nothing in the file system.
     #[default]
     Frontend,
@@ -89,7 +89,7 @@ pub enum Locks {
     /// Like `FileSystem`, in a process that forks: child processes and the next program share its open
     /// files and their locks.
     ///
-    /// Open files come with [`Opened::lower`](crate::Opened::lower), on which the frontend takes the locks
+    /// Open files come with [`OpenReply::lower`](crate::OpenReply::lower), on which the frontend takes the locks
     /// of an open file. A release closes the descriptor and unlocks nothing, because another process may
     /// still have the open file. A conflicting lock is `EAGAIN`, and the frontend asks again. A waiting
     /// thread would not exist in a child, which would find the thread's mutex locked and its descriptors
@@ -97,11 +97,11 @@ pub enum Locks {
     Inherited,
 }
 
-/// Effects that a frontend may grant to files, see [`Denied`](crate::Denied). A mount below the source that
+/// Effects that a frontend may grant to files, see [`SourceRestrictions`](crate::SourceRestrictions). A mount below the source that
 /// denies one of them is then not served (`EACCES`). The restrictions of the source itself are in
 /// [`Caps::denied`](crate::Caps::denied), which the frontend must obey.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Granted {
+pub struct GrantedEffects {
     /// Run set-user-id programs.
     pub suid: bool,
     /// Open device files.

@@ -1,7 +1,7 @@
 //! Kinds of file systems, described where they are implemented.
 //!
 //! A *source* names a file system in text: `KIND:REST`, such as `passthrough:/srv`, with options beside it.
-//! Each backend describes its kinds by a [`Description`]: the name, the help text, the options, and the
+//! Each backend describes its kinds by a [`SourceDescription`]: the name, the help text, the options, and the
 //! function that opens a source. Programs list the kinds that they link and know nothing else about them.
 //!
 //! It has no list of kinds (programs have these), and no parser of command lines.
@@ -10,11 +10,12 @@ mod frontend;
 mod images;
 mod value;
 
-pub use frontend::{Frontend, Granted, Locks, Threads};
+pub use frontend::{CallingThreads, FrontendProperties, GrantedEffects, LockPlace};
 pub use images::{
-    Cell, Checked, Grown, Growth, Image, Images, NewImage, Newest, Table, Unwatched, Watch,
+    CheckResult, DumpCell, DumpTable, GrowthResult, ImageGrowth, ImageOperations, NewImage,
+    NewestChanges, NoWatch, SourceImage, WorkWatch,
 };
-pub use value::{Value, Word, bytes, seconds};
+pub use value::{ChoiceWord, OptionValue, bytes, seconds};
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -24,7 +25,7 @@ use crate::FileSystem;
 
 /// The facts of a kind that programs show and decide by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct About {
+pub struct SourceFacts {
     /// The word before the colon of a source. Lower case, unique among the kinds of a program.
     pub name: &'static str,
     /// The form of a source in help texts: `passthrough:DIR`.
@@ -32,21 +33,21 @@ pub struct About {
     /// One line of help.
     pub help: &'static str,
     /// The meaning of the text after the colon.
-    pub rest: Rest,
+    pub rest: SourceRest,
     /// How several processes can use one source.
-    pub sharing: Sharing,
+    pub sharing: SourceSharing,
     /// The file system does its own I/O by io_uring(7), also after it is open: a sandbox must permit the calls
     /// of rings.
     pub rings: bool,
     /// The file system connects to other machines, also after it is open: a sandbox must permit sockets.
     pub network: bool,
     /// The files that the file system opens by their names after it is open: a sandbox must leave them visible.
-    pub files: Files,
+    pub files: FileAccess,
 }
 
 /// Files that a file system opens by their names after it is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Files {
+pub enum FileAccess {
     /// None: it has the descriptors that it needs.
     None,
     /// Those in the directory that the text after the colon names, from descriptors in it.
@@ -57,7 +58,7 @@ pub enum Files {
 
 /// The meaning of the text after the colon of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum SourceRest {
     /// A path. It must not be empty, and a relative path is made absolute: the process that serves a mount
     /// works in `/`.
     Path,
@@ -69,7 +70,7 @@ pub enum Rest {
 
 /// How several processes can use one source at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
+pub enum SourceSharing {
     /// All state is in a directory of the kernel, named by the text after the colon. Every process opens
     /// the source by itself.
     InDirectory,
@@ -85,44 +86,44 @@ pub enum Sharing {
 
 /// Why a source could not be opened. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Error {
+pub enum SourceOpenError {
     /// The text is wrong.
     Usage(String),
     /// The text is right, but opening failed.
     Failed(String),
     /// The text is right, but somebody else uses the object (`EBUSY`).
     Busy(String),
-    /// A [`Watch`] has ended the work.
+    /// A [`WorkWatch`] has ended the work.
     Interrupted(String),
 }
 
-impl Error {
+impl SourceOpenError {
     /// Opening failed with `error`.
     pub fn failed(error: impl fmt::Display) -> Self {
-        Error::Failed(error.to_string())
+        SourceOpenError::Failed(error.to_string())
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for SourceOpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Usage(text)
-            | Error::Failed(text)
-            | Error::Busy(text)
-            | Error::Interrupted(text) => f.write_str(text),
+            SourceOpenError::Usage(text)
+            | SourceOpenError::Failed(text)
+            | SourceOpenError::Busy(text)
+            | SourceOpenError::Interrupted(text) => f.write_str(text),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for SourceOpenError {}
 
 /// The result of parsing or opening a source.
-pub type Result<T = ()> = std::result::Result<T, Error>;
+pub type SourceResult<T = ()> = std::result::Result<T, SourceOpenError>;
 
-/// A kind of file system that a program can open by name. Backends implement it by a [`Description`].
-pub trait Kind: Sync {
+/// A kind of file system that a program can open by name. Backends implement it by a [`SourceDescription`].
+pub trait SourceKind: Sync {
     /// The facts.
-    fn about(&self) -> &About;
+    fn about(&self) -> &SourceFacts;
 
     /// The options, for help texts and for suggestions.
     fn options(&self) -> Vec<OptionHelp>;
@@ -131,25 +132,25 @@ pub trait Kind: Sync {
     ///
     /// # Errors
     ///
-    /// [`Error::Usage`] for an unknown option, and for a value that the option cannot have.
-    fn check(&self, options: &[String]) -> Result;
+    /// [`SourceOpenError::Usage`] for an unknown option, and for a value that the option cannot have.
+    fn check(&self, options: &[String]) -> SourceResult;
 
     /// Opens the source `rest` for `frontend`, with `options` in their order: later ones override earlier
     /// ones.
     ///
     /// # Errors
     ///
-    /// [`Error::Usage`] as for [`check`](Kind::check), and for a `rest` of the wrong form;
-    /// [`Error::Failed`] when the file system cannot be opened, and [`Error::Busy`] when somebody else uses it.
+    /// [`SourceOpenError::Usage`] as for [`check`](SourceKind::check), and for a `rest` of the wrong form;
+    /// [`SourceOpenError::Failed`] when the file system cannot be opened, and [`SourceOpenError::Busy`] when somebody else uses it.
     fn open(
         &self,
         rest: &OsStr,
-        frontend: &Frontend,
+        frontend: &FrontendProperties,
         options: &[String],
-    ) -> Result<Arc<dyn FileSystem>>;
+    ) -> SourceResult<Arc<dyn FileSystem>>;
 
     /// Operations on unmounted file systems of this kind. `None` if they do not lie in an image.
-    fn images(&self) -> Option<&'static dyn Images> {
+    fn images(&self) -> Option<&'static dyn ImageOperations> {
         None
     }
 }
@@ -166,33 +167,33 @@ pub struct OptionHelp {
 }
 
 /// A kind whose settings have the type `S`.
-pub struct Description<S: 'static> {
+pub struct SourceDescription<S: 'static> {
     /// The facts.
-    pub about: About,
+    pub about: SourceFacts,
     /// All options, in the order of the help text.
-    pub options: &'static [Opt<S>],
+    pub options: &'static [SourceOption<S>],
     /// The settings without options, for this frontend.
-    pub defaults: fn(&Frontend) -> S,
+    pub defaults: fn(&FrontendProperties) -> S,
     /// Opens the text after the colon.
-    pub open: fn(&OsStr, S) -> Result<Arc<dyn FileSystem>>,
-    /// See [`Kind::images`].
-    pub images: Option<&'static dyn Images>,
+    pub open: fn(&OsStr, S) -> SourceResult<Arc<dyn FileSystem>>,
+    /// See [`SourceKind::images`].
+    pub images: Option<&'static dyn ImageOperations>,
 }
 
 /// An option, and its effect on settings of type `S`.
-pub struct Opt<S: 'static> {
+pub struct SourceOption<S: 'static> {
     /// The name.
     pub name: &'static str,
     /// One line of help, less than 100 bytes.
     pub help: &'static str,
     /// The form of the value, and its effect.
-    pub value: Value<S>,
+    pub value: OptionValue<S>,
 }
 
-impl<S> Opt<S> {
+impl<S> SourceOption<S> {
     /// An option.
-    pub const fn new(name: &'static str, value: Value<S>, help: &'static str) -> Self {
-        Opt { name, help, value }
+    pub const fn new(name: &'static str, value: OptionValue<S>, help: &'static str) -> Self {
+        SourceOption { name, help, value }
     }
 
     fn help(&self) -> OptionHelp {
@@ -204,13 +205,17 @@ impl<S> Opt<S> {
     }
 }
 
-impl<S> Description<S> {
+impl<S> SourceDescription<S> {
     /// The settings for `frontend` after `options`.
     ///
     /// # Errors
     ///
-    /// [`Error::Usage`], see [`Kind::check`].
-    pub fn settings(&self, frontend: &Frontend, options: &[impl AsRef<str>]) -> Result<S> {
+    /// [`SourceOpenError::Usage`], see [`SourceKind::check`].
+    pub fn settings(
+        &self,
+        frontend: &FrontendProperties,
+        options: &[impl AsRef<str>],
+    ) -> SourceResult<S> {
         let mut settings = (self.defaults)(frontend);
         for option in options {
             let option = option.as_ref();
@@ -226,40 +231,42 @@ impl<S> Description<S> {
         Ok(settings)
     }
 
-    fn unknown(&self, name: &str) -> Error {
+    fn unknown(&self, name: &str) -> SourceOpenError {
         let kind = self.about.name;
         let names: Vec<_> = self.options.iter().map(|known| known.name).collect();
         let known = match names.is_empty() {
             true => String::new(),
             false => format!(", {}", names.join(", ")),
         };
-        Error::Usage(format!("there is no option {name} of {kind}: known are ro, rw{known}"))
+        SourceOpenError::Usage(format!(
+            "there is no option {name} of {kind}: known are ro, rw{known}"
+        ))
     }
 }
 
-impl<S> Kind for Description<S> {
-    fn about(&self) -> &About {
+impl<S> SourceKind for SourceDescription<S> {
+    fn about(&self) -> &SourceFacts {
         &self.about
     }
 
     fn options(&self) -> Vec<OptionHelp> {
-        self.options.iter().map(Opt::help).collect()
+        self.options.iter().map(SourceOption::help).collect()
     }
 
-    fn check(&self, options: &[String]) -> Result {
-        self.settings(&Frontend::default(), options).map(drop)
+    fn check(&self, options: &[String]) -> SourceResult {
+        self.settings(&FrontendProperties::default(), options).map(drop)
     }
 
     fn open(
         &self,
         rest: &OsStr,
-        frontend: &Frontend,
+        frontend: &FrontendProperties,
         options: &[String],
-    ) -> Result<Arc<dyn FileSystem>> {
+    ) -> SourceResult<Arc<dyn FileSystem>> {
         (self.open)(rest, self.settings(frontend, options)?)
     }
 
-    fn images(&self) -> Option<&'static dyn Images> {
+    fn images(&self) -> Option<&'static dyn ImageOperations> {
         self.images
     }
 }
@@ -269,38 +276,46 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq)]
-    struct Settings {
+    struct TestSettings {
         size: u64,
         quiet: bool,
     }
 
-    static KIND: Description<Settings> = Description {
-        about: About {
+    static KIND: SourceDescription<TestSettings> = SourceDescription {
+        about: SourceFacts {
             name: "test",
             form: "test:",
             help: "nothing",
-            rest: Rest::Nothing,
-            sharing: Sharing::NeedsServer,
+            rest: SourceRest::Nothing,
+            sharing: SourceSharing::NeedsServer,
             rings: false,
             network: false,
-            files: Files::None,
+            files: FileAccess::None,
         },
         options: &[
-            Opt::new("size", Value::Size(1, 1 << 40, |s: &mut Settings, n| s.size = n), "bytes"),
-            Opt::new("quiet", Value::Flag(|s: &mut Settings| s.quiet = true), "no output"),
+            SourceOption::new(
+                "size",
+                OptionValue::Size(1, 1 << 40, |s: &mut TestSettings, n| s.size = n),
+                "bytes",
+            ),
+            SourceOption::new(
+                "quiet",
+                OptionValue::Flag(|s: &mut TestSettings| s.quiet = true),
+                "no output",
+            ),
         ],
-        defaults: |frontend| Settings { size: 7, quiet: frontend.writeback },
-        open: |_, _| Err(Error::failed("nothing to open")),
+        defaults: |frontend| TestSettings { size: 7, quiet: frontend.writeback },
+        open: |_, _| Err(SourceOpenError::failed("nothing to open")),
         images: None,
     };
 
     #[test]
     fn later_options_override_earlier_ones_and_the_frontend() {
-        let of = |frontend: &Frontend, options: &[&str]| KIND.settings(frontend, options);
-        let frontend = Frontend { writeback: true, ..Frontend::default() };
-        assert_eq!(of(&frontend, &[]), Ok(Settings { size: 7, quiet: true }));
-        let after = of(&Frontend::default(), &["size=1K", "quiet", "size=2K"]);
-        assert_eq!(after, Ok(Settings { size: 2048, quiet: true }));
+        let of = |frontend: &FrontendProperties, options: &[&str]| KIND.settings(frontend, options);
+        let frontend = FrontendProperties { writeback: true, ..FrontendProperties::default() };
+        assert_eq!(of(&frontend, &[]), Ok(TestSettings { size: 7, quiet: true }));
+        let after = of(&FrontendProperties::default(), &["size=1K", "quiet", "size=2K"]);
+        assert_eq!(after, Ok(TestSettings { size: 2048, quiet: true }));
     }
 
     #[test]
@@ -314,7 +329,8 @@ mod tests {
 
     #[test]
     fn help_has_the_form_of_the_value() {
-        let forms: Vec<_> = Kind::options(&KIND).into_iter().map(|option| option.form).collect();
+        let forms: Vec<_> =
+            SourceKind::options(&KIND).into_iter().map(|option| option.form).collect();
         assert_eq!(forms, ["size=BYTES", "quiet"]);
     }
 }

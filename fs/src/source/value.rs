@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Error, Result};
+use super::{SourceOpenError, SourceResult};
 
-/// One word of a [`Value::Choice`], with its effect.
-pub type Word<S> = (&'static str, fn(&mut S));
+/// One word of a [`OptionValue::Choice`], with its effect.
+pub type ChoiceWord<S> = (&'static str, fn(&mut S));
 
 /// The form of the text after `=`, with the effect on settings of type `S`.
-pub enum Value<S: 'static> {
+pub enum OptionValue<S: 'static> {
     /// No value.
     Flag(fn(&mut S)),
     /// A decimal number between the two limits, both included.
@@ -20,15 +20,15 @@ pub enum Value<S: 'static> {
     /// Seconds, see [`seconds`].
     Seconds(fn(&mut S, Duration)),
     /// One of these words. If the empty word is among them, the option may come without `=`.
-    Choice(&'static [Word<S>]),
+    Choice(&'static [ChoiceWord<S>]),
     /// Text in a form of its own, with its description for an error message. The function returns `None`
     /// for any other form.
     Text(&'static str, &'static str, fn(&mut S, &str) -> Option<()>),
 }
 
-use Value::{Choice, Flag, Number, Octal, Seconds, Size, Text};
+use OptionValue::{Choice, Flag, Number, Octal, Seconds, Size, Text};
 
-impl<S> Value<S> {
+impl<S> OptionValue<S> {
     /// The value in help texts; `None` for a flag.
     pub fn form(&self) -> Option<String> {
         match self {
@@ -62,8 +62,8 @@ impl<S> Value<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::Usage`] for a missing value, a superfluous one, and one of the wrong form or range.
-    pub fn apply(&self, settings: &mut S, name: &str, value: Option<&str>) -> Result {
+    /// [`SourceOpenError::Usage`] for a missing value, a superfluous one, and one of the wrong form or range.
+    pub fn apply(&self, settings: &mut S, name: &str, value: Option<&str>) -> SourceResult {
         match (self, value) {
             (Flag(set), None) => {
                 set(settings);
@@ -73,13 +73,13 @@ impl<S> Value<S> {
                 return self.apply(settings, name, Some(""));
             }
             (Flag(_), Some(_)) => {
-                return Err(Error::Usage(format!(
+                return Err(SourceOpenError::Usage(format!(
                     "option {name} takes no value: write just {name}"
                 )));
             }
             (_, None) => {
                 let form = self.form().unwrap_or_default();
-                return Err(Error::Usage(format!(
+                return Err(SourceOpenError::Usage(format!(
                     "option {name} needs a value: write {name}={form}"
                 )));
             }
@@ -88,7 +88,9 @@ impl<S> Value<S> {
         let value = value.unwrap_or_default();
         self.apply_value(settings, value).ok_or_else(|| {
             let expected = self.expected();
-            Error::Usage(format!("option {name}={value} is not possible: write {expected}"))
+            SourceOpenError::Usage(format!(
+                "option {name}={value} is not possible: write {expected}"
+            ))
         })
     }
 

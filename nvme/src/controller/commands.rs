@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use defuse_block::{Errno, Priority};
+use defuse_block::{Errno, QueuePriority};
 
 use super::core::log_page;
 use super::{ControllerState, NvmeController};
@@ -74,13 +74,13 @@ impl NvmeController {
         &self,
         ring: &QueuePair,
         vector: Option<u16>,
-        priority: Priority,
+        priority: QueuePriority,
     ) -> [SubmissionEntry; 2] {
         let priority = match priority {
             _ if !self.capabilities.has_priorities() => 0,
-            Priority::High => 1,
-            Priority::Medium => 2,
-            Priority::Low => 3,
+            QueuePriority::High => 1,
+            QueuePriority::Medium => 2,
+            QueuePriority::Low => 3,
         };
         let size = u32::from(ring.number()) | (u32::from(ring.entries()) - 1) << 16;
         let interrupts = vector.map_or(0, |vector| 2 | u32::from(vector) << 16);

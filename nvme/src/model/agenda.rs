@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-use defuse_block::model::{Load, Parts, Timing};
+use defuse_block::model::{CommandTiming, SsdParameters, SsdWork};
 
 use super::faults::ControllerFault;
 use crate::spec::SubmissionEntry;
@@ -28,14 +28,14 @@ pub(super) struct ModelEventQueue {
     works: BTreeMap<u64, ModelEvent>,
     serial: u64,
     /// The SSD behind the controller, where there is one.
-    timing: Option<Timing>,
+    timing: Option<CommandTiming>,
     /// Commands that the SSD works on, by its numbers.
     jobs: BTreeMap<usize, FetchedCommand>,
 }
 
 impl ModelEventQueue {
-    pub(super) fn new(parts: Option<&Parts>) -> Self {
-        ModelEventQueue { timing: parts.map(Timing::new), ..ModelEventQueue::default() }
+    pub(super) fn new(parts: Option<&SsdParameters>) -> Self {
+        ModelEventQueue { timing: parts.map(CommandTiming::new), ..ModelEventQueue::default() }
     }
 
     /// Forgets everything. Dies go on with what they have begun.
@@ -59,7 +59,7 @@ impl ModelEventQueue {
     pub(super) fn begin(
         &mut self,
         job: FetchedCommand,
-        load: Load,
+        load: SsdWork,
         now: Duration,
     ) -> Result<(), FetchedCommand> {
         let Some(timing) = &mut self.timing else { return Err(job) };
@@ -76,7 +76,7 @@ impl ModelEventQueue {
     /// The next moment at which something happens.
     pub(super) fn next(&self) -> Option<Duration> {
         let own = self.moments.peek().map(|Reverse((at, _))| *at);
-        let of_ssd = self.timing.as_ref().and_then(Timing::next);
+        let of_ssd = self.timing.as_ref().and_then(CommandTiming::next);
         own.into_iter().chain(of_ssd).min()
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::model::Load;
-use defuse_block::{Blocking, Device, Facts, Result};
+use defuse_block::model::SsdWork;
+use defuse_block::{BlockDevice, BlockingQueue, DeviceProperties, Result};
 
 use super::ModelProperties;
 use super::agenda::{FetchedCommand, ModelEvent, ModelEventQueue};
@@ -22,8 +22,8 @@ pub(super) struct ControllerModelState {
     /// The range of times that a command takes, where no SSD says it.
     pub(super) latency_us: (u64, u64),
     pub(super) memory: ModelMemory,
-    pub(super) line: Blocking,
-    pub(super) facts: Facts,
+    pub(super) line: BlockingQueue,
+    pub(super) facts: DeviceProperties,
     pub(super) random: fastrand::Rng,
     pub(super) faults: FaultInjector,
     pub(super) now: Duration,
@@ -78,13 +78,17 @@ pub(super) struct ModelCompletionQueue {
 pub(super) type CommandResult = std::result::Result<u32, CommandStatus>;
 
 impl ControllerModelState {
-    pub(super) fn new(device: &dyn Device, seed: u64, shape: Arc<ModelProperties>) -> Result<Self> {
+    pub(super) fn new(
+        device: &dyn BlockDevice,
+        seed: u64,
+        shape: Arc<ModelProperties>,
+    ) -> Result<Self> {
         Ok(ControllerModelState {
             latency_us: shape.latency_us,
             agenda: ModelEventQueue::new(shape.parts.as_ref()),
             shape,
             memory: ModelMemory::default(),
-            line: Blocking::new(device)?,
+            line: BlockingQueue::new(device)?,
             facts: device.facts().clone(),
             random: fastrand::Rng::with_seed(seed),
             faults: FaultInjector::default(),
@@ -313,7 +317,7 @@ impl ControllerModelState {
             _ => {}
         }
         self.busy += usize::from(queue > 0);
-        let load = if queue > 0 { self.load(&command) } else { Load::Table };
+        let load = if queue > 0 { self.load(&command) } else { SsdWork::Table };
         let job = FetchedCommand { queue, command, fault };
         if let Err(job) = self.agenda.begin(job, load, self.now) {
             let (from, to) = self.latency_us;

@@ -1,7 +1,7 @@
 //! The I/O commands of the modelled controller.
 
-use defuse_block::model::Load;
-use defuse_block::{Errno, FRAME, OpKind, Region, Segments};
+use defuse_block::model::SsdWork;
+use defuse_block::{BlockOpKind, Errno, FRAME, MemoryRegion, MemorySegments};
 
 use super::chip::{CommandResult, ControllerModelState};
 use super::faults::ControllerFault;
@@ -13,20 +13,22 @@ const FUA: u32 = 1 << 30;
 impl ControllerModelState {
     /// The work of a command for the SSD: it has blocks of 4 KiB, and a part of one takes as long as all of it. A command that
     /// will be refused takes the time of the controller alone.
-    pub(super) fn load(&self, command: &SubmissionEntry) -> Load {
+    pub(super) fn load(&self, command: &SubmissionEntry) -> SsdWork {
         let range = range(command);
         let moves = command.namespace() == 1 && self.bytes(range).is_ok();
         let (size, frame) = (u64::from(self.facts.block_size), FRAME as u64);
         let block = |at: u64| at * size / frame;
         let blocks = |(at, blocks): (u64, u64)| ((at + blocks) * size).div_ceil(frame) - block(at);
         match command.opcode() {
-            0x00 => Load::Flush,
-            0x01 if moves => Load::Write { blocks: blocks(range), fua: command.get(12) & FUA != 0 },
-            0x02 if moves => Load::Read { block: block(range.0), blocks: blocks(range) },
-            0x05 if moves && self.shape.compares => {
-                Load::Read { block: block(range.0), blocks: blocks(range) }
+            0x00 => SsdWork::Flush,
+            0x01 if moves => {
+                SsdWork::Write { blocks: blocks(range), fua: command.get(12) & FUA != 0 }
             }
-            _ => Load::Table,
+            0x02 if moves => SsdWork::Read { block: block(range.0), blocks: blocks(range) },
+            0x05 if moves && self.shape.compares => {
+                SsdWork::Read { block: block(range.0), blocks: blocks(range) }
+            }
+            _ => SsdWork::Table,
         }
     }
 
@@ -46,7 +48,7 @@ impl ControllerModelState {
             0x05 if self.shape.compares => self.compare_blocks(command, (block, blocks))?,
             0x08 if self.shape.writes_zeroes => {
                 self.check((block, blocks))?;
-                self.line.run(OpKind::Zero { block, blocks }).map_err(status)?;
+                self.line.run(BlockOpKind::Zero { block, blocks }).map_err(status)?;
             }
             0x09 if self.facts.discard => self.deallocate(command)?,
             _ => return Err(CommandStatus::INVALID_OPCODE),
@@ -115,17 +117,18 @@ impl ControllerModelState {
         }
         // Frames, so that the device below hears of FUA, too.
         let frames = data.len().div_ceil(FRAME) as u32;
-        let region = Region::new(frames.next_power_of_two()).map_err(status)?;
+        let region = MemoryRegion::new(frames.next_power_of_two()).map_err(status)?;
         let mut run = region.take(frames).ok_or(CommandStatus::INTERNAL)?;
         run[..data.len()].copy_from_slice(&data);
         let memory = match data.len() % FRAME {
-            0 => Segments::from(run),
+            0 => MemorySegments::from(run),
             _ => {
-                let part = defuse_block::Memory::Shared(std::sync::Arc::new(run), 0..data.len());
-                Segments::One(part)
+                let part =
+                    defuse_block::OperationMemory::Shared(std::sync::Arc::new(run), 0..data.len());
+                MemorySegments::One(part)
             }
         };
-        self.line.run(OpKind::Write { block, memory, fua: true }).map_err(status)
+        self.line.run(BlockOpKind::Write { block, memory, fua: true }).map_err(status)
     }
 
     fn deallocate(&mut self, command: &SubmissionEntry) -> Result<(), CommandStatus> {
@@ -140,7 +143,7 @@ impl ControllerModelState {
             };
             let (blocks, block) = (number(4, 8), number(8, 16));
             self.check((block, blocks))?;
-            self.line.run(OpKind::Discard { block, blocks }).map_err(status)?;
+            self.line.run(BlockOpKind::Discard { block, blocks }).map_err(status)?;
         }
         Ok(())
     }

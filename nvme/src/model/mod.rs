@@ -30,7 +30,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_block::{Clock, Device, Errno, Parker, Region, Result, Waker};
+use defuse_block::{
+    BlockDevice, DeviceClock, Errno, MemoryRegion, QueueParker, QueueWaker, Result,
+};
 
 use crate::measure::QueuePairMemory;
 use crate::spec::register;
@@ -53,7 +55,7 @@ const LOOK_AT_SSD: Duration = Duration::from_nanos(20);
 #[derive(Clone)]
 pub struct ControllerModel {
     chip: Arc<Mutex<ControllerModelState>>,
-    sleepers: Arc<Mutex<HashMap<u16, Arc<Parker>>>>,
+    sleepers: Arc<Mutex<HashMap<u16, Arc<QueueParker>>>>,
     shape: Arc<ModelProperties>,
 }
 
@@ -62,8 +64,8 @@ impl ControllerModel {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::queue`].
-    pub fn new(device: &dyn Device, seed: u64) -> Result<Self> {
+    /// Those of [`BlockDevice::queue`].
+    pub fn new(device: &dyn BlockDevice, seed: u64) -> Result<Self> {
         ControllerModel::with(device, seed, ModelProperties::default())
     }
 
@@ -76,7 +78,7 @@ impl ControllerModel {
     /// # Panics
     ///
     /// Where the [parts](ModelProperties::parts) make no SSD.
-    pub fn with(device: &dyn Device, seed: u64, shape: ModelProperties) -> Result<Self> {
+    pub fn with(device: &dyn BlockDevice, seed: u64, shape: ModelProperties) -> Result<Self> {
         let shape = Arc::new(shape);
         let chip = ControllerModelState::new(device, seed, Arc::clone(&shape))?;
         Ok(ControllerModel { chip: Arc::new(Mutex::new(chip)), sleepers: Arc::default(), shape })
@@ -159,7 +161,7 @@ impl ControllerModel {
         self.chip.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sleeper(&self, vector: u16) -> Arc<Parker> {
+    fn sleeper(&self, vector: u16) -> Arc<QueueParker> {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(sleepers.entry(vector).or_default())
     }
@@ -212,7 +214,7 @@ impl ControllerTransport for ControllerModel {
         Ok(dma)
     }
 
-    fn map(&self, region: &Arc<Region>) -> Result<Option<u64>> {
+    fn map(&self, region: &Arc<MemoryRegion>) -> Result<Option<u64>> {
         if !self.shape.maps {
             return Ok(None);
         }
@@ -252,9 +254,9 @@ impl ControllerTransport for ControllerModel {
         self.shape.parts.is_some()
     }
 
-    fn waker(&self, vector: u16) -> Waker {
+    fn waker(&self, vector: u16) -> QueueWaker {
         let sleeper = self.sleeper(vector);
-        Waker::new(move || sleeper.unpark())
+        QueueWaker::new(move || sleeper.unpark())
     }
 
     fn now(&self) -> Duration {
@@ -265,7 +267,7 @@ impl ControllerTransport for ControllerModel {
         now
     }
 
-    fn clock(&self) -> Arc<dyn Clock> {
+    fn clock(&self) -> Arc<dyn DeviceClock> {
         Arc::new(ModelClock(self.clone()))
     }
 }
@@ -274,7 +276,7 @@ impl ControllerTransport for ControllerModel {
 #[derive(Debug)]
 struct ModelClock(ControllerModel);
 
-impl Clock for ModelClock {
+impl DeviceClock for ModelClock {
     fn now(&self) -> Duration {
         self.0.lock().now
     }

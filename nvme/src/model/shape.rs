@@ -1,6 +1,6 @@
 //! The properties of a modelled controller.
 
-use defuse_block::model::Parts;
+use defuse_block::model::SsdParameters;
 
 /// The properties of a modelled controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct ModelProperties {
     /// The SSD behind the controller, whose parts decide about the time of each command (see the [module](crate::model)). It takes
     /// commands while both `slots` and the limits of the SSD allow it. [`ControllerModel::with`](super::ControllerModel::with) panics where it lacks
     /// dies, channels, pages, commands or a buffer.
-    pub parts: Option<Parts>,
+    pub parts: Option<SsdParameters>,
     /// Blocks that an aligned write replaces atomically, less one (NAWUPF), and the boundary (NABSPF).
     pub atomic: (u16, u16),
 }

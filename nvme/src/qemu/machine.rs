@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::sync::Arc;
 
-use defuse_block::{Frames, Region};
+use defuse_block::{FrameRun, MemoryRegion};
 use rustix::fs::MemfdFlags;
 
 use super::QemuOptions;
@@ -27,14 +27,14 @@ pub(super) struct QemuMachine {
     protocol: QtestConnection,
     slot: u32,
     is_broken: bool,
-    _low: Frames,
+    _low: FrameRun,
 }
 
 impl QemuMachine {
     /// Starts QEMU, and returns the bytes of registers, too.
     pub(super) fn start(
         image: &File,
-        memory: &Arc<Region>,
+        memory: &Arc<MemoryRegion>,
         options: &QemuOptions,
     ) -> io::Result<(Self, u64)> {
         let (ours, theirs) = UnixStream::pair()?;
@@ -133,7 +133,7 @@ impl Drop for QemuMachine {
 }
 
 /// The frames of the first MiB.
-fn low(memory: &Arc<Region>) -> Option<Frames> {
+fn low(memory: &Arc<MemoryRegion>) -> Option<FrameRun> {
     let mut others = Vec::new();
     while let Some(run) = memory.take(LOW) {
         if run.index() == 0 {
@@ -145,7 +145,7 @@ fn low(memory: &Arc<Region>) -> Option<Frames> {
 }
 
 /// Files are named by descriptors of this process, which QEMU opens anew: no path is followed.
-fn arguments(image: &File, memory: &Region, options: &QemuOptions) -> Vec<String> {
+fn arguments(image: &File, memory: &MemoryRegion, options: &QemuOptions) -> Vec<String> {
     let path = |fd: i32| format!("/proc/{}/fd/{fd}", std::process::id());
     let (image, ram) = (path(image.as_raw_fd()), path(memory.as_fd().as_raw_fd()));
     let bytes = memory.bytes();

@@ -15,7 +15,9 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_block::{Clock, Errno, Monotonic, Parker, Region, Result, Waker};
+use defuse_block::{
+    DeviceClock, Errno, MemoryRegion, MonotonicClock, QueueParker, QueueWaker, Result,
+};
 
 use crate::spec::PAGE;
 use crate::{ControllerTransport, DmaMemory};
@@ -51,10 +53,10 @@ impl Default for QemuOptions {
 /// A controller in QEMU. It ends with the value.
 pub struct QemuController {
     machine: Mutex<QemuMachine>,
-    memory: Arc<Region>,
-    clock: Monotonic,
+    memory: Arc<MemoryRegion>,
+    clock: MonotonicClock,
     registers_len: u64,
-    sleepers: Mutex<HashMap<u16, Arc<Parker>>>,
+    sleepers: Mutex<HashMap<u16, Arc<QueueParker>>>,
 }
 
 impl QemuController {
@@ -65,12 +67,12 @@ impl QemuController {
     /// `NotFound` without the program; others with what QEMU says.
     pub fn start(image: &File, options: &QemuOptions) -> io::Result<QemuController> {
         let frames = (options.memory / PAGE as u32).max(2048);
-        let memory = Region::new(frames)?;
+        let memory = MemoryRegion::new(frames)?;
         let (machine, registers_len) = QemuMachine::start(image, &memory, options)?;
         let qemu = QemuController {
             machine: Mutex::new(machine),
             memory,
-            clock: Monotonic::default(),
+            clock: MonotonicClock::default(),
             registers_len,
             sleepers: Mutex::default(),
         };
@@ -78,7 +80,7 @@ impl QemuController {
     }
 
     /// The memory of the machine: data in its frames is not copied, once the region is registered.
-    pub fn memory(&self) -> &Arc<Region> {
+    pub fn memory(&self) -> &Arc<MemoryRegion> {
         &self.memory
     }
 
@@ -86,7 +88,7 @@ impl QemuController {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sleeper(&self, vector: u16) -> Arc<Parker> {
+    fn sleeper(&self, vector: u16) -> Arc<QueueParker> {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(sleepers.entry(vector).or_default())
     }
@@ -126,7 +128,7 @@ impl ControllerTransport for QemuController {
         Ok(dma)
     }
 
-    fn map(&self, region: &Arc<Region>) -> Result<Option<u64>> {
+    fn map(&self, region: &Arc<MemoryRegion>) -> Result<Option<u64>> {
         // The memory of the machine begins at the address 0.
         Ok((region.id() == self.memory.id()).then_some(0))
     }
@@ -143,9 +145,9 @@ impl ControllerTransport for QemuController {
         self.sleeper(vector).park(timeout);
     }
 
-    fn waker(&self, vector: u16) -> Waker {
+    fn waker(&self, vector: u16) -> QueueWaker {
         let sleeper = self.sleeper(vector);
-        Waker::new(move || sleeper.unpark())
+        QueueWaker::new(move || sleeper.unpark())
     }
 
     fn now(&self) -> Duration {

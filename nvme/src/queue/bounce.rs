@@ -1,6 +1,6 @@
 //! Pages that stand in for memory that the controller does not reach.
 
-use defuse_block::{Result, Segments};
+use defuse_block::{MemorySegments, Result};
 
 use super::data::BusRange;
 use crate::spec::PAGE;
@@ -38,7 +38,7 @@ impl BounceBuffers {
     }
 
     /// Copies the data of a write to the pages.
-    pub(super) fn fill(&self, pages: &[u32], memory: &Segments) {
+    pub(super) fn fill(&self, pages: &[u32], memory: &MemorySegments) {
         let mut at = 0;
         for piece in memory.pieces() {
             let mut rest = piece.bytes();
@@ -52,7 +52,7 @@ impl BounceBuffers {
     }
 
     /// Copies the data of a read from the pages.
-    pub(super) fn drain(&self, pages: &[u32], memory: &mut Segments) {
+    pub(super) fn drain(&self, pages: &[u32], memory: &mut MemorySegments) {
         let mut at = 0;
         for piece in memory.pieces_mut() {
             let mut rest = piece.bytes_mut().unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Addresses of data: PRP lists and SGLs.
 
-use defuse_block::Segments;
+use defuse_block::MemorySegments;
 
 use crate::DmaMemory;
 use crate::spec::{DataPointer, PAGE};
@@ -20,7 +20,7 @@ pub(crate) struct RegionAddresses(pub(crate) Vec<(u64, u64)>);
 
 impl RegionAddresses {
     /// The ranges of `memory` for the controller; `None` where a part is in no region that it reaches.
-    fn ranges(&self, memory: &Segments, out: &mut Vec<BusRange>) -> Option<()> {
+    fn ranges(&self, memory: &MemorySegments, out: &mut Vec<BusRange>) -> Option<()> {
         for piece in memory.pieces() {
             let (region, at) = piece.place()?;
             let (_, bus) = self.0.iter().find(|(id, _)| *id == region.id())?;
@@ -38,7 +38,7 @@ impl RegionAddresses {
     #[inline]
     pub(super) fn pointer(
         &self,
-        memory: &Segments,
+        memory: &MemorySegments,
         list: PointerListPage<'_>,
         sgl: bool,
         ranges: &mut Vec<BusRange>,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use defuse_block::{Errno, Op, OpKind, Result};
+use defuse_block::{BlockOp, BlockOpKind, Errno, Result};
 
 use super::data::{BusRange, PointerListPage, prp};
 use super::{NvmeQueue, bounce::BounceBuffers};
@@ -24,7 +24,7 @@ pub(super) struct CommandSlot {
 
 pub(super) struct ActiveOperation {
     pub(super) tag: u64,
-    pub(super) kind: OpKind,
+    pub(super) kind: BlockOpKind,
     /// Pages that stand in for its memory.
     pub(super) pages: Vec<u32>,
     /// The first block that is not done, and how many: zeroing and discarding take several commands.
@@ -42,7 +42,7 @@ pub(super) enum CommandReadiness {
 }
 
 impl ActiveOperation {
-    pub(super) fn new(op: Op, block_size: u32) -> Self {
+    pub(super) fn new(op: BlockOp, block_size: u32) -> Self {
         let (block, left) = op.kind.range(block_size).unwrap_or_default();
         ActiveOperation { tag: op.tag, kind: op.kind, pages: Vec::new(), block, left, step: 0 }
     }
@@ -77,23 +77,23 @@ impl NvmeQueue {
         let (block, left) = (flight.block, flight.left);
         flight.step = left;
         let (opcode, fua) = match &flight.kind {
-            OpKind::Read { .. } => (IoOpcode::Read, false),
-            OpKind::Write { .. } if self.use_.compares => (IoOpcode::Compare, false),
-            OpKind::Write { fua, .. } => (IoOpcode::Write, *fua),
-            OpKind::Flush => {
+            BlockOpKind::Read { .. } => (IoOpcode::Read, false),
+            BlockOpKind::Write { .. } if self.use_.compares => (IoOpcode::Compare, false),
+            BlockOpKind::Write { fua, .. } => (IoOpcode::Write, *fua),
+            BlockOpKind::Flush => {
                 return Ok(CommandReadiness::Yes(SubmissionEntry::io(IoOpcode::Flush, id)));
             }
-            OpKind::Discard { .. } => {
+            BlockOpKind::Discard { .. } => {
                 flight.step = left.min(space.max_discard);
                 return Ok(CommandReadiness::Yes(self.deallocate(slot, block, flight.step as u32)));
             }
-            OpKind::Zero { .. } if space.writes_zeroes => {
+            BlockOpKind::Zero { .. } if space.writes_zeroes => {
                 flight.step = left.min(space.max_zeroes);
                 let command =
                     SubmissionEntry::io(IoOpcode::WriteZeroes, id).range(block, flight.step as u32);
                 return Ok(CommandReadiness::Yes(command));
             }
-            OpKind::Zero { .. } => {
+            BlockOpKind::Zero { .. } => {
                 let largest = self.space.facts.max_transfer / self.space.facts.block_size;
                 flight.step = left.min(u64::from(largest));
                 return self.write_of_zeros(slot, block, flight.step as u32);
@@ -115,7 +115,8 @@ impl NvmeQueue {
         slot: usize,
         flight: &mut ActiveOperation,
     ) -> Result<Option<DataPointer>> {
-        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = &flight.kind else {
+        let (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }) = &flight.kind
+        else {
             return Ok(None);
         };
         let list = PointerListPage { memory: &self.lists, at: slot * PAGE };
@@ -134,7 +135,7 @@ impl NvmeQueue {
             let Some(pages) = bounce.take(bytes) else { return Ok(None) };
             flight.pages = pages;
         }
-        if let OpKind::Write { memory, .. } = &flight.kind {
+        if let BlockOpKind::Write { memory, .. } = &flight.kind {
             bounce.fill(&flight.pages, memory);
         }
         bounce.ranges(&flight.pages, bytes, &mut self.ranges);

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Done, Errno, OpKind, Priority, Queue, Result};
+use defuse_block::{BlockCompletion, BlockOpKind, DeviceQueue, Errno, QueuePriority, Result};
 
 use crate::DmaMemory;
 use crate::controller::{ControllerState, NvmeController};
@@ -40,7 +40,7 @@ const CHECK: Duration = Duration::from_millis(500);
 /// The use of a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct QueueParameters {
-    pub(crate) priority: Priority,
+    pub(crate) priority: QueuePriority,
     /// Writes of this queue compare: their data is what the blocks must hold.
     pub(crate) compares: bool,
 }
@@ -59,7 +59,7 @@ pub(crate) struct NvmeQueue {
     waiting: VecDeque<u16>,
     /// Slots whose commands were written since the last look at the clock.
     fresh: Vec<u16>,
-    done: Vec<Done>,
+    done: Vec<BlockCompletion>,
     /// A page for each slot.
     lists: DmaMemory,
     regions: RegionAddresses,
@@ -232,13 +232,13 @@ impl NvmeQueue {
         if let Some(bounce) = &mut self.bounce
             && !pages.is_empty()
         {
-            if let (OpKind::Read { memory, .. }, Ok(())) = (&mut kind, result) {
+            if let (BlockOpKind::Read { memory, .. }, Ok(())) = (&mut kind, result) {
                 bounce.drain(&pages, memory);
             }
             bounce.give(&mut pages);
         }
         self.free.push(number);
-        self.done.push(Done { tag, result, memory: kind.into_memory() });
+        self.done.push(BlockCompletion { tag, result, memory: kind.into_memory() });
     }
 
     /// Tells the controller of written commands, which have their time from now on.

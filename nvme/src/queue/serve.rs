@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Done, Errno, Op, Queue, Result, Waker};
+use defuse_block::{BlockCompletion, BlockOp, DeviceQueue, Errno, QueueWaker, Result};
 
 use super::flight::ActiveOperation;
 use super::recovery::QueuePairState;
@@ -25,9 +25,9 @@ impl NvmeQueue {
     }
 }
 
-impl Queue for NvmeQueue {
+impl DeviceQueue for NvmeQueue {
     #[inline]
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         if self.in_flight() == self.slots.len() {
             return Err(op);
         }
@@ -35,7 +35,11 @@ impl Queue for NvmeQueue {
         let dead = self.line == QueuePairState::Dead;
         let checked = op.kind.check(facts).and(if dead { Err(Errno::IO) } else { Ok(()) });
         if let Err(errno) = checked {
-            self.done.push(Done { tag: op.tag, result: Err(errno), memory: op.kind.into_memory() });
+            self.done.push(BlockCompletion {
+                tag: op.tag,
+                result: Err(errno),
+                memory: op.kind.into_memory(),
+            });
             return Ok(());
         }
         let Some(slot) = self.free.pop() else { return Err(op) };
@@ -55,7 +59,7 @@ impl Queue for NvmeQueue {
         }
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         self.gather();
         done.append(&mut self.done);
     }
@@ -96,7 +100,7 @@ impl Queue for NvmeQueue {
         }
     }
 
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         self.controller.transport.waker(self.vector)
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use defuse_block::{Errno, Region, Result};
+use defuse_block::{Errno, MemoryRegion, Result};
 
 use super::sys::{by_reference, size};
 
@@ -109,7 +109,7 @@ impl IommuContext {
         self.is_over.store(true, Ordering::Release);
     }
 
-    fn map(&self, region: &Region, iova: u64) -> Result<()> {
+    fn map(&self, region: &MemoryRegion, iova: u64) -> Result<()> {
         if self.is_over.load(Ordering::Acquire) {
             return Err(Errno::IO);
         }
@@ -152,13 +152,17 @@ impl IommuContext {
 /// A region that a device reaches, as long as this is there.
 pub(super) struct IommuMapping {
     iommu: Arc<IommuContext>,
-    region: Arc<Region>,
+    region: Arc<MemoryRegion>,
     iova: u64,
 }
 
 impl IommuMapping {
     /// Lets the device reach all of `region` from the address `iova` on.
-    pub(super) fn new(iommu: &Arc<IommuContext>, region: &Arc<Region>, iova: u64) -> Result<Self> {
+    pub(super) fn new(
+        iommu: &Arc<IommuContext>,
+        region: &Arc<MemoryRegion>,
+        iova: u64,
+    ) -> Result<Self> {
         iommu.map(region, iova)?;
         Ok(IommuMapping { iommu: Arc::clone(iommu), region: Arc::clone(region), iova })
     }
@@ -194,7 +198,7 @@ mod tests {
     fn a_file_is_no_address_space() {
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         assert_eq!(IommuContext::of_iommufd(file()).err(), Some(Errno::NOTTY));
-        let region = Region::new(1).unwrap();
+        let region = MemoryRegion::new(1).unwrap();
         for space in [None, Some(1)] {
             let iommu = IommuContext { space, ..IommuContext::of_container(file()) };
             assert_eq!(iommu.unmap_all(), Err(Errno::NOTTY));

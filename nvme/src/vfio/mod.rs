@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use defuse_block::{Clock, Errno, FRAME, Monotonic, Region, Result, Waker};
+use defuse_block::{DeviceClock, Errno, FRAME, MemoryRegion, MonotonicClock, QueueWaker, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::host::{HostError, PciAddress, SysfsHost, VFIO};
@@ -40,7 +40,7 @@ pub struct VfioController {
     memory: Arc<DeviceAddressSpace>,
     /// Regions of callers, which the device reaches as long as this is open.
     kept: Mutex<Vec<DmaMemory>>,
-    clock: Monotonic,
+    clock: MonotonicClock,
     _watch: Option<ReleaseWatcher>,
 }
 
@@ -93,7 +93,7 @@ impl VfioController {
             Some(wanted) => Some(ReleaseWatcher::start(&name, wanted, &grip, &interrupts)?),
             None => None,
         };
-        let (kept, clock) = (Mutex::default(), Monotonic::default());
+        let (kept, clock) = (Mutex::default(), MonotonicClock::default());
         Ok(VfioController {
             name,
             numa_node: None,
@@ -189,10 +189,10 @@ impl ControllerTransport for VfioController {
 
     fn allocate(&self, bytes: usize) -> Result<DmaMemory> {
         let frames = u32::try_from(bytes.div_ceil(FRAME)).map_err(|_| Errno::NOMEM)?;
-        self.memory.map(&Region::new(frames)?)
+        self.memory.map(&MemoryRegion::new(frames)?)
     }
 
-    fn map(&self, region: &Arc<Region>) -> Result<Option<u64>> {
+    fn map(&self, region: &Arc<MemoryRegion>) -> Result<Option<u64>> {
         let dma = self.memory.map(region)?;
         let bus = dma.bus();
         self.kept().push(dma);
@@ -222,9 +222,9 @@ impl ControllerTransport for VfioController {
         let _ = rustix::io::read(interrupt, &mut [0; 8]);
     }
 
-    fn waker(&self, vector: u16) -> Waker {
+    fn waker(&self, vector: u16) -> QueueWaker {
         let interrupts = Arc::clone(&self.interrupts);
-        Waker::new(move || {
+        QueueWaker::new(move || {
             if let Some(interrupt) = interrupts.get(usize::from(vector)) {
                 count(interrupt);
             }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Errno, Region, Result};
+use defuse_block::{Errno, MemoryRegion, Result};
 use rustix::process::{Resource, getrlimit};
 
 use super::iommu::{IommuContext, IommuMapping};
@@ -62,7 +62,7 @@ impl DeviceAddressSpace {
     }
 
     /// Lets the device reach all of `region`.
-    pub(super) fn map(self: &Arc<Self>, region: &Arc<Region>) -> Result<DmaMemory> {
+    pub(super) fn map(self: &Arc<Self>, region: &Arc<MemoryRegion>) -> Result<DmaMemory> {
         let bytes = region.bytes();
         let bus = self.addresses().take(bytes).ok_or(Errno::NOMEM)?;
         let mapping = IommuMapping::new(&self.iommu, region, bus);

@@ -11,26 +11,26 @@ use object::read::elf::{Dyn, ElfFile64, ElfSymbol64, FileHeader, ProgramHeader};
 use object::read::{ReadCache, ReadRef};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, SymbolKind};
 
-use crate::cache::{Cache, Stamp};
+use crate::cache::{AnalysisCache, FileStamp};
 use crate::calls;
 use crate::image::{self, CodeSegment, PatchedImage};
-use crate::plan::{ObjectSites, Site};
-use crate::scan::{self, Found};
+use crate::plan::{ObjectSites, PatchSite};
+use crate::scan::{self, SyscallInstruction};
 
 /// Why a file was not understood.
 #[derive(Debug)]
-pub enum Error {
+pub enum AnalysisError {
     /// It could not be read.
     Io(PathBuf, std::io::Error),
     /// It is no ELF file for x86-64.
     Foreign(PathBuf),
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for AnalysisError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Io(path, error) => write!(f, "{}: {error}", path.display()),
-            Error::Foreign(path) => {
+            AnalysisError::Io(path, error) => write!(f, "{}: {error}", path.display()),
+            AnalysisError::Foreign(path) => {
                 write!(
                     f,
                     "{}: not a 64-bit x86-64 ELF file: only those are analysed",
@@ -41,11 +41,11 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for AnalysisError {}
 
 /// An object file.
 #[derive(Clone, Debug, Default)]
-pub struct Binary {
+pub struct ObjectFile {
     /// Where it was read.
     pub path: PathBuf,
     /// Its build id; empty where it has none.
@@ -65,37 +65,38 @@ pub struct Binary {
     /// All `syscall` instructions with their numbers, where these can be told.
     pub raw_calls: Vec<Option<u16>>,
     /// Those that concern files and can be replaced.
-    pub sites: Vec<Site>,
+    pub sites: Vec<PatchSite>,
     /// Its executable segments.
     pub segments: Vec<CodeSegment>,
     /// Its code is changed when it is loaded (`DT_TEXTREL`).
     pub changes_code: bool,
     /// Others that can be replaced: where calls are dispatched, these need not be.
-    pub other_sites: Vec<Site>,
+    pub other_sites: Vec<PatchSite>,
     /// Those that concern files and cannot be replaced, by address and number.
     pub unreachable: Vec<(u64, u16)>,
     /// Addresses of those whose number cannot be told.
     pub unknown: Vec<u64>,
     /// Those of functions whose number is known only when they are executed, and that can be replaced. The C library's are
     /// not replaced: its functions with such an instruction are served by their names.
-    pub variable_sites: Vec<Site>,
+    pub variable_sites: Vec<PatchSite>,
     /// How many instructions may concern files, and can neither be replaced nor are in the C library.
     pub left: usize,
 }
 
-impl Binary {
+impl ObjectFile {
     /// Reads and analyses a file.
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
-        let mut binary = Self::parse(&bytes).ok_or_else(|| Error::Foreign(path.to_owned()))?;
+    pub fn read(path: &Path) -> Result<Self, AnalysisError> {
+        let bytes = fs::read(path).map_err(|error| AnalysisError::Io(path.to_owned(), error))?;
+        let mut binary =
+            Self::parse(&bytes).ok_or_else(|| AnalysisError::Foreign(path.to_owned()))?;
         binary.path = path.to_owned();
         Ok(binary)
     }
 
     /// Reads and analyses a file without its symbols, which takes a tenth of the time.
-    pub fn read_sites(path: &Path) -> Result<Self, Error> {
-        let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
-        let foreign = || Error::Foreign(path.to_owned());
+    pub fn read_sites(path: &Path) -> Result<Self, AnalysisError> {
+        let bytes = fs::read(path).map_err(|error| AnalysisError::Io(path.to_owned(), error))?;
+        let foreign = || AnalysisError::Foreign(path.to_owned());
         let file = ElfFile64::<LittleEndian>::parse(&*bytes).map_err(|_| foreign())?;
         let mut binary = Self::parse_sites(&file, &bytes).ok_or_else(foreign)?;
         binary.path = path.to_owned();
@@ -103,24 +104,24 @@ impl Binary {
     }
 
     /// The kind of a file and the libraries that it needs, without its calls.
-    pub fn read_outline(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+    pub fn read_outline(path: &Path) -> Result<Self, AnalysisError> {
+        let file = File::open(path).map_err(|error| AnalysisError::Io(path.to_owned(), error))?;
         let data = ReadCache::new(file);
-        let foreign = || Error::Foreign(path.to_owned());
+        let foreign = || AnalysisError::Foreign(path.to_owned());
         let file = ElfFile64::<LittleEndian, _>::parse(&data).map_err(|_| foreign())?;
         Self::parse_outline(&file, &data).ok_or_else(foreign)
     }
 
     /// The parts of the analysis that a run needs. Sites that `cache` has are taken from there, and then
-    /// [`raw_calls`](Binary::raw_calls) and [`unreachable`](Binary::unreachable) are empty. Otherwise the
+    /// [`raw_calls`](ObjectFile::raw_calls) and [`unreachable`](ObjectFile::unreachable) are empty. Otherwise the
     /// file is scanned, and the result is put into the cache.
-    pub fn read_for_run(path: &Path, cache: Option<&Cache>) -> Result<Self, Error> {
-        let failed = |error| Error::Io(path.to_owned(), error);
+    pub fn read_for_run(path: &Path, cache: Option<&AnalysisCache>) -> Result<Self, AnalysisError> {
+        let failed = |error| AnalysisError::Io(path.to_owned(), error);
         let file = File::open(path).map_err(failed)?;
-        let stamp = Stamp::of(&file.metadata().map_err(failed)?);
+        let stamp = FileStamp::of(&file.metadata().map_err(failed)?);
         // Reads what is looked at: little of the file, unless its code is.
         let data = ReadCache::new(file);
-        let foreign = || Error::Foreign(path.to_owned());
+        let foreign = || AnalysisError::Foreign(path.to_owned());
         let file = ElfFile64::<LittleEndian, _>::parse(&data).map_err(|_| foreign())?;
         let mut binary = Self::parse_outline(&file, &data).ok_or_else(foreign)?;
         binary.path = path.to_owned();
@@ -133,8 +134,8 @@ impl Binary {
     pub fn of_bytes(
         path: &Path,
         bytes: &[u8],
-        stamp: Stamp,
-        cache: Option<&Cache>,
+        stamp: FileStamp,
+        cache: Option<&AnalysisCache>,
     ) -> Option<Self> {
         let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
         let mut binary = Self::parse_outline(&file, bytes)?;
@@ -146,8 +147,8 @@ impl Binary {
     fn find_calls_once<'d, R: ReadRef<'d>>(
         &mut self,
         file: &ElfFile64<'d, LittleEndian, R>,
-        stamp: Stamp,
-        cache: Option<&Cache>,
+        stamp: FileStamp,
+        cache: Option<&AnalysisCache>,
     ) {
         if let Some(sites) = cache.and_then(|cache| cache.sites(&self.build_id, stamp)) {
             for site in sites {
@@ -192,9 +193,9 @@ impl Binary {
         if file.elf_header().e_machine(LittleEndian) != elf::EM_X86_64 {
             return None;
         }
-        let mut binary = Binary {
+        let mut binary = ObjectFile {
             build_id: file.build_id().ok().flatten().unwrap_or_default().to_vec(),
-            ..Binary::default()
+            ..ObjectFile::default()
         };
         binary.read_dynamic(file, data);
         Some(binary)
@@ -262,7 +263,7 @@ impl Binary {
         self.is_static = self.interpreter.is_none() && (is_program || pie);
     }
 
-    fn add(&mut self, found: Found) {
+    fn add(&mut self, found: SyscallInstruction) {
         self.raw_calls.push(found.number);
         let is_left = found.site.is_none() && found.is_code;
         let Some(number) = found.number else {
@@ -293,10 +294,10 @@ impl Binary {
     pub(crate) fn with_file<T>(
         path: &Path,
         look: impl FnOnce(&ElfFile64<'_, LittleEndian>) -> T,
-    ) -> Result<T, Error> {
-        let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+    ) -> Result<T, AnalysisError> {
+        let bytes = fs::read(path).map_err(|error| AnalysisError::Io(path.to_owned(), error))?;
         let file = ElfFile64::<LittleEndian>::parse(&*bytes);
-        file.map(|file| look(&file)).map_err(|_| Error::Foreign(path.to_owned()))
+        file.map(|file| look(&file)).map_err(|_| AnalysisError::Foreign(path.to_owned()))
     }
 
     /// The sites to be patched; with `all`, also those that do not concern files.
@@ -313,7 +314,7 @@ impl Binary {
         image::make(&File::open(&self.path).ok()?, &self.segments, &self.sites(all), place)
     }
 
-    fn sites(&self, all: bool) -> Vec<Site> {
+    fn sites(&self, all: bool) -> Vec<PatchSite> {
         let variable = if self.is_c_library() { &[] } else { &self.variable_sites[..] };
         let other = if all { &self.other_sites[..] } else { &[] };
         sorted(&[&self.sites, other, variable])
@@ -325,7 +326,7 @@ impl Binary {
     }
 
     /// All that could be replaced.
-    fn all_sites(&self) -> Vec<Site> {
+    fn all_sites(&self) -> Vec<PatchSite> {
         sorted(&[&self.sites, &self.other_sites, &self.variable_sites])
     }
 
@@ -338,7 +339,7 @@ impl Binary {
 }
 
 /// Sites in the order of their addresses.
-fn sorted(parts: &[&[Site]]) -> Vec<Site> {
+fn sorted(parts: &[&[PatchSite]]) -> Vec<PatchSite> {
     let mut sites = parts.concat();
     sites.sort_unstable_by_key(|site| site.address);
     sites
@@ -349,11 +350,11 @@ fn sorted(parts: &[&[Site]]) -> Vec<Site> {
 /// # Errors
 ///
 /// Where the file cannot be read or is no ELF file for x86-64.
-pub fn exports(path: &Path, name: &str) -> Result<bool, Error> {
-    let file = File::open(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+pub fn exports(path: &Path, name: &str) -> Result<bool, AnalysisError> {
+    let file = File::open(path).map_err(|error| AnalysisError::Io(path.to_owned(), error))?;
     let data = ReadCache::new(file);
     let file = ElfFile64::<LittleEndian, _>::parse(&data);
-    let file = file.map_err(|_| Error::Foreign(path.to_owned()))?;
+    let file = file.map_err(|_| AnalysisError::Foreign(path.to_owned()))?;
     let is_it = |symbol: &ElfSymbol64<'_, '_, LittleEndian, _>| {
         symbol.is_definition() && symbol.name_bytes() == Ok(name.as_bytes())
     };
@@ -386,7 +387,7 @@ pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
 
 /// All `syscall` and `int 0x80` instructions, function by function as the unwind tables delimit them, or else as symbols do. Other bytes
 /// that look like the instruction are calls without a number, unless the number is loaded right before.
-fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Found> {
+fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<SyscallInstruction> {
     // The tables are read if there is anything to look up.
     let (known, named) = (OnceCell::new(), OnceCell::new());
     let mut found = Vec::new();
@@ -406,14 +407,14 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
             if address < decoded_to {
                 continue;
             }
-            let within = |ranges: &[Function]| {
+            let within = |ranges: &[FunctionRange]| {
                 let place = ranges.partition_point(|function| function.from <= address);
                 let range = place.checked_sub(1).map(|place| ranges[place]);
                 range.filter(|range| range.from >= start && address < range.end)
             };
             let range = within(known.get_or_init(|| described(file)));
             match range.or_else(|| within(named.get_or_init(|| symbols(file)))) {
-                Some(Function { from, own_end, end }) => {
+                Some(FunctionRange { from, own_end, end }) => {
                     let end = usize::try_from(end - start).unwrap_or(code.len()).min(code.len());
                     let part = &code[(from - start) as usize..end];
                     found.extend(scan::function(part, from, own_end));
@@ -432,7 +433,7 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
 
 /// The addresses of a function.
 #[derive(Clone, Copy)]
-struct Function {
+struct FunctionRange {
     from: u64,
     /// Behind the part that its description names.
     own_end: u64,
@@ -441,7 +442,7 @@ struct Function {
 }
 
 /// Functions by symbols, in their order; none of a Go program, whose stacks have no room for the jump.
-fn symbols<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Function> {
+fn symbols<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<FunctionRange> {
     if file.section_by_name(".note.go.buildid").is_some() {
         return Vec::new();
     }
@@ -450,9 +451,9 @@ fn symbols<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fun
     let range = |symbol: ElfSymbol64<'d, '_, LittleEndian, R>| {
         let (from, size) = (symbol.address(), symbol.size());
         let end = from.checked_add(size)?;
-        Some(Function { from, own_end: end, end })
+        Some(FunctionRange { from, own_end: end, end })
     };
-    let mut all: Vec<Function> = functions.filter_map(range).collect();
+    let mut all: Vec<FunctionRange> = functions.filter_map(range).collect();
     all.sort_unstable_by_key(|function| (function.from, function.end));
     all
 }
@@ -465,7 +466,7 @@ pub(crate) fn functions<'d, R: ReadRef<'d>>(
 }
 
 /// Functions by their unwind tables, in their order.
-fn described<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Function> {
+fn described<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<FunctionRange> {
     let Some(section) = file.section_by_name(".eh_frame") else { return Vec::new() };
     let Ok(bytes) = section.data() else { return Vec::new() };
     let mut all = crate::unwind::ranges(bytes, section.address());
@@ -473,7 +474,7 @@ fn described<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<F
     // What is written in assembly ends its description before the call (clone(2) does, because the
     // stack changes there): a function goes on to the next one.
     let starts = all.iter().skip(1).map(|&(from, _)| from).chain([0]);
-    let function = |(&(from, own_end), next): (&(u64, u64), u64)| Function {
+    let function = |(&(from, own_end), next): (&(u64, u64), u64)| FunctionRange {
         from,
         own_end,
         end: own_end.max(next),

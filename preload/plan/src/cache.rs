@@ -24,8 +24,8 @@ use std::time::SystemTime;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::codec::{Malformed, Reader, Writer};
-use crate::plan::{Site, decode_sites, encode_sites};
+use crate::codec::{MalformedState, ValueReader, ValueWriter};
+use crate::plan::{PatchSite, decode_sites, encode_sites};
 use crate::settled::settled;
 
 /// The first bytes of a file. The digit is the version of the analysis.
@@ -39,16 +39,16 @@ const MOST_ID: usize = 64;
 
 /// Size and time of an object file, by which a change is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct FileStamp {
     size: u64,
     seconds: i64,
     nanoseconds: i64,
 }
 
-impl Stamp {
+impl FileStamp {
     /// The stamp of a file.
     pub fn of(meta: &Metadata) -> Self {
-        Stamp { size: meta.size(), seconds: meta.mtime(), nanoseconds: meta.mtime_nsec() }
+        FileStamp { size: meta.size(), seconds: meta.mtime(), nanoseconds: meta.mtime_nsec() }
     }
 
     fn numbers(self) -> [u64; 3] {
@@ -58,11 +58,11 @@ impl Stamp {
 
 /// The directory of the cache.
 #[derive(Clone, Debug)]
-pub struct Cache {
+pub struct AnalysisCache {
     directory: PathBuf,
 }
 
-impl Cache {
+impl AnalysisCache {
     /// The cache of the user: `$XDG_CACHE_HOME/defuse`, or `~/.cache/defuse`. Creates missing
     /// directories, except for `$XDG_CACHE_HOME` and the home directory themselves. Returns `None` if
     /// neither variable is an absolute path, if the directory cannot be created, or if other users
@@ -92,17 +92,17 @@ impl Cache {
     }
 
     /// The cache in `directory`, which is created if its parent exists; otherwise like
-    /// [`of_user`](Cache::of_user).
+    /// [`of_user`](AnalysisCache::of_user).
     pub fn at(directory: &Path) -> Option<Self> {
         let _ = DirBuilder::new().mode(0o700).create(directory);
         // An existing one that is not writable can still be read.
         let meta = fs::symlink_metadata(directory).ok()?;
         let good = meta.is_dir() && is_trusted(&meta);
-        good.then(|| Cache { directory: directory.to_owned() })
+        good.then(|| AnalysisCache { directory: directory.to_owned() })
     }
 
     /// The sites of the object file with this build id and stamp; `None` if they are not known.
-    pub fn sites(&self, build_id: &[u8], stamp: Stamp) -> Option<Vec<Site>> {
+    pub fn sites(&self, build_id: &[u8], stamp: FileStamp) -> Option<Vec<PatchSite>> {
         let mut file = open(&self.path(build_id)?)?;
         let meta = file.metadata().ok()?;
         if !meta.is_file() || !is_trusted(&meta) || meta.size() > MOST_BYTES {
@@ -114,7 +114,7 @@ impl Cache {
     }
 
     /// Stores the sites of an object file. After an error the next run analyses it again.
-    pub fn keep(&self, build_id: &[u8], stamp: Stamp, sites: &[Site]) {
+    pub fn keep(&self, build_id: &[u8], stamp: FileStamp, sites: &[PatchSite]) {
         let Some(path) = self.path(build_id) else { return };
         if fs::symlink_metadata(&path).is_ok_and(|meta| !is_trusted(&meta)) {
             return;
@@ -168,26 +168,30 @@ fn is_trusted(meta: &Metadata) -> bool {
     own && meta.mode() & 0o022 == 0
 }
 
-fn encode(build_id: &[u8], stamp: Stamp, sites: &[Site]) -> Vec<u8> {
-    let mut body = Writer::default();
+fn encode(build_id: &[u8], stamp: FileStamp, sites: &[PatchSite]) -> Vec<u8> {
+    let mut body = ValueWriter::default();
     body.string(build_id);
     stamp.numbers().into_iter().for_each(|number| body.number(number));
     encode_sites(&mut body, sites);
     [MAGIC, &digest(&body.bytes).to_le_bytes()[..], &body.bytes].concat()
 }
 
-fn decode(bytes: &[u8], build_id: &[u8], stamp: Stamp) -> Result<Vec<Site>, Malformed> {
-    let mut from = Reader { bytes: bytes.strip_prefix(MAGIC).ok_or(Malformed)? };
+fn decode(
+    bytes: &[u8],
+    build_id: &[u8],
+    stamp: FileStamp,
+) -> Result<Vec<PatchSite>, MalformedState> {
+    let mut from = ValueReader { bytes: bytes.strip_prefix(MAGIC).ok_or(MalformedState)? };
     if from.number()? != digest(from.bytes) || from.string()? != build_id {
-        return Err(Malformed);
+        return Err(MalformedState);
     }
     for number in stamp.numbers() {
         if from.number()? != number {
-            return Err(Malformed);
+            return Err(MalformedState);
         }
     }
     let sites = decode_sites(&mut from)?;
-    if from.bytes.is_empty() { Ok(sites) } else { Err(Malformed) }
+    if from.bytes.is_empty() { Ok(sites) } else { Err(MalformedState) }
 }
 
 /// FNV-1a with 64 bits. It detects damage, and does not protect against attackers.
@@ -203,17 +207,18 @@ mod tests {
     use super::*;
 
     const ID: &[u8] = &[0xab, 1, 2];
-    const STAMP: Stamp = Stamp { size: 9, seconds: -4, nanoseconds: 5 };
+    const STAMP: FileStamp = FileStamp { size: 9, seconds: -4, nanoseconds: 5 };
 
-    fn sites() -> Vec<Site> {
-        let site = Site { address: 77, len: 7, syscall_at: 5, number: Some(0), bytes: [9; 16] };
-        vec![site, Site { number: None, ..site }]
+    fn sites() -> Vec<PatchSite> {
+        let site =
+            PatchSite { address: 77, len: 7, syscall_at: 5, number: Some(0), bytes: [9; 16] };
+        vec![site, PatchSite { number: None, ..site }]
     }
 
     /// A cache that knows [`sites`], and where its file is.
-    fn cache() -> (tempfile::TempDir, Cache, PathBuf) {
+    fn cache() -> (tempfile::TempDir, AnalysisCache, PathBuf) {
         let place = tempfile::tempdir().unwrap();
-        let cache = Cache::at(&place.path().join("defuse")).unwrap();
+        let cache = AnalysisCache::at(&place.path().join("defuse")).unwrap();
         cache.keep(ID, STAMP, &sites());
         let path = cache.directory.join("ab0102");
         (place, cache, path)
@@ -232,9 +237,9 @@ mod tests {
     fn a_file_that_changed_and_kept_its_build_id_is_not_known() {
         let (_place, cache, _path) = cache();
         for other in [
-            Stamp { size: 8, ..STAMP },
-            Stamp { seconds: -5, ..STAMP },
-            Stamp { nanoseconds: 6, ..STAMP },
+            FileStamp { size: 8, ..STAMP },
+            FileStamp { seconds: -5, ..STAMP },
+            FileStamp { nanoseconds: 6, ..STAMP },
         ] {
             assert_eq!(cache.sites(ID, other), None);
         }
@@ -274,16 +279,16 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert_eq!(cache.sites(ID, STAMP), Some(sites()));
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(Cache::at(&directory).is_none());
+        assert!(AnalysisCache::at(&directory).is_none());
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(Cache::at(&directory).is_some());
+        assert!(AnalysisCache::at(&directory).is_some());
         if chown(&path, Some(65534), None).is_err() {
             println!("skipped: files of other users: needs root");
             return;
         }
         assert_eq!(cache.sites(ID, STAMP), None);
         chown(&directory, Some(65534), None).unwrap();
-        assert!(Cache::at(&directory).is_none());
+        assert!(AnalysisCache::at(&directory).is_none());
     }
 
     /// A run of root with `XDG_CACHE_HOME` of another user removed old files from the directory to which that user's link led.
@@ -303,7 +308,7 @@ mod tests {
         ] {
             fs::set_permissions(&theirs, fs::Permissions::from_mode(mode)).unwrap();
             // A link is followed once, to a directory that stays.
-            let cache = Cache::below(&base);
+            let cache = AnalysisCache::below(&base);
             assert_eq!(cache.is_some(), is_used, "{base:?} {mode:o}");
             if let Some(cache) = cache {
                 assert_eq!(cache.directory, base.canonicalize().unwrap().join("defuse"));
@@ -311,7 +316,7 @@ mod tests {
         }
         if chown(&theirs, Some(65534), None).is_ok() {
             fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
-            assert!(Cache::below(&theirs.join("inner")).is_none());
+            assert!(AnalysisCache::below(&theirs.join("inner")).is_none());
         }
     }
 
@@ -320,10 +325,10 @@ mod tests {
     fn no_home_is_made() {
         let place = tempfile::tempdir().unwrap();
         let home = place.path().join("missing/home");
-        assert!(Cache::in_home(&home).is_none());
+        assert!(AnalysisCache::in_home(&home).is_none());
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
         fs::create_dir_all(&home).unwrap();
-        assert!(Cache::in_home(&home).is_some());
+        assert!(AnalysisCache::in_home(&home).is_some());
         assert!(home.join(".cache/defuse").is_dir());
     }
 
@@ -336,13 +341,13 @@ mod tests {
         assert_eq!(cache.sites(ID, STAMP), None);
         let link = place.path().join("link");
         symlink(&cache.directory, &link).unwrap();
-        assert!(Cache::at(&link).is_none());
+        assert!(AnalysisCache::at(&link).is_none());
     }
 
     #[test]
     fn the_files_of_old_programs_go() {
         let place = tempfile::tempdir().unwrap();
-        let cache = Cache::at(place.path()).unwrap();
+        let cache = AnalysisCache::at(place.path()).unwrap();
         for number in 0..MOST_FILES as u64 + 10 {
             cache.keep(&number.to_le_bytes(), STAMP, &[]);
         }

@@ -3,7 +3,7 @@
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection};
 
-use crate::plan::Site;
+use crate::plan::PatchSite;
 use crate::scan;
 
 /// The first bytes of the table since Go 1.18, and since Go 1.20.
@@ -17,7 +17,7 @@ const MOST_FUNCTIONS: usize = 4 << 20;
 
 /// The sites in the functions of the Go program with these bytes, in their order; none of other programs. Those of
 /// rt_sigreturn(2), fork(2) and vfork(2) are left out.
-pub fn sites(bytes: &[u8]) -> Vec<Site> {
+pub fn sites(bytes: &[u8]) -> Vec<PatchSite> {
     let Ok(file) = ElfFile64::<LittleEndian>::parse(bytes) else { return Vec::new() };
     let is_go = file.section_by_name(".note.go.buildid").is_some();
     let text = file.section_by_name(".text").filter(|_| is_go);

@@ -11,7 +11,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::plan::Site;
+use crate::plan::PatchSite;
 use crate::trampoline::{self, TRAMPOLINE};
 
 /// How far below the first page of an image its trampolines begin: more than the libraries of nearly
@@ -67,7 +67,7 @@ pub struct CodeSegment {
 pub fn make(
     file: &File,
     segments: &[CodeSegment],
-    sites: &[Site],
+    sites: &[PatchSite],
     place: u64,
 ) -> Option<(PatchedImage, Vec<u8>)> {
     let (first, last) = (sites.first()?, sites.last()?);
@@ -110,13 +110,13 @@ mod tests {
 
     use super::*;
 
-    fn site(address: u64) -> Site {
+    fn site(address: u64) -> PatchSite {
         let mut bytes = [0x90; 16];
         bytes[..7].copy_from_slice(&[0xb8, 0, 0, 0, 0, 0x0f, 0x05]);
-        Site { address, len: 7, syscall_at: 5, number: Some(0), bytes }
+        PatchSite { address, len: 7, syscall_at: 5, number: Some(0), bytes }
     }
 
-    fn file(sites: &[Site]) -> File {
+    fn file(sites: &[PatchSite]) -> File {
         let mut bytes = vec![0x90; 5 * 4096];
         for site in sites {
             let at = site.address as usize - 0x1000;
@@ -153,7 +153,7 @@ mod tests {
     fn what_does_not_fit_the_file_has_no_image() {
         let sites = [site(0x2010)];
         let segment = CodeSegment { address: 0x1000, len: 5 * 4096, offset: 0 };
-        let other = [Site { bytes: [1; 16], ..sites[0] }];
+        let other = [PatchSite { bytes: [1; 16], ..sites[0] }];
         assert_eq!(make(&file(&sites), &[segment], &other, 0), None);
         assert_eq!(make(&file(&sites), &[], &sites, 0), None);
         let short = CodeSegment { len: 4096, ..segment };

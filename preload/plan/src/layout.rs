@@ -4,7 +4,7 @@
 //! also one that has become another user since. The plan is a second memfd that nobody can change,
 //! because it says which code is loaded and changed.
 
-use crate::codec::{Malformed, Unreadable};
+use crate::codec::{MalformedState, StateError};
 
 /// The version of the memory. SPEC.md describes its fields.
 pub const VERSION: u32 = 1;
@@ -26,7 +26,7 @@ pub const PATH_CHANGES: usize = 12;
 /// The messages that a run prints once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Once {
+pub enum OnceMessage {
     /// A program of a mount cannot be executed from memory.
     NoMemory = 1,
     /// A program filters its system calls.
@@ -90,7 +90,7 @@ pub fn node_prefix(token: u128) -> String {
 
 /// The counts of one system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct CallCounts {
     /// Calls that were served inside of the process.
     pub served: u64,
     /// Calls that the kernel got.
@@ -99,7 +99,7 @@ pub struct Counts {
     pub missed: u64,
 }
 
-impl std::ops::AddAssign for Counts {
+impl std::ops::AddAssign for CallCounts {
     fn add_assign(&mut self, other: Self) {
         self.served += other.served;
         self.passed += other.passed;
@@ -108,22 +108,22 @@ impl std::ops::AddAssign for Counts {
 }
 
 /// The counts of the call `number` in `bytes`, the beginning of the memory.
-pub fn counts(bytes: &[u8], number: usize) -> Counts {
+pub fn counts(bytes: &[u8], number: usize) -> CallCounts {
     counts_at(bytes, COUNTERS + number * 24)
 }
 
 /// The counts of the site at this place among those of all objects of the plan.
-pub fn site_counts(bytes: &[u8], site: usize) -> Counts {
-    if site < SITES { counts_at(bytes, SITE_COUNTERS + site * 24) } else { Counts::default() }
+pub fn site_counts(bytes: &[u8], site: usize) -> CallCounts {
+    if site < SITES { counts_at(bytes, SITE_COUNTERS + site * 24) } else { CallCounts::default() }
 }
 
-fn counts_at(bytes: &[u8], start: usize) -> Counts {
+fn counts_at(bytes: &[u8], start: usize) -> CallCounts {
     let at = |place: usize| {
         let from = start + place * 8;
         let bytes = bytes.get(from..from + 8).and_then(|bytes| bytes.try_into().ok());
         u64::from_le_bytes(bytes.unwrap_or_default())
     };
-    Counts { served: at(0), passed: at(1), missed: at(2) }
+    CallCounts { served: at(0), passed: at(1), missed: at(2) }
 }
 
 /// The plan with what comes before it.
@@ -136,19 +136,20 @@ pub fn with_head(plan: &[u8]) -> Vec<u8> {
 }
 
 /// The plan in `bytes`. An error for what another version wrote.
-pub fn plan(bytes: &[u8]) -> Result<&[u8], Unreadable> {
-    let rest = bytes.strip_prefix(MAGIC).ok_or(Malformed)?;
+pub fn plan(bytes: &[u8]) -> Result<&[u8], StateError> {
+    let rest = bytes.strip_prefix(MAGIC).ok_or(MalformedState)?;
     let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-    let found = digits.and_then(|digits| digits.parse().ok()).ok_or(Malformed)?;
-    Unreadable::unless("plan", found, PLAN_VERSION)?;
+    let found = digits.and_then(|digits| digits.parse().ok()).ok_or(MalformedState)?;
+    StateError::unless("plan", found, PLAN_VERSION)?;
     let len = bytes.get(PLAN_LEN..PLAN).and_then(|bytes| bytes.try_into().ok());
-    let len = usize::try_from(u64::from_le_bytes(len.ok_or(Malformed)?)).map_err(|_| Malformed)?;
-    Ok(bytes[PLAN..].get(..len).ok_or(Malformed)?)
+    let len = usize::try_from(u64::from_le_bytes(len.ok_or(MalformedState)?))
+        .map_err(|_| MalformedState)?;
+    Ok(bytes[PLAN..].get(..len).ok_or(MalformedState)?)
 }
 
 /// Checks the version of the memory, which is in its first four bytes.
-pub fn check_version(found: u32) -> Result<(), Unreadable> {
-    Unreadable::unless("shared memory", found.into(), VERSION.into())
+pub fn check_version(found: u32) -> Result<(), StateError> {
+    StateError::unless("shared memory", found.into(), VERSION.into())
 }
 
 #[cfg(test)]
@@ -160,10 +161,10 @@ mod tests {
         let bytes = with_head(b"plan");
         assert_eq!(plan(&bytes), Ok(&b"plan"[..]));
         for len in 0..bytes.len() {
-            assert_eq!(plan(&bytes[..len]), Err(Unreadable::Malformed), "{len} bytes");
+            assert_eq!(plan(&bytes[..len]), Err(StateError::Malformed), "{len} bytes");
         }
         let other = [b"defuse99", &bytes[8..]].concat();
-        let error = Unreadable::Version { format: "plan", found: 99, known: PLAN_VERSION };
+        let error = StateError::Version { format: "plan", found: 99, known: PLAN_VERSION };
         assert_eq!(plan(&other), Err(error));
         assert_eq!(check_version(VERSION), Ok(()));
         let error = check_version(VERSION + 1).unwrap_err();

@@ -1,6 +1,6 @@
 //! The agreement between `defuse run` and the library that is preloaded into programs.
 //!
-//! It is the [`RunPlan`] (mounts, and the system call sites to patch) with its encoding, the
+//! It is the [`ProgramPlan`] (mounts, and the system call sites to patch) with its encoding, the
 //! layout of the memory that all processes of a run share ([`layout`]), and the analysis of
 //! programs and libraries that finds those sites before anything runs ([`analysis`]), with a cache of
 //! what it found ([`cache`]).
@@ -25,11 +25,11 @@ pub mod settled;
 pub mod trampoline;
 mod unwind;
 
-pub use codec::{Malformed, Unreadable};
-pub use inherited::{EXEC_STATE_VERSION, ExecState, Inherited};
-pub use plan::{ForkPolicy, MountPlan, ObjectSites, RunPlan, ServedBy, Site};
+pub use codec::{MalformedState, StateError};
+pub use inherited::{EXEC_STATE_VERSION, ExecState, InheritedDescriptors};
+pub use plan::{ForkPolicy, MountPlan, ObjectSites, PatchSite, ProgramPlan, ServerPlace};
 
-/// The variable that leads from one program of a run to the next: [`Inherited`] as text.
+/// The variable that leads from one program of a run to the next: [`InheritedDescriptors`] as text.
 pub const VARIABLE: &str = "DEFUSE_PRELOAD";
 
 /// The variable with the directory that the first program of a run begins in.

@@ -1,6 +1,6 @@
 //! The plan of a run.
 
-use crate::codec::{Malformed, Reader, Writer};
+use crate::codec::{MalformedState, ValueReader, ValueWriter};
 use crate::image::PatchedImage;
 
 /// The policy for a mount's state when a program forks.
@@ -38,14 +38,14 @@ impl ForkPolicy {
 
 /// Where the file system of a mount is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ServedBy {
+pub enum ServerPlace {
     /// In every process by itself.
     #[default]
     Program,
     /// At the socket of another process, by its path; one that begins with `@` is abstract.
     Socket(Vec<u8>),
     /// By the process that started the run. The number is the place of its socket among those that
-    /// programs inherit ([`crate::Inherited::sockets`]).
+    /// programs inherit ([`crate::InheritedDescriptors::sockets`]).
     Run(usize),
 }
 
@@ -59,12 +59,12 @@ pub struct MountPlan {
     /// How it survives a fork.
     pub fork: ForkPolicy,
     /// The process that serves it.
-    pub served_by: ServedBy,
+    pub served_by: ServerPlace,
 }
 
 /// A place in an object file at which a `syscall` instruction is replaced by a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Site {
+pub struct PatchSite {
     /// Virtual address of the first byte that is replaced, as in the object file.
     pub address: u64,
     /// How many bytes are replaced, 5 to 15.
@@ -83,14 +83,14 @@ pub struct ObjectSites {
     /// Its build id (`NT_GNU_BUILD_ID`): nothing is patched where it differs.
     pub build_id: Vec<u8>,
     /// Where to patch, in the order of addresses.
-    pub sites: Vec<Site>,
+    pub sites: Vec<PatchSite>,
     /// Its code with all of them patched, where it has been made.
     pub image: Option<PatchedImage>,
 }
 
 /// Everything that a program of a run is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RunPlan {
+pub struct ProgramPlan {
     /// The library, for the programs that follow.
     pub library: Vec<u8>,
     /// The mounts, in their order.
@@ -109,10 +109,10 @@ pub struct RunPlan {
     pub token: u128,
 }
 
-impl RunPlan {
+impl ProgramPlan {
     /// The plan as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
+        let mut out = ValueWriter::default();
         out.string(&self.library);
         let protected = self.protected.iter().rev().fold(0, |all, &one| all << 8 | u64::from(one));
         out.number(u64::from(self.dispatch) | u64::from(self.report) << 1 | protected << 8);
@@ -136,8 +136,8 @@ impl RunPlan {
     }
 
     /// The plan that `bytes` hold.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut from = Reader { bytes };
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedState> {
+        let mut from = ValueReader { bytes };
         let library = from.string()?.to_vec();
         let flags = from.number()?;
         let mounts =
@@ -147,50 +147,50 @@ impl RunPlan {
         let protected = [1, 2, 3].map(|byte| (flags >> (byte * 8)) as u8);
         let (dispatch, report) = (flags & 1 != 0, flags & 2 != 0);
         let token = u128::from(from.number()?) | u128::from(from.number()?) << 64;
-        Ok(RunPlan { library, mounts, objects, protected, dispatch, report, token })
+        Ok(ProgramPlan { library, mounts, objects, protected, dispatch, report, token })
     }
 }
 
-fn decode_mount(from: &mut Reader<'_>) -> Result<MountPlan, Malformed> {
+fn decode_mount(from: &mut ValueReader<'_>) -> Result<MountPlan, MalformedState> {
     let target = from.string()?.to_vec();
     let source = from.string()?.to_vec();
-    let policy = usize::try_from(from.number()?).map_err(|_| Malformed)?;
-    let fork = ForkPolicy::NAMES.get(policy).ok_or(Malformed)?.1;
+    let policy = usize::try_from(from.number()?).map_err(|_| MalformedState)?;
+    let fork = ForkPolicy::NAMES.get(policy).ok_or(MalformedState)?.1;
     Ok(MountPlan { target, source, fork, served_by: decode_server(from)? })
 }
 
-fn encode_server(out: &mut Writer, served_by: &ServedBy) {
+fn encode_server(out: &mut ValueWriter, served_by: &ServerPlace) {
     match served_by {
-        ServedBy::Program => out.number(0),
-        ServedBy::Socket(path) => {
+        ServerPlace::Program => out.number(0),
+        ServerPlace::Socket(path) => {
             out.number(1);
             out.string(path);
         }
-        ServedBy::Run(place) => {
+        ServerPlace::Run(place) => {
             out.number(2);
             out.number(*place as u64);
         }
     }
 }
 
-fn decode_server(from: &mut Reader<'_>) -> Result<ServedBy, Malformed> {
+fn decode_server(from: &mut ValueReader<'_>) -> Result<ServerPlace, MalformedState> {
     Ok(match from.number()? {
-        0 => ServedBy::Program,
-        1 => ServedBy::Socket(from.string()?.to_vec()),
-        2 => ServedBy::Run(usize::try_from(from.number()?).map_err(|_| Malformed)?),
-        _ => return Err(Malformed),
+        0 => ServerPlace::Program,
+        1 => ServerPlace::Socket(from.string()?.to_vec()),
+        2 => ServerPlace::Run(usize::try_from(from.number()?).map_err(|_| MalformedState)?),
+        _ => return Err(MalformedState),
     })
 }
 
 /// No number.
 const UNKNOWN: u64 = u16::MAX as u64;
 
-pub(crate) fn encode_sites(out: &mut Writer, sites: &[Site]) {
+pub(crate) fn encode_sites(out: &mut ValueWriter, sites: &[PatchSite]) {
     out.number(sites.len() as u64);
     sites.iter().for_each(|site| encode_site(out, site));
 }
 
-pub(crate) fn decode_sites(from: &mut Reader<'_>) -> Result<Vec<Site>, Malformed> {
+pub(crate) fn decode_sites(from: &mut ValueReader<'_>) -> Result<Vec<PatchSite>, MalformedState> {
     let count = from.count(32)?;
     let mut sites = Vec::with_capacity(count);
     for _ in 0..count {
@@ -199,37 +199,37 @@ pub(crate) fn decode_sites(from: &mut Reader<'_>) -> Result<Vec<Site>, Malformed
     Ok(sites)
 }
 
-fn encode_site(out: &mut Writer, site: &Site) {
+fn encode_site(out: &mut ValueWriter, site: &PatchSite) {
     out.number(site.address);
     let number = site.number.map_or(UNKNOWN, u64::from);
     out.number(u64::from(site.len) | u64::from(site.syscall_at) << 8 | number << 16);
     out.bytes.extend_from_slice(&site.bytes);
 }
 
-fn decode_object(from: &mut Reader<'_>) -> Result<ObjectSites, Malformed> {
+fn decode_object(from: &mut ValueReader<'_>) -> Result<ObjectSites, MalformedState> {
     let (build_id, sites) = (from.string()?.to_vec(), decode_sites(from)?);
     Ok(ObjectSites { build_id, sites, image: decode_image(from)? })
 }
 
 /// No length is that of no image.
-fn encode_image(out: &mut Writer, image: Option<PatchedImage>) {
+fn encode_image(out: &mut ValueWriter, image: Option<PatchedImage>) {
     let all = image.map_or([0; 4], |i| [i.len, i.from, i.place, i.trampolines_len]);
     all.into_iter().for_each(|number| out.number(number));
 }
 
-fn decode_image(from: &mut Reader<'_>) -> Result<Option<PatchedImage>, Malformed> {
+fn decode_image(from: &mut ValueReader<'_>) -> Result<Option<PatchedImage>, MalformedState> {
     let (len, at) = (from.number()?, from.number()?);
     let (place, trampolines_len) = (from.number()?, from.number()?);
     Ok((len > 0).then_some(PatchedImage { from: at, len, place, trampolines_len }))
 }
 
-fn decode_site(from: &mut Reader<'_>) -> Result<Site, Malformed> {
+fn decode_site(from: &mut ValueReader<'_>) -> Result<PatchSite, MalformedState> {
     let address = from.number()?;
     let packed = from.number()?;
-    let (head, rest) = from.bytes.split_first_chunk::<16>().ok_or(Malformed)?;
+    let (head, rest) = from.bytes.split_first_chunk::<16>().ok_or(MalformedState)?;
     from.bytes = rest;
     let number = packed >> 16 & 0xffff;
-    let site = Site {
+    let site = PatchSite {
         address,
         len: packed as u8,
         syscall_at: (packed >> 8) as u8,
@@ -237,29 +237,34 @@ fn decode_site(from: &mut Reader<'_>) -> Result<Site, Malformed> {
         bytes: *head,
     };
     let fits = (5..=15).contains(&site.len) && site.syscall_at + 2 <= site.len;
-    if fits { Ok(site) } else { Err(Malformed) }
+    if fits { Ok(site) } else { Err(MalformedState) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn plan() -> RunPlan {
-        let site = Site { address: 77, len: 7, syscall_at: 5, number: Some(0), bytes: [9; 16] };
-        RunPlan {
+    fn plan() -> ProgramPlan {
+        let site =
+            PatchSite { address: 77, len: 7, syscall_at: 5, number: Some(0), bytes: [9; 16] };
+        ProgramPlan {
             library: b"/lib/x.so".to_vec(),
-            mounts: [ServedBy::Program, ServedBy::Socket(b"/run/s".to_vec()), ServedBy::Run(3)]
-                .map(|served_by| MountPlan {
-                    target: b"/data".to_vec(),
-                    source: b"memory:,size=1G".to_vec(),
-                    fork: ForkPolicy::Deny,
-                    served_by,
-                })
-                .into(),
+            mounts: [
+                ServerPlace::Program,
+                ServerPlace::Socket(b"/run/s".to_vec()),
+                ServerPlace::Run(3),
+            ]
+            .map(|served_by| MountPlan {
+                target: b"/data".to_vec(),
+                source: b"memory:,size=1G".to_vec(),
+                fork: ForkPolicy::Deny,
+                served_by,
+            })
+            .into(),
             objects: vec![
                 ObjectSites {
                     build_id: vec![1, 2, 3],
-                    sites: vec![site, Site { number: None, ..site }],
+                    sites: vec![site, PatchSite { number: None, ..site }],
                     image: Some(PatchedImage {
                         from: 4096,
                         len: 8192,
@@ -278,14 +283,14 @@ mod tests {
 
     #[test]
     fn a_plan_comes_back_as_it_was() {
-        assert_eq!(RunPlan::decode(&plan().encode()), Ok(plan()));
+        assert_eq!(ProgramPlan::decode(&plan().encode()), Ok(plan()));
     }
 
     #[test]
     fn a_plan_that_is_cut_short_is_refused() {
         let bytes = plan().encode();
         for len in 0..bytes.len() {
-            assert_eq!(RunPlan::decode(&bytes[..len]), Err(Malformed), "{len} bytes");
+            assert_eq!(ProgramPlan::decode(&bytes[..len]), Err(MalformedState), "{len} bytes");
         }
     }
 }

@@ -7,24 +7,24 @@ use iced_x86::{Decoder, DecoderOptions, OpKind};
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, SymbolKind};
 
-use crate::analysis::{Binary, Error, functions};
+use crate::analysis::{AnalysisError, ObjectFile, functions};
 use crate::scan;
 
 /// The functions that an object file exports.
 #[derive(Clone, Debug, Default)]
-pub struct Exports {
+pub struct ExportedFunctions {
     /// First address, address after the last, and name.
     all: Vec<(u64, u64, String)>,
 }
 
-impl Exports {
+impl ExportedFunctions {
     /// Those of a file.
     ///
     /// # Errors
     ///
     /// Where the file cannot be read or is no ELF file.
-    pub fn of(path: &Path) -> Result<Self, Error> {
-        Binary::with_file(path, Self::of_file)
+    pub fn of(path: &Path) -> Result<Self, AnalysisError> {
+        ObjectFile::with_file(path, Self::of_file)
     }
 
     fn of_file(file: &ElfFile64<'_, LittleEndian>) -> Self {
@@ -36,7 +36,7 @@ impl Exports {
                 all.push((symbol.address(), end, name.to_owned()));
             }
         }
-        Exports { all }
+        ExportedFunctions { all }
     }
 
     /// The function that `address` lies in, by the name that people know best: of several, the one
@@ -52,7 +52,7 @@ impl Exports {
 
 /// The calls of one function itself.
 #[derive(Default)]
-struct Function {
+struct FunctionCalls {
     /// Functions that it calls or jumps to, by place.
     next: Vec<usize>,
     /// The numbers of its system calls, where these can be told.
@@ -66,12 +66,12 @@ struct Function {
 /// # Errors
 ///
 /// Where the file cannot be read or is no ELF file.
-pub fn reach(path: &Path) -> Result<BTreeMap<String, BTreeSet<Option<u16>>>, Error> {
-    Binary::with_file(path, |file| {
+pub fn reach(path: &Path) -> Result<BTreeMap<String, BTreeSet<Option<u16>>>, AnalysisError> {
+    ObjectFile::with_file(path, |file| {
         let ranges = functions(file);
         let all = all(file, &ranges);
         let place = |address: u64| containing(&ranges, address);
-        let exports = Exports::of_file(file).all.into_iter();
+        let exports = ExportedFunctions::of_file(file).all.into_iter();
         let reached =
             |(from, _, name): (u64, u64, String)| Some((name, from_here(&all, place(from)?)));
         exports.filter_map(reached).collect()
@@ -83,7 +83,7 @@ fn containing(ranges: &[(u64, u64)], address: u64) -> Option<usize> {
     (address < ranges[at].1).then_some(at)
 }
 
-fn all(file: &ElfFile64<'_, LittleEndian>, ranges: &[(u64, u64)]) -> Vec<Function> {
+fn all(file: &ElfFile64<'_, LittleEndian>, ranges: &[(u64, u64)]) -> Vec<FunctionCalls> {
     let sections: Vec<(u64, &[u8])> = file
         .sections()
         .filter_map(|section| Some((section.address(), section.data().ok()?)))
@@ -95,7 +95,7 @@ fn all(file: &ElfFile64<'_, LittleEndian>, ranges: &[(u64, u64)]) -> Vec<Functio
         })
     };
     let function = |&(from, end): &(u64, u64)| {
-        let Some(code) = code(from, end) else { return Function::default() };
+        let Some(code) = code(from, end) else { return FunctionCalls::default() };
         let leaves = |target: &u64| !(from..end).contains(target);
         let next = Decoder::with_ip(64, code, from, DecoderOptions::NONE)
             .into_iter()
@@ -105,12 +105,12 @@ fn all(file: &ElfFile64<'_, LittleEndian>, ranges: &[(u64, u64)]) -> Vec<Functio
             .filter_map(|target| containing(ranges, target));
         let next = BTreeSet::from_iter(next).into_iter().collect();
         let calls = scan::function(code, from, end).iter().map(|found| found.number).collect();
-        Function { next, calls }
+        FunctionCalls { next, calls }
     };
     ranges.iter().map(function).collect()
 }
 
-fn from_here(all: &[Function], start: usize) -> BTreeSet<Option<u16>> {
+fn from_here(all: &[FunctionCalls], start: usize) -> BTreeSet<Option<u16>> {
     let (mut seen, mut next, mut calls) = (BTreeSet::from([start]), vec![start], BTreeSet::new());
     while let Some(at) = next.pop() {
         calls.extend(&all[at].calls);
@@ -149,7 +149,7 @@ mod tests {
             function(10, 20, "_open"),
             function(30, 40, "_IO_read"),
         ];
-        let exports = Exports { all };
+        let exports = ExportedFunctions { all };
         assert_eq!((exports.name(10), exports.name(19)), (Some("open"), Some("open")));
         assert_eq!((exports.name(20), exports.name(35)), (None, Some("_IO_read")));
     }

@@ -6,22 +6,22 @@ use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
 };
 
-use crate::plan::Site;
+use crate::plan::PatchSite;
 
 /// A jump to anywhere within 2 GiB: one byte and a displacement of four.
 const JUMP: usize = 5;
-/// Most bytes that a site replaces: what [`Site::bytes`] holds.
+/// Most bytes that a site replaces: what [`PatchSite::bytes`] holds.
 const MOST: usize = 15;
 
 /// A `syscall` instruction that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct SyscallInstruction {
     /// Where it is.
     pub address: u64,
     /// The number in `eax`, if it is known.
     pub number: Option<u16>,
     /// How to replace it; `None` if there is no room.
-    pub site: Option<Site>,
+    pub site: Option<PatchSite>,
     /// It is an instruction of a function in which everything is one. Otherwise the bytes may be data.
     pub is_code: bool,
 }
@@ -34,7 +34,7 @@ pub(crate) const SYSCALL_32: [u8; 2] = [0xcd, 0x80];
 
 /// Bytes of `code` at `at` between functions that look like the instruction. They are one if `mov eax, NUMBER` comes
 /// right before.
-pub(crate) fn between_functions(code: &[u8], at: usize, address: u64) -> Found {
+pub(crate) fn between_functions(code: &[u8], at: usize, address: u64) -> SyscallInstruction {
     /// Numbers of system calls are less.
     const MOST: u32 = 512;
     let before = at.checked_sub(5).and_then(|from| code.get(from..at));
@@ -42,7 +42,7 @@ pub(crate) fn between_functions(code: &[u8], at: usize, address: u64) -> Found {
         let number = u32::from_le_bytes(bytes[1..].try_into().ok()?);
         u16::try_from(number).ok().filter(|_| number < MOST)
     });
-    Found { address, number, site: None, is_code: number.is_some() }
+    SyscallInstruction { address, number, site: None, is_code: number.is_some() }
 }
 
 /// The `syscall` instructions of the function with this `code` at `address`, whose description ends at `own_end`.
@@ -51,7 +51,7 @@ pub(crate) fn between_functions(code: &[u8], at: usize, address: u64) -> Found {
 /// Where a branch leads into a place that would be replaced, that place is not offered; the targets
 /// of jump tables are no branches, but compilers let them begin blocks, and the `syscall` of a
 /// block and its neighbours are never split by one (the number is loaded in the same block).
-pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<Found> {
+pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<SyscallInstruction> {
     let decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let all: Vec<Instruction> = decoder.into_iter().collect();
     let targets: BTreeSet<u64> = all.iter().filter_map(target).collect();
@@ -59,20 +59,25 @@ pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<Found> {
     let own = all.iter().take_while(|instruction| instruction.ip() < own_end);
     let is_own_code = !own.clone().any(Instruction::is_invalid);
     let is_all_code = is_own_code && !all.iter().any(Instruction::is_invalid);
-    let mut numbers = Numbers::default();
+    let mut numbers = RegisterConstants::default();
     let mut found = Vec::new();
     for (place, instruction) in all.iter().enumerate() {
         if instruction.code() == Code::Syscall {
             let number = numbers.eax();
             let site = site(&all, place, &targets, code, address);
-            let site = site.map(|site| Site { number, ..site });
+            let site = site.map(|site| PatchSite { number, ..site });
             let is_own = instruction.ip() < own_end;
             let is_code = if is_own { is_own_code } else { is_all_code && number.is_some() };
-            found.push(Found { address: instruction.ip(), number, site, is_code });
+            found.push(SyscallInstruction { address: instruction.ip(), number, site, is_code });
         }
         if instruction.code() == Code::Int_imm8 && instruction.immediate8() == SYSCALL_32[1] {
             let is_code = is_own_code && instruction.ip() < own_end;
-            found.push(Found { address: instruction.ip(), number: None, site: None, is_code });
+            found.push(SyscallInstruction {
+                address: instruction.ip(),
+                number: None,
+                site: None,
+                is_code,
+            });
         }
         numbers.see(instruction);
     }
@@ -95,7 +100,7 @@ fn site(
     targets: &BTreeSet<u64>,
     code: &[u8],
     address: u64,
-) -> Option<Site> {
+) -> Option<PatchSite> {
     let ranges = [(1, 0), (0, 1), (2, 0), (1, 1), (0, 2), (3, 0), (2, 1)];
     ranges.into_iter().find_map(|(before, after)| {
         let range = place.checked_sub(before)?..place + after + 1;
@@ -111,7 +116,7 @@ fn site(
         let mut bytes = [0; 16];
         bytes[..len].copy_from_slice(code.get(from..from + len)?);
         let syscall_at = u8::try_from(all[place].ip() - start).ok()?;
-        Some(Site { address: start, len: len as u8, syscall_at, number: None, bytes })
+        Some(PatchSite { address: start, len: len as u8, syscall_at, number: None, bytes })
     })
 }
 
@@ -126,11 +131,11 @@ fn can_move(instruction: &Instruction) -> bool {
 
 /// Constants in registers, as far as a walk through the instructions in their order tells.
 #[derive(Default)]
-struct Numbers {
+struct RegisterConstants {
     known: [Option<u32>; 16],
 }
 
-impl Numbers {
+impl RegisterConstants {
     fn eax(&self) -> Option<u16> {
         self.known[0].and_then(|number| u16::try_from(number).ok())
     }

@@ -1,6 +1,6 @@
 //! The code that replaces a `syscall` instruction: a jump, and what it leads to.
 
-use crate::plan::Site;
+use crate::plan::PatchSite;
 
 /// Room for one trampoline: two parts of a site, and 37 bytes of our own.
 pub const TRAMPOLINE: usize = 64;
@@ -25,7 +25,7 @@ pub fn jump(at: u64, to: u64) -> [u8; 15] {
 /// The trampoline at `at` for `site`, which lies at `original`: the instructions before the
 /// `syscall`, a step over the red zone, the call of the entry, whose address is in memory at `head`,
 /// the `syscall` itself where the call is not ours, the instructions after it, and the jump back.
-pub fn code(site: &Site, original: u64, at: u64, head: u64) -> Vec<u8> {
+pub fn code(site: &PatchSite, original: u64, at: u64, head: u64) -> Vec<u8> {
     let (before, rest) = site.bytes[..usize::from(site.len)].split_at(usize::from(site.syscall_at));
     let after = &rest[2..];
     let mut code = Vec::with_capacity(TRAMPOLINE);
@@ -51,7 +51,7 @@ mod tests {
     fn a_trampoline_keeps_what_stood_around_the_call() {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&[0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff]);
-        let site = Site { address: 0, len: 8, syscall_at: 0, number: Some(0), bytes };
+        let site = PatchSite { address: 0, len: 8, syscall_at: 0, number: Some(0), bytes };
         let code = code(&site, 0x1000, 0x2010, 0x2000);
         assert!(code.len() <= TRAMPOLINE);
         assert_eq!(code[23..29], bytes[2..8]);

@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::Errno;
 
-use crate::catch::frame::{Context, FRAME, LINK, Leave, MASK};
-use crate::catch::wanted::{Action, WANTED, wanted};
+use crate::catch::frame::{FRAME, HandlerRegisters, LINK, MASK, SignalContext};
+use crate::catch::wanted::{KernelAction, WANTED, wanted};
 use crate::catch::{dispatch, signal_state};
 use crate::machine::{inside, mask, mode, pending, pid, stack, sys, wait};
 
@@ -76,7 +76,7 @@ std::arch::global_asm!(
     "btr qword ptr [rsp + {mask}], {sys}",
     "mov eax, {sigreturn}",
     "syscall",
-    leave = const size_of::<Leave>().next_multiple_of(16),
+    leave = const size_of::<HandlerRegisters>().next_multiple_of(16),
     decide = sym decide,
     is_static = sym mode::STATIC,
     set_mask = const libc::SIG_SETMASK,
@@ -109,14 +109,14 @@ pub fn begin() -> bool {
 
 const RESTORER: i32 = 0x0400_0000;
 
-fn set_action(number: i32, action: Action) -> Result<i64, Errno> {
+fn set_action(number: i32, action: KernelAction) -> Result<i64, Errno> {
     let args = [number as u64, action.as_ptr() as u64, 0, 8, 0, 0];
     // SAFETY: the kernel reads the structure; the handler is ours, or none.
     sys::check(unsafe { sys::syscall(libc::SYS_rt_sigaction as u64, &args) })
 }
 
 /// The action for the kernel where the program wants `wanted`.
-pub fn action_of(wanted: &Action) -> Action {
+pub fn action_of(wanted: &KernelAction) -> KernelAction {
     const KEPT: i32 = libc::SA_RESTART | libc::SA_NOCLDSTOP | libc::SA_NOCLDWAIT;
     let flags = libc::SA_SIGINFO | libc::SA_ONSTACK | RESTORER;
     let flags = wanted[1] & KEPT as u64 | flags as u64;
@@ -124,8 +124,13 @@ pub fn action_of(wanted: &Action) -> Action {
 }
 
 /// Decides what happens with a signal.
-extern "C" fn decide(number: i32, info: *mut u64, context: *mut u64, leave: &mut Leave) -> u64 {
-    let mut context = Context(context);
+extern "C" fn decide(
+    number: i32,
+    info: *mut u64,
+    context: *mut u64,
+    leave: &mut HandlerRegisters,
+) -> u64 {
+    let mut context = SignalContext(context);
     // SAFETY: the kernel's record begins with number, errno and code.
     let code = unsafe { info.cast::<i32>().add(2).read() };
     if dispatch::is_dispatched(number, code) {
@@ -180,9 +185,9 @@ fn end_by(number: i32) -> u64 {
 fn hand_over(
     number: i32,
     info: *mut u64,
-    context: &mut Context,
-    wanted: &Action,
-    leave: &mut Leave,
+    context: &mut SignalContext,
+    wanted: &KernelAction,
+    leave: &mut HandlerRegisters,
 ) {
     let old = context.0 as u64 - 8;
     let is_sys_blocked = signal_state::is_sys_blocked();
@@ -204,7 +209,7 @@ fn hand_over(
         }
     }
     let _ = info;
-    *leave = Leave {
+    *leave = HandlerRegisters {
         sp: frame,
         fs: leave.fs,
         handler: wanted[0],
@@ -217,7 +222,7 @@ fn hand_over(
 
 /// Copies a frame from our stack to that which the program wants its handler to run on; returns where
 /// it is.
-fn move_frame(context: &mut Context, wanted_flags: u64) -> u64 {
+fn move_frame(context: &mut SignalContext, wanted_flags: u64) -> u64 {
     let (sp, [from, flags, len]) = (context.sp(), signal_state::alternate_stack());
     let has_other =
         wanted_flags & libc::SA_ONSTACK as u64 != 0 && flags & libc::SS_DISABLE as u64 == 0;

@@ -20,11 +20,11 @@
 //! All signals wait while the handler runs ([`crate::catch::delivery`]), but for calls that may take long.
 
 use defuse_fs::Errno;
-use defuse_preload_plan::layout::Once;
+use defuse_preload_plan::layout::OnceMessage;
 
-use crate::catch::frame::{Context, Leave};
+use crate::catch::frame::{HandlerRegisters, SignalContext};
 use crate::catch::{arm, signal_state, tls_block};
-use crate::machine::inside::{self, Inside};
+use crate::machine::inside::{self, InsideGuard};
 use crate::machine::message::say;
 use crate::machine::{mode, pending, stack, sys};
 use crate::process::{fork, state};
@@ -123,9 +123,9 @@ pub fn is_dispatched(number: i32, code: i32) -> bool {
 pub const X86_64: u32 = 0xc000_003e;
 
 /// A call of 32 bits (`int 0x80`), whose numbers are others: it fails with `ENOSYS`.
-pub fn refuse(context: &mut Context) {
-    if let (Some(process), Some(_inside)) = (state::get(), Inside::enter())
-        && process.shared.is_news(Once::Calls32)
+pub fn refuse(context: &mut SignalContext) {
+    if let (Some(process), Some(_inside)) = (state::get(), InsideGuard::enter())
+        && process.shared.is_news(OnceMessage::Calls32)
     {
         say("system calls of 32 bits (int 0x80) are not served: they fail with ENOSYS");
     }
@@ -138,7 +138,7 @@ const FORK: u64 = libc::SIGCHLD as u64;
 const VFORK: u64 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD) as u64;
 
 /// Serves a dispatched call, and sets how the interrupted thread continues.
-pub fn serve(context: &mut Context, leave: &mut Leave) {
+pub fn serve(context: &mut SignalContext, leave: &mut HandlerRegisters) {
     let (number, args) = (context.number(), context.args());
     if stack::holds(context.sp()) {
         // Our own code, by a function of the C library.
@@ -192,7 +192,7 @@ pub fn passes(number: u64) -> bool {
 const SYSCALL_LEN: u64 = 2;
 
 /// A call that makes no process and changes no signals.
-fn one(context: &mut Context, number: u64, args: &[u64; 6]) {
+fn one(context: &mut SignalContext, number: u64, args: &[u64; 6]) {
     let may_wait = may_take_long(number);
     if may_wait {
         signal_state::let_signals_in(context);
@@ -216,7 +216,7 @@ fn one(context: &mut Context, number: u64, args: &[u64; 6]) {
 }
 
 /// The thread goes on with the call.
-fn pass(context: &mut Context, number: u64, args: &[u64; 6]) {
+fn pass(context: &mut SignalContext, number: u64, args: &[u64; 6]) {
     if let Some(mask) = signal_state::mask_of(number, args) {
         exchange(context, mask);
         return;
@@ -228,7 +228,7 @@ fn pass(context: &mut Context, number: u64, args: &[u64; 6]) {
 }
 
 /// The thread goes on with the call, without `SIGSYS` in the mask of signals among its arguments.
-fn exchange(context: &mut Context, mask: signal_state::MaskArgument) {
+fn exchange(context: &mut SignalContext, mask: signal_state::MaskArgument) {
     let (sp, back, mut args) = (context.sp() - EXCHANGED, context.ip(), context.args());
     let room = sp + 7 * 8;
     let mut words = [back, args[0], args[1], args[2], args[3], args[4], args[5], 0, 0, 0];
@@ -247,7 +247,11 @@ fn exchange(context: &mut Context, mask: signal_state::MaskArgument) {
 }
 
 /// fork(2), vfork(2), clone(2) and clone3(2).
-fn make(context: &mut Context, leave: &mut Leave, (number, args): (u64, [u64; 6])) {
+fn make(
+    context: &mut SignalContext,
+    leave: &mut HandlerRegisters,
+    (number, args): (u64, [u64; 6]),
+) {
     let mut record = [0u64; 11];
     let mut own = args;
     let is_clone3 = number == libc::SYS_clone3 as u64;
@@ -323,7 +327,7 @@ fn segment(code: u64, value: u64, fs: &mut u64) -> Result<i64, Errno> {
 }
 
 /// A clone(2) that shares our memory, with a `stack` of its own.
-fn share(context: &mut Context, stack: u64) {
+fn share(context: &mut SignalContext, stack: u64) {
     let (sp, back) = (context.sp() - PASSED, context.ip());
     let stored = sys::store(sp, back).and_then(|()| sys::store(stack - 8, back));
     if stored.is_ok() {

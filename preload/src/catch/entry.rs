@@ -255,7 +255,7 @@ pub fn address() -> u64 {
 
 /// rax and rdx as the entry expects them.
 #[repr(C)]
-struct Answer {
+struct EntryRegisters {
     value: i64,
     then: u64,
 }
@@ -277,22 +277,22 @@ const THREAD: u64 = 8;
 /// It is to be entered once more.
 const AGAIN: u64 = 16;
 
-extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer {
+extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> EntryRegisters {
     if number == AFTER_CLONE {
         let value = CLONED.load(Ordering::Relaxed);
         fork::after_clone(value);
-        return Answer { value, then: SERVED };
+        return EntryRegisters { value, then: SERVED };
     }
     let number = number & u64::from(u32::MAX);
     if RETURNS_ELSEWHERE.contains(&number) {
-        return Answer { value: number as i64, then: PASS };
+        return EntryRegisters { value: number as i64, then: PASS };
     }
     if number == libc::SYS_clone as u64 || number == libc::SYS_clone3 as u64 {
         return match fork::before_clone(number, args, std::ptr::from_ref(args) as u64 + FRAME) {
-            Ok(true) => Answer { value: number as i64, then: CLONE },
+            Ok(true) => EntryRegisters { value: number as i64, then: CLONE },
             Ok(false) if mode::is_dispatched() => share(number, args, from),
-            Ok(false) => Answer { value: number as i64, then: PASS },
-            Err(errno) => Answer { value: sys::failure(errno), then: SERVED },
+            Ok(false) => EntryRegisters { value: number as i64, then: PASS },
+            Err(errno) => EntryRegisters { value: sys::failure(errno), then: SERVED },
         };
     }
     if mode::is_dispatched() {
@@ -302,20 +302,20 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
             _ => signal_state::serve(number, args, sp),
         };
         if let Some(value) = served {
-            return Answer { value, then: SERVED };
+            return EntryRegisters { value, then: SERVED };
         }
     }
     let counts = COUNTING.load(Ordering::Relaxed) != 0 && !inside::is_inside();
     let served = serve::call(number, args);
     if served == Some(pending::AGAIN) {
-        return Answer { value: number as i64, then: AGAIN };
+        return EntryRegisters { value: number as i64, then: AGAIN };
     }
     if counts && let Some(site) = patch::site_of(from) {
         serve::count_site(number, args, site, served.is_some());
     }
     match served {
-        Some(value) => Answer { value, then: SERVED },
-        None => Answer { value: number as i64, then: passed(number, args) },
+        Some(value) => EntryRegisters { value, then: SERVED },
+        None => EntryRegisters { value: number as i64, then: passed(number, args) },
     }
 }
 
@@ -335,8 +335,8 @@ fn passed(number: u64, args: &[u64; 6]) -> u64 {
 
 /// A clone(2) that shares our memory, from the trampoline that goes on at `from`. What it makes goes on
 /// behind the instruction there.
-fn share(number: u64, args: &[u64; 6], from: u64) -> Answer {
+fn share(number: u64, args: &[u64; 6], from: u64) -> EntryRegisters {
     let stack = fork::stack_of_child(number, args);
     let is_stored = stack != 0 && sys::store(stack - 8, from + TO_SYSCALL_END).is_ok();
-    Answer { value: number as i64, then: if is_stored { THREAD } else { PASS_HERE } }
+    EntryRegisters { value: number as i64, then: if is_stored { THREAD } else { PASS_HERE } }
 }

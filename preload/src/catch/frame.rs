@@ -11,9 +11,9 @@ pub const MASK: usize = STATE + 9 * 8;
 pub const FRAME: usize = 8 + MASK + 8 + 128;
 
 /// The kernel's record of an interrupted thread.
-pub struct Context(pub *mut u64);
+pub struct SignalContext(pub *mut u64);
 
-impl Context {
+impl SignalContext {
     fn register(&mut self, number: libc::c_int) -> &mut u64 {
         // SAFETY: the kernel passed the address of its record to our handler, which is under way; the
         // numbers are those of its registers.
@@ -92,13 +92,13 @@ impl Context {
 const ARGS: [libc::c_int; 6] =
     [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9];
 
-impl Context {
+impl SignalContext {
     /// A copy of the frame for a new thread, on its stack for our code, which begins at `from` and has
     /// `len` bytes: there the call returned 0, and `sp` is the stack pointer. Returns where it is, and
     /// what is free below.
     pub fn copy_for_thread(&mut self, (from, len): (u64, u64), sp: u64) -> (u64, u64) {
         let frame = self.copy(from + len);
-        let mut copy = Context((frame + 8) as *mut u64);
+        let mut copy = SignalContext((frame + 8) as *mut u64);
         copy.set_result(0);
         copy.set_sp(sp);
         // SAFETY: the copy was made just now.
@@ -128,7 +128,7 @@ impl Context {
 
 /// The registers that `defuse_signal` loads when our handler returns.
 #[repr(C)]
-pub struct Leave {
+pub struct HandlerRegisters {
     pub sp: u64,
     /// The base of FS that a static program has.
     pub fs: u64,
@@ -139,7 +139,7 @@ pub struct Leave {
     pub mask: u64,
 }
 
-impl Leave {
+impl HandlerRegisters {
     /// The thread goes on as the frame says that a handler of the program has left, whose stack
     /// pointer is `sp` at rt_sigreturn(2).
     pub fn return_from(&mut self, sp: u64) {

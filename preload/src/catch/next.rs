@@ -18,17 +18,17 @@ pub fn is_patched() -> bool {
 }
 
 // SAFETY: the type of a function of the C library, called with what the program passed.
-type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i64;
+type LibraryFunction = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i64;
 
 /// A function of the libraries after ours.
-pub struct Next {
+pub struct NextFunction {
     name: &'static CStr,
     pub address: AtomicU64,
 }
 
-impl Next {
+impl NextFunction {
     pub const fn new(name: &'static CStr) -> Self {
-        Next { name, address: AtomicU64::new(0) }
+        NextFunction { name, address: AtomicU64::new(0) }
     }
 
     #[inline]
@@ -51,7 +51,7 @@ impl Next {
             address => {
                 // SAFETY: the address is that of the function of this name; it gets what the program
                 // passed to us under the same name, in the same registers.
-                let function = unsafe { std::mem::transmute::<u64, Function>(address) };
+                let function = unsafe { std::mem::transmute::<u64, LibraryFunction>(address) };
                 // SAFETY: see above.
                 unsafe { function(a[0], a[1], a[2], a[3], a[4], a[5]) }
             }

@@ -9,19 +9,19 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use defuse_preload_plan::analysis::{self, Binary};
-use defuse_preload_plan::cache::{Cache, Stamp};
-use defuse_preload_plan::{ObjectSites, Site};
+use defuse_preload_plan::analysis::{self, ObjectFile};
+use defuse_preload_plan::cache::{AnalysisCache, FileStamp};
+use defuse_preload_plan::{ObjectSites, PatchSite};
 
 use crate::catch::{entry, patch};
 use crate::machine::descriptors::owned;
-use crate::machine::lock::Lock;
+use crate::machine::lock::FutexLock;
 use crate::machine::message::say;
 use crate::machine::sys;
-use crate::process::state::Process;
+use crate::process::state::RunProcess;
 
 /// Replaces the instructions of the program and of its libraries. No other thread runs.
-pub fn replace(process: &'static Process) {
+pub fn replace(process: &'static RunProcess) {
     for object in patch::others(&process.plan.objects, entry::address()) {
         let path = path_of(&object);
         let path = path.as_slice();
@@ -49,7 +49,7 @@ pub fn replace(process: &'static Process) {
 
 /// The path of an object. The program may have been started by its loader (`ld.so PROGRAM`), and a library have been
 /// loaded by a path that is relative to a directory of before.
-fn path_of(object: &patch::Loaded) -> Vec<u8> {
+fn path_of(object: &patch::LoadedObject) -> Vec<u8> {
     const EXECUTED: &[u8] = b"/proc/self/exe";
     if object.path.starts_with(b"/") {
         return object.path.clone();
@@ -63,7 +63,7 @@ fn path_of(object: &patch::Loaded) -> Vec<u8> {
 }
 
 /// The path from which the code of an object is mapped.
-fn mapped_from(object: &patch::Loaded) -> Option<Vec<u8>> {
+fn mapped_from(object: &patch::LoadedObject) -> Option<Vec<u8>> {
     let maps = std::fs::read("/proc/self/maps").ok()?;
     let mut lines = maps.split(|byte| *byte == b'\n');
     lines.find_map(|line| {
@@ -77,7 +77,7 @@ fn mapped_from(object: &patch::Loaded) -> Option<Vec<u8>> {
 
 /// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot be replaced before it
 /// begins, so that people are told.
-pub fn look_at_library(process: &'static Process, name: &[u8]) {
+pub fn look_at_library(process: &'static RunProcess, name: &[u8]) {
     let found = match name.contains(&b'/') {
         true => Some(name.to_vec()),
         false => std::str::from_utf8(name).ok().and_then(|name| {
@@ -104,7 +104,7 @@ pub fn look_at_library(process: &'static Process, name: &[u8]) {
 }
 
 /// The marks of files whose instructions this process has replaced.
-static REPLACED: Lock<Vec<u64>> = Lock::new(Vec::new());
+static REPLACED: FutexLock<Vec<u64>> = FutexLock::new(Vec::new());
 
 /// The difference between the mark of a file without calls of its own and that of one that people were told of.
 const TOLD: u64 = 1 << 63;
@@ -125,7 +125,7 @@ fn mark(path: &[u8]) -> Option<u64> {
 /// The system calls that a file makes itself.
 struct OwnCalls {
     build_id: Vec<u8>,
-    sites: Vec<Site>,
+    sites: Vec<PatchSite>,
     /// How many instructions cannot be replaced.
     left: usize,
 }
@@ -137,7 +137,7 @@ impl OwnCalls {
 }
 
 /// The calls of the file at `path`.
-fn find(process: &'static Process, path: &[u8]) -> Option<OwnCalls> {
+fn find(process: &'static RunProcess, path: &[u8]) -> Option<OwnCalls> {
     let text = CString::new(path).ok()?;
     let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let args = [libc::AT_FDCWD as u64, text.as_ptr() as u64, how, 0, 0, 0];
@@ -147,14 +147,14 @@ fn find(process: &'static Process, path: &[u8]) -> Option<OwnCalls> {
     let mapped = sys::MappedFile::new(file.as_raw_fd(), meta.len()).ok()?;
     // To write to it could be the end of a program with a limit of file sizes.
     let is_limited = process.task().file_size_limit().is_some();
-    let cache = if is_limited { None } else { Cache::of_user() };
+    let cache = if is_limited { None } else { AnalysisCache::of_user() };
     let path = Path::new(OsStr::from_bytes(path));
-    let binary = Binary::of_bytes(path, mapped.bytes(), Stamp::of(&meta), cache.as_ref())?;
+    let binary = ObjectFile::of_bytes(path, mapped.bytes(), FileStamp::of(&meta), cache.as_ref())?;
     let ObjectSites { build_id, sites, .. } = binary.to_sites(false);
     Some(OwnCalls { build_id, sites, left: binary.left })
 }
 
-fn tell(process: &'static Process, path: &[u8]) {
+fn tell(process: &'static RunProcess, path: &[u8]) {
     say(&format!(
         "{}: makes system calls without the C library that are not served: they see the files of the kernel \
          in place of {}. --dispatch serves them",

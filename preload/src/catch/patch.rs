@@ -11,13 +11,13 @@ use std::sync::OnceLock;
 
 use defuse_preload_plan::image::{HEAD_PAGE, PatchedImage};
 use defuse_preload_plan::trampoline::{self, TRAMPOLINE};
-use defuse_preload_plan::{ObjectSites, Site};
+use defuse_preload_plan::{ObjectSites, PatchSite};
 
 use crate::machine::sys;
 
 /// How many sites were patched, and how many had to be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Patched {
+pub struct PatchOutcome {
     /// Sites that jump to us now.
     pub done: usize,
     /// Sites of libraries that are loaded.
@@ -27,7 +27,7 @@ pub struct Patched {
 }
 
 /// A loaded library, or the program.
-pub struct Loaded {
+pub struct LoadedObject {
     /// Its file; empty for the program.
     pub path: Vec<u8>,
     base: u64,
@@ -36,7 +36,7 @@ pub struct Loaded {
     code: Vec<(u64, u64)>,
 }
 
-impl Loaded {
+impl LoadedObject {
     /// True if `address` lies in a page of its code.
     pub fn has(&self, address: u64) -> bool {
         self.code.iter().any(|&(from, end)| (from & !0xfff..end).contains(&address))
@@ -45,7 +45,7 @@ impl Loaded {
 
 /// Where the images of a run are: a descriptor, and the first byte of them there.
 #[derive(Clone, Copy)]
-pub struct Images {
+pub struct RunImages {
     /// The memory of the run.
     pub fd: i32,
     /// Where images begin in it.
@@ -56,8 +56,8 @@ pub struct Images {
 
 /// Patches all libraries that are loaded and in the plan. The process has one thread yet, or the
 /// others are not in these libraries.
-pub fn all(objects: &[ObjectSites], images: Images) -> Patched {
-    let mut patched = Patched::default();
+pub fn all(objects: &[ObjectSites], images: RunImages) -> PatchOutcome {
+    let mut patched = PatchOutcome::default();
     let mut trampolines = Vec::new();
     for library in loaded() {
         let same = |object: &&ObjectSites| {
@@ -75,20 +75,20 @@ pub fn all(objects: &[ObjectSites], images: Images) -> Patched {
         patched.forks |= done.iter().any(|&at| sites[at].number == Some(libc::SYS_clone as u16));
         let first: usize = objects[..at].iter().map(|object| object.sites.len()).sum();
         let places = done.iter().map(|at| first + at).collect();
-        trampolines.push(Trampolines { page, places });
+        trampolines.push(TrampolinePage { page, places });
     }
     let _ = TRAMPOLINES.set(trampolines);
     patched
 }
 
 /// The trampolines of a library.
-struct Trampolines {
+struct TrampolinePage {
     page: u64,
     /// The site of each, by its place in the plan.
     places: Vec<usize>,
 }
 
-static TRAMPOLINES: OnceLock<Vec<Trampolines>> = OnceLock::new();
+static TRAMPOLINES: OnceLock<Vec<TrampolinePage>> = OnceLock::new();
 
 /// The site, by its place among those of all objects of the plan, whose trampoline has `address`.
 pub fn site_of(address: u64) -> Option<usize> {
@@ -107,13 +107,14 @@ pub fn own_code(address: u64) -> Option<(u64, u64)> {
 
 /// The program and the libraries that are loaded and not among these. The loader and this library are left out: nothing
 /// of theirs is to be served.
-pub fn others(known: &[ObjectSites], entry: u64) -> Vec<Loaded> {
-    let is_known = |library: &Loaded| {
+pub fn others(known: &[ObjectSites], entry: u64) -> Vec<LoadedObject> {
+    let is_known = |library: &LoadedObject| {
         !library.build_id.is_empty()
             && known.iter().any(|object| object.build_id == library.build_id)
     };
-    let is_own = |library: &Loaded| library.code.iter().any(|&(a, b)| (a..b).contains(&entry));
-    let is_file = |library: &Loaded| {
+    let is_own =
+        |library: &LoadedObject| library.code.iter().any(|&(a, b)| (a..b).contains(&entry));
+    let is_file = |library: &LoadedObject| {
         let path = &library.path;
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         path.is_empty() || path.contains(&b'/') && !name.starts_with(b"ld-")
@@ -125,12 +126,12 @@ pub fn others(known: &[ObjectSites], entry: u64) -> Vec<Loaded> {
 
 /// Patches these sites of a static program, which was mapped at `base` and does not run yet. Its code is the parts `code`, first and
 /// last (exclusive) address.
-pub fn program(base: u64, code: Vec<(u64, u64)>, sites: &[Site], entry: u64) {
-    one(&Loaded { path: Vec::new(), base, build_id: Vec::new(), code }, sites, entry);
+pub fn program(base: u64, code: Vec<(u64, u64)>, sites: &[PatchSite], entry: u64) {
+    one(&LoadedObject { path: Vec::new(), base, build_id: Vec::new(), code }, sites, entry);
 }
 
 /// Patches these sites of a library that has no image; returns how many of them. No thread runs there.
-pub fn one(library: &Loaded, sites: &[Site], entry: u64) -> usize {
+pub fn one(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> usize {
     if sites.is_empty() {
         0
     } else {
@@ -138,16 +139,16 @@ pub fn one(library: &Loaded, sites: &[Site], entry: u64) -> usize {
     }
 }
 
-fn loaded() -> Vec<Loaded> {
+fn loaded() -> Vec<LoadedObject> {
     // SAFETY: called by dl_iterate_phdr alone, with what it promises.
     unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _: usize, all: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr passes a valid record, and the pointer that `loaded` gave it.
-        let (info, all) = unsafe { (&*info, &mut *all.cast::<Vec<Loaded>>()) };
+        let (info, all) = unsafe { (&*info, &mut *all.cast::<Vec<LoadedObject>>()) };
         // SAFETY: the name is a string of the loader, or null.
         let path = unsafe { info.dlpi_name.as_ref() }.map(|name| unsafe { CStr::from_ptr(name) });
         let path = path.unwrap_or_default().to_bytes().to_vec();
         let mut library =
-            Loaded { path, base: info.dlpi_addr, build_id: Vec::new(), code: Vec::new() };
+            LoadedObject { path, base: info.dlpi_addr, build_id: Vec::new(), code: Vec::new() };
         // SAFETY: the record says how many program headers there are.
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
@@ -193,10 +194,10 @@ fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
 const HEAD: usize = 16;
 
 /// Patches the sites of one library; returns where their trampolines are, and which sites these are.
-fn patch(library: &Loaded, sites: &[Site], entry: u64) -> Option<(u64, Vec<usize>)> {
+fn patch(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> Option<(u64, Vec<usize>)> {
     let fits = |at: &usize| is_as_expected(library, &sites[*at]);
     let done: Vec<usize> = (0..sites.len()).filter(fits).collect();
-    let code: Vec<&Site> = done.iter().map(|at| &sites[*at]).collect();
+    let code: Vec<&PatchSite> = done.iter().map(|at| &sites[*at]).collect();
     let room = (HEAD + code.len() * TRAMPOLINE).next_multiple_of(4096);
     let (from, end) =
         library.code.iter().fold((u64::MAX, 0), |(a, b), &(from, end)| (a.min(from), b.max(end)));
@@ -227,7 +228,7 @@ fn patch(library: &Loaded, sites: &[Site], entry: u64) -> Option<(u64, Vec<usize
     Some((page, done))
 }
 
-fn is_as_expected(library: &Loaded, site: &Site) -> bool {
+fn is_as_expected(library: &LoadedObject, site: &PatchSite) -> bool {
     let (at, len) = (library.base + site.address, usize::from(site.len));
     let inside = library.code.iter().any(|&(from, end)| from <= at && at + len as u64 <= end);
     // SAFETY: executable parts of a loaded library are mapped and readable.
@@ -236,7 +237,7 @@ fn is_as_expected(library: &Loaded, site: &Site) -> bool {
 
 /// Maps an image in place of the code of `library`; returns what [`site_of`] reckons from. `None`
 /// where the place of the trampolines is taken, and then nothing has changed.
-fn map_image(library: &Loaded, image: &PatchedImage, images: Images) -> Option<u64> {
+fn map_image(library: &LoadedObject, image: &PatchedImage, images: RunImages) -> Option<u64> {
     let code = library.base.checked_add(image.from)?;
     let inside = |&(from, end): &(u64, u64)| {
         from & !0xfff <= code && code + image.len <= end.next_multiple_of(4096)

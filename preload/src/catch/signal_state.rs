@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use defuse_fs::Errno;
 
-use crate::catch::frame::Context;
+use crate::catch::frame::SignalContext;
 use crate::machine::mask::{self, SYS};
 use crate::machine::{pending, stack, sys};
 
@@ -170,7 +170,7 @@ pub fn mask_of(number: u64, args: &[u64; 6]) -> Option<MaskArgument> {
 
 /// Unblocks the signals that the interrupted thread has unblocked, while our code runs: they wait for its
 /// end, and interrupt calls that wait.
-pub fn let_signals_in(context: &mut Context) {
+pub fn let_signals_in(context: &mut SignalContext) {
     mask::change(libc::SIG_SETMASK, *context.mask());
 }
 

@@ -12,28 +12,28 @@ use std::sync::atomic::Ordering;
 use defuse_fs::Errno;
 
 use crate::catch::delivery;
-use crate::catch::wanted::{Action, WANTED, Wanted};
+use crate::catch::wanted::{KernelAction, ProgramAction, WANTED};
 use crate::machine::{inside, mode, pending, stack, sys, wait};
-use crate::serve::call::{Call, Fail, Served};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 
 const SIGINFO: u64 = libc::SA_SIGINFO as u64;
 const RESTART: u64 = libc::SA_RESTART as u64;
 const RESETHAND: u64 = libc::SA_RESETHAND as u64;
 
 /// rt_sigaction(2).
-pub fn action(call: &Call<'_>) -> Served {
+pub fn action(call: &ProgramCall<'_>) -> CallResult {
     let (number, new, old) = (call.int(0), call.args[1], call.args[2]);
     let Some(wanted) = usize::try_from(number).ok().and_then(|number| WANTED.get(number)) else {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     };
     let before = wanted.get();
     if mode::is_dispatched() && number == libc::SIGSYS {
         return action_of_sys(call, wanted, &before);
     }
     let mut args = *call.args;
-    let mut ours: Action = [0; 4];
+    let mut ours: KernelAction = [0; 4];
     if new != 0 {
-        ours = sys::load::<Action>(new)?;
+        ours = sys::load::<KernelAction>(new)?;
         if ours[0] > 1 {
             wanted.set(&ours);
             ours = our_action(&ours);
@@ -45,7 +45,7 @@ pub fn action(call: &Call<'_>) -> Served {
     if value < 0 {
         wanted.set(&before);
     } else if old != 0 {
-        let mut seen = sys::load::<Action>(old).map_err(|_| Errno::EFAULT)?;
+        let mut seen = sys::load::<KernelAction>(old).map_err(|_| Errno::EFAULT)?;
         if seen[0] == handle as *const () as u64 {
             (seen[0], seen[1]) = (before[0], before[1]);
             sys::store(old, seen)?;
@@ -57,7 +57,7 @@ pub fn action(call: &Call<'_>) -> Served {
 }
 
 /// The action for the kernel if the program wants `wanted`, a handler.
-fn our_action(wanted: &Action) -> Action {
+fn our_action(wanted: &KernelAction) -> KernelAction {
     if mode::is_dispatched() {
         return delivery::action_of(wanted);
     }
@@ -66,13 +66,17 @@ fn our_action(wanted: &Action) -> Action {
 }
 
 /// rt_sigaction(2) of `SIGSYS`, by which calls are dispatched: the action is only noted.
-fn action_of_sys(call: &Call<'_>, wanted: &Wanted, before: &Action) -> Served {
+fn action_of_sys(
+    call: &ProgramCall<'_>,
+    wanted: &ProgramAction,
+    before: &KernelAction,
+) -> CallResult {
     let [_, new, old, len, ..] = *call.args;
     if len != 8 {
         return Err(Errno::EINVAL.into());
     }
     if new != 0 {
-        wanted.set(&sys::load::<Action>(new)?);
+        wanted.set(&sys::load::<KernelAction>(new)?);
     }
     if old != 0 {
         sys::store(old, *before)?;
@@ -104,16 +108,16 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
         return;
     }
     if wanted.flags.load(Ordering::Relaxed) & RESETHAND != 0 {
-        let none: Action = [0; 4];
+        let none: KernelAction = [0; 4];
         let args = [number as u64, &raw const none as u64, 0, 8, 0, 0];
         // SAFETY: the kernel reads the structure.
         unsafe { sys::syscall(libc::SYS_rt_sigaction as u64, &args) };
     }
     // SAFETY: the type of a handler with all arguments; one that takes fewer does not look at them.
-    type Handler = unsafe extern "C" fn(c_int, *mut u64, *mut c_void);
+    type SignalHandler = unsafe extern "C" fn(c_int, *mut u64, *mut c_void);
     let handler = wanted.handler.load(Ordering::Acquire);
     // SAFETY: the program gave it to sigaction(2) as its handler for this signal.
-    let handler = unsafe { std::mem::transmute::<u64, Handler>(handler) };
+    let handler = unsafe { std::mem::transmute::<u64, SignalHandler>(handler) };
     // SAFETY: see above; the arguments are those of the kernel.
     unsafe { handler(number, info, context.cast()) };
 }

@@ -2,19 +2,19 @@
 
 use std::os::fd::OwnedFd;
 
-use defuse_preload_plan::{DIRECTORY, Inherited, VARIABLE};
+use defuse_preload_plan::{DIRECTORY, InheritedDescriptors, VARIABLE};
 
 use crate::catch::{
     arm, delivery, entry, environment, next, own_calls, patch, signals, statics, symbols, tls_block,
 };
 use crate::machine::descriptors::{close, keep_above, owned};
-use crate::machine::inside::{self, Inside};
+use crate::machine::inside::{self, InsideGuard};
 use crate::machine::message::say;
 use crate::machine::{mode, pid, sys, thread_exit};
 use crate::process::run_memory::RunMemory;
-use crate::process::state::{self, Process};
+use crate::process::state::{self, RunProcess};
 use crate::process::{credentials, exec_state, fork, holders, leash, zone};
-use crate::serve::call::Call;
+use crate::serve::call::ProgramCall;
 use crate::serve::{cwd, handlers};
 
 /// Ends a program that cannot be what it was started as.
@@ -27,7 +27,7 @@ fn fail(text: &str) -> ! {
 /// Begins, where a run says so in the environment.
 pub fn begin() {
     let Some(value) = environment::take(VARIABLE) else { return };
-    let inherited = value.to_string_lossy().parse::<Inherited>();
+    let inherited = value.to_string_lossy().parse::<InheritedDescriptors>();
     let inherited = inherited.unwrap_or_else(|why| fail(&why.to_string()));
     let state = inherited.state;
     let mut incoming = state.and_then(|state| exec_state::read(state.text));
@@ -39,7 +39,7 @@ pub fn begin() {
     symbols::find_next();
     thread_exit::begin(credentials::end_of_thread);
     inside::register();
-    let Some(inside) = Inside::enter() else { return };
+    let Some(inside) = InsideGuard::enter() else { return };
     let limits = zone::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
     let floor = limits.0 as i32;
     pid::note();
@@ -54,12 +54,12 @@ pub fn begin() {
         leash::bind(leash, floor);
     }
     let plan_fd = inherited.plan;
-    let process = Process::new(shared, plan, inherited, limits, connections);
+    let process = RunProcess::new(shared, plan, inherited, limits, connections);
     let process = process.unwrap_or_else(|why| fail(&why));
     if process.plan.report {
         entry::count_all();
     }
-    let images = patch::Images { fd: plan_fd, from: images, entry: entry::address() };
+    let images = patch::RunImages { fd: plan_fd, from: images, entry: entry::address() };
     let patched = patch::all(&process.plan.objects, images);
     let process = state::install(process);
     register();
@@ -77,7 +77,7 @@ pub fn begin() {
     }
     if let Some(directory) = environment::take(DIRECTORY) {
         let args = [directory.as_ptr() as u64, 0, 0, 0, 0, 0];
-        let call = Call { process, number: libc::SYS_chdir as u64, args: &args };
+        let call = ProgramCall { process, number: libc::SYS_chdir as u64, args: &args };
         if let Err(why) = cwd::go_to(&call, directory.as_bytes()) {
             fail(&format!("{}: {why}", directory.to_string_lossy()));
         }
@@ -139,8 +139,8 @@ fn carry(fd: OwnedFd) -> Result<statics::LoadedProgram, String> {
 }
 
 /// The inherited descriptors, moved among our own numbers.
-fn above_all(inherited: &Inherited, floor: i32) -> Inherited {
-    Inherited {
+fn above_all(inherited: &InheritedDescriptors, floor: i32) -> InheritedDescriptors {
+    InheritedDescriptors {
         memory: above(inherited.memory, floor),
         plan: above(inherited.plan, floor),
         sockets: inherited.sockets.iter().map(|socket| above(*socket, floor)).collect(),

@@ -9,9 +9,9 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::catch::next::{self as next_function, Next, is_patched, result};
+use crate::catch::next::{self as next_function, NextFunction, is_patched, result};
 use crate::catch::{dispatch, environment, own_calls, patch, users};
-use crate::machine::inside::{self, Inside};
+use crate::machine::inside::{self, InsideGuard};
 use crate::machine::{mode, pending, sys};
 use crate::process::{fork as process_fork, state};
 use crate::serve;
@@ -27,7 +27,7 @@ pub fn find_next() {
     }
     let of_c_library = patch::own_code(next_function::find_in_c_library(c"getppid"));
     let is_its = |address: u64| of_c_library.is_some_and(|(a, b)| (a..b).contains(&address));
-    let wrapped = |next: &&Next| next.address() != 0 && !is_its(next.address());
+    let wrapped = |next: &&NextFunction| next.address() != 0 && !is_its(next.address());
     IS_WRAPPED.store(next::ALL.iter().any(wrapped), Ordering::Relaxed);
     // What was not found is no news for the program: told once, and then forgotten.
     for _ in 0..2 {
@@ -36,20 +36,20 @@ pub fn find_next() {
     }
 }
 
-static SYSCALL: Next = Next::new(c"syscall");
-static FORK: Next = Next::new(c"fork");
-static FORK_ALONE: Next = Next::new(c"_Fork");
+static SYSCALL: NextFunction = NextFunction::new(c"syscall");
+static FORK: NextFunction = NextFunction::new(c"fork");
+static FORK_ALONE: NextFunction = NextFunction::new(c"_Fork");
 /// Where dlopen(3) goes on.
-static DLOPEN: Next = Next::new(c"dlopen");
+static DLOPEN: NextFunction = NextFunction::new(c"dlopen");
 /// Where dlmopen(3) goes on.
-static DLMOPEN: Next = Next::new(c"dlmopen");
+static DLMOPEN: NextFunction = NextFunction::new(c"dlmopen");
 
 /// True if another library has functions between ours and those of the C library.
 static IS_WRAPPED: AtomicBool = AtomicBool::new(false);
 
 /// Serves the call if it is ours; otherwise calls the next function. Our own calls are not for other libraries.
 #[inline]
-fn serve(next: &Next, original: &[u64; 6], number: i64, args: [u64; 6]) -> i64 {
+fn serve(next: &NextFunction, original: &[u64; 6], number: i64, args: [u64; 6]) -> i64 {
     if IS_WRAPPED.load(Ordering::Relaxed) && inside::is_inside() {
         return result(sys::pass(number as u64, &args));
     }
@@ -84,10 +84,10 @@ macro_rules! exports {
         /// The functions of the C library that these go on with.
         #[allow(non_upper_case_globals)]
         mod next {
-            use crate::catch::next::{Next, name};
+            use crate::catch::next::{NextFunction, name};
 
-            $(pub static $name: Next = Next::new(name(concat!(stringify!($name), "\0")));)*
-            pub static ALL: &[&Next] = &[$(&$name),*];
+            $(pub static $name: NextFunction = NextFunction::new(name(concat!(stringify!($name), "\0")));)*
+            pub static ALL: &[&NextFunction] = &[$(&$name),*];
         }
 
         $(
@@ -301,7 +301,7 @@ pub unsafe extern "C" fn syscall(
     f: u64,
 ) -> i64 {
     // SAFETY: the type of syscall(2), called with what the program passed.
-    type Syscall = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64) -> i64;
+    type SyscallFunction = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64) -> i64;
     if let Some(value) = served(number, &[a, b, c, d, e, f]) {
         return result(value);
     }
@@ -310,7 +310,7 @@ pub unsafe extern "C" fn syscall(
         0 => result(sys::pass(number, &[a, b, c, d, e, f])),
         address => {
             // SAFETY: the address is that of the C library's syscall, which takes these.
-            let next = unsafe { std::mem::transmute::<u64, Syscall>(address) };
+            let next = unsafe { std::mem::transmute::<u64, SyscallFunction>(address) };
             // SAFETY: see above.
             unsafe { next(number, a, b, c, d, e, f) }
         }
@@ -414,7 +414,7 @@ pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut libc:
         "jmp qword ptr [rip + {next} + {address}]",
         decide = sym decide_library,
         next = sym DLOPEN,
-        address = const std::mem::offset_of!(Next, address),
+        address = const std::mem::offset_of!(NextFunction, address),
     );
 }
 
@@ -451,13 +451,13 @@ pub unsafe extern "C" fn dlmopen(
         decide = sym decide_space,
         own = sym DLMOPEN,
         next = sym DLOPEN,
-        address = const std::mem::offset_of!(Next, address),
+        address = const std::mem::offset_of!(NextFunction, address),
     );
 }
 
 /// The arguments with which [`dlmopen`] continues.
 #[repr(C)]
-struct Decision {
+struct DlmopenArguments {
     path: *const c_char,
     /// Not 0 where the path is the reason of a refusal.
     refused: u64,
@@ -468,14 +468,14 @@ const NO_SPACE: &CStr =
     c"/dlmopen: a C library in a name space of its own would go past the mounts \
     of this run: use `defuse run --dispatch`";
 
-extern "C" fn decide_space(space: libc::c_long, path: *const c_char) -> Decision {
+extern "C" fn decide_space(space: libc::c_long, path: *const c_char) -> DlmopenArguments {
     DLMOPEN.address();
     let is_served = state::get().is_none() || mode::is_dispatched();
     if space != 0 && !is_served {
         DLOPEN.address();
-        return Decision { path: NO_SPACE.as_ptr(), refused: 1 };
+        return DlmopenArguments { path: NO_SPACE.as_ptr(), refused: 1 };
     }
-    Decision { path: decide_library(path), refused: 0 }
+    DlmopenArguments { path: decide_library(path), refused: 0 }
 }
 
 extern "C" fn decide_library(path: *const c_char) -> *const c_char {
@@ -485,7 +485,7 @@ extern "C" fn decide_library(path: *const c_char) -> *const c_char {
     if let Some(process) = state::get()
         && is_patched()
         && !mode::is_dispatched()
-        && let Some(_inside) = Inside::enter()
+        && let Some(_inside) = InsideGuard::enter()
     {
         own_calls::look_at_library(process, other.as_ref().map_or(text, |other| other.to_bytes()));
     }
@@ -498,7 +498,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    use defuse_preload_plan::analysis::Binary;
+    use defuse_preload_plan::analysis::ObjectFile;
     use defuse_preload_plan::calls;
 
     use super::*;
@@ -514,7 +514,7 @@ mod tests {
 
     #[test]
     fn the_c_library_of_this_machine_has_no_site_that_cannot_be_patched() {
-        let Ok(libc) = Binary::read(Path::new("/lib/x86_64-linux-gnu/libc.so.6")) else {
+        let Ok(libc) = ObjectFile::read(Path::new("/lib/x86_64-linux-gnu/libc.so.6")) else {
             println!("not here: the C library is elsewhere");
             return;
         };

@@ -13,8 +13,8 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::catch::{arm, signal_state};
-use crate::machine::inside::Inside;
-use crate::machine::lock::Lock;
+use crate::machine::inside::InsideGuard;
+use crate::machine::lock::FutexLock;
 use crate::machine::{mode, pid, stack, sys};
 use crate::process::credentials;
 
@@ -33,12 +33,12 @@ const TAKEN: u32 = 1;
 /// The block of the first thread, which the loader made.
 const FIRST: u32 = 2;
 
-static BLOCKS: Lock<Vec<&'static TlsBlock>> = Lock::new(Vec::new());
+static BLOCKS: FutexLock<Vec<&'static TlsBlock>> = FutexLock::new(Vec::new());
 
 /// The thread-local blocks of the first thread.
-static TEMPLATE: AtomicPtr<Template> = AtomicPtr::new(std::ptr::null_mut());
+static TEMPLATE: AtomicPtr<TlsTemplate> = AtomicPtr::new(std::ptr::null_mut());
 
-struct Template {
+struct TlsTemplate {
     /// The base of FS.
     fs: u64,
     /// How much lies below it.
@@ -152,7 +152,7 @@ pub fn fs() -> u64 {
 
 /// Gives the first thread its TLS block.
 pub fn begin() {
-    let template = Template::of_this_thread();
+    let template = TlsTemplate::of_this_thread();
     let block = TlsBlock { fs: template.fs, stack: 0, state: AtomicU32::new(FIRST) };
     TEMPLATE.store(Box::into_raw(Box::new(template)), Ordering::Release);
     let block: &TlsBlock = Box::leak(Box::new(block));
@@ -237,7 +237,7 @@ pub fn end(code: u64) {
         return;
     }
     {
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         credentials::forget();
     }
     signal_state::forget();
@@ -247,7 +247,7 @@ pub fn end(code: u64) {
 
 /// A TLS block that is free, or a new one.
 fn take() -> Option<&'static TlsBlock> {
-    let _inside = Inside::enter();
+    let _inside = InsideGuard::enter();
     let free = |block: &&&'static TlsBlock| {
         let state = &block.state;
         state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -273,7 +273,7 @@ pub fn reset() {
     BLOCKS.reset();
 }
 
-impl Template {
+impl TlsTemplate {
     fn of_this_thread() -> Self {
         let fs = fs();
         let mut blocks: Vec<(u64, u64, usize)> = Vec::new();
@@ -306,7 +306,7 @@ impl Template {
             unsafe { ((fs + at) as *const u32).read() == tid }
         };
         let tid_at = (64..1536).step_by(4).find(is_tid);
-        Template { fs, below, blocks, tid_at }
+        TlsTemplate { fs, below, blocks, tid_at }
     }
 
     /// A copy, with variables as they are at the beginning; returns its base of FS.

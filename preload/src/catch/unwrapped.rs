@@ -45,11 +45,11 @@ std::arch::global_asm!(
 
 /// As the C library calls it for each object.
 // SAFETY: the type of the first argument of dl_iterate_phdr(3), which is passed on.
-type Callback = Option<unsafe extern "C" fn(*mut c_void, usize, *mut c_void) -> c_int>;
+type IterateCallback = Option<unsafe extern "C" fn(*mut c_void, usize, *mut c_void) -> c_int>;
 // SAFETY: the type of dl_iterate_phdr(3), called with its arguments.
-type Iterate = unsafe extern "C" fn(Callback, *mut c_void) -> c_int;
+type IterateFunction = unsafe extern "C" fn(IterateCallback, *mut c_void) -> c_int;
 
-extern "C" fn objects(callback: Callback, data: *mut c_void) -> c_int {
+extern "C" fn objects(callback: IterateCallback, data: *mut c_void) -> c_int {
     static REAL: OnceLock<u64> = OnceLock::new();
     let name = c"dl_iterate_phdr";
     let real = *REAL.get_or_init(|| match next::find_in_c_library(name) {
@@ -60,7 +60,7 @@ extern "C" fn objects(callback: Callback, data: *mut c_void) -> c_int {
         return 0;
     }
     // SAFETY: the address is that of the function of this name, which gets its arguments.
-    unsafe { std::mem::transmute::<u64, Iterate>(real)(callback, data) }
+    unsafe { std::mem::transmute::<u64, IterateFunction>(real)(callback, data) }
 }
 
 extern "C" fn getsockopt_unwrapped(

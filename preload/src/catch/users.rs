@@ -5,12 +5,12 @@
 //! the code does not tell, so that they are not patched. What each thread may do then it asks the
 //! kernel, once it hears that something has changed.
 
-use crate::machine::inside::Inside;
+use crate::machine::inside::InsideGuard;
 use crate::process::{credentials, state};
 
 /// Runs `change`, after which the process may have other credentials.
 fn around(change: impl FnOnce() -> i64) -> i64 {
-    if let (Some(process), Some(_inside)) = (state::get(), Inside::enter()) {
+    if let (Some(process), Some(_inside)) = (state::get(), InsideGuard::enter()) {
         process.client.without_privileges();
     }
     let value = change();
@@ -22,10 +22,10 @@ macro_rules! changes {
     ($($name:ident)*) => {
         #[allow(non_upper_case_globals)]
         mod next {
-            use crate::catch::next::{Next, name};
+            use crate::catch::next::{NextFunction, name};
 
-            $(pub static $name: Next = Next::new(name(concat!(stringify!($name), "\0")));)*
-            pub static ALL: &[&Next] = &[$(&$name),*];
+            $(pub static $name: NextFunction = NextFunction::new(name(concat!(stringify!($name), "\0")));)*
+            pub static ALL: &[&NextFunction] = &[$(&$name),*];
         }
         pub use next::ALL;
 

@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The kernel's structure: handler, flags, restorer, mask.
-pub type Action = [u64; 4];
+pub type KernelAction = [u64; 4];
 
 /// The action that the program has set for a signal.
-pub struct Wanted {
+pub struct ProgramAction {
     /// Its handler; 0 for the default, 1 to ignore the signal.
     pub handler: AtomicU64,
     pub flags: AtomicU64,
@@ -15,9 +15,9 @@ pub struct Wanted {
     mask: AtomicU64,
 }
 
-impl Wanted {
-    const fn nothing() -> Wanted {
-        Wanted {
+impl ProgramAction {
+    const fn nothing() -> ProgramAction {
+        ProgramAction {
             handler: AtomicU64::new(0),
             flags: AtomicU64::new(0),
             restorer: AtomicU64::new(0),
@@ -26,13 +26,13 @@ impl Wanted {
     }
 
     /// All four words.
-    pub fn get(&self) -> Action {
+    pub fn get(&self) -> KernelAction {
         let rest = [&self.flags, &self.restorer, &self.mask].map(|it| it.load(Ordering::Relaxed));
         [self.handler.load(Ordering::Acquire), rest[0], rest[1], rest[2]]
     }
 
     /// Sets all four words, the handler last.
-    pub fn set(&self, action: &Action) {
+    pub fn set(&self, action: &KernelAction) {
         self.flags.store(action[1], Ordering::Relaxed);
         self.restorer.store(action[2], Ordering::Relaxed);
         self.mask.store(action[3], Ordering::Relaxed);
@@ -41,9 +41,9 @@ impl Wanted {
 }
 
 /// All actions, by number of the signal.
-pub static WANTED: [Wanted; 65] = [const { Wanted::nothing() }; 65];
+pub static WANTED: [ProgramAction; 65] = [const { ProgramAction::nothing() }; 65];
 
 /// The action that the program has set for a signal.
-pub fn wanted(number: c_int) -> Action {
+pub fn wanted(number: c_int) -> KernelAction {
     WANTED[number as usize % WANTED.len()].get()
 }

@@ -4,20 +4,20 @@
 //! the program: served from the C library's heap, such a call would wait for a lock that its own
 //! thread holds. A fork(2) takes the locks of that heap, too. So nothing here uses it: all that this
 //! library allocates comes from a heap of its own, which is only entered while signals wait and forks
-//! stay out ([`Inside`]).
+//! stay out ([`InsideGuard`]).
 
 use std::alloc::{GlobalAlloc, Layout};
 
 use dlmalloc::{Allocator, Dlmalloc};
 
-use crate::machine::{inside::Inside, lock::Lock, sys};
+use crate::machine::{inside::InsideGuard, lock::FutexLock, sys};
 
 /// Where the heap has its pages from: the kernel, without the C library between.
-struct Pages;
+struct HeapPages;
 
 // SAFETY: what is returned are fresh mappings, page by page, which belong to the heap until it gives
 // them back.
-unsafe impl Allocator for Pages {
+unsafe impl Allocator for HeapPages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match sys::map(size, libc::PROT_READ | libc::PROT_WRITE, 0) {
             Ok(at) => (at as *mut u8, size, 0),
@@ -54,7 +54,8 @@ unsafe impl Allocator for Pages {
     }
 }
 
-static HEAP: Lock<Dlmalloc<Pages>> = Lock::new(Dlmalloc::new_with_allocator(Pages));
+static HEAP: FutexLock<Dlmalloc<HeapPages>> =
+    FutexLock::new(Dlmalloc::new_with_allocator(HeapPages));
 
 /// Memory of so many bytes or more is a mapping of its own, of which the kernel provides what is used: the heap writes zeros to
 /// all that it was asked to zero.
@@ -71,17 +72,17 @@ fn pages(size: usize) -> usize {
 }
 
 /// The heap, entered as every part of our own code.
-struct Heap;
+struct LibraryHeap;
 
 // SAFETY: Dlmalloc is an allocator; one thread at a time uses it, and no handler of a signal can run
 // on a thread that holds its lock.
-unsafe impl GlobalAlloc for Heap {
+unsafe impl GlobalAlloc for LibraryHeap {
     // SAFETY: the trait's own promises.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if has_mapping(layout) {
-            return Pages.alloc(pages(layout.size())).0;
+            return HeapPages.alloc(pages(layout.size())).0;
         }
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         // SAFETY: the caller's promises are those that Dlmalloc asks for.
         unsafe { HEAP.lock().malloc(layout.size(), layout.align()) }
     }
@@ -89,9 +90,9 @@ unsafe impl GlobalAlloc for Heap {
     // SAFETY: see `alloc`.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         if has_mapping(layout) {
-            return Pages.alloc(pages(layout.size())).0;
+            return HeapPages.alloc(pages(layout.size())).0;
         }
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         // SAFETY: see `alloc`.
         unsafe { HEAP.lock().calloc(layout.size(), layout.align()) }
     }
@@ -99,10 +100,10 @@ unsafe impl GlobalAlloc for Heap {
     // SAFETY: see `alloc`.
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         if has_mapping(layout) {
-            Pages.free(ptr, pages(layout.size()));
+            HeapPages.free(ptr, pages(layout.size()));
             return;
         }
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         // SAFETY: see `alloc`; the memory came from this heap, the only one there is.
         unsafe { HEAP.lock().free(ptr, layout.size(), layout.align()) }
     }
@@ -112,7 +113,7 @@ unsafe impl GlobalAlloc for Heap {
         // SAFETY: the caller promises that the new size makes a layout.
         let after = unsafe { Layout::from_size_align_unchecked(new, layout.align()) };
         match (has_mapping(layout), has_mapping(after)) {
-            (true, true) => return Pages.remap(ptr, pages(layout.size()), pages(new), true),
+            (true, true) => return HeapPages.remap(ptr, pages(layout.size()), pages(new), true),
             (false, false) => {}
             _ => {
                 // SAFETY: as asked for by the caller; both have at least the smaller number of bytes.
@@ -126,14 +127,14 @@ unsafe impl GlobalAlloc for Heap {
                 };
             }
         }
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         // SAFETY: see `dealloc`.
         unsafe { HEAP.lock().realloc(ptr, layout.size(), layout.align(), new) }
     }
 }
 
 #[global_allocator]
-static GLOBAL: Heap = Heap;
+static GLOBAL: LibraryHeap = LibraryHeap;
 
 /// In a child with one thread: the heap is free, because no thread was in it when the process forked.
 pub fn reset() {

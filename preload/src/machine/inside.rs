@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
-use crate::machine::lock::{self, Guard, Lock};
+use crate::machine::lock::{self, FutexGuard, FutexLock};
 use crate::machine::{mask, pending, stack, sys, thread_exit};
 
 /// The thread is not in our code.
@@ -23,9 +23,9 @@ const AT_THE_GATE: u32 = 2;
 /// The thread is in our code after its end has begun for the last time: it counts among [`LATE`].
 const INSIDE_LATE: u32 = 3;
 
-/// The variables of a thread. They are together, and [`Inside`] keeps their address, because each access to a
+/// The variables of a thread. They are together, and [`InsideGuard`] keeps their address, because each access to a
 /// variable of a thread from a library calls a function.
-struct Own {
+struct ThreadVariables {
     state: AtomicU32,
     /// True if it is among [`THREADS`].
     is_listed: Cell<bool>,
@@ -38,8 +38,8 @@ struct Own {
 }
 
 thread_local! {
-    static OWN: Own = const {
-        Own {
+    static OWN: ThreadVariables = const {
+        ThreadVariables {
             state: AtomicU32::new(OUTSIDE),
             is_listed: Cell::new(false),
             forks: Cell::new(false),
@@ -51,7 +51,7 @@ thread_local! {
 
 /// Addresses of the states of all threads that were ever inside, and still live. Whoever forks holds
 /// the lock until that is done: no thread begins or ends in between.
-static THREADS: Lock<Vec<usize>> = Lock::new(Vec::new());
+static THREADS: FutexLock<Vec<usize>> = FutexLock::new(Vec::new());
 
 /// The count of [`THREADS`], for threads that must not wait for its lock: a fork that holds it waits for
 /// them.
@@ -69,9 +69,9 @@ static CLOSED: AtomicU32 = AtomicU32::new(0);
 /// Our own code runs on this thread: what it calls is not intercepted, and signals wait. At its end
 /// `errno` is what it was at its beginning: what our code calls sets it, and a system call that succeeds
 /// leaves it alone, on which programs rely.
-pub struct Inside {
+pub struct InsideGuard {
     /// Those of this thread, which does not end meanwhile. The pointer keeps this value on its thread.
-    own: NonNull<Own>,
+    own: NonNull<ThreadVariables>,
     errno: *mut i32,
     value: i32,
 }
@@ -82,16 +82,16 @@ fn errno() -> *mut i32 {
     unsafe { libc::__errno_location() }
 }
 
-impl Inside {
+impl InsideGuard {
     /// Begins; `None` if this thread is inside already, so that the call is one of our own.
     #[inline]
-    pub fn enter() -> Option<Inside> {
+    pub fn enter() -> Option<InsideGuard> {
         OWN.with(|own| {
             if own.state.load(Ordering::Relaxed) != OUTSIDE {
                 return None;
             }
             let is_listed = own.is_listed.get();
-            let inside = Inside::of(own, if is_listed { own.errno.get() } else { errno() });
+            let inside = InsideGuard::of(own, if is_listed { own.errno.get() } else { errno() });
             if !is_listed && thread_exit::has_ended() {
                 go_in_late(own);
                 return Some(inside);
@@ -105,13 +105,13 @@ impl Inside {
     }
 
     #[inline]
-    fn of(own: &Own, errno: *mut i32) -> Inside {
+    fn of(own: &ThreadVariables, errno: *mut i32) -> InsideGuard {
         // SAFETY: a variable of this thread, which nobody else refers to.
-        Inside { own: NonNull::from(own), errno, value: unsafe { *errno } }
+        InsideGuard { own: NonNull::from(own), errno, value: unsafe { *errno } }
     }
 }
 
-impl Drop for Inside {
+impl Drop for InsideGuard {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: a variable of this thread, which nobody else refers to.
@@ -141,7 +141,7 @@ pub extern "C" fn deliver_outside() {
 
 /// Marks this thread as inside; while a fork keeps threads out, it waits in the state `meanwhile`.
 #[inline]
-fn go_in(own: &Own, meanwhile: u32) {
+fn go_in(own: &ThreadVariables, meanwhile: u32) {
     own.state.store(INSIDE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     while CLOSED.load(Ordering::Relaxed) != 0 && !own.forks.get() {
@@ -153,7 +153,7 @@ fn go_in(own: &Own, meanwhile: u32) {
 }
 
 #[cold]
-fn go_in_late(own: &Own) {
+fn go_in_late(own: &ThreadVariables) {
     // Before it counts: a handler of a signal that came in between would wait for the fork, which would
     // wait for this thread.
     own.state.store(INSIDE_LATE, Ordering::Relaxed);
@@ -195,7 +195,7 @@ pub fn at_the_gate<T>(wait: impl FnOnce() -> T) -> T {
 }
 
 #[cold]
-fn list(own: &Own) {
+fn list(own: &ThreadVariables) {
     // From here on nothing interrupts, so that the lock cannot be waited for by its own thread.
     own.state.store(AT_THE_GATE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
@@ -300,7 +300,7 @@ pub fn let_others_go_on() {
     }
     CLOSED.store(0, Ordering::SeqCst);
     lock::wake(&CLOSED, i32::MAX);
-    Guard::release_of(&THREADS);
+    FutexGuard::release_of(&THREADS);
     mask::change(libc::SIG_SETMASK, OWN.with(|own| own.mask.get()));
 }
 

@@ -1,7 +1,7 @@
 //! A lock of our own, made of nothing but a word and futex(2).
 //!
 //! A child has to be able to use what fork(2) copied, even if the program forked in a way of its own
-//! while other threads held locks. So a child may take this lock by force ([`Lock::reset`]).
+//! while other threads held locks. So a child may take this lock by force ([`FutexLock::reset`]).
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -31,25 +31,25 @@ const AWAITED: u32 = 2;
 const LOOKS: u32 = 100;
 
 /// A value for one thread at a time.
-pub struct Lock<T> {
+pub struct FutexLock<T> {
     state: AtomicU32,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is used by whoever holds the lock, one thread at a time.
-unsafe impl<T: Send> Sync for Lock<T> {}
+unsafe impl<T: Send> Sync for FutexLock<T> {}
 
-impl<T> Lock<T> {
+impl<T> FutexLock<T> {
     pub const fn new(value: T) -> Self {
-        Lock { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+        FutexLock { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
     #[inline]
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> FutexGuard<'_, T> {
         if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
             self.lock_slowly();
         }
-        Guard { lock: self }
+        FutexGuard { lock: self }
     }
 
     #[cold]
@@ -90,23 +90,23 @@ impl<T> Lock<T> {
 }
 
 /// The lock is held.
-pub struct Guard<'a, T> {
-    lock: &'a Lock<T>,
+pub struct FutexGuard<'a, T> {
+    lock: &'a FutexLock<T>,
 }
 
-impl<T> Guard<'_, T> {
-    /// Keeps the lock until [`Guard::release_of`].
+impl<T> FutexGuard<'_, T> {
+    /// Keeps the lock until [`FutexGuard::release_of`].
     pub fn keep(self) {
         std::mem::forget(self);
     }
 
     /// Frees a lock that this thread kept.
-    pub fn release_of(lock: &Lock<T>) {
+    pub fn release_of(lock: &FutexLock<T>) {
         lock.unlock();
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T> Deref for FutexGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -116,7 +116,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T> DerefMut for FutexGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this thread holds the lock, and `self` is borrowed by the caller alone.
@@ -124,7 +124,7 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T> Drop for FutexGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         self.lock.unlock();
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn one_thread_at_a_time() {
-        static SUM: Lock<(u64, u64)> = Lock::new((0, 0));
+        static SUM: FutexLock<(u64, u64)> = FutexLock::new((0, 0));
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

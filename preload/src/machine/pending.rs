@@ -11,7 +11,7 @@ use std::ffi::c_int;
 use crate::machine::{mask, mode, pid, stack, sys};
 
 /// A signal that waits, with the signals that were blocked before.
-struct Waiting {
+struct PendingSignal {
     number: Cell<c_int>,
     /// A call that it has interrupted is made again.
     restarts: Cell<bool>,
@@ -20,8 +20,8 @@ struct Waiting {
 }
 
 thread_local! {
-    static WAITING: Waiting = const {
-        Waiting {
+    static WAITING: PendingSignal = const {
+        PendingSignal {
             number: Cell::new(0),
             restarts: Cell::new(false),
             mask: Cell::new(0),
@@ -140,7 +140,7 @@ pub fn waiting_mask<T>(change: impl FnOnce(&mut u64) -> T) -> Option<T> {
 }
 
 #[cold]
-fn send_again(waiting: &Waiting) {
+fn send_again(waiting: &PendingSignal) {
     // A handler of the program, on a stack of its own (`SA_ONSTACK`), would use ours once more, from its
     // beginning on.
     if stack::holds(std::ptr::from_ref(&waiting) as u64) {
@@ -151,7 +151,7 @@ fn send_again(waiting: &Waiting) {
     mask::change(libc::SIG_SETMASK, waiting.mask.get());
 }
 
-fn queue(waiting: &Waiting) {
+fn queue(waiting: &PendingSignal) {
     let number = waiting.number.replace(0);
     if number == CANCEL && !mode::is_static() {
         // Its handler would end the thread here and now, by unwinding our own code. It only notes

@@ -175,54 +175,54 @@ pub fn room<'a>(address: u64, len: usize) -> Result<&'a mut [u8], Errno> {
 /// # Safety
 ///
 /// The type has no padding that matters, no references and no invalid values.
-pub unsafe trait Plain: Copy {}
+pub unsafe trait PlainValue: Copy {}
 
 // SAFETY: structures of the kernel's interface, all of integers.
-unsafe impl Plain for u8 {}
+unsafe impl PlainValue for u8 {}
 // SAFETY: see above.
-unsafe impl Plain for i32 {}
+unsafe impl PlainValue for i32 {}
 // SAFETY: see above.
-unsafe impl Plain for u32 {}
+unsafe impl PlainValue for u32 {}
 // SAFETY: see above.
-unsafe impl Plain for u64 {}
+unsafe impl PlainValue for u64 {}
 // SAFETY: see above.
-unsafe impl Plain for i64 {}
+unsafe impl PlainValue for i64 {}
 // SAFETY: see above.
-unsafe impl Plain for libc::stat {}
+unsafe impl PlainValue for libc::stat {}
 // SAFETY: see above.
-unsafe impl Plain for libc::statx {}
+unsafe impl PlainValue for libc::statx {}
 // SAFETY: see above.
-unsafe impl Plain for libc::flock {}
+unsafe impl PlainValue for libc::flock {}
 // SAFETY: see above.
-unsafe impl Plain for libc::timespec {}
+unsafe impl PlainValue for libc::timespec {}
 // SAFETY: see above.
-unsafe impl Plain for libc::timeval {}
+unsafe impl PlainValue for libc::timeval {}
 // SAFETY: see above.
-unsafe impl Plain for libc::utimbuf {}
+unsafe impl PlainValue for libc::utimbuf {}
 // SAFETY: see above.
-unsafe impl Plain for libc::pollfd {}
+unsafe impl PlainValue for libc::pollfd {}
 // SAFETY: see above.
-unsafe impl Plain for libc::rlimit {}
+unsafe impl PlainValue for libc::rlimit {}
 // SAFETY: see above; its pointers are addresses of the program, checked before they are used.
-unsafe impl Plain for libc::iovec {}
+unsafe impl PlainValue for libc::iovec {}
 // SAFETY: see above.
-unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+unsafe impl<T: PlainValue, const N: usize> PlainValue for [T; N] {}
 
 /// All bytes 0.
-pub fn zeroed<T: Plain>() -> T {
+pub fn zeroed<T: PlainValue>() -> T {
     // SAFETY: any bytes are a valid value of plain data.
     unsafe { std::mem::zeroed() }
 }
 
 /// A value of the program. `EFAULT`.
-pub fn load<T: Plain>(address: u64) -> Result<T, Errno> {
+pub fn load<T: PlainValue>(address: u64) -> Result<T, Errno> {
     checked(address, size_of::<T>())?;
     // SAFETY: as for `bytes`; no alignment is asked for, and any bytes are a valid value.
     Ok(unsafe { (address as *const T).read_unaligned() })
 }
 
 /// Puts a value where the program wants it. `EFAULT`.
-pub fn store<T: Plain>(address: u64, value: T) -> Result<(), Errno> {
+pub fn store<T: PlainValue>(address: u64, value: T) -> Result<(), Errno> {
     checked(address, size_of::<T>())?;
     // SAFETY: as for `room`; no alignment is asked for.
     unsafe { (address as *mut T).write_unaligned(value) };

@@ -20,7 +20,7 @@ std::arch::global_asm!(
     note = sym note,
 );
 
-type Destructor = extern "C" fn(*mut u8);
+type ThreadDestructor = extern "C" fn(*mut u8);
 
 /// How many variables with a destructor a thread can have: this library has a handful.
 const ROOM: usize = 32;
@@ -31,7 +31,7 @@ const NONE: u32 = u32::MAX;
 static KEY: AtomicU32 = AtomicU32::new(NONE);
 
 thread_local! {
-    static NOTED: [Cell<Option<(Destructor, *mut u8)>>; ROOM] = const { [const { Cell::new(None) }; ROOM] };
+    static NOTED: [Cell<Option<(ThreadDestructor, *mut u8)>>; ROOM] = const { [const { Cell::new(None) }; ROOM] };
     static COUNT: Cell<usize> = const { Cell::new(0) };
     /// How often the end of this thread has begun.
     static ENDS: Cell<u32> = const { Cell::new(0) };
@@ -63,7 +63,7 @@ pub fn arm() {
     }
 }
 
-extern "C" fn note(destructor: Destructor, object: *mut u8, _library: *mut c_void) -> c_int {
+extern "C" fn note(destructor: ThreadDestructor, object: *mut u8, _library: *mut c_void) -> c_int {
     let at = COUNT.get();
     // One that is not called leaks what the thread had: not more than that.
     if at < ROOM {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use defuse_direct::{Arena, OpenCells};
+use defuse_direct::{CellArena, OpenCells};
 
 use crate::machine::descriptors::close;
 use crate::machine::{inside, pid, sys};
@@ -25,7 +25,7 @@ impl RunMemory {
     }
 }
 
-impl Arena for RunMemory {
+impl CellArena for RunMemory {
     fn process(&self) -> u32 {
         pid::noted() as u32
     }

@@ -9,33 +9,38 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
-use defuse_direct::MountArgs;
-use defuse_fs::source::{Frontend, Locks, Sharing, Threads};
-use defuse_fs::{Absent, Caller, Caps, Context, Errno, File, FileSystem, Ino, Whence, delegate};
-use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
-use defuse_remote::{Heir, Inheritance, LaneUse, Legacy, Remote, RemoteError, RemoteOptions};
+use defuse_compose::{IN_PROCESS, OpenSource, SourceRegistry, SourceSettings};
+use defuse_direct::ClientMountArgs;
+use defuse_fs::source::{CallingThreads, FrontendProperties, LockPlace, SourceSharing};
+use defuse_fs::{
+    AbsentFileSystem, Caller, Caps, Context, Errno, File, FileSystem, Ino, Whence, delegate,
+};
+use defuse_preload_plan::{ForkPolicy, MountPlan, ServerPlace};
+use defuse_remote::{
+    ConnectionHandover, HandoverClient, InodeHandover, LaneUse, RemoteClient, RemoteError,
+    RemoteOptions,
+};
 
 use crate::machine::descriptors::{close, owned};
-use crate::machine::lock::Lock;
+use crate::machine::lock::FutexLock;
 
 /// The kinds of sources that this library links. A run serves all others to its programs.
-static SOURCES: Registry = Registry::new(&[IN_PROCESS]);
+static SOURCES: SourceRegistry = SourceRegistry::new(&[IN_PROCESS]);
 
 /// How long a directory within a path holds that lies in a directory of the kernel, which others may change. It is the time of
 /// names on a kernel mount. Programs of the run see the changes of each other at once.
 const DIRECTORIES_HOLD: Duration = Duration::from_secs(1);
 
 /// A file system of a plan.
-pub struct Composed {
+pub struct ComposedMount {
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
     /// How it is mounted.
-    pub args: MountArgs,
+    pub args: ClientMountArgs,
     /// How it survives a fork: never [`ForkPolicy::Auto`].
     pub fork: ForkPolicy,
     /// The connection to the process that serves the file system, if another one does.
-    pub relay: Option<Arc<Relay>>,
+    pub relay: Option<Arc<RelayFileSystem>>,
     /// The run that served the file system has ended.
     pub is_gone: bool,
 }
@@ -59,23 +64,23 @@ pub struct InheritedConnection {
 /// begins with all that the parent's has, inodes and open files, and from then on each of both gives
 /// back its own. A child that makes no request does not begin to use it. Where the parent waits for the child, as in
 /// vfork(2), the server makes it with the child's first request.
-pub struct Relay {
-    inner: Current,
+pub struct RelayFileSystem {
+    inner: ProcessConnection,
     /// For the child that is being made.
-    next: Lock<Next>,
+    next: FutexLock<ChildConnection>,
 }
 
 /// The connection of the child that is being made.
-enum Next {
+enum ChildConnection {
     /// Nobody has seen to it.
     Unknown,
     /// The server has made it.
-    Made(Inheritance),
+    Made(ConnectionHandover),
     /// The child asks for it.
     WhenUsed,
 }
 
-impl FileSystem for Relay {
+impl FileSystem for RelayFileSystem {
     delegate!(to inner, except caps);
 
     fn caps(&self) -> Caps {
@@ -84,49 +89,49 @@ impl FileSystem for Relay {
 }
 
 /// The connection of this process.
-struct Current(ArcSwap<&'static Own>);
+struct ProcessConnection(ArcSwap<&'static OwnConnection>);
 
-impl Current {
-    fn new(own: Own) -> Current {
-        Current(ArcSwap::from_pointee(leaked(own)))
+impl ProcessConnection {
+    fn new(own: OwnConnection) -> ProcessConnection {
+        ProcessConnection(ArcSwap::from_pointee(leaked(own)))
     }
 
-    fn now(&self) -> &'static Own {
+    fn now(&self) -> &'static OwnConnection {
         **self.0.load()
     }
 }
 
-impl std::ops::Deref for Current {
-    type Target = Remote;
+impl std::ops::Deref for ProcessConnection {
+    type Target = RemoteClient;
 
-    fn deref(&self) -> &Remote {
+    fn deref(&self) -> &RemoteClient {
         self.now().begun()
     }
 }
 
 /// A connection stays: a thread may have been using that of a parent when the process was copied.
-fn leaked(own: Own) -> &'static Own {
+fn leaked(own: OwnConnection) -> &'static OwnConnection {
     Box::leak(Box::new(own))
 }
 
 /// The connection of one process.
-struct Own {
-    begun: OnceLock<Remote>,
+struct OwnConnection {
+    begun: OnceLock<RemoteClient>,
     /// The connection before the first request.
-    inherited: Lock<Option<Inheritance>>,
+    inherited: FutexLock<Option<ConnectionHandover>>,
 }
 
-impl Own {
-    fn of(client: Remote) -> Own {
-        Own { begun: OnceLock::from(client), inherited: Lock::new(None) }
+impl OwnConnection {
+    fn of(client: RemoteClient) -> OwnConnection {
+        OwnConnection { begun: OnceLock::from(client), inherited: FutexLock::new(None) }
     }
 
-    fn inherited(from: Inheritance) -> Own {
-        Own { begun: OnceLock::new(), inherited: Lock::new(Some(from)) }
+    fn inherited(from: ConnectionHandover) -> OwnConnection {
+        OwnConnection { begun: OnceLock::new(), inherited: FutexLock::new(Some(from)) }
     }
 
     /// The connection in use, from now on.
-    fn begun(&self) -> &Remote {
+    fn begun(&self) -> &RemoteClient {
         self.begun.get_or_init(|| {
             let inherited = self.inherited.lock().take();
             inherited.expect("it is there until the connection is in use").begin()
@@ -136,8 +141,8 @@ impl Own {
     /// One of both, by what the connection is at the moment.
     fn either<T>(
         &self,
-        before: impl FnOnce(&Inheritance) -> T,
-        begun: impl FnOnce(&Remote) -> T,
+        before: impl FnOnce(&ConnectionHandover) -> T,
+        begun: impl FnOnce(&RemoteClient) -> T,
     ) -> T {
         match &*self.inherited.lock() {
             Some(inherited) => before(inherited),
@@ -146,11 +151,11 @@ impl Own {
     }
 
     fn caps(&self) -> Caps {
-        self.either(Inheritance::caps, FileSystem::caps)
+        self.either(ConnectionHandover::caps, FileSystem::caps)
     }
 }
 
-impl Relay {
+impl RelayFileSystem {
     /// Goes on with `own`, or connects.
     fn connect(
         path: &OsStr,
@@ -161,17 +166,21 @@ impl Relay {
         let lanes = LaneUse::IfOffered;
         let options = RemoteOptions { descriptors_from: floor, lanes, ..RemoteOptions::default() };
         let path = Path::new(path);
-        let own =
-            own.and_then(|own| Remote::from_text(own.fd, own.lanes, &own.known, path, options));
+        let own = own
+            .and_then(|own| RemoteClient::from_text(own.fd, own.lanes, &own.known, path, options));
         let client = match own {
             Some(client) => client,
-            None => Remote::connect(path, options)?,
+            None => RemoteClient::connect(path, options)?,
         };
-        Ok(Arc::new(Relay { inner: Current::new(Own::of(client)), next: Lock::new(Next::Unknown) }))
+        Ok(Arc::new(RelayFileSystem {
+            inner: ProcessConnection::new(OwnConnection::of(client)),
+            next: FutexLock::new(ChildConnection::Unknown),
+        }))
     }
 
-    fn inheritance(&self) -> Result<Inheritance, String> {
-        let made = self.inner.now().either(Inheritance::inheritance, Remote::inheritance);
+    fn inheritance(&self) -> Result<ConnectionHandover, String> {
+        let made =
+            self.inner.now().either(ConnectionHandover::inheritance, RemoteClient::inheritance);
         made.map_err(|error| error.to_string())
     }
 
@@ -181,20 +190,20 @@ impl Relay {
         *self.next.lock() = if waits {
             // The child's program may look at the access times of what was read.
             self.tell_of_reads();
-            Next::WhenUsed
+            ChildConnection::WhenUsed
         } else {
-            self.inheritance().map_or(Next::Unknown, Next::Made)
+            self.inheritance().map_or(ChildConnection::Unknown, ChildConnection::Made)
         };
     }
 
     /// In the parent, after a fork or in place of one.
     pub fn after_fork(&self) {
-        *self.next.lock() = Next::Unknown;
+        *self.next.lock() = ChildConnection::Unknown;
     }
 
     /// True once the process that has the file system is gone.
     pub fn is_dead(&self) -> bool {
-        self.inner.now().begun.get().is_some_and(Remote::is_dead)
+        self.inner.now().begun.get().is_some_and(RemoteClient::is_dead)
     }
 
     /// True if this process has made no request. Then it holds nothing that its parent did not.
@@ -210,7 +219,7 @@ impl Relay {
     }
 
     /// A connection for the next program of this process, which takes over these things alone.
-    pub fn heir(&self, legacies: &[Legacy]) -> Option<Heir> {
+    pub fn heir(&self, legacies: &[InodeHandover]) -> Option<HandoverClient> {
         let own = self.inner.now();
         own.either(|inherited| inherited.heir(legacies), |begun| begun.heir(legacies)).ok()
     }
@@ -247,19 +256,20 @@ impl Relay {
         let socket = parents
             .either(|inherited| inherited.as_fd().as_raw_fd(), |begun| begun.as_fd().as_raw_fd());
         // What the parent's is made of stays here, unused.
-        let (next, needs_parents) = match std::mem::replace(&mut *self.next.lock(), Next::Unknown) {
-            Next::Made(next) => (next, false),
-            // Nobody saw that it was made.
-            Next::Unknown => (self.inheritance()?, false),
-            Next::WhenUsed => {
-                let made = parents.either(
-                    |inherited| Ok(inherited.inheritance_when_used(owned(socket))),
-                    |begun| begun.inheritance_when_used(owned(socket)),
-                );
-                (made.map_err(|error| error.to_string())?, true)
-            }
-        };
-        self.inner.0.store(Arc::new(leaked(Own::inherited(next))));
+        let (next, needs_parents) =
+            match std::mem::replace(&mut *self.next.lock(), ChildConnection::Unknown) {
+                ChildConnection::Made(next) => (next, false),
+                // Nobody saw that it was made.
+                ChildConnection::Unknown => (self.inheritance()?, false),
+                ChildConnection::WhenUsed => {
+                    let made = parents.either(
+                        |inherited| Ok(inherited.inheritance_when_used(owned(socket))),
+                        |begun| begun.inheritance_when_used(owned(socket)),
+                    );
+                    (made.map_err(|error| error.to_string())?, true)
+                }
+            };
+        self.inner.0.store(Arc::new(leaked(OwnConnection::inherited(next))));
         if !needs_parents {
             // It would not end with the parent.
             close(socket);
@@ -275,19 +285,19 @@ pub fn open(
     sockets: &[i32],
     floor: u32,
     own: Option<InheritedConnection>,
-) -> Result<Composed, String> {
+) -> Result<ComposedMount, String> {
     let text = OsStr::from_bytes(&plan.source);
     let server = match &plan.served_by {
-        ServedBy::Program => None,
-        ServedBy::Socket(path) => Some(OsStr::from_bytes(path).to_owned()),
-        ServedBy::Run(place) => {
+        ServerPlace::Program => None,
+        ServerPlace::Socket(path) => Some(OsStr::from_bytes(path).to_owned()),
+        ServerPlace::Run(place) => {
             let socket = sockets.get(*place).ok_or("the run has no socket for it")?;
             Some(format!("/proc/self/fd/{socket}").into())
         }
     };
     if let Some(server) = server {
-        let is_of_run = matches!(plan.served_by, ServedBy::Run(_));
-        let relay = match Relay::connect(&server, floor, own) {
+        let is_of_run = matches!(plan.served_by, ServerPlace::Run(_));
+        let relay = match RelayFileSystem::connect(&server, floor, own) {
             Ok(relay) => Some(relay),
             // A program that outlives its run goes on, and starts others.
             Err(RemoteError::Connect { errno: Errno::ECONNREFUSED, .. }) if is_of_run => None,
@@ -297,49 +307,50 @@ pub fn open(
             Err(why) => return Err(why.to_string()),
         };
         let source = text.display().to_string();
-        let parsed = SOURCES.parse_with_options(text, Settings::default());
+        let parsed = SOURCES.parse_with_options(text, SourceSettings::default());
         let read_only = parsed.is_ok_and(|(_, settings)| settings.read_only);
-        let args = MountArgs { read_only, source, ..MountArgs::default() };
+        let args = ClientMountArgs { read_only, source, ..ClientMountArgs::default() };
         let is_gone = relay.is_none();
         let fs: Arc<dyn FileSystem> = match &relay {
             Some(relay) => Arc::clone(relay) as _,
-            None => Arc::new(Absent(Errno::ENOTCONN)),
+            None => Arc::new(AbsentFileSystem(Errno::ENOTCONN)),
         };
-        return Ok(Composed { fs, args, fork: ForkPolicy::Server, relay, is_gone });
+        return Ok(ComposedMount { fs, args, fork: ForkPolicy::Server, relay, is_gone });
     }
-    let frontend = Frontend {
-        threads: Threads::Callers,
-        locks: Locks::Inherited,
+    let frontend = FrontendProperties {
+        threads: CallingThreads::Callers,
+        locks: LockPlace::Inherited,
         concurrent: true,
         descriptors_kept: 256,
         descriptors_from: floor,
-        ..Frontend::default()
+        ..FrontendProperties::default()
     };
-    let opened = SOURCES.open(text, Settings::of(frontend)).map_err(|error| error.to_string())?;
-    let Opened { source, settings, fs } = opened;
+    let opened =
+        SOURCES.open(text, SourceSettings::of(frontend)).map_err(|error| error.to_string())?;
+    let OpenSource { source, settings, fs } = opened;
     let own = match source.sharing() {
-        Sharing::InDirectory | Sharing::Shared => ForkPolicy::Share,
-        Sharing::NeedsServer | Sharing::Remote => ForkPolicy::Deny,
+        SourceSharing::InDirectory | SourceSharing::Shared => ForkPolicy::Share,
+        SourceSharing::NeedsServer | SourceSharing::Remote => ForkPolicy::Deny,
     };
     let directories_hold = match source.sharing() {
-        Sharing::InDirectory => DIRECTORIES_HOLD,
+        SourceSharing::InDirectory => DIRECTORIES_HOLD,
         _ => Duration::ZERO,
     };
-    let args = MountArgs {
+    let args = ClientMountArgs {
         read_only: settings.read_only,
         source: text.display().to_string(),
         directories_hold,
-        ..MountArgs::default()
+        ..ClientMountArgs::default()
     };
     let fork = if plan.fork == ForkPolicy::Auto { own } else { plan.fork };
-    Ok(Composed { fs, args, fork, relay: None, is_gone: false })
+    Ok(ComposedMount { fs, args, fork, relay: None, is_gone: false })
 }
 
 /// The directory of the kernel that has the files of `plan`; `None` for other sources. It does not depend on
 /// the process that serves the mount.
 pub fn directory(plan: &MountPlan) -> Option<Vec<u8>> {
     let text = OsStr::from_bytes(&plan.source);
-    let (source, _) = SOURCES.parse_with_options(text, Settings::default()).ok()?;
+    let (source, _) = SOURCES.parse_with_options(text, SourceSettings::default()).ok()?;
     let path = source.directory()?.as_os_str().as_bytes();
     path.starts_with(b"/").then(|| path.to_vec())
 }

@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use defuse_direct::{Credentials, Task, WorkDir};
+use defuse_direct::{ClientTask, TaskCredentials, WorkDir};
 
-use crate::machine::inside::{self, Inside};
+use crate::machine::inside::{self, InsideGuard};
 use crate::machine::{pid, sys, thread_exit};
 use crate::process::user_namespace;
 
@@ -17,7 +17,7 @@ static CHANGES: AtomicU32 = AtomicU32::new(0);
 thread_local! {
     static SEEN: Cell<u32> = const { Cell::new(0) };
     /// The task of a thread whose credentials differed once from those of the process.
-    static OWN: Cell<*const Task> = const { Cell::new(std::ptr::null()) };
+    static OWN: Cell<*const ClientTask> = const { Cell::new(std::ptr::null()) };
 }
 
 /// After a call that changes the credentials of its thread.
@@ -27,7 +27,7 @@ pub fn changed() {
 
 /// The task of this thread: `of_process`, unless the thread has had other credentials.
 #[inline]
-pub fn task_of_thread(of_process: &'static Task) -> &'static Task {
+pub fn task_of_thread(of_process: &'static ClientTask) -> &'static ClientTask {
     if CHANGES.load(Ordering::Acquire) != SEEN.get() {
         look_again(of_process);
     }
@@ -40,7 +40,7 @@ pub fn task_of_thread(of_process: &'static Task) -> &'static Task {
 /// library sees to it that all threads of a process change theirs together, so that most never
 /// differ.
 #[cold]
-fn look_again(of_process: &'static Task) {
+fn look_again(of_process: &'static ClientTask) {
     SEEN.set(CHANGES.load(Ordering::Acquire));
     let Some(now) = credentials() else { return };
     // SAFETY: as in `task_of_thread`.
@@ -74,7 +74,7 @@ pub fn forget() {
 /// The end of a thread, for the C library to call; it calls again if a destructor has noted another
 /// one.
 pub extern "C" fn end_of_thread(_: *mut c_void) {
-    let inside = Inside::enter();
+    let inside = InsideGuard::enter();
     thread_exit::run_destructors();
     if inside.is_some() {
         forget();
@@ -93,9 +93,9 @@ pub fn kernel_cwd() -> Option<Vec<u8>> {
 }
 
 /// The task of a process that has just begun, with one thread.
-pub fn task_at_start() -> Option<Task> {
+pub fn task_at_start() -> Option<ClientTask> {
     let cwd = kernel_cwd().unwrap_or_else(|| b"/".to_vec());
-    let task = Task::new(credentials()?, WorkDir::Outside(cwd));
+    let task = ClientTask::new(credentials()?, WorkDir::Outside(cwd));
     // There is no other way to ask for it but a file of /proc, which takes a hundred times as long.
     let umask = sys::plain(libc::SYS_umask, 0o077, 0, 0).ok()?;
     let _ = sys::plain(libc::SYS_umask, umask as u64, 0, 0);
@@ -111,7 +111,7 @@ pub fn task_at_start() -> Option<Task> {
 
 /// Those of this thread, credentials(7), by which the kernel decides about files: of the file-system
 /// ids, which setfsuid(2) sets.
-fn credentials() -> Option<Credentials> {
+fn credentials() -> Option<TaskCredentials> {
     let three = |call: i64| {
         let mut ids = [0u32; 3];
         let at = ids.as_mut_ptr();
@@ -132,7 +132,7 @@ fn credentials() -> Option<Credentials> {
     let args = [header.as_ptr() as u64, caps.as_mut_ptr() as u64, 0, 0, 0, 0];
     // SAFETY: the kernel reads a version and a process (0: this thread), and writes two records.
     sys::check(unsafe { sys::syscall(libc::SYS_capget as u64, &args) }).ok()?;
-    let own = Credentials {
+    let own = TaskCredentials {
         uid: present(libc::SYS_setfsuid)?,
         gid: present(libc::SYS_setfsgid)?,
         real_uid: uids[0],

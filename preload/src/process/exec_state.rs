@@ -16,16 +16,16 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use defuse_direct::{At, How, OpenFileState};
+use defuse_direct::{OpenFileState, OpenHow, WalkStart};
 use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
-use defuse_remote::{Heir, Legacy, OpenLegacy, Remote};
+use defuse_remote::{HandoverClient, InodeHandover, OpenFileHandover, RemoteClient};
 
 use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::{state_pipe, sys};
-use crate::process::compose::{InheritedConnection, Relay};
-use crate::process::opened_by::OpenedBy;
-use crate::process::state::Process;
-use crate::process::table::Entry;
+use crate::process::compose::{InheritedConnection, RelayFileSystem};
+use crate::process::opened_by::OpenPath;
+use crate::process::state::RunProcess;
+use crate::process::table::DescriptorEntry;
 use crate::process::{holders, nowhere, user_namespace};
 
 /// The execution state for the next program.
@@ -37,13 +37,13 @@ pub struct OutgoingState {
 
 impl OutgoingState {
     /// All that the next program goes on with.
-    pub fn of(process: &'static Process) -> OutgoingState {
-        process.relays().for_each(Relay::tell_of_reads);
+    pub fn of(process: &'static RunProcess) -> OutgoingState {
+        process.relays().for_each(RelayFileSystem::tell_of_reads);
         let all = process.view().table.all();
         let (closed, kept): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(fd, _)| closes_at_exec(*fd));
-        let inherited = Inherited::of(process, &closed, &kept);
-        let next = |(mount, legacies): (usize, &Vec<Legacy>)| {
+        let inherited = ExecHandover::of(process, &closed, &kept);
+        let next = |(mount, legacies): (usize, &Vec<InodeHandover>)| {
             NextConnection::new(process, mount, legacies)
         };
         let heirs = inherited.legacies.iter().enumerate().filter_map(next).collect();
@@ -73,32 +73,36 @@ impl OutgoingState {
 }
 
 /// A number of the program, and its open file.
-type Numbered = (i32, Arc<Entry>);
+type NumberedEntry = (i32, Arc<DescriptorEntry>);
 
 /// The things that the next program's connections take over, and where.
-struct Inherited {
+struct ExecHandover {
     /// Of each mount.
-    legacies: Vec<Vec<Legacy>>,
+    legacies: Vec<Vec<InodeHandover>>,
     /// The mount of each open file, and its place among the legacies. Duplicates are one open file.
-    entries: HashMap<*const Entry, (usize, usize)>,
+    entries: HashMap<*const DescriptorEntry, (usize, usize)>,
     cwd: Option<(usize, usize)>,
 }
 
-impl Inherited {
-    fn of(process: &'static Process, closed: &[Numbered], kept: &[Numbered]) -> Inherited {
+impl ExecHandover {
+    fn of(
+        process: &'static RunProcess,
+        closed: &[NumberedEntry],
+        kept: &[NumberedEntry],
+    ) -> ExecHandover {
         // Inodes with a descriptor that closes at exec: that releases the record locks of the process.
         let files = closed.iter().filter(|(_, entry)| !entry.backed && !entry.file().is_path());
-        let inode = |(_, entry): &Numbered| {
+        let inode = |(_, entry): &NumberedEntry| {
             Some((process.place_of(entry.file().mount())?, entry.file().exec_state().ino))
         };
         let closed: HashSet<(usize, Ino)> = files.filter_map(inode).collect();
 
         let legacies = vec![Vec::new(); process.mounts.len()];
-        let mut all = Inherited { legacies, entries: HashMap::new(), cwd: None };
+        let mut all = ExecHandover { legacies, entries: HashMap::new(), cwd: None };
         if let Some((mount, ino)) = process.task().cwd().inside()
             && let Some(mount) = process.place_of(mount)
         {
-            all.cwd = all.add(process, mount, Legacy { ino, open: None });
+            all.cwd = all.add(process, mount, InodeHandover { ino, open: None });
         }
         for (_, entry) in kept.iter().filter(|(_, entry)| !entry.backed) {
             let known = all.entries.contains_key(&Arc::as_ptr(entry));
@@ -110,8 +114,8 @@ impl Inherited {
                 // A connection that was not used has no locks of this process, and may still be the parent's.
                 let process_locks = !relay.is_unused() && !closed.contains(&(mount, ino));
                 let (flags, owner) = (OpenFlags(flags), LockOwner(id));
-                let open = fh.map(|fh| OpenLegacy { fh, flags, owner, process_locks });
-                let place = all.add(process, mount, Legacy { ino, open });
+                let open = fh.map(|fh| OpenFileHandover { fh, flags, owner, process_locks });
+                let place = all.add(process, mount, InodeHandover { ino, open });
                 all.entries.extend(place.map(|place| (Arc::as_ptr(entry), place)));
             }
         }
@@ -119,7 +123,12 @@ impl Inherited {
     }
 
     /// Adds a legacy of a mount that another process serves.
-    fn add(&mut self, process: &Process, mount: usize, legacy: Legacy) -> Option<(usize, usize)> {
+    fn add(
+        &mut self,
+        process: &RunProcess,
+        mount: usize,
+        legacy: InodeHandover,
+    ) -> Option<(usize, usize)> {
         process.mounts[mount].relay.as_ref()?;
         let all = &mut self.legacies[mount];
         all.push(legacy);
@@ -130,7 +139,7 @@ impl Inherited {
 /// The connection of the next program to a mount.
 struct NextConnection {
     mount: usize,
-    client: Remote,
+    client: RemoteClient,
     /// The result for each legacy.
     taken: Vec<defuse_fs::Result<()>>,
     /// Duplicates of its descriptors, which the next program inherits.
@@ -139,8 +148,13 @@ struct NextConnection {
 }
 
 impl NextConnection {
-    fn new(process: &Process, mount: usize, legacies: &[Legacy]) -> Option<NextConnection> {
-        let Heir { client, taken } = process.mounts[mount].relay.as_ref()?.heir(legacies)?;
+    fn new(
+        process: &RunProcess,
+        mount: usize,
+        legacies: &[InodeHandover],
+    ) -> Option<NextConnection> {
+        let HandoverClient { client, taken } =
+            process.mounts[mount].relay.as_ref()?.heir(legacies)?;
         let inherited = |fd: &dyn AsRawFd| keep_above(fd.as_raw_fd(), process.floor, false);
         let fd = inherited(&client.as_fd()).ok()?;
         let lanes = client.unused_lanes().and_then(|lanes| inherited(&lanes).ok());
@@ -150,8 +164,8 @@ impl NextConnection {
 
 /// The text in the making.
 struct StateWriter {
-    process: &'static Process,
-    inherited: Inherited,
+    process: &'static RunProcess,
+    inherited: ExecHandover,
     heirs: Vec<NextConnection>,
     /// Lower open files, for the next program to inherit.
     lower: Vec<OwnedFd>,
@@ -175,7 +189,7 @@ impl StateWriter {
     }
 
     /// All descriptors that stay open, a line for each.
-    fn lines(&mut self, kept: &[Numbered]) -> String {
+    fn lines(&mut self, kept: &[NumberedEntry]) -> String {
         let mut known = HashMap::new();
         let mut lines = String::new();
         for (fd, entry) in kept {
@@ -188,7 +202,7 @@ impl StateWriter {
     }
 
     /// All but the number of a descriptor's line.
-    fn describe(&mut self, entry: &Arc<Entry>) -> String {
+    fn describe(&mut self, entry: &Arc<DescriptorEntry>) -> String {
         let process = self.process;
         let taken = self.taken_over(entry);
         // What is taken over needs no other number.
@@ -214,7 +228,7 @@ impl StateWriter {
 
     /// The number at which the next program finds the lower open file, with the locks on it; -1 where
     /// there is none.
-    fn leave_lower(&mut self, entry: &Entry) -> i32 {
+    fn leave_lower(&mut self, entry: &DescriptorEntry) -> i32 {
         let floor = self.process.floor;
         let kept = entry.lower.as_ref().map(|fd| keep_above(fd.as_raw_fd(), floor, false));
         let Some(Ok(fd)) = kept else { return -1 };
@@ -223,7 +237,7 @@ impl StateWriter {
     }
 
     /// The facts about an open file that the next program, whose connection has taken it over, needs.
-    fn taken_over(&self, entry: &Arc<Entry>) -> Option<String> {
+    fn taken_over(&self, entry: &Arc<DescriptorEntry>) -> Option<String> {
         let place = *self.inherited.entries.get(&Arc::as_ptr(entry))?;
         if !self.is_taken(place) {
             return None;
@@ -297,14 +311,14 @@ pub struct IncomingState {
 
 impl IncomingState {
     /// Makes it this process's state.
-    pub fn apply(&self, process: &'static Process) {
+    pub fn apply(&self, process: &'static RunProcess) {
         process.client.set_next_file_id(self.next_id);
         self.go_to_cwd(process);
         let view = process.view();
         // Duplicates of one open file share it: they have the same cells.
-        let mut known: Vec<(u32, Arc<Entry>)> = Vec::new();
+        let mut known: Vec<(u32, Arc<DescriptorEntry>)> = Vec::new();
         for line in &self.lines {
-            let Some(record) = Record::parse(line) else { continue };
+            let Some(record) = DescriptorRecord::parse(line) else { continue };
             let shared = known.iter().find(|(cells, _)| Some(*cells) == record.cells);
             let entry = match shared {
                 Some((_, entry)) => Some(Arc::clone(entry)),
@@ -320,7 +334,7 @@ impl IncomingState {
         holders::keep_only(&process.shared, |cells| kept.contains(&cells));
     }
 
-    fn go_to_cwd(&self, process: &'static Process) {
+    fn go_to_cwd(&self, process: &'static RunProcess) {
         if !self.cwd.is_empty() {
             nowhere::note_inherited();
         }
@@ -335,7 +349,7 @@ impl IncomingState {
     }
 }
 
-struct Record {
+struct DescriptorRecord {
     fd: i32,
     backed: bool,
     flags: u32,
@@ -348,10 +362,10 @@ struct Record {
     taken: Option<(usize, OpenFileState)>,
 }
 
-impl Record {
+impl DescriptorRecord {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split(' ');
-        let record = Record {
+        let record = DescriptorRecord {
             fd: words.next()?.parse().ok()?,
             backed: words.next()? == "1",
             flags: words.next()?.parse().ok()?,
@@ -362,13 +376,13 @@ impl Record {
             taken: None,
         };
         let taken = taken(&mut words, record.flags);
-        Some(Record { taken, ..record })
+        Some(DescriptorRecord { taken, ..record })
     }
 
     /// The open file in this process: taken over, or opened again by its path, where that still leads
     /// to the same file. A descriptor that has the bytes needs no more than the inode, and works
     /// without it.
-    fn open(&self, process: &'static Process) -> Option<Arc<Entry>> {
+    fn open(&self, process: &'static RunProcess) -> Option<Arc<DescriptorEntry>> {
         let lower = inherited(self.lower);
         if let Some(cells) = self.cells {
             process.shared.take_over(cells);
@@ -380,8 +394,8 @@ impl Record {
             }
             None => {
                 let flags = if self.backed { libc::O_PATH as u32 } else { self.flags };
-                let how = How { flags: flags | libc::O_CLOEXEC as u32, ..How::default() };
-                process.client.open(process.task(), At::Cwd, &self.path, how)
+                let how = OpenHow { flags: flags | libc::O_CLOEXEC as u32, ..OpenHow::default() };
+                process.client.open(process.task(), WalkStart::Cwd, &self.path, how)
             }
         };
         process.shared.end_take_over();
@@ -393,7 +407,8 @@ impl Record {
             }
         }
         let cells = file.arena_cells().map(|cells| process.shared.index(cells));
-        let entry = Entry::new(file, self.backed, OpenedBy::absolute(self.path.clone()), cells);
+        let entry =
+            DescriptorEntry::new(file, self.backed, OpenPath::absolute(self.path.clone()), cells);
         Some(Arc::new(entry.with_lower(lower)))
     }
 }

@@ -21,13 +21,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 use defuse_fs::Errno;
-use defuse_preload_plan::layout::Once;
+use defuse_preload_plan::layout::OnceMessage;
 
-use crate::machine::inside::{self, Inside};
+use crate::machine::inside::{self, InsideGuard};
 use crate::machine::message::say;
 use crate::machine::{heap, sys};
-use crate::process::compose::Relay;
-use crate::process::state::{self, Process};
+use crate::process::compose::RelayFileSystem;
+use crate::process::state::{self, RunProcess};
 use crate::process::{credentials, holders, spawned};
 
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
@@ -79,12 +79,12 @@ pub fn as_vfork(frame: u64, fork: impl FnOnce() -> i32) -> i32 {
 }
 
 /// The flags of a clone(2) or clone3(2).
-struct Flags<'a> {
+struct CloneFlags<'a> {
     args: &'a mut [u64; 6],
     is_clone3: bool,
 }
 
-impl Flags<'_> {
+impl CloneFlags<'_> {
     fn get(&self) -> Option<u64> {
         if self.is_clone3 { sys::load::<u64>(self.args[0]).ok() } else { Some(self.args[0]) }
     }
@@ -120,7 +120,7 @@ pub fn stack_of_child(number: u64, args: &[u64; 6]) -> u64 {
 
 /// Removes `flag` from those of a clone(2) or clone3(2).
 pub fn without(number: u64, args: &mut [u64; 6], flag: i32) {
-    Flags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
+    CloneFlags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
 }
 
 /// True if fork(2) has to fail, because a file system is in the memory of this process. A message says
@@ -148,7 +148,7 @@ pub fn before_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool
     const MEMORY: u64 = libc::CLONE_VM as u64;
     const WAITS: u64 = libc::CLONE_VFORK as u64;
     let Some(process) = state::get() else { return Ok(false) };
-    let mut flags = Flags { args, is_clone3: number == libc::SYS_clone3 as u64 };
+    let mut flags = CloneFlags { args, is_clone3: number == libc::SYS_clone3 as u64 };
     let Some(asked) = flags.get() else { return Ok(false) };
     if asked & THREAD != 0 || inside::is_inside() {
         return Ok(false);
@@ -161,7 +161,7 @@ pub fn before_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool
     }
     NEW_USERS.set(asked & libc::CLONE_NEWUSER as u64 != 0);
     let waits = {
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         let has_others = inside::has_others();
         let vfork = VFORK.take();
         let frame = if vfork == 0 { frame } else { vfork };
@@ -181,12 +181,12 @@ pub fn before_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool
             return Ok(true);
         }
         inside::let_others_go_on();
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         spawned::end();
         say("fork: the run has as many processes as it can have");
         return Err(Errno::EAGAIN);
     }
-    let _inside = Inside::enter();
+    let _inside = InsideGuard::enter();
     spawned::end();
     say("fork: a file system has not answered another thread for ten seconds");
     Err(Errno::EAGAIN)
@@ -195,12 +195,12 @@ pub fn before_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool
 /// A process that shares our memory and runs beside us (`CLONE_VM` without `CLONE_VFORK`): it would use
 /// our connections, which belong to one process, and note its descriptors in our table. Where a mount is
 /// served by another process that is refused; elsewhere the kernel makes it.
-fn refuse_shared_memory(process: &'static Process) -> Result<bool, Errno> {
+fn refuse_shared_memory(process: &'static RunProcess) -> Result<bool, Errno> {
     let Some(mount) = process.mounts.iter().find(|mount| mount.relay.is_some()) else {
         return Ok(false);
     };
-    let _inside = Inside::enter();
-    if process.shared.is_news(Once::SharedMemory) {
+    let _inside = InsideGuard::enter();
+    if process.shared.is_news(OnceMessage::SharedMemory) {
         say(&format!(
             "clone: a process that shares the memory of its parent (CLONE_VM) cannot use {}, which \
              another process serves: EPERM",
@@ -222,7 +222,7 @@ pub fn after_clone(value: i64) {
     if value > 0 {
         spawned::wait();
     } else {
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         spawned::end();
     }
 }
@@ -232,8 +232,8 @@ pub fn after_clone(value: i64) {
 /// program or ended.
 ///
 /// False if the run can have no more processes.
-fn share(process: &'static Process, waits: bool) -> bool {
-    let _inside = Inside::enter();
+fn share(process: &'static RunProcess, waits: bool) -> bool {
+    let _inside = InsideGuard::enter();
     if !holders::before_fork(&process.shared, process.inherited.memory, process.floor) {
         return false;
     }
@@ -242,9 +242,9 @@ fn share(process: &'static Process, waits: bool) -> bool {
 }
 
 /// In the parent, after [`share`]; without a child the counts are as before.
-fn shared(process: &'static Process, has_child: bool) {
-    let _inside = Inside::enter();
-    process.relays().for_each(Relay::after_fork);
+fn shared(process: &'static RunProcess, has_child: bool) {
+    let _inside = InsideGuard::enter();
+    process.relays().for_each(RelayFileSystem::after_fork);
     holders::after_fork(&process.shared, has_child);
 }
 
@@ -260,21 +260,21 @@ fn begin_alone() {
 
 /// This process turned out to be a child that nobody saw being made ([`is_new_child`]).
 #[cold]
-pub fn begin_unseen_child(process: &'static Process) {
+pub fn begin_unseen_child(process: &'static RunProcess) {
     begin_alone();
-    let _inside = Inside::enter();
+    let _inside = InsideGuard::enter();
     process.adopt();
     // How it was made is not known.
     credentials::changed();
 }
 
-fn in_child_of(process: &'static Process) {
+fn in_child_of(process: &'static RunProcess) {
     note_child();
     if let Some(in_child) = IN_CHILD.get() {
         in_child();
     }
     begin_alone();
-    let _inside = Inside::enter();
+    let _inside = InsideGuard::enter();
     spawned::in_child();
     process.adopt();
     if NEW_USERS.take() {

@@ -15,7 +15,7 @@ use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
 use crate::machine::descriptors::{close, keep_above};
-use crate::machine::lock::Lock;
+use crate::machine::lock::FutexLock;
 use crate::machine::{pid, sys};
 use crate::process::run_memory::RunMemory;
 
@@ -36,22 +36,22 @@ const OCCUPIED: u32 = 1;
 const UNLOCKED: u32 = 2;
 
 /// A slot, and the descriptor that holds its lock.
-pub struct Holder {
+pub struct HolderSlot {
     slot: AtomicU32,
     fd: AtomicI32,
 }
 
 /// The slot of this process.
-static OWN: Holder = Holder::none();
+static OWN: HolderSlot = HolderSlot::none();
 /// The slot of the child that is being made.
-static CHILD: Holder = Holder::none();
+static CHILD: HolderSlot = HolderSlot::none();
 /// Held by the thread that looks for dead processes: locks belong to the description, and not to a
 /// thread.
-static SEARCH: Lock<()> = Lock::new(());
+static SEARCH: FutexLock<()> = FutexLock::new(());
 
-impl Holder {
-    const fn none() -> Holder {
-        Holder { slot: AtomicU32::new(NONE), fd: AtomicI32::new(-1) }
+impl HolderSlot {
+    const fn none() -> HolderSlot {
+        HolderSlot { slot: AtomicU32::new(NONE), fd: AtomicI32::new(-1) }
     }
 
     fn get(&self) -> (u32, i32) {
@@ -359,7 +359,7 @@ mod tests {
         let mut file = std::fs::File::from(memory.try_clone().unwrap());
         std::io::Write::write_all(&mut file, &layout::VERSION.to_le_bytes()).unwrap();
         file.set_len(layout::LEN as u64).unwrap();
-        let bytes = layout::with_head(&defuse_preload_plan::RunPlan::default().encode());
+        let bytes = layout::with_head(&defuse_preload_plan::ProgramPlan::default().encode());
         let mut file = std::fs::File::from(plan);
         std::io::Write::write_all(&mut file, &bytes).unwrap();
         let (shared, ..) = RunMemory::map(memory.as_raw_fd(), file.as_raw_fd()).unwrap();

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use defuse_direct::OpenCells;
-use defuse_preload_plan::{RunPlan, Unreadable, layout};
+use defuse_preload_plan::{ProgramPlan, StateError, layout};
 
 use crate::machine::sys;
 
 /// The outcome of a call, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum CallOutcome {
     /// It was served here.
     Served,
     /// The kernel got it.
@@ -41,19 +41,19 @@ fn map_all(fd: i32, protection: i32) -> Option<(*const u8, usize)> {
 impl RunMemory {
     /// Maps the memory behind `memory`, and reads the plan in `plan`. The number is where images begin
     /// behind the plan. An error where another version made them.
-    pub fn map(memory: i32, plan: i32) -> Result<(RunMemory, RunPlan, u64), Unreadable> {
-        let (at, len) = map_all(plan, libc::PROT_READ).ok_or(Unreadable::Malformed)?;
+    pub fn map(memory: i32, plan: i32) -> Result<(RunMemory, ProgramPlan, u64), StateError> {
+        let (at, len) = map_all(plan, libc::PROT_READ).ok_or(StateError::Malformed)?;
         // SAFETY: the mapping has this length, and the file is sealed.
         let bytes = unsafe { std::slice::from_raw_parts(at, len) };
         let decoded = layout::plan(bytes).and_then(|plan| {
             let images = layout::images_at(plan.len()) as u64;
-            Ok((RunPlan::decode(plan)?, images))
+            Ok((ProgramPlan::decode(plan)?, images))
         });
         let _ = sys::plain(libc::SYS_munmap, at as u64, len as u64, 0);
         let (plan, images) = decoded?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let mapped = map_all(memory, protection).filter(|(_, len)| *len >= layout::LEN);
-        let (base, _) = mapped.ok_or(Unreadable::Malformed)?;
+        let (base, _) = mapped.ok_or(StateError::Malformed)?;
         let shared = RunMemory { base };
         layout::check_version(shared.words(0, 1)[0].load(Ordering::Relaxed))?;
         Ok((shared, plan, images))
@@ -103,7 +103,7 @@ impl RunMemory {
 
     /// Counts a call.
     #[inline]
-    pub fn count(&self, number: u64, fate: Fate) {
+    pub fn count(&self, number: u64, fate: CallOutcome) {
         let number = number as usize;
         if number < layout::CALLS {
             let at = layout::COUNTERS + number * 24 + fate as usize * 8;
@@ -114,7 +114,7 @@ impl RunMemory {
     }
 
     /// Counts a call by the site that it came from: its place among those of all objects of the plan.
-    pub fn count_site(&self, site: usize, fate: Fate) {
+    pub fn count_site(&self, site: usize, fate: CallOutcome) {
         if site < layout::SITES {
             let at = layout::SITE_COUNTERS + site * 24 + fate as usize * 8;
             // SAFETY: as in `count`.
@@ -135,7 +135,7 @@ impl RunMemory {
     }
 
     /// True for the first caller in a run: the message about this has not been printed yet.
-    pub fn is_news(&self, what: layout::Once) -> bool {
+    pub fn is_news(&self, what: layout::OnceMessage) -> bool {
         let bit = what as u32;
         let told = &self.words(layout::TOLD, 1)[0];
         told.load(Ordering::Relaxed) & bit == 0 && told.fetch_or(bit, Ordering::Relaxed) & bit == 0

@@ -10,10 +10,10 @@ use std::cell::Cell;
 use defuse_fs::Errno;
 
 use crate::machine::descriptors::{close, keep_above};
-use crate::machine::inside::Inside;
-use crate::machine::lock::Lock;
+use crate::machine::inside::InsideGuard;
+use crate::machine::lock::FutexLock;
 use crate::machine::sys;
-use crate::process::state::Process;
+use crate::process::state::RunProcess;
 
 /// How much of the stack is told: less than a pipe holds.
 const LEN: usize = 16 << 10;
@@ -22,7 +22,7 @@ const NONE: i32 = -1;
 
 /// The pipe of a child.
 #[derive(Clone, Copy)]
-struct Pipe {
+struct ChildPipe {
     from_child: i32,
     to_parent: i32,
     /// The parent waits by the pipe, not by `CLONE_VFORK`.
@@ -31,11 +31,11 @@ struct Pipe {
 
 thread_local! {
     /// That of the child that this thread makes now. The child has a copy.
-    static PIPE: Cell<Option<Pipe>> = const { Cell::new(None) };
+    static PIPE: Cell<Option<ChildPipe>> = const { Cell::new(None) };
 }
 
 /// The frames of a parent.
-struct Frames {
+struct ParentFrames {
     /// The end of the pipe for reading, by which they are found. It is open.
     from_child: i32,
     /// The end for writing; [`NONE`] once it is closed.
@@ -48,14 +48,14 @@ struct Frames {
 }
 
 /// Those of all threads that wait.
-static FRAMES: Lock<Vec<Frames>> = Lock::new(Vec::new());
+static FRAMES: FutexLock<Vec<ParentFrames>> = FutexLock::new(Vec::new());
 
 /// In a child: those of its parent.
-static OF_PARENT: Lock<Option<Frames>> = Lock::new(None);
+static OF_PARENT: FutexLock<Option<ParentFrames>> = FutexLock::new(None);
 
 /// Before the clone(2): opens the pipe for a child that shares the frames from the address `from` on. If the thread
 /// `waits` by the pipe, it does so for the end of the pipe as well. False if there is none.
-pub fn begin(process: &Process, from: u64, waits: bool) -> bool {
+pub fn begin(process: &RunProcess, from: u64, waits: bool) -> bool {
     let mut ends = [0i32; 2];
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     let args = [ends.as_mut_ptr() as u64, flags as u64, 0, 0, 0, 0];
@@ -70,18 +70,18 @@ pub fn begin(process: &Process, from: u64, waits: bool) -> bool {
         kept.into_iter().filter(|fd| *fd != NONE).for_each(close);
         return false;
     }
-    PIPE.set(Some(Pipe { from_child, to_parent, waits }));
+    PIPE.set(Some(ChildPipe { from_child, to_parent, waits }));
     // The kernel knows where the stack ends.
     let mut before = vec![0; LEN];
     let len = write(to_parent, from, LEN).and_then(|_| read(from_child, &mut before)).unwrap_or(0);
     before.truncate(len);
-    FRAMES.lock().push(Frames { from_child, to_parent, from, before, after: Vec::new() });
+    FRAMES.lock().push(ParentFrames { from_child, to_parent, from, before, after: Vec::new() });
     true
 }
 
 /// Undoes [`begin`]: there is no child.
 pub fn end() {
-    if let Some(Pipe { from_child, to_parent, .. }) = PIPE.take() {
+    if let Some(ChildPipe { from_child, to_parent, .. }) = PIPE.take() {
         take(from_child);
         [from_child, to_parent].into_iter().for_each(close);
     }
@@ -114,10 +114,10 @@ pub fn tell_parent() {
 /// In the parent, outside of our code: waits until the child has executed a program or ended, unless it has already, and
 /// takes over what the child has told.
 pub fn wait() {
-    let Some(Pipe { from_child, to_parent, waits }) = PIPE.take() else { return };
+    let Some(ChildPipe { from_child, to_parent, waits }) = PIPE.take() else { return };
     {
         // No other thread forks in between.
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         close(to_parent);
         with(from_child, |frames| frames.to_parent = NONE);
     }
@@ -128,14 +128,14 @@ pub fn wait() {
             let args = [&raw mut poll as u64, 1, u64::MAX, 0, 0, 0];
             sys::pass(libc::SYS_poll as u64, &args);
         }
-        let _inside = Inside::enter();
+        let _inside = InsideGuard::enter();
         if is_told(from_child, waits) {
             break;
         }
     }
-    let _inside = Inside::enter();
+    let _inside = InsideGuard::enter();
     close(from_child);
-    let Some(Frames { from, before, after, .. }) = take(from_child) else { return };
+    let Some(ParentFrames { from, before, after, .. }) = take(from_child) else { return };
     for ((before, after), at) in before.iter().zip(&after).zip(from..) {
         if before != after {
             let _ = sys::store(at, *after);
@@ -163,11 +163,11 @@ fn is_told(from_child: i32, waits: bool) -> bool {
     }
 }
 
-fn with(from_child: i32, change: impl FnOnce(&mut Frames)) {
+fn with(from_child: i32, change: impl FnOnce(&mut ParentFrames)) {
     FRAMES.lock().iter_mut().find(|frames| frames.from_child == from_child).map(change);
 }
 
-fn take(from_child: i32) -> Option<Frames> {
+fn take(from_child: i32) -> Option<ParentFrames> {
     let mut all = FRAMES.lock();
     let at = all.iter().position(|frames| frames.from_child == from_child)?;
     Some(all.swap_remove(at))

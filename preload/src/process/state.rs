@@ -4,16 +4,18 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use defuse_direct::{Arena, Client, Mount, Options, Protected, Task, WorkDir};
+use defuse_direct::{
+    CellArena, ClientMount, ClientOptions, ClientTask, DirectClient, LinkProtection, WorkDir,
+};
 use defuse_fs::{Errno, FileSystem};
-use defuse_preload_plan::{ForkPolicy, Inherited, RunPlan};
+use defuse_preload_plan::{ForkPolicy, InheritedDescriptors, ProgramPlan};
 
 use crate::machine::descriptors::{close, keep_above};
 use crate::machine::message::say;
 use crate::machine::{pid, sys};
-use crate::process::compose::{InheritedConnection, Relay};
+use crate::process::compose::{InheritedConnection, RelayFileSystem};
 use crate::process::run_memory::RunMemory;
-use crate::process::table::{Entry, Table};
+use crate::process::table::{DescriptorEntry, EntryTable};
 use crate::process::{compose, credentials, holders, leash, user_namespace, zone};
 
 /// A mount of the plan.
@@ -23,9 +25,9 @@ pub struct RunMount {
     /// Its path.
     pub target: Vec<u8>,
     /// The connection to the process that serves it; `None` if this process does.
-    pub relay: Option<Arc<Relay>>,
+    pub relay: Option<Arc<RelayFileSystem>>,
     /// The mount as the client knows it.
-    pub mount: Arc<Mount>,
+    pub mount: Arc<ClientMount>,
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
     /// True if the run that served it had ended when this program began.
@@ -35,27 +37,27 @@ pub struct RunMount {
 }
 
 /// The state of one process. No child shares our memory: see [`crate::process::fork`].
-pub struct View {
+pub struct ProcessView {
     /// The task of all threads but those with credentials of their own.
-    task: Task,
+    task: ClientTask,
     /// Descriptors.
-    pub table: Table,
+    pub table: EntryTable,
 }
 
 /// The state of the library in a program of a run.
-pub struct Process {
+pub struct RunProcess {
     /// The in-process client, which serves all calls inside of mounts.
-    pub client: Client,
+    pub client: DirectClient,
     /// The state of this process.
-    view: View,
+    view: ProcessView,
     /// The mounts, in the plan's order.
     pub mounts: Vec<RunMount>,
     /// The memory that all processes of the run share.
     pub shared: RunMemory,
     /// The descriptors that lead from one program of the run to the next.
-    pub inherited: Inherited,
+    pub inherited: InheritedDescriptors,
     /// The plan.
-    pub plan: RunPlan,
+    pub plan: ProgramPlan,
     /// Descriptors from here on are ours and not the program's.
     pub floor: i32,
     /// The limit of descriptors that the program believes in.
@@ -64,39 +66,45 @@ pub struct Process {
     pub placeholder: AtomicI32,
 }
 
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+static PROCESS: AtomicPtr<RunProcess> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The state; `None` before it is there, and in programs that no run started.
 #[inline]
-pub fn get() -> Option<&'static Process> {
+pub fn get() -> Option<&'static RunProcess> {
     let process = PROCESS.load(Ordering::Acquire);
     // SAFETY: it is null, or what `install` leaked.
     unsafe { process.as_ref() }
 }
 
 /// Makes `process` the state, forever.
-pub fn install(process: Process) -> &'static Process {
+pub fn install(process: RunProcess) -> &'static RunProcess {
     let process = Box::leak(Box::new(process));
     PROCESS.store(process, Ordering::Release);
     process
 }
 
-impl Process {
+impl RunProcess {
     /// The state for `plan`: all its mounts are there afterwards. The error is for people.
     pub fn new(
         shared: RunMemory,
-        plan: RunPlan,
-        inherited: Inherited,
+        plan: ProgramPlan,
+        inherited: InheritedDescriptors,
         limits: (u64, u64),
         connections: Vec<InheritedConnection>,
     ) -> Result<Self, String> {
         let (floor, limit) = limits;
         let path_changes = Some(shared.path_changes());
-        let arena: Arc<dyn Arena> = Arc::new(shared);
+        let arena: Arc<dyn CellArena> = Arc::new(shared);
         let [symlinks, hardlinks, regular] = plan.protected;
-        let protected = Protected { symlinks: symlinks > 0, hardlinks: hardlinks > 0, regular };
+        let protected =
+            LinkProtection { symlinks: symlinks > 0, hardlinks: hardlinks > 0, regular };
         let (arena, protected) = (Some(arena), Some(protected));
-        let client = Client::new(Options { arena, protected, path_changes, ..Options::default() });
+        let client = DirectClient::new(ClientOptions {
+            arena,
+            protected,
+            path_changes,
+            ..ClientOptions::default()
+        });
         let mut mounts = Vec::new();
         let mut connections: Vec<_> = connections.into_iter().map(Some).collect();
         for (place, mount) in plan.mounts.iter().enumerate() {
@@ -123,9 +131,9 @@ impl Process {
         }
         let task = credentials::task_at_start().ok_or("who this is cannot be told")?;
         let placeholder = placeholder(floor as i32).map_err(|errno| format!("/: {errno}"))?;
-        Ok(Process {
+        Ok(RunProcess {
             client,
-            view: View { task, table: Table::default() },
+            view: ProcessView { task, table: EntryTable::default() },
             mounts,
             shared,
             inherited,
@@ -138,7 +146,7 @@ impl Process {
 
     /// The state of this process.
     #[inline]
-    pub fn view(&'static self) -> &'static View {
+    pub fn view(&'static self) -> &'static ProcessView {
         &self.view
     }
 
@@ -166,17 +174,17 @@ impl Process {
     }
 
     /// The place of `mount` in the plan.
-    pub fn place_of(&self, mount: &Arc<Mount>) -> Option<usize> {
+    pub fn place_of(&self, mount: &Arc<ClientMount>) -> Option<usize> {
         self.mounts.iter().position(|mounted| Arc::ptr_eq(&mounted.mount, mount))
     }
 
     /// The connection to the process that serves the mount of `entry`; `None` if this process does.
-    pub fn relay_of(&self, entry: &Entry) -> Option<&Arc<Relay>> {
+    pub fn relay_of(&self, entry: &DescriptorEntry) -> Option<&Arc<RelayFileSystem>> {
         self.mounts[self.place_of(entry.file().mount())?].relay.as_ref()
     }
 
     /// The connections to processes that serve mounts.
-    pub fn relays(&self) -> impl Iterator<Item = &Relay> {
+    pub fn relays(&self) -> impl Iterator<Item = &RelayFileSystem> {
         self.mounts.iter().filter_map(|mount| mount.relay.as_deref())
     }
 
@@ -206,7 +214,7 @@ impl Process {
 
     /// The task of this thread: its credentials, and the working directory of the process.
     #[inline]
-    pub fn task(&'static self) -> &'static Task {
+    pub fn task(&'static self) -> &'static ClientTask {
         credentials::task_of_thread(&self.view.task)
     }
 

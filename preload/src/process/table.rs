@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::{ArcSwapOption, Guard};
-use defuse_direct::Description;
+use defuse_direct::FileDescription;
 
-use super::opened_by::OpenedBy;
+use super::opened_by::OpenPath;
 
 /// How many descriptors have their kind noted where one instruction finds it.
 pub const KINDS_LEN: usize = 1 << 16;
@@ -28,9 +28,9 @@ const GROUP: usize = 64;
 const GROUPS: usize = 64;
 
 /// The open file of a descriptor of the process.
-pub struct Entry {
+pub struct DescriptorEntry {
     /// The open file.
-    file: Arc<Description>,
+    file: Arc<FileDescription>,
     /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
     /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
     pub backed: bool,
@@ -38,7 +38,7 @@ pub struct Entry {
     pub is_file_itself: bool,
     /// The path that it was opened by. The next program after execve(2) and links of
     /// `/proc/self/fd` use it.
-    pub opened_by: OpenedBy,
+    pub opened_by: OpenPath,
     /// The number of the open file in the shared memory.
     pub cells: Option<u32>,
     /// Of a placeholder: the open file of the lower file system (`Opened::lower`). Children inherit
@@ -46,23 +46,23 @@ pub struct Entry {
     pub lower: Option<Arc<OwnedFd>>,
 }
 
-impl Entry {
+impl DescriptorEntry {
     /// A descriptor of `file`.
     pub fn new(
-        file: Arc<Description>,
+        file: Arc<FileDescription>,
         backed: bool,
-        opened_by: OpenedBy,
+        opened_by: OpenPath,
         cells: Option<u32>,
     ) -> Self {
         let lower = if backed { None } else { file.lower().cloned() };
         let is_file_itself = backed && file.is_backed_by_file_itself();
-        Entry { file, backed, is_file_itself, opened_by, cells, lower }
+        DescriptorEntry { file, backed, is_file_itself, opened_by, cells, lower }
     }
 
     /// The entry with the lower file that the program before has left.
     pub fn with_lower(self, lower: Option<OwnedFd>) -> Self {
         match lower {
-            Some(lower) if !self.backed => Entry { lower: Some(Arc::new(lower)), ..self },
+            Some(lower) if !self.backed => DescriptorEntry { lower: Some(Arc::new(lower)), ..self },
             _ => self,
         }
     }
@@ -75,33 +75,36 @@ impl Entry {
 
     /// The open file.
     #[inline]
-    pub fn file(&self) -> &Arc<Description> {
+    pub fn file(&self) -> &Arc<FileDescription> {
         &self.file
     }
 }
 
 /// A descriptor's entry, without counting a reference.
-pub type Found = Guard<Option<Arc<Entry>>>;
+pub type EntryGuard = Guard<Option<Arc<DescriptorEntry>>>;
 
-type Chunk = Box<[ArcSwapOption<Entry>]>;
-type Group = Box<[OnceLock<Chunk>]>;
+type EntryChunk = Box<[ArcSwapOption<DescriptorEntry>]>;
+type EntryGroup = Box<[OnceLock<EntryChunk>]>;
 
 /// The table, in two levels: a program begins with it, and most use the first numbers alone.
-pub struct Table {
-    groups: Box<[OnceLock<Group>]>,
+pub struct EntryTable {
+    groups: Box<[OnceLock<EntryGroup>]>,
     /// One past the largest number that was ever set.
     end: AtomicI32,
 }
 
-impl Default for Table {
+impl Default for EntryTable {
     fn default() -> Self {
-        Table { groups: (0..GROUPS).map(|_| OnceLock::new()).collect(), end: AtomicI32::new(0) }
+        EntryTable {
+            groups: (0..GROUPS).map(|_| OnceLock::new()).collect(),
+            end: AtomicI32::new(0),
+        }
     }
 }
 
-impl Table {
+impl EntryTable {
     #[inline]
-    fn slot(&self, fd: i32) -> Option<&ArcSwapOption<Entry>> {
+    fn slot(&self, fd: i32) -> Option<&ArcSwapOption<DescriptorEntry>> {
         let fd = usize::try_from(fd).ok()?;
         let group = self.groups.get(fd / CHUNK / GROUP)?.get()?;
         group.get(fd / CHUNK % GROUP)?.get()?.get(fd % CHUNK)
@@ -109,7 +112,7 @@ impl Table {
 
     /// The entry at `fd`; `None` if the descriptor is no file of a mount.
     #[inline]
-    pub fn get(&self, fd: i32) -> Option<Found> {
+    pub fn get(&self, fd: i32) -> Option<EntryGuard> {
         let guard = self.slot(fd)?.load();
         guard.is_some().then_some(guard)
     }
@@ -122,7 +125,11 @@ impl Table {
 
     /// Puts `entry` at `fd`; returns the entry that was there. For a number beyond the table (1,048,576)
     /// the error is `entry`.
-    pub fn set(&self, fd: i32, entry: Arc<Entry>) -> Result<Option<Arc<Entry>>, Arc<Entry>> {
+    pub fn set(
+        &self,
+        fd: i32,
+        entry: Arc<DescriptorEntry>,
+    ) -> Result<Option<Arc<DescriptorEntry>>, Arc<DescriptorEntry>> {
         let place = usize::try_from(fd).ok();
         let group = place.and_then(|place| self.groups.get(place / CHUNK / GROUP));
         let (Some(place), Some(group)) = (place, group) else { return Err(entry) };
@@ -135,7 +142,7 @@ impl Table {
     }
 
     /// Removes the entry at `fd`.
-    pub fn remove(&self, fd: i32) -> Option<Arc<Entry>> {
+    pub fn remove(&self, fd: i32) -> Option<Arc<DescriptorEntry>> {
         let slot = self.slot(fd)?;
         if slot.load().is_none() {
             return None;
@@ -145,7 +152,7 @@ impl Table {
     }
 
     /// All entries with their numbers.
-    pub fn all(&self) -> Vec<(i32, Arc<Entry>)> {
+    pub fn all(&self) -> Vec<(i32, Arc<DescriptorEntry>)> {
         let end = self.end.load(Ordering::Relaxed);
         let entry = |fd| self.get(fd).and_then(|found| found.clone().map(|entry| (fd, entry)));
         (0..end).filter_map(entry).collect()

@@ -8,10 +8,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use defuse_direct::Credentials;
+use defuse_direct::TaskCredentials;
 use defuse_fs::Errno;
 
-use crate::machine::lock::Lock;
+use crate::machine::lock::FutexLock;
 
 /// The id that the kernel shows in place of one that is not mapped (`/proc/sys/kernel/overflowuid`).
 const OVERFLOW: u32 = 65534;
@@ -21,19 +21,19 @@ const MOST_LINES: usize = 340;
 /// True once the process is in another namespace. Children have a copy, and the next program is told.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
-static STATE: Lock<State> =
-    Lock::new(State { maps: [Vec::new(), Vec::new()], user: OVERFLOW, group: OVERFLOW });
+static STATE: FutexLock<IdMapState> =
+    FutexLock::new(IdMapState { maps: [Vec::new(), Vec::new()], user: OVERFLOW, group: OVERFLOW });
 
 /// The kind of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum IdKind {
     Users = 0,
     Groups = 1,
 }
 
-struct State {
+struct IdMapState {
     /// Of users and groups. Empty until a process has written them.
-    maps: [Vec<Extent>; 2],
+    maps: [Vec<IdMapExtent>; 2],
     /// The user and group of the process, as the server knows them, when it entered the namespace.
     user: u32,
     group: u32,
@@ -41,7 +41,7 @@ struct State {
 
 /// A line of /proc/PID/uid_map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Extent {
+struct IdMapExtent {
     inside: u32,
     outside: u32,
     len: u32,
@@ -63,10 +63,10 @@ pub fn is_entered() -> bool {
 
 /// True if there are maps for both kinds, which then stay as they are.
 pub fn is_mapped() -> bool {
-    with(Kind::Users, |map| !map.is_empty()) && with(Kind::Groups, |map| !map.is_empty())
+    with(IdKind::Users, |map| !map.is_empty()) && with(IdKind::Groups, |map| !map.is_empty())
 }
 
-fn with<T>(kind: Kind, look: impl FnOnce(&[Extent]) -> T) -> T {
+fn with<T>(kind: IdKind, look: impl FnOnce(&[IdMapExtent]) -> T) -> T {
     let mut state = STATE.lock();
     let map = &mut state.maps[kind as usize];
     if map.is_empty() {
@@ -77,48 +77,49 @@ fn with<T>(kind: Kind, look: impl FnOnce(&[Extent]) -> T) -> T {
     look(map)
 }
 
-fn parse(text: &str) -> Vec<Extent> {
+fn parse(text: &str) -> Vec<IdMapExtent> {
     let extent = |line: &str| {
         let mut numbers = line.split_ascii_whitespace().map(|word| word.parse().ok());
         let [inside, outside, len] = [numbers.next()??, numbers.next()??, numbers.next()??];
-        Some(Extent { inside, outside, len })
+        Some(IdMapExtent { inside, outside, len })
     };
     text.lines().take(MOST_LINES).filter_map(extent).collect()
 }
 
-fn outside(map: &[Extent], id: u32) -> Option<u32> {
+fn outside(map: &[IdMapExtent], id: u32) -> Option<u32> {
     let extent = map.iter().find(|extent| id.wrapping_sub(extent.inside) < extent.len)?;
     extent.outside.checked_add(id - extent.inside)
 }
 
-fn inside(map: &[Extent], id: u32) -> Option<u32> {
+fn inside(map: &[IdMapExtent], id: u32) -> Option<u32> {
     let extent = map.iter().find(|extent| id.wrapping_sub(extent.outside) < extent.len)?;
     extent.inside.checked_add(id - extent.outside)
 }
 
 /// The id of the program for one of the server.
-pub fn to_program(kind: Kind, id: u32) -> u32 {
+pub fn to_program(kind: IdKind, id: u32) -> u32 {
     if is_entered() { with(kind, |map| inside(map, id)).unwrap_or(OVERFLOW) } else { id }
 }
 
 /// The id of the server for one of the program. `EINVAL` if it is not mapped.
-pub fn to_server(kind: Kind, id: u32) -> Result<u32, Errno> {
+pub fn to_server(kind: IdKind, id: u32) -> Result<u32, Errno> {
     if is_entered() { with(kind, |map| outside(map, id)).ok_or(Errno::EINVAL) } else { Ok(id) }
 }
 
 /// The credentials that the kernel tells, as the server knows them. Capabilities are those of the namespace.
-pub fn credentials(own: Credentials) -> Credentials {
+pub fn credentials(own: TaskCredentials) -> TaskCredentials {
     let (user, group) = {
         let state = STATE.lock();
         (state.user, state.group)
     };
     let is_user =
-        |id| with(Kind::Users, |map| if map.is_empty() { Some(user) } else { outside(map, id) });
-    let is_group =
-        |id| with(Kind::Groups, |map| if map.is_empty() { Some(group) } else { outside(map, id) });
+        |id| with(IdKind::Users, |map| if map.is_empty() { Some(user) } else { outside(map, id) });
+    let is_group = |id| {
+        with(IdKind::Groups, |map| if map.is_empty() { Some(group) } else { outside(map, id) })
+    };
     let user = |id| is_user(id).unwrap_or(OVERFLOW);
     let group = |id| is_group(id).unwrap_or(OVERFLOW);
-    Credentials {
+    TaskCredentials {
         uid: user(own.uid),
         gid: group(own.gid),
         real_uid: user(own.real_uid),

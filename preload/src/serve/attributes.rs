@@ -1,16 +1,16 @@
 //! stat and its kin, access, chmod, chown, times, truncate, statfs.
 
-use defuse_direct::{Access, At, Owner, Stat, Times};
+use defuse_direct::{FileStat, NeededAccess, NewOwner, NewTimes, WalkStart};
 use defuse_fs::{Errno, StatFs, Timestamp};
 
 use crate::machine::sys;
-use crate::process::table::Entry;
-use crate::process::user_namespace::Kind::{Groups, Users};
+use crate::process::table::DescriptorEntry;
+use crate::process::user_namespace::IdKind::{Groups, Users};
 use crate::process::user_namespace::{to_program, to_server};
-use crate::serve::call::{Call, Fail, Served};
-use crate::serve::path::{Start, Target};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
+use crate::serve::path::{PathOrigin, PathTarget};
 
-fn put_stat(address: u64, stat: &Stat) -> Served {
+fn put_stat(address: u64, stat: &FileStat) -> CallResult {
     let attr = &stat.attr;
     let mut raw: libc::stat = sys::zeroed();
     raw.st_dev = stat.dev;
@@ -31,36 +31,41 @@ fn put_stat(address: u64, stat: &Stat) -> Served {
 }
 
 /// The attributes of the file at `target`, with the time of creation if `birth` is set; a link of /proc itself is the kernel's.
-fn find(call: &Call<'_>, target: &Target<'_>, follow: bool, birth: bool) -> Result<Stat, Fail> {
+fn find(
+    call: &ProgramCall<'_>,
+    target: &PathTarget<'_>,
+    follow: bool,
+    birth: bool,
+) -> Result<FileStat, CallFailure> {
     match target.whole() {
-        Some(_) if target.magic && !follow => Err(Fail::Pass),
+        Some(_) if target.magic && !follow => Err(CallFailure::Pass),
         Some(entry) => Ok(call.client().fstat_with(call.task(), entry.file(), birth)?),
         None => Ok(call.client().stat(call.task(), target.at(), target.path, follow)?),
     }
 }
 
-pub fn stat(call: &Call<'_>) -> Served {
+pub fn stat(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
     put_stat(call.args[1], &find(call, &target, call.number as i64 == libc::SYS_stat, false)?)
 }
 
-pub fn fstatat(call: &Call<'_>) -> Served {
+pub fn fstatat(call: &ProgramCall<'_>) -> CallResult {
     let flags = call.int(3);
     let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     put_stat(call.args[2], &find(call, &target, follow, false)?)
 }
 
-pub fn fstat(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn fstat(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     put_stat(call.args[1], &call.client().fstat_with(call.task(), entry.file(), false)?)
 }
 
-pub fn statx(call: &Call<'_>) -> Served {
+pub fn statx(call: &ProgramCall<'_>) -> CallResult {
     let flags = call.int(2);
     let empty = flags & libc::AT_EMPTY_PATH != 0;
     // A NULL path stands for an empty one, since Linux 6.11.
     let target = match call.entry(0).filter(|_| call.args[1] == 0 && empty) {
-        Some(entry) => Target { start: Start::Entry(entry), path: b"", magic: false },
+        Some(entry) => PathTarget { start: PathOrigin::Entry(entry), path: b"", magic: false },
         None => call.target(Some(0), 1, empty)?,
     };
     let birth = call.args[3] as u32 & libc::STATX_BTIME != 0;
@@ -100,7 +105,7 @@ pub fn statx(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-fn put_statfs(address: u64, stat: &StatFs) -> Served {
+fn put_statfs(address: u64, stat: &StatFs) -> CallResult {
     // `FUSE_SUPER_MAGIC`: programs that look know what such file systems are like.
     const MAGIC: u64 = 0x6573_5546;
     const ST_VALID: u64 = 0x20;
@@ -115,50 +120,61 @@ fn put_statfs(address: u64, stat: &StatFs) -> Served {
     Ok(0)
 }
 
-pub fn statfs(call: &Call<'_>) -> Served {
+pub fn statfs(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
     let stat = call.client().statfs(call.task(), target.at(), target.path)?;
     put_statfs(call.args[1], &stat)
 }
 
-pub fn fstatfs(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn fstatfs(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     put_statfs(call.args[1], &call.client().fstatfs(call.task(), entry.file())?)
 }
 
-fn may(call: &Call<'_>, target: &Target<'_>, mode: u32, follow: bool, effective: bool) -> Served {
+fn may(
+    call: &ProgramCall<'_>,
+    target: &PathTarget<'_>,
+    mode: u32,
+    follow: bool,
+    effective: bool,
+) -> CallResult {
     if mode & !7 != 0 {
         return Err(Errno::EINVAL.into());
     }
-    let access = Access::from_bits(mode);
+    let access = NeededAccess::from_bits(mode);
     let how = (follow, effective);
     call.client().access(call.task(), target.at(), target.path, access, how)?;
     Ok(0)
 }
 
-pub fn access(call: &Call<'_>) -> Served {
+pub fn access(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
     may(call, &target, call.args[1] as u32, true, false)
 }
 
-pub fn faccessat(call: &Call<'_>) -> Served {
+pub fn faccessat(call: &ProgramCall<'_>) -> CallResult {
     let flags = if call.number as i64 == libc::SYS_faccessat2 { call.int(3) } else { 0 };
     let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     may(call, &target, call.args[2] as u32, follow, flags & libc::AT_EACCESS != 0)
 }
 
-fn change_mode(call: &Call<'_>, target: &Target<'_>, mode: u64, follow: bool) -> Served {
+fn change_mode(
+    call: &ProgramCall<'_>,
+    target: &PathTarget<'_>,
+    mode: u64,
+    follow: bool,
+) -> CallResult {
     call.client().chmod(call.task(), target.at(), target.path, mode as u32, follow)?;
     Ok(0)
 }
 
-pub fn chmod(call: &Call<'_>) -> Served {
+pub fn chmod(call: &ProgramCall<'_>) -> CallResult {
     change_mode(call, &call.target(None, 0, false)?, call.args[1], true)
 }
 
-pub fn fchmod(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn fchmod(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     if entry.is_inode() {
-        let itself = At::Itself(entry.file());
+        let itself = WalkStart::Itself(entry.file());
         call.client().chmod(call.task(), itself, b"", call.args[1] as u32, true)?;
         return Ok(0);
     }
@@ -166,58 +182,68 @@ pub fn fchmod(call: &Call<'_>, entry: &Entry) -> Served {
     Ok(0)
 }
 
-pub fn fchmodat(call: &Call<'_>) -> Served {
+pub fn fchmodat(call: &ProgramCall<'_>) -> CallResult {
     // The older call has no flags.
     let flags = if call.number == 452 { call.int(3) } else { 0 };
     let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
     change_mode(call, &target, call.args[2], flags & libc::AT_SYMLINK_NOFOLLOW == 0)
 }
 
-fn owner(uid: u64, gid: u64) -> Result<Owner, Errno> {
+fn owner(uid: u64, gid: u64) -> Result<NewOwner, Errno> {
     let id = |kind, id: u64| {
         let id = Some(id as u32).filter(|&id| id != u32::MAX);
         id.map(|id| to_server(kind, id)).transpose()
     };
-    Ok(Owner { uid: id(Users, uid)?, gid: id(Groups, gid)? })
+    Ok(NewOwner { uid: id(Users, uid)?, gid: id(Groups, gid)? })
 }
 
-fn change_owner(call: &Call<'_>, target: &Target<'_>, owner: Owner, follow: bool) -> Served {
+fn change_owner(
+    call: &ProgramCall<'_>,
+    target: &PathTarget<'_>,
+    owner: NewOwner,
+    follow: bool,
+) -> CallResult {
     call.client().chown(call.task(), target.at(), target.path, owner, follow)?;
     Ok(0)
 }
 
-pub fn chown(call: &Call<'_>) -> Served {
+pub fn chown(call: &ProgramCall<'_>) -> CallResult {
     let follow = call.number as i64 == libc::SYS_chown;
     let target = call.target(None, 0, false)?;
     change_owner(call, &target, owner(call.args[1], call.args[2])?, follow)
 }
 
-pub fn fchown(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn fchown(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let owner = owner(call.args[1], call.args[2])?;
     if entry.is_inode() {
-        call.client().chown(call.task(), At::Itself(entry.file()), b"", owner, true)?;
+        call.client().chown(call.task(), WalkStart::Itself(entry.file()), b"", owner, true)?;
     } else {
         call.client().fchown(call.task(), entry.file(), owner)?;
     }
     Ok(0)
 }
 
-pub fn fchownat(call: &Call<'_>) -> Served {
+pub fn fchownat(call: &ProgramCall<'_>) -> CallResult {
     let flags = call.int(4);
     let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
     let owner = owner(call.args[2], call.args[3])?;
     change_owner(call, &target, owner, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
 }
 
-fn change_times(call: &Call<'_>, target: &Target<'_>, times: Times, follow: bool) -> Served {
+fn change_times(
+    call: &ProgramCall<'_>,
+    target: &PathTarget<'_>,
+    times: NewTimes,
+    follow: bool,
+) -> CallResult {
     call.client().utimens(call.task(), target.at(), target.path, times, follow)?;
     Ok(0)
 }
 
 /// Those of an open file.
-fn times_of(call: &Call<'_>, entry: &Entry, times: Times) -> Served {
+fn times_of(call: &ProgramCall<'_>, entry: &DescriptorEntry, times: NewTimes) -> CallResult {
     if entry.is_inode() {
-        call.client().utimens(call.task(), At::Itself(entry.file()), b"", times, true)?;
+        call.client().utimens(call.task(), WalkStart::Itself(entry.file()), b"", times, true)?;
     } else if entry.file().is_path() {
         return Err(Errno::EBADF.into());
     } else {
@@ -226,60 +252,60 @@ fn times_of(call: &Call<'_>, entry: &Entry, times: Times) -> Served {
     Ok(0)
 }
 
-pub fn utime(call: &Call<'_>) -> Served {
+pub fn utime(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
     let times = match call.args[1] {
-        0 => Times::NOW,
+        0 => NewTimes::NOW,
         address => {
             let raw = sys::load::<libc::utimbuf>(address)?;
-            Times::from_raw((raw.actime, 0), (raw.modtime, 0))?
+            NewTimes::from_raw((raw.actime, 0), (raw.modtime, 0))?
         }
     };
     change_times(call, &target, times, true)
 }
 
 /// Two times in microseconds; NULL stands for now.
-fn microseconds(address: u64) -> Result<Times, Fail> {
+fn microseconds(address: u64) -> Result<NewTimes, CallFailure> {
     if address == 0 {
-        return Ok(Times::NOW);
+        return Ok(NewTimes::NOW);
     }
     let raw = sys::load::<[libc::timeval; 2]>(address)?;
     if raw.iter().any(|time| !(0..1_000_000).contains(&time.tv_usec)) {
         return Err(Errno::EINVAL.into());
     }
     let [atime, mtime] = raw.map(|time| (time.tv_sec, time.tv_usec * 1000));
-    Ok(Times::from_raw(atime, mtime)?)
+    Ok(NewTimes::from_raw(atime, mtime)?)
 }
 
-pub fn utimes(call: &Call<'_>) -> Served {
+pub fn utimes(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
     change_times(call, &target, microseconds(call.args[1])?, true)
 }
 
-pub fn futimesat(call: &Call<'_>) -> Served {
+pub fn futimesat(call: &ProgramCall<'_>) -> CallResult {
     if call.args[1] == 0 {
-        let entry = call.entry(0).ok_or(Fail::Pass)?;
+        let entry = call.entry(0).ok_or(CallFailure::Pass)?;
         return times_of(call, &entry, microseconds(call.args[2])?);
     }
     let target = call.target(Some(0), 1, false)?;
     change_times(call, &target, microseconds(call.args[2])?, true)
 }
 
-pub fn utimensat(call: &Call<'_>) -> Served {
+pub fn utimensat(call: &ProgramCall<'_>) -> CallResult {
     // Without a path it is the descriptor itself: futimens(3).
     let itself = if call.args[1] == 0 { call.entry(0) } else { None };
     if itself.as_ref().is_some_and(|entry| entry.is_file_itself) {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     let times = match call.args[2] {
-        0 => Times::NOW,
+        0 => NewTimes::NOW,
         address => {
             let [atime, mtime] = sys::load::<[libc::timespec; 2]>(address)?;
-            Times::from_raw((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))?
+            NewTimes::from_raw((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))?
         }
     };
     if call.args[1] == 0 {
-        let entry = itself.ok_or(Fail::Pass)?;
+        let entry = itself.ok_or(CallFailure::Pass)?;
         return times_of(call, &entry, times);
     }
     let flags = call.int(3);
@@ -287,7 +313,7 @@ pub fn utimensat(call: &Call<'_>) -> Served {
     change_times(call, &target, times, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
 }
 
-pub fn truncate(call: &Call<'_>) -> Served {
+pub fn truncate(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
     call.client().truncate(call.task(), target.at(), target.path, call.args[1] as i64)?;
     Ok(0)

@@ -3,28 +3,32 @@
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
 
-use defuse_direct::Stat;
+use defuse_direct::FileStat;
 use defuse_fs::Errno;
 
 use crate::machine::descriptors::{HeldDescriptor, owned};
 use crate::machine::sys;
-use crate::process::state::{Process, RunMount};
-use crate::serve::call::{Call, Fail};
+use crate::process::state::{RunMount, RunProcess};
+use crate::serve::call::{CallFailure, ProgramCall};
 
 /// The path below the mount of the file at `full`. `None` if it is in no mount of a directory. `is_last_kept` if the last
 /// component may be missing, or a link that is not followed.
-pub fn path(call: &Call<'_>, full: &[u8], is_last_kept: bool) -> Result<Option<Vec<u8>>, Fail> {
+pub fn path(
+    call: &ProgramCall<'_>,
+    full: &[u8],
+    is_last_kept: bool,
+) -> Result<Option<Vec<u8>>, CallFailure> {
     Ok(below(call.process, &real_path(call, full, is_last_kept)?))
 }
 
 /// The special file at `full`, which has these attributes, below its mount. `None` if it is in no mount of a directory.
 /// Fails with `ENXIO` if another file is there by now.
 pub fn special(
-    call: &Call<'_>,
+    call: &ProgramCall<'_>,
     full: &[u8],
-    file: &Stat,
+    file: &FileStat,
     is_last_kept: bool,
-) -> Result<Option<HeldDescriptor>, Fail> {
+) -> Result<Option<HeldDescriptor>, CallFailure> {
     let Some(path) = path(call, full, is_last_kept)? else { return Ok(None) };
     let fd = handle(&path, libc::O_NOFOLLOW)?;
     let there = stat(&fd)?;
@@ -41,7 +45,7 @@ pub fn special(
 }
 
 /// Opens the directory at `path`, by `O_PATH`.
-pub fn directory(call: &Call<'_>, path: &[u8]) -> Result<HeldDescriptor, Errno> {
+pub fn directory(call: &ProgramCall<'_>, path: &[u8]) -> Result<HeldDescriptor, Errno> {
     HeldDescriptor::new(&handle(path, libc::O_DIRECTORY)?, call.process.floor)
 }
 
@@ -60,7 +64,11 @@ fn stat(fd: &OwnedFd) -> Result<libc::stat, Errno> {
 }
 
 /// The path of `full` without links, but for the last component if that is to be kept.
-fn real_path(call: &Call<'_>, full: &[u8], is_last_kept: bool) -> Result<Vec<u8>, Fail> {
+fn real_path(
+    call: &ProgramCall<'_>,
+    full: &[u8],
+    is_last_kept: bool,
+) -> Result<Vec<u8>, CallFailure> {
     let whole = |path: &[u8]| Ok(call.client().real_path(call.task(), path)?);
     if !is_last_kept {
         return whole(full);
@@ -75,7 +83,7 @@ fn real_path(call: &Call<'_>, full: &[u8], is_last_kept: bool) -> Result<Vec<u8>
 }
 
 /// Where the kernel has `path`, which is that of a mount and has no links in it.
-fn below(process: &Process, path: &[u8]) -> Option<Vec<u8>> {
+fn below(process: &RunProcess, path: &[u8]) -> Option<Vec<u8>> {
     let rest = |mounted: &RunMount| {
         let target = mounted.mount.target();
         let rest = path.strip_prefix(&*target)?;

@@ -3,24 +3,24 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
-use defuse_direct::{Client, Stop, Task};
+use defuse_direct::{CallError, ClientTask, DirectClient};
 use defuse_fs::{Errno, FileKind};
 
 use crate::machine::descriptors::HeldDescriptor;
 use crate::machine::{inside, pending, sys, wait};
-use crate::process::state::Process;
-use crate::process::table::{Entry, Table};
+use crate::process::state::RunProcess;
+use crate::process::table::{DescriptorEntry, EntryTable};
 
 /// The reason why a call was not served.
-pub enum Fail {
+pub enum CallFailure {
     /// It failed.
     Errno(Errno),
     /// The kernel has to execute the call with other paths.
-    Outside(defuse_direct::Outside),
+    Outside(defuse_direct::OutsidePaths),
     /// The kernel has to execute another call, which may block.
-    Kernel(Box<ByKernel>),
+    Kernel(Box<KernelCall>),
     /// The kernel has to execute the call on the lower open file of an entry. It may block.
-    Lower(Arc<Entry>, Option<libc::flock>),
+    Lower(Arc<DescriptorEntry>, Option<libc::flock>),
     /// The kernel has to execute the call as it is.
     Pass,
     /// A signal has ended what it waited for.
@@ -60,15 +60,15 @@ pub fn waiting(number: u64, args: &[u64; 6]) -> i64 {
 }
 
 /// As [`waiting`], where our own code has to go on afterwards. A fork does not wait for it.
-pub fn waiting_inside(number: u64, args: &[u64; 6]) -> Result<i64, Fail> {
+pub fn waiting_inside(number: u64, args: &[u64; 6]) -> Result<i64, CallFailure> {
     match inside::at_the_gate(|| waiting(number, args)) {
-        pending::AGAIN => Err(Fail::Interrupted(AfterSignal::Again)),
+        pending::AGAIN => Err(CallFailure::Interrupted(AfterSignal::Again)),
         value => Ok(sys::check(value)?),
     }
 }
 
 /// A call for the kernel.
-pub struct ByKernel {
+pub struct KernelCall {
     /// The number of the call.
     pub number: i64,
     /// Its arguments, but for the second.
@@ -78,56 +78,56 @@ pub struct ByKernel {
     /// A descriptor that stays open until the call has returned.
     pub held: Option<HeldDescriptor>,
     /// The entry of the descriptor that the call returns.
-    pub entry: Option<Arc<Entry>>,
+    pub entry: Option<Arc<DescriptorEntry>>,
 }
 
-impl From<ByKernel> for Fail {
-    fn from(call: ByKernel) -> Self {
-        Fail::Kernel(Box::new(call))
+impl From<KernelCall> for CallFailure {
+    fn from(call: KernelCall) -> Self {
+        CallFailure::Kernel(Box::new(call))
     }
 }
 
-impl From<Errno> for Fail {
+impl From<Errno> for CallFailure {
     fn from(errno: Errno) -> Self {
-        Fail::Errno(errno)
+        CallFailure::Errno(errno)
     }
 }
 
-impl From<Stop> for Fail {
-    fn from(stop: Stop) -> Self {
+impl From<CallError> for CallFailure {
+    fn from(stop: CallError) -> Self {
         match stop {
-            Stop::Errno(errno) => Fail::Errno(errno),
-            Stop::Outside(outside) => Fail::Outside(outside),
+            CallError::Errno(errno) => CallFailure::Errno(errno),
+            CallError::Outside(outside) => CallFailure::Outside(outside),
         }
     }
 }
 
 /// The result of a call, or the reason why it was not served.
-pub type Served = Result<i64, Fail>;
+pub type CallResult = Result<i64, CallFailure>;
 
 /// A call of the program.
-pub struct Call<'a> {
+pub struct ProgramCall<'a> {
     /// This process.
-    pub process: &'static Process,
+    pub process: &'static RunProcess,
     /// The number of the call.
     pub number: u64,
     /// Its arguments.
     pub args: &'a [u64; 6],
 }
 
-impl Call<'_> {
+impl ProgramCall<'_> {
     /// The client.
-    pub fn client(&self) -> &'static Client {
+    pub fn client(&self) -> &'static DirectClient {
         &self.process.client
     }
 
     /// The task of this thread.
-    pub fn task(&self) -> &'static Task {
+    pub fn task(&self) -> &'static ClientTask {
         self.process.task()
     }
 
     /// The descriptors.
-    pub fn table(&self) -> &'static Table {
+    pub fn table(&self) -> &'static EntryTable {
         &self.process.view().table
     }
 
@@ -142,7 +142,7 @@ impl Call<'_> {
     }
 
     /// The open file at the descriptor in argument `at`.
-    pub fn entry(&self, at: usize) -> Option<Arc<Entry>> {
+    pub fn entry(&self, at: usize) -> Option<Arc<DescriptorEntry>> {
         self.table().get(self.int(at)).and_then(|found| (*found).clone())
     }
 
@@ -156,6 +156,6 @@ impl Call<'_> {
 pub const TRIES: usize = 8;
 
 /// True if the entry is a regular file that is open.
-pub fn is_regular(entry: &Entry) -> bool {
+pub fn is_regular(entry: &DescriptorEntry) -> bool {
     entry.file().kind() == FileKind::Regular && !entry.file().is_path()
 }

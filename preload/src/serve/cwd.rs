@@ -3,12 +3,12 @@
 use defuse_fs::Errno;
 
 use crate::machine::sys;
-use crate::process::state::Process;
+use crate::process::state::RunProcess;
 use crate::process::{credentials, nowhere};
-use crate::serve::call::{Call, Fail, Served};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::path;
 
-pub fn chdir(call: &Call<'_>) -> Served {
+pub fn chdir(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false);
     let done = match &target {
         Ok(target) => match target.whole() {
@@ -17,9 +17,9 @@ pub fn chdir(call: &Call<'_>) -> Served {
         },
         Err(_) => return out(call, call.kernel()),
     };
-    match done.map_err(Fail::from) {
+    match done.map_err(CallFailure::from) {
         Ok(()) => inside(),
-        Err(Fail::Outside(outside)) => {
+        Err(CallFailure::Outside(outside)) => {
             let value = path::kernel(call, outside).unwrap_or_else(|| call.kernel());
             out(call, value)
         }
@@ -27,7 +27,7 @@ pub fn chdir(call: &Call<'_>) -> Served {
     }
 }
 
-pub fn fchdir(call: &Call<'_>) -> Served {
+pub fn fchdir(call: &ProgramCall<'_>) -> CallResult {
     match call.entry(0) {
         Some(entry) => {
             call.client().fchdir(call.task(), entry.file())?;
@@ -38,13 +38,13 @@ pub fn fchdir(call: &Call<'_>) -> Served {
 }
 
 /// After the process went to a directory of a mount.
-fn inside() -> Served {
+fn inside() -> CallResult {
     nowhere::enter();
     Ok(0)
 }
 
 /// After the kernel went to another directory.
-fn out(call: &Call<'_>, value: i64) -> Served {
+fn out(call: &ProgramCall<'_>, value: i64) -> CallResult {
     if value == 0 {
         nowhere::leave();
         call.process.outside();
@@ -52,7 +52,7 @@ fn out(call: &Call<'_>, value: i64) -> Served {
     Ok(value)
 }
 
-pub fn getcwd(call: &Call<'_>) -> Served {
+pub fn getcwd(call: &ProgramCall<'_>) -> CallResult {
     let path = call.client().getcwd(call.task())?;
     let room = sys::room(call.args[0], call.args[1] as usize)?;
     let len = path.len() + 1;
@@ -65,25 +65,25 @@ pub fn getcwd(call: &Call<'_>) -> Served {
 }
 
 /// The path of the working directory.
-pub fn path(process: &'static Process) -> Option<Vec<u8>> {
+pub fn path(process: &'static RunProcess) -> Option<Vec<u8>> {
     let task = process.task();
     process.client.path_of_work_dir(task, &task.cwd()).ok()
 }
 
 /// A root of its own within a mount would need the kernel's help.
-pub fn chroot(call: &Call<'_>) -> Served {
+pub fn chroot(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
     call.client().stat(call.task(), target.at(), target.path, true)?;
     Err(Errno::EPERM.into())
 }
 
-pub fn umask(call: &Call<'_>) -> Served {
+pub fn umask(call: &ProgramCall<'_>) -> CallResult {
     call.process.task().set_umask(call.args[0] as u32);
     Ok(call.kernel())
 }
 
 /// Calls that change who the thread is: the kernel does them, and every thread looks again.
-pub fn credentials(call: &Call<'_>) -> Served {
+pub fn credentials(call: &ProgramCall<'_>) -> CallResult {
     call.client().without_privileges();
     let value = call.kernel();
     credentials::changed();
@@ -91,7 +91,7 @@ pub fn credentials(call: &Call<'_>) -> Served {
 }
 
 /// unshare(2) and setns(2), by which a process may enter another user namespace.
-pub fn namespaces(call: &Call<'_>) -> Served {
+pub fn namespaces(call: &ProgramCall<'_>) -> CallResult {
     let is_setns = call.number as i64 == libc::SYS_setns;
     let users = || std::fs::read_link("/proc/self/ns/user").ok();
     let before = is_setns.then(users);
@@ -107,14 +107,14 @@ pub fn namespaces(call: &Call<'_>) -> Served {
 }
 
 /// Goes to `path` before the program begins.
-pub fn go_to(call: &Call<'_>, path: &[u8]) -> Result<(), Errno> {
+pub fn go_to(call: &ProgramCall<'_>, path: &[u8]) -> Result<(), Errno> {
     match call.client().chdir(call.task(), path) {
         Ok(()) => {
             nowhere::enter();
             Ok(())
         }
-        Err(defuse_direct::Stop::Errno(errno)) => Err(errno),
-        Err(defuse_direct::Stop::Outside(_)) => {
+        Err(defuse_direct::CallError::Errno(errno)) => Err(errno),
+        Err(defuse_direct::CallError::Outside(_)) => {
             sys::check(call.kernel())?;
             call.process.outside();
             Ok(())

@@ -7,12 +7,14 @@ use defuse_direct::{IoFlags, LockFamily};
 use defuse_fs::{Errno, FileKind, IoctlArgs, Lock, LockType};
 
 use crate::machine::{inside, pending, pid, sys};
-use crate::process::table::Entry;
-use crate::serve::call::{AfterSignal, Call, Fail, Served, is_regular, waiting_inside};
+use crate::process::table::DescriptorEntry;
+use crate::serve::call::{
+    AfterSignal, CallFailure, CallResult, ProgramCall, is_regular, waiting_inside,
+};
 use crate::serve::mappings;
 
 /// `RLIMIT_FSIZE` was hit: the kernel sends a signal beside the error.
-fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, Fail> {
+fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, CallFailure> {
     result.map_err(|stop| {
         if stop.errno() == Errno::EFBIG {
             let (pid, tid) = (pid::ask(), sys::plain(libc::SYS_gettid, 0, 0, 0));
@@ -23,12 +25,12 @@ fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, Fail> {
     })
 }
 
-pub fn read(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn read(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let room = sys::room(call.args[1], call.len(2))?;
     Ok(call.client().read(call.task(), entry.file(), room)? as i64)
 }
 
-pub fn write(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn write(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let bytes = sys::bytes(call.args[1], call.len(2))?;
     Ok(limited(call.client().write(call.task(), entry.file(), bytes))? as i64)
 }
@@ -37,18 +39,18 @@ fn offset(value: u64) -> Result<u64, Errno> {
     if value > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(value) }
 }
 
-pub fn pread(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn pread(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let (room, at) = (sys::room(call.args[1], call.len(2))?, offset(call.args[3])?);
     Ok(call.client().pread(call.task(), entry.file(), room, at)? as i64)
 }
 
-pub fn pwrite(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn pwrite(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let (bytes, at) = (sys::bytes(call.args[1], call.len(2))?, offset(call.args[3])?);
     Ok(limited(call.client().pwrite(call.task(), entry.file(), bytes, at))? as i64)
 }
 
 /// The pieces of a vectored call. `EINVAL` beyond `IOV_MAX`.
-fn pieces(call: &Call<'_>) -> Result<Vec<libc::iovec>, Errno> {
+fn pieces(call: &ProgramCall<'_>) -> Result<Vec<libc::iovec>, Errno> {
     let count = call.args[2] as usize;
     if count > 1024 {
         return Err(Errno::EINVAL);
@@ -56,7 +58,13 @@ fn pieces(call: &Call<'_>) -> Result<Vec<libc::iovec>, Errno> {
     (0..count as u64).map(|at| sys::load(call.args[1] + at * 16)).collect()
 }
 
-fn vectored(call: &Call<'_>, entry: &Entry, at: Option<u64>, flags: u32, writes: bool) -> Served {
+fn vectored(
+    call: &ProgramCall<'_>,
+    entry: &DescriptorEntry,
+    at: Option<u64>,
+    flags: u32,
+    writes: bool,
+) -> CallResult {
     let pieces = pieces(call)?;
     let (client, task, flags) = (call.client(), call.task(), IoFlags(flags));
     if writes {
@@ -71,19 +79,19 @@ fn vectored(call: &Call<'_>, entry: &Entry, at: Option<u64>, flags: u32, writes:
     Ok(client.preadv2(task, entry.file(), &mut slices, at, flags)? as i64)
 }
 
-pub fn readv(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn readv(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     vectored(call, entry, None, 0, false)
 }
 
-pub fn writev(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn writev(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     vectored(call, entry, None, 0, true)
 }
 
-pub fn preadv(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn preadv(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     vectored(call, entry, Some(offset(call.args[3])?), 0, false)
 }
 
-pub fn pwritev(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn pwritev(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     vectored(call, entry, Some(offset(call.args[3])?), 0, true)
 }
 
@@ -92,15 +100,15 @@ fn optional(value: u64) -> Result<Option<u64>, Errno> {
     if value == u64::MAX { Ok(None) } else { offset(value).map(Some) }
 }
 
-pub fn preadv2(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn preadv2(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     vectored(call, entry, optional(call.args[3])?, call.args[5] as u32, false)
 }
 
-pub fn pwritev2(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn pwritev2(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     vectored(call, entry, optional(call.args[3])?, call.args[5] as u32, true)
 }
 
-pub fn lseek(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn lseek(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let to =
         call.client().lseek(call.task(), entry.file(), call.args[1] as i64, call.args[2] as u32)?;
     Ok(to as i64)
@@ -110,22 +118,22 @@ pub fn lseek(call: &Call<'_>, entry: &Entry) -> Served {
 /// placeholder, and programs learn that from the first that fails. They have another way where the
 /// kernel does not know such calls, and that they ask before: so it does not, in a run with a mount
 /// whose files have no descriptors of their bytes.
-pub fn asynchronous(call: &Call<'_>) -> Served {
+pub fn asynchronous(call: &ProgramCall<'_>) -> CallResult {
     let all = call.process.mounts.iter().all(|mount| mount.backs);
-    if all { Err(Fail::Pass) } else { Err(Errno::ENOSYS.into()) }
+    if all { Err(CallFailure::Pass) } else { Err(Errno::ENOSYS.into()) }
 }
 
 /// The kernel itself truncates and syncs a file that only it has open.
-fn by_the_kernel(entry: &Entry) -> Result<(), Fail> {
-    if entry.is_inode() { Err(Fail::Pass) } else { Ok(()) }
+fn by_the_kernel(entry: &DescriptorEntry) -> Result<(), CallFailure> {
+    if entry.is_inode() { Err(CallFailure::Pass) } else { Ok(()) }
 }
 
 /// Advice may be ignored; that it is about an open file is all that is checked.
-pub fn advise(_: &Call<'_>, entry: &Entry) -> Served {
+pub fn advise(_: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     if entry.file().is_path() { Err(Errno::EBADF.into()) } else { Ok(0) }
 }
 
-pub fn sync(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn sync(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     by_the_kernel(entry)?;
     let data = call.number as i64 != libc::SYS_fsync;
     let synced = mappings::write_back_file(call, entry)
@@ -136,7 +144,7 @@ pub fn sync(call: &Call<'_>, entry: &Entry) -> Served {
     synced.map(|()| 0)
 }
 
-pub fn syncfs(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn syncfs(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     by_the_kernel(entry)?;
     mappings::write_back_all(call)?;
     call.client().syncfs(call.task(), entry.file())?;
@@ -144,20 +152,20 @@ pub fn syncfs(call: &Call<'_>, entry: &Entry) -> Served {
 }
 
 /// sync(2): the mounts of the run here, and all other file systems by the kernel.
-pub fn sync_all(call: &Call<'_>) -> Served {
+pub fn sync_all(call: &ProgramCall<'_>) -> CallResult {
     // sync(2) tells no errors. The end of a mapping does.
     let _ = mappings::write_back_all(call);
     call.client().sync(call.task());
-    Err(Fail::Pass)
+    Err(CallFailure::Pass)
 }
 
-pub fn ftruncate(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn ftruncate(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     by_the_kernel(entry)?;
     limited(call.client().ftruncate(call.task(), entry.file(), call.args[1] as i64))?;
     Ok(0)
 }
 
-pub fn fallocate(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn fallocate(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     by_the_kernel(entry)?;
     let range = (call.args[2] as i64, call.args[3] as i64);
     limited(call.client().fallocate(call.task(), entry.file(), call.args[1] as u32, range))?;
@@ -165,11 +173,11 @@ pub fn fallocate(call: &Call<'_>, entry: &Entry) -> Served {
 }
 
 /// tee(2) and vmsplice(2) are about pipes, and no file of ours is one.
-pub fn no_pipe(_: &Call<'_>, entry: &Entry) -> Served {
+pub fn no_pipe(_: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     Err(if entry.file().is_path() { Errno::EBADF } else { Errno::EINVAL }.into())
 }
 
-pub fn ioctl(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn ioctl(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     const FIOCLEX: u32 = 0x5451;
     const FIONCLEX: u32 = 0x5450;
     let cmd = call.args[1] as u32;
@@ -195,7 +203,7 @@ pub fn ioctl(call: &Call<'_>, entry: &Entry) -> Served {
 }
 
 /// Commands that the kernel answers for every file system, some of which take no address.
-fn common_ioctl(call: &Call<'_>, entry: &Entry, cmd: u32) -> Option<Served> {
+fn common_ioctl(call: &ProgramCall<'_>, entry: &DescriptorEntry, cmd: u32) -> Option<CallResult> {
     const FIGETBSZ: u32 = 2;
     const FIONREAD: u32 = 0x541b;
     const FIONBIO: u32 = 0x5421;
@@ -205,15 +213,15 @@ fn common_ioctl(call: &Call<'_>, entry: &Entry, cmd: u32) -> Option<Served> {
     const FICLONERANGE: u32 = 0x4020_940d;
     const FIDEDUPERANGE: u32 = 0xc018_9436;
     let (client, task, file) = (call.client(), call.task(), entry.file());
-    let stat = || client.fstat(task, file).map(|stat| stat.attr).map_err(Fail::from);
-    let put = |value: i32| sys::store(call.args[2], value).map(|()| 0).map_err(Fail::from);
+    let stat = || client.fstat(task, file).map(|stat| stat.attr).map_err(CallFailure::from);
+    let put = |value: i32| sys::store(call.args[2], value).map(|()| 0).map_err(CallFailure::from);
     Some(match cmd {
         FICLONE | FICLONERANGE | FIDEDUPERANGE | FS_IOC_FIEMAP => Err(Errno::EOPNOTSUPP.into()),
         FIONREAD if file.kind() == FileKind::Regular => {
             stat().and_then(|attr| put((attr.size as i64 - file.position() as i64) as i32))
         }
         FIGETBSZ => stat().and_then(|attr| put(attr.blksize as i32)),
-        FIONBIO => sys::load::<i32>(call.args[2]).map_err(Fail::from).and_then(|on| {
+        FIONBIO => sys::load::<i32>(call.args[2]).map_err(CallFailure::from).and_then(|on| {
             let flag = libc::O_NONBLOCK as u32;
             let flags = file.flags().0 & !flag | if on != 0 { flag } else { 0 };
             client.set_flags(task, file, flags)?;
@@ -224,10 +232,10 @@ fn common_ioctl(call: &Call<'_>, entry: &Entry, cmd: u32) -> Option<Served> {
     })
 }
 
-pub fn flock(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn flock(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     // Other processes may have this open file, and the lock is theirs as well.
     if entry.lower.is_some() {
-        return Err(Fail::Lower(call.entry(0).ok_or(Errno::EBADF)?, None));
+        return Err(CallFailure::Lower(call.entry(0).ok_or(Errno::EBADF)?, None));
     }
     let how = call.int(1);
     let typ = match how & !libc::LOCK_NB {
@@ -242,12 +250,12 @@ pub fn flock(call: &Call<'_>, entry: &Entry) -> Served {
 
 /// Takes a lock; with `wait`, as soon as it can be had, or a signal came.
 pub fn take_lock(
-    call: &Call<'_>,
-    entry: &Entry,
+    call: &ProgramCall<'_>,
+    entry: &DescriptorEntry,
     family: LockFamily,
     lock: Lock,
     wait: bool,
-) -> Served {
+) -> CallResult {
     if !wait || lock.typ == LockType::Unlock {
         call.client().set_lock(call.task(), entry.file(), family, lock)?;
         return Ok(0);
@@ -268,7 +276,7 @@ pub fn take_lock(
             other => return Ok(other.map(|_| 0)?),
         }
         if pending::waits() {
-            return Err(Fail::Interrupted(AfterSignal::of_waiting()));
+            return Err(CallFailure::Interrupted(AfterSignal::of_waiting()));
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LOCK_POLL);
@@ -285,20 +293,20 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const PIECE: usize = 1 << 20;
 
 /// One end of a copy.
-struct End {
-    entry: Option<std::sync::Arc<Entry>>,
+struct CopySide {
+    entry: Option<std::sync::Arc<DescriptorEntry>>,
     fd: i32,
     offset: Option<u64>,
 }
 
-impl End {
-    fn new(call: &Call<'_>, fd: usize, pointer: u64) -> Result<Self, Errno> {
+impl CopySide {
+    fn new(call: &ProgramCall<'_>, fd: usize, pointer: u64) -> Result<Self, Errno> {
         let offset = if pointer == 0 { None } else { Some(offset(sys::load::<u64>(pointer)?)?) };
         let entry = call.entry(fd).filter(|entry| !entry.backed);
-        Ok(End { entry, fd: call.int(fd), offset })
+        Ok(CopySide { entry, fd: call.int(fd), offset })
     }
 
-    fn read(&self, call: &Call<'_>, room: &mut [u8]) -> Result<usize, Fail> {
+    fn read(&self, call: &ProgramCall<'_>, room: &mut [u8]) -> Result<usize, CallFailure> {
         let (client, task) = (call.client(), call.task());
         match (&self.entry, self.offset) {
             (Some(entry), None) => Ok(client.read(task, entry.file(), room)?),
@@ -319,7 +327,7 @@ impl End {
         }
     }
 
-    fn write(&self, call: &Call<'_>, bytes: &[u8]) -> Result<usize, Fail> {
+    fn write(&self, call: &ProgramCall<'_>, bytes: &[u8]) -> Result<usize, CallFailure> {
         let (client, task) = (call.client(), call.task());
         match (&self.entry, self.offset) {
             (Some(entry), None) => limited(client.write(task, entry.file(), bytes)),
@@ -341,7 +349,7 @@ impl End {
     }
 
     /// Takes back what was read and could not be written.
-    fn back(&self, call: &Call<'_>, bytes: i64) {
+    fn back(&self, call: &ProgramCall<'_>, bytes: i64) {
         if self.offset.is_some() || bytes == 0 {
             return;
         }
@@ -357,7 +365,13 @@ impl End {
 }
 
 /// Copies up to `len` bytes; puts the offsets back where they came from.
-fn copy(call: &Call<'_>, mut from: End, mut to: End, len: usize, pointers: (u64, u64)) -> Served {
+fn copy(
+    call: &ProgramCall<'_>,
+    mut from: CopySide,
+    mut to: CopySide,
+    len: usize,
+    pointers: (u64, u64),
+) -> CallResult {
     let mut piece = vec![0; len.min(128 << 10)];
     let mut done = 0;
     while done < len.min(PIECE) {
@@ -394,20 +408,20 @@ fn copy(call: &Call<'_>, mut from: End, mut to: End, len: usize, pointers: (u64,
     Ok(done as i64)
 }
 
-pub fn sendfile(call: &Call<'_>) -> Served {
-    let from = End::new(call, 1, call.args[2])?;
-    let to = End::new(call, 0, 0)?;
+pub fn sendfile(call: &ProgramCall<'_>) -> CallResult {
+    let from = CopySide::new(call, 1, call.args[2])?;
+    let to = CopySide::new(call, 0, 0)?;
     if from.entry.is_none() && to.entry.is_none() {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     copy(call, from, to, call.len(3), (call.args[2], 0))
 }
 
-pub fn copy_file_range(call: &Call<'_>) -> Served {
-    let from = End::new(call, 0, call.args[1])?;
-    let to = End::new(call, 2, call.args[3])?;
+pub fn copy_file_range(call: &ProgramCall<'_>) -> CallResult {
+    let from = CopySide::new(call, 0, call.args[1])?;
+    let to = CopySide::new(call, 2, call.args[3])?;
     match (&from.entry, &to.entry) {
-        (None, None) => Err(Fail::Pass),
+        (None, None) => Err(CallFailure::Pass),
         _ if call.args[5] != 0 => Err(Errno::EINVAL.into()),
         (Some(src), Some(dst)) => {
             let len = call.len(4);
@@ -434,11 +448,11 @@ pub fn copy_file_range(call: &Call<'_>) -> Served {
     }
 }
 
-pub fn splice(call: &Call<'_>) -> Served {
-    let from = End::new(call, 0, call.args[1])?;
-    let to = End::new(call, 2, call.args[3])?;
+pub fn splice(call: &ProgramCall<'_>) -> CallResult {
+    let from = CopySide::new(call, 0, call.args[1])?;
+    let to = CopySide::new(call, 2, call.args[3])?;
     if from.entry.is_none() && to.entry.is_none() {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     // A pipe holds 64 KiB by default; more would wait for a reader that may be this thread.
     copy(call, from, to, call.len(4).min(64 << 10), (call.args[1], call.args[3]))
@@ -447,7 +461,7 @@ pub fn splice(call: &Call<'_>) -> Served {
 // ---- mappings -----------------------------------------------------------------------------
 
 /// A file without a descriptor of its bytes is mapped by its server's memory, or by a copy in memory.
-pub fn mmap(call: &Call<'_>) -> Served {
+pub fn mmap(call: &ProgramCall<'_>) -> CallResult {
     let entry = match call.int(3) & libc::MAP_ANONYMOUS {
         0 => call.entry(4).filter(|entry| !entry.backed),
         _ => None,
@@ -456,22 +470,22 @@ pub fn mmap(call: &Call<'_>) -> Served {
         Some(entry) => mappings::map(call, &entry),
         // What it replaces may be ours.
         None if call.int(3) & libc::MAP_FIXED != 0 => mappings::unmap(call),
-        None => Err(Fail::Pass),
+        None => Err(CallFailure::Pass),
     }
 }
 
-pub fn mremap(call: &Call<'_>) -> Served {
+pub fn mremap(call: &ProgramCall<'_>) -> CallResult {
     mappings::remap(call)
 }
 
-pub fn munmap(call: &Call<'_>) -> Served {
+pub fn munmap(call: &ProgramCall<'_>) -> CallResult {
     mappings::unmap(call)
 }
 
-pub fn mprotect(call: &Call<'_>) -> Served {
+pub fn mprotect(call: &ProgramCall<'_>) -> CallResult {
     mappings::protect(call)
 }
 
-pub fn msync(call: &Call<'_>) -> Served {
+pub fn msync(call: &ProgramCall<'_>) -> CallResult {
     mappings::sync(call)
 }

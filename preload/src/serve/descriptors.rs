@@ -8,12 +8,12 @@ use defuse_fs::{Errno, Lock, LockType};
 
 use crate::machine::descriptors;
 use crate::machine::{pid, sys};
-use crate::process::table::Entry;
+use crate::process::table::DescriptorEntry;
 use crate::process::zone;
-use crate::serve::call::{Call, Fail, Served};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::data;
 
-pub fn close(call: &Call<'_>) -> Served {
+pub fn close(call: &ProgramCall<'_>) -> CallResult {
     let fd = call.int(0);
     if call.process.is_reserved(fd) {
         return Err(Errno::EBADF.into());
@@ -21,10 +21,10 @@ pub fn close(call: &Call<'_>) -> Served {
     // Before it is closed: the number may be ours the next moment.
     zone::set_of_program(call.process.floor, fd, false);
     if !call.table().has(fd) {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     let view = call.process.view();
-    let entry = view.table.remove(fd).ok_or(Fail::Pass)?;
+    let entry = view.table.remove(fd).ok_or(CallFailure::Pass)?;
     // The error of the file system's flush is that of close, but the number is free in any case.
     let flushed = if entry.backed { Ok(()) } else { entry.file().close(call.task()) };
     let value = call.kernel();
@@ -32,12 +32,12 @@ pub fn close(call: &Call<'_>) -> Served {
     Ok(value)
 }
 
-pub fn close_range(call: &Call<'_>) -> Served {
+pub fn close_range(call: &ProgramCall<'_>) -> CallResult {
     const UNSHARE: u64 = 2;
     const CLOEXEC: u64 = 4;
     let (first, last, flags) = (call.args[0] as u32, call.args[1] as u32, call.args[2]);
     if first > last || flags & !(UNSHARE | CLOEXEC) != 0 {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     let floor = call.process.floor as u32;
     if flags & CLOEXEC == 0 {
@@ -77,7 +77,7 @@ pub fn close_range(call: &Call<'_>) -> Served {
 }
 
 /// A number that the kernel gave out for one of ours.
-fn also(call: &Call<'_>, entry: &std::sync::Arc<Entry>, value: i64) -> Served {
+fn also(call: &ProgramCall<'_>, entry: &std::sync::Arc<DescriptorEntry>, value: i64) -> CallResult {
     if value < 0 {
         return Ok(value);
     }
@@ -90,27 +90,27 @@ fn also(call: &Call<'_>, entry: &std::sync::Arc<Entry>, value: i64) -> Served {
     Ok(value)
 }
 
-pub fn dup(call: &Call<'_>, _: &Entry) -> Served {
-    let entry = call.entry(0).ok_or(Fail::Pass)?;
+pub fn dup(call: &ProgramCall<'_>, _: &DescriptorEntry) -> CallResult {
+    let entry = call.entry(0).ok_or(CallFailure::Pass)?;
     also(call, &entry, call.kernel())
 }
 
-pub fn dup2(call: &Call<'_>) -> Served {
+pub fn dup2(call: &ProgramCall<'_>) -> CallResult {
     replace(call)
 }
 
-pub fn dup3(call: &Call<'_>) -> Served {
+pub fn dup3(call: &ProgramCall<'_>) -> CallResult {
     replace(call)
 }
 
-fn replace(call: &Call<'_>) -> Served {
+fn replace(call: &ProgramCall<'_>) -> CallResult {
     let (old, new) = (call.entry(0), call.int(1));
     let beyond = new as u32 >= call.process.limit.load(Ordering::Relaxed);
     if beyond || call.process.is_reserved(new) || call.process.is_reserved(call.int(0)) {
         return Err(Errno::EBADF.into());
     }
     if call.int(0) == new {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     let value = call.kernel();
     if value < 0 {
@@ -132,21 +132,21 @@ fn replace(call: &Call<'_>) -> Served {
     Ok(value)
 }
 
-pub fn fcntl(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn fcntl(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     const SETLK: i32 = libc::F_SETLK;
     const SETSIG: i32 = 10;
     const GETSIG: i32 = 11;
     let command = call.int(1);
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-            let entry = call.entry(0).ok_or(Fail::Pass)?;
+            let entry = call.entry(0).ok_or(CallFailure::Pass)?;
             if call.args[2] >= u64::from(call.process.limit.load(Ordering::Relaxed)) {
                 return Err(Errno::EINVAL.into());
             }
             also(call, &entry, call.kernel())
         }
-        libc::F_GETFD | libc::F_SETFD => Err(Fail::Pass),
-        _ if entry.backed => Err(Fail::Pass),
+        libc::F_GETFD | libc::F_SETFD => Err(CallFailure::Pass),
+        _ if entry.backed => Err(CallFailure::Pass),
         libc::F_GETFL => Ok(i64::from(entry.file().flags().0 | 0o100000)),
         _ if entry.file().is_path() => Err(Errno::EBADF.into()),
         libc::F_SETFL => {
@@ -167,7 +167,10 @@ pub fn fcntl(call: &Call<'_>, entry: &Entry) -> Served {
     }
 }
 
-fn lock_of(call: &Call<'_>, entry: &Entry) -> Result<(libc::flock, Lock), Fail> {
+fn lock_of(
+    call: &ProgramCall<'_>,
+    entry: &DescriptorEntry,
+) -> Result<(libc::flock, Lock), CallFailure> {
     let raw = sys::load::<libc::flock>(call.args[2])?;
     let typ = match i32::from(raw.l_type) {
         libc::F_RDLCK => LockType::Read,
@@ -194,7 +197,7 @@ fn lock_of(call: &Call<'_>, entry: &Entry) -> Result<(libc::flock, Lock), Fail> 
 }
 
 /// A lock that belongs to the open file, by the kernel: other processes may have that, too.
-fn lock_of_open_file(call: &Call<'_>, entry: &Entry) -> Served {
+fn lock_of_open_file(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let mut raw = sys::load::<libc::flock>(call.args[2])?;
     // The position of the lower file is not that of the program, nor need its end be.
     if i32::from(raw.l_whence) != libc::SEEK_SET {
@@ -208,7 +211,7 @@ fn lock_of_open_file(call: &Call<'_>, entry: &Entry) -> Served {
     }
     let entry = call.entry(0).ok_or(Errno::EBADF)?;
     if call.int(1) != libc::F_OFD_GETLK {
-        return Err(Fail::Lower(entry, Some(raw)));
+        return Err(CallFailure::Lower(entry, Some(raw)));
     }
     let fd = entry.lower.as_ref().ok_or(Errno::EBADF)?.as_raw_fd();
     let at = std::ptr::from_mut(&mut raw) as u64;
@@ -217,12 +220,17 @@ fn lock_of_open_file(call: &Call<'_>, entry: &Entry) -> Served {
     Ok(0)
 }
 
-fn set_lock(call: &Call<'_>, entry: &Entry, family: LockFamily, wait: bool) -> Served {
+fn set_lock(
+    call: &ProgramCall<'_>,
+    entry: &DescriptorEntry,
+    family: LockFamily,
+    wait: bool,
+) -> CallResult {
     let (_, lock) = lock_of(call, entry)?;
     data::take_lock(call, entry, family, lock, wait)
 }
 
-fn test_lock(call: &Call<'_>, entry: &Entry, command: i32) -> Served {
+fn test_lock(call: &ProgramCall<'_>, entry: &DescriptorEntry, command: i32) -> CallResult {
     let (mut raw, lock) = lock_of(call, entry)?;
     let process = command == libc::F_GETLK;
     let family = if process { LockFamily::Process } else { LockFamily::OpenFile };
@@ -243,7 +251,7 @@ fn test_lock(call: &Call<'_>, entry: &Entry, command: i32) -> Served {
 }
 
 /// The limit of descriptors that the program sees and sets is its own; ours lie above it.
-pub fn prlimit(call: &Call<'_>) -> Served {
+pub fn prlimit(call: &ProgramCall<'_>) -> CallResult {
     let own = call.int(0) == 0 || call.int(0) == pid::ask();
     if call.int(1) == libc::RLIMIT_FSIZE as i32 && own && call.args[2] != 0 {
         let value = call.kernel();
@@ -255,14 +263,14 @@ pub fn prlimit(call: &Call<'_>) -> Served {
         return Ok(value);
     }
     if !own || call.int(1) != libc::RLIMIT_NOFILE as i32 {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     descriptors(call, call.args[2], call.args[3])
 }
 
-pub fn rlimit(call: &Call<'_>) -> Served {
+pub fn rlimit(call: &ProgramCall<'_>) -> CallResult {
     if call.int(0) != libc::RLIMIT_NOFILE as i32 {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     match call.number as i64 {
         libc::SYS_setrlimit => descriptors(call, call.args[1], 0),
@@ -270,7 +278,7 @@ pub fn rlimit(call: &Call<'_>) -> Served {
     }
 }
 
-fn descriptors(call: &Call<'_>, new: u64, old: u64) -> Served {
+fn descriptors(call: &ProgramCall<'_>, new: u64, old: u64) -> CallResult {
     let mut now: libc::rlimit = sys::zeroed();
     let args = [0, libc::RLIMIT_NOFILE as u64, 0, &raw mut now as u64, 0, 0];
     sys::check(sys::pass(libc::SYS_prlimit64 as u64, &args))?;

@@ -3,12 +3,12 @@
 use defuse_fs::{DirItem, DirSink, Entry as FsEntry, Errno};
 
 use crate::machine::sys;
-use crate::process::table::Entry;
-use crate::serve::call::{Call, Served};
+use crate::process::table::DescriptorEntry;
+use crate::serve::call::{CallResult, ProgramCall};
 
 /// `struct linux_dirent64`: inode, offset, length, type, name. The older `linux_dirent` has the type
 /// in its last byte instead.
-struct Records<'a> {
+struct DirentRecords<'a> {
     room: &'a mut [u8],
     used: usize,
     old: bool,
@@ -19,7 +19,7 @@ fn record_len(name_len: usize) -> usize {
     (20 + name_len).next_multiple_of(8)
 }
 
-impl DirSink for Records<'_> {
+impl DirSink for DirentRecords<'_> {
     fn wants_entries(&self) -> bool {
         false
     }
@@ -42,10 +42,10 @@ impl DirSink for Records<'_> {
     }
 }
 
-fn list(call: &Call<'_>, entry: &Entry, old: bool) -> Served {
+fn list(call: &ProgramCall<'_>, entry: &DescriptorEntry, old: bool) -> CallResult {
     let room = sys::room(call.args[1], call.args[2] as u32 as usize)?;
     let small = room.len() < 24;
-    let mut records = Records { room, used: 0, old };
+    let mut records = DirentRecords { room, used: 0, old };
     call.client().getdents(call.task(), entry.file(), &mut records)?;
     if small && records.used == 0 {
         return Err(Errno::EINVAL.into());
@@ -53,10 +53,10 @@ fn list(call: &Call<'_>, entry: &Entry, old: bool) -> Served {
     Ok(records.used as i64)
 }
 
-pub fn getdents64(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn getdents64(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     list(call, entry, false)
 }
 
-pub fn getdents(call: &Call<'_>, entry: &Entry) -> Served {
+pub fn getdents(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     list(call, entry, true)
 }

@@ -5,23 +5,23 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use defuse_direct::{Access, How, Stop};
+use defuse_direct::{CallError, NeededAccess, OpenHow};
 use defuse_fs::{Errno, FileKind};
-use defuse_preload_plan::layout::Once;
+use defuse_preload_plan::layout::OnceMessage;
 use defuse_preload_plan::{EXECUTABLE, NAME};
 
 use crate::machine::descriptors::{executable_memory, keep_above, owned};
 use crate::machine::message::say;
 use crate::machine::{inside, pending, sys};
-use crate::process::compose::Relay;
+use crate::process::compose::RelayFileSystem;
 use crate::process::{holders, spawned};
-use crate::serve::call::{Call, Fail, Served};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::elf::{MAX_SCRIPTS, script};
 use crate::serve::exec_environment::ExecEnvironment;
-use crate::serve::path::{Start, Target};
+use crate::serve::path::{PathOrigin, PathTarget};
 use crate::serve::{elf, leaving, mappings, open, path};
 
-pub fn exec(call: &Call<'_>) -> Served {
+pub fn exec(call: &ProgramCall<'_>) -> CallResult {
     let at = call.number as i64 == libc::SYS_execveat;
     let (path, argv, envp) = if at { (1, 2, 3) } else { (0, 1, 2) };
     let flags = if at { call.int(4) } else { 0 };
@@ -30,25 +30,25 @@ pub fn exec(call: &Call<'_>) -> Served {
     let environment = ExecEnvironment::new(call)?;
     let envp = environment.variables(sys::strings(call.args[envp])?);
     mappings::before_exec(call)?;
-    let program = Execution { call, argv, envp, environment: &environment };
+    let program = ExecCall { call, argv, envp, environment: &environment };
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
         Ok(target) => program.run(&target, MAX_SCRIPTS),
-        Err(Fail::Pass) => program.by_kernel(*call.args, flags),
+        Err(CallFailure::Pass) => program.by_kernel(*call.args, flags),
         Err(fail) => Err(fail),
     };
     // Only a failure comes back.
     match result {
-        Err(Fail::Outside(outside)) if outside.path.is_none() => {
+        Err(CallFailure::Outside(outside)) if outside.path.is_none() => {
             program.by_kernel(*call.args, flags)
         }
-        Err(Fail::Outside(outside)) => program.at(&outside.path.unwrap_or_default()),
+        Err(CallFailure::Outside(outside)) => program.at(&outside.path.unwrap_or_default()),
         other => other,
     }
 }
 
 /// Refuses an execve(2) that would lose a file system in this process's memory.
-fn refuse_what_would_be_lost(call: &Call<'_>) -> Result<(), Fail> {
+fn refuse_what_would_be_lost(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
     match call.process.lost() {
         None => Ok(()),
         Some(mount) => {
@@ -67,8 +67,8 @@ fn copied(strings: Vec<&[u8]>) -> Vec<CString> {
 }
 
 /// An execve(2) under way.
-struct Execution<'a> {
-    call: &'a Call<'a>,
+struct ExecCall<'a> {
+    call: &'a ProgramCall<'a>,
     argv: Vec<CString>,
     /// Without the variable that leads to us.
     envp: Vec<CString>,
@@ -93,9 +93,9 @@ fn execute(number: i64, args: &[u64; 6]) -> i64 {
     value
 }
 
-impl Execution<'_> {
+impl ExecCall<'_> {
     /// The program's own call, with our environment.
-    fn by_kernel(&self, mut args: [u64; 6], flags: i32) -> Served {
+    fn by_kernel(&self, mut args: [u64; 6], flags: i32) -> CallResult {
         if let Some(served) = self.of_kernel(&args, flags) {
             return served;
         }
@@ -107,7 +107,7 @@ impl Execution<'_> {
     }
 
     /// A program of the kernel's name space.
-    fn at(&self, path: &[u8]) -> Served {
+    fn at(&self, path: &[u8]) -> CallResult {
         if let Some(served) = self.of_kernel_at((libc::AT_FDCWD, path), 0, path) {
             return served;
         }
@@ -119,7 +119,7 @@ impl Execution<'_> {
     }
 
     /// [`of_kernel_at`](Self::of_kernel_at) for the program's own call.
-    fn of_kernel(&self, args: &[u64; 6], flags: i32) -> Option<Served> {
+    fn of_kernel(&self, args: &[u64; 6], flags: i32) -> Option<CallResult> {
         if self.call.number as i64 != libc::SYS_execveat {
             let path = sys::string(args[0]).ok()?;
             return self.of_kernel_at((libc::AT_FDCWD, path), 0, path);
@@ -135,7 +135,7 @@ impl Execution<'_> {
 
     /// A program of the kernel's name space, where the kernel is not the one to execute it: because it
     /// is static, or a script, whose interpreter may be, and calls are dispatched. `None` otherwise.
-    fn of_kernel_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) -> Option<Served> {
+    fn of_kernel_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) -> Option<CallResult> {
         leaving::look_at(self.call, at, flags, name);
         if !self.call.process.plan.dispatch {
             return None;
@@ -157,7 +157,8 @@ impl Execution<'_> {
 
     /// Memory to be executed. A message says so if the system permits none.
     fn executable(&self, memory: Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
-        if matches!(memory, Err(Errno::EACCES)) && self.call.process.shared.is_news(Once::NoMemory)
+        if matches!(memory, Err(Errno::EACCES))
+            && self.call.process.shared.is_news(OnceMessage::NoMemory)
         {
             say("programs of mounts are executed from memory, which this system does not permit: \
                  `sysctl vm.memfd_noexec=1` does, and so does a mount by `defuse mount`");
@@ -166,7 +167,7 @@ impl Execution<'_> {
     }
 
     /// Executes the static program in `fd`, which has this path and was called by `name`.
-    fn carry(&self, fd: i32, name: &[u8], path: &[u8]) -> Served {
+    fn carry(&self, fd: i32, name: &[u8], path: &[u8]) -> CallResult {
         let carrier = self.executable(elf::make_carrier())?;
         let floor = self.call.process.floor;
         let kept = owned(keep_above(fd, floor, false)?);
@@ -175,7 +176,12 @@ impl Execution<'_> {
 
     /// Executes what `fd` has open, which is to load the static program `carried`. The kernel does not know that the
     /// program was called by `name`, and has this path.
-    fn by_descriptor(&self, fd: i32, (name, path): (&[u8], &[u8]), carried: Option<i32>) -> Served {
+    fn by_descriptor(
+        &self,
+        fd: i32,
+        (name, path): (&[u8], &[u8]),
+        carried: Option<i32>,
+    ) -> CallResult {
         let text = |name: &str, value: &[u8]| {
             CString::new([name.as_bytes(), b"=", value].concat()).unwrap_or_default()
         };
@@ -190,12 +196,12 @@ impl Execution<'_> {
     }
 
     /// A program of a mount.
-    fn run(&self, target: &Target<'_>, scripts: usize) -> Served {
+    fn run(&self, target: &PathTarget<'_>, scripts: usize) -> CallResult {
         let (client, task) = (self.call.client(), self.call.task());
         let (file, name) = match target.whole() {
             Some(entry) => {
-                client.access(task, target.at(), b"", Access::EXEC, (true, true))?;
-                let how = How { flags: libc::O_CLOEXEC as u32, ..How::default() };
+                client.access(task, target.at(), b"", NeededAccess::EXEC, (true, true))?;
+                let how = OpenHow { flags: libc::O_CLOEXEC as u32, ..OpenHow::default() };
                 let file = match entry.file().is_path() {
                     true => client.open(task, target.at(), b"", how)?,
                     false => std::sync::Arc::clone(entry.file()),
@@ -204,11 +210,11 @@ impl Execution<'_> {
             }
             None => {
                 let how = (true, true);
-                client.access(task, target.at(), target.path, Access::EXEC, how)?;
-                let how = How { flags: libc::O_CLOEXEC as u32, ..How::default() };
+                client.access(task, target.at(), target.path, NeededAccess::EXEC, how)?;
+                let how = OpenHow { flags: libc::O_CLOEXEC as u32, ..OpenHow::default() };
                 let file = match client.open(task, target.at(), target.path, how) {
                     // It may be executed and not read.
-                    Err(Stop::Errno(Errno::ENXIO)) => return Err(Errno::EACCES.into()),
+                    Err(CallError::Errno(Errno::ENXIO)) => return Err(Errno::EACCES.into()),
                     other => other?,
                 };
                 let absolute = target.path.starts_with(b"/") || !target.magic && is_cwd(target);
@@ -257,7 +263,7 @@ impl Execution<'_> {
         interpreter: &[u8],
         argument: Option<&[u8]>,
         scripts: usize,
-    ) -> Served {
+    ) -> CallResult {
         if scripts == 0 {
             return Err(Errno::ELOOP.into());
         }
@@ -266,11 +272,11 @@ impl Execution<'_> {
         argv.extend(argument.map(text).transpose()?);
         argv.push(text(name)?);
         argv.extend(self.argv.iter().skip(1).cloned());
-        let program = Execution { argv, envp: self.envp.clone(), ..*self };
+        let program = ExecCall { argv, envp: self.envp.clone(), ..*self };
         let target = path::target(self.call.process, libc::AT_FDCWD, interpreter, false);
         match target.and_then(|target| program.run(&target, scripts - 1)) {
-            Err(Fail::Pass) => program.at(interpreter),
-            Err(Fail::Outside(outside)) => {
+            Err(CallFailure::Pass) => program.at(interpreter),
+            Err(CallFailure::Outside(outside)) => {
                 program.at(&outside.path.unwrap_or_else(|| interpreter.to_vec()))
             }
             other => other,
@@ -292,39 +298,39 @@ fn plain(path: &[u8]) -> Vec<u8> {
     parts.flat_map(|part| [b"/", part].concat()).collect()
 }
 
-fn is_cwd(target: &Target<'_>) -> bool {
-    matches!(target.start, Start::Cwd)
+fn is_cwd(target: &PathTarget<'_>) -> bool {
+    matches!(target.start, PathOrigin::Cwd)
 }
 
 /// A program that filters its system calls: the kernel does not see those that are served here, and no
 /// filter tells what it would do with them.
-pub fn filter(call: &Call<'_>) -> Served {
+pub fn filter(call: &ProgramCall<'_>) -> CallResult {
     let sets = match call.number as i64 {
         libc::SYS_seccomp => call.args[0] <= u64::from(libc::SECCOMP_SET_MODE_FILTER),
         _ => call.args[0] == libc::PR_SET_SECCOMP as u64,
     };
-    if sets && call.process.shared.is_news(Once::Filter) {
+    if sets && call.process.shared.is_news(OnceMessage::Filter) {
         say(
             "a program filters its system calls (seccomp): its filter does not see calls that concern \
              files of mounts, and it may deny what the library needs for them",
         );
     }
-    Err(Fail::Pass)
+    Err(CallFailure::Pass)
 }
 
 /// exit_group(2): releases the open files of the process.
-pub fn exit(call: &Call<'_>) -> Served {
+pub fn exit(call: &ProgramCall<'_>) -> CallResult {
     spawned::tell_parent();
     leave(call);
-    Err(Fail::Pass)
+    Err(CallFailure::Pass)
 }
 
 /// The end of this process: its mappings are written back, and its open files given back. Those that other threads may use
 /// until the very end are released as those of a killed process.
-fn leave(call: &Call<'_>) {
+fn leave(call: &ProgramCall<'_>) {
     mappings::end_all(call);
     if inside::has_others() {
-        return call.process.relays().for_each(Relay::tell_of_reads);
+        return call.process.relays().for_each(RelayFileSystem::tell_of_reads);
     }
     let view = call.process.view();
     for (fd, _) in view.table.all() {
@@ -336,7 +342,7 @@ fn leave(call: &Call<'_>) {
             let _ = entry.file().close(call.task());
         }
     }
-    call.process.relays().for_each(Relay::tell_of_reads);
+    call.process.relays().for_each(RelayFileSystem::tell_of_reads);
     holders::leave(&call.process.shared);
 }
 

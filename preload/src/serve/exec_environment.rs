@@ -4,29 +4,29 @@
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use defuse_preload_plan::{ExecState, Inherited, VARIABLE};
+use defuse_preload_plan::{ExecState, InheritedDescriptors, VARIABLE};
 
 use crate::machine::state_pipe;
 use crate::process::exec_state::OutgoingState;
-use crate::serve::call::{Call, Fail};
+use crate::serve::call::{CallFailure, ProgramCall};
 
 /// The environment of an execve(2) that is under way. Dropped if the call failed.
 pub struct ExecEnvironment {
     /// Keeps the descriptors that the text names.
     _state: OutgoingState,
     _text: OwnedFd,
-    inherited: Inherited,
+    inherited: InheritedDescriptors,
     preload: Vec<u8>,
 }
 
 impl ExecEnvironment {
     /// Writes the execution state for the next program.
-    pub fn new(call: &Call<'_>) -> Result<Self, Fail> {
+    pub fn new(call: &ProgramCall<'_>) -> Result<Self, CallFailure> {
         let process = call.process;
         let state = OutgoingState::of(process);
         let text = state_pipe::write(&state.text, process.floor)?;
         let next = ExecState { text: text.as_raw_fd(), floor: process.floor, program: None };
-        let inherited = Inherited { state: Some(next), ..process.inherited.clone() };
+        let inherited = InheritedDescriptors { state: Some(next), ..process.inherited.clone() };
         let preload = process.plan.library.clone();
         Ok(ExecEnvironment { _state: state, _text: text, inherited, preload })
     }
@@ -35,7 +35,7 @@ impl ExecEnvironment {
     /// if there is one.
     pub fn variable(&self, program: Option<i32>) -> CString {
         let state = self.inherited.state.map(|state| ExecState { program, ..state });
-        let inherited = Inherited { state, ..self.inherited.clone() };
+        let inherited = InheritedDescriptors { state, ..self.inherited.clone() };
         CString::new(format!("{VARIABLE}={inherited}")).unwrap_or_default()
     }
 

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use crate::process::table::Entry;
-use crate::serve::call::{Call, Fail, Served};
+use crate::process::table::DescriptorEntry;
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::{
     attributes, cwd, data, descriptors, directory, exec, names, open, path, poll, rings, sockets,
     watch, xattrs,
@@ -11,16 +11,16 @@ use crate::serve::{
 
 /// The way in which a call is served.
 #[derive(Clone, Copy)]
-pub enum Handler {
+pub enum CallHandler {
     /// By the descriptor in its first argument, if that is a file of a mount.
-    Fd(Native, fn(&Call<'_>, &Entry) -> Served),
+    Fd(NativeAccess, fn(&ProgramCall<'_>, &DescriptorEntry) -> CallResult),
     /// By anything else; the function passes on calls that do not concern a mount.
-    Any(fn(&Call<'_>) -> Served),
+    Any(fn(&ProgramCall<'_>) -> CallResult),
 }
 
 /// The descriptors for which the kernel serves a call.
 #[derive(Clone, Copy)]
-pub enum Native {
+pub enum NativeAccess {
     Never,
     /// Those that have the file's bytes.
     Bytes,
@@ -28,31 +28,31 @@ pub enum Native {
     File,
 }
 
-impl Native {
+impl NativeAccess {
     /// True if the kernel serves the call for this descriptor.
     #[inline]
-    pub fn has(self, entry: &Entry) -> bool {
+    pub fn has(self, entry: &DescriptorEntry) -> bool {
         match self {
-            Native::Never => false,
-            Native::Bytes => entry.backed,
-            Native::File => entry.is_file_itself,
+            NativeAccess::Never => false,
+            NativeAccess::Bytes => entry.backed,
+            NativeAccess::File => entry.is_file_itself,
         }
     }
 }
 
 /// Serves rt_sigaction(2). It is registered before the program begins; until then the kernel has the
 /// call.
-pub static SIGACTION: OnceLock<fn(&Call<'_>) -> Served> = OnceLock::new();
+pub static SIGACTION: OnceLock<fn(&ProgramCall<'_>) -> CallResult> = OnceLock::new();
 
-fn sigaction(call: &Call<'_>) -> Served {
-    SIGACTION.get().map_or(Err(Fail::Pass), |serve| serve(call))
+fn sigaction(call: &ProgramCall<'_>) -> CallResult {
+    SIGACTION.get().map_or(Err(CallFailure::Pass), |serve| serve(call))
 }
 
 /// How the call of this number is served; `None` for one that is always the kernel's.
 #[inline]
-pub fn handler(number: u64) -> Option<Handler> {
-    use Handler::{Any, Fd};
-    use Native::{Bytes, File, Never};
+pub fn handler(number: u64) -> Option<CallHandler> {
+    use CallHandler::{Any, Fd};
+    use NativeAccess::{Bytes, File, Never};
     Some(match number as i64 {
         libc::SYS_read => Fd(Bytes, data::read),
         libc::SYS_write => Fd(Bytes, data::write),

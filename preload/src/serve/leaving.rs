@@ -9,17 +9,17 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use defuse_direct::Description;
+use defuse_direct::FileDescription;
 
 use crate::machine::descriptors::owned;
 use crate::machine::message::say;
 use crate::machine::sys;
-use crate::process::user_namespace::{Kind, to_server};
-use crate::serve::call::Call;
+use crate::process::user_namespace::{IdKind, to_server};
+use crate::serve::call::ProgramCall;
 use crate::serve::elf;
 
 /// Looks at a program of the kernel's name space that is about to be executed by `name`.
-pub fn look_at(call: &Call<'_>, at: (i32, &[u8]), flags: i32, name: &[u8]) {
+pub fn look_at(call: &ProgramCall<'_>, at: (i32, &[u8]), flags: i32, name: &[u8]) {
     if let Some(stat) = stat(at, flags) {
         look_at_new(call, &file_of(&stat), &stat, (at, flags), (name, elf::MAX_SCRIPTS));
     }
@@ -31,7 +31,7 @@ fn file_of(stat: &libc::stat) -> [u64; 4] {
 }
 
 /// Looks at the program `file` of a mount, which the kernel executes by the descriptor `fd`.
-pub fn look_at_mounted(call: &Call<'_>, file: &Description, fd: i32, name: &[u8]) {
+pub fn look_at_mounted(call: &ProgramCall<'_>, file: &FileDescription, fd: i32, name: &[u8]) {
     let at = (fd, &b""[..]);
     let known = call.client().fstat(call.task(), file);
     if let (Ok(known), Some(stat)) = (known, stat(at, libc::AT_EMPTY_PATH)) {
@@ -44,7 +44,7 @@ pub fn look_at_mounted(call: &Call<'_>, file: &Description, fd: i32, name: &[u8]
 
 /// Looks at a program unless somebody of this user has: `file` tells files apart.
 fn look_at_new(
-    call: &Call<'_>,
+    call: &ProgramCall<'_>,
     file: &[u64; 4],
     stat: &libc::stat,
     (at, flags): ((i32, &[u8]), i32),
@@ -85,7 +85,7 @@ fn look_at_new(
 }
 
 /// A number for this file and this user; 0 for none.
-fn mark(call: &Call<'_>, file: &[u64; 4]) -> u64 {
+fn mark(call: &ProgramCall<'_>, file: &[u64; 4]) -> u64 {
     let who = call.task().credentials();
     let user = [who.uid, who.real_uid, who.gid, who.real_gid].map(u64::from);
     // FNV-1a, a word at a time.
@@ -94,7 +94,7 @@ fn mark(call: &Call<'_>, file: &[u64; 4]) -> u64 {
 }
 
 /// Tells of a program of this `kind`, and of the next step.
-fn tell(call: &Call<'_>, name: &[u8], kind: &str, next: &str) {
+fn tell(call: &ProgramCall<'_>, name: &[u8], kind: &str, next: &str) {
     say(&format!(
         "{}: {kind}, which is not served: it sees the files of the kernel in place of {}. {next}",
         String::from_utf8_lossy(name),
@@ -102,7 +102,7 @@ fn tell(call: &Call<'_>, name: &[u8], kind: &str, next: &str) {
     ));
 }
 
-fn tell_of_another_user(call: &Call<'_>, name: &[u8]) {
+fn tell_of_another_user(call: &ProgramCall<'_>, name: &[u8]) {
     say(&format!(
         "{}: runs with the rights of another user or group (set-user-id, set-group-id or \
          capabilities), so that the loader ignores LD_PRELOAD: it is not served, and sees the files \
@@ -114,13 +114,13 @@ fn tell_of_another_user(call: &Call<'_>, name: &[u8]) {
 
 /// True if the kernel tells the loader to be careful (`AT_SECURE`, getauxval(3)): the program is
 /// executed with rights that its caller's real user does not have.
-fn changes_user(call: &Call<'_>, stat: &libc::stat, at: ((i32, &[u8]), i32)) -> bool {
+fn changes_user(call: &ProgramCall<'_>, stat: &libc::stat, at: ((i32, &[u8]), i32)) -> bool {
     let who = call.task().credentials();
     let is_set = |bits: u32| stat.st_mode & bits == bits && !are_bits_ignored(at);
     let other = |kind, id| to_server(kind, id).unwrap_or(u32::MAX);
-    let user = if is_set(libc::S_ISUID) { other(Kind::Users, stat.st_uid) } else { who.uid };
+    let user = if is_set(libc::S_ISUID) { other(IdKind::Users, stat.st_uid) } else { who.uid };
     let is_group_set = is_set(libc::S_ISGID | libc::S_IXGRP);
-    let group = if is_group_set { other(Kind::Groups, stat.st_gid) } else { who.gid };
+    let group = if is_group_set { other(IdKind::Groups, stat.st_gid) } else { who.gid };
     let gains = || who.real_uid != 0 && has_capabilities(at) && !are_bits_ignored(at);
     user != who.real_uid || group != who.real_gid || gains()
 }

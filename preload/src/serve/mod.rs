@@ -28,15 +28,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_fs::Errno;
 
-use crate::machine::inside::{self, Inside};
+use crate::machine::inside::{self, InsideGuard};
 use crate::machine::message::say;
 use crate::machine::sys;
 use crate::process::fork;
-use crate::process::run_memory::Fate;
-use crate::process::state::{self, Process, RunMount};
-use crate::process::table::Entry;
-use call::{ByKernel, Call, Fail, Served, TRIES, waiting};
-use handlers::{Handler, Native, handler};
+use crate::process::run_memory::CallOutcome;
+use crate::process::state::{self, RunMount, RunProcess};
+use crate::process::table::DescriptorEntry;
+use call::{CallFailure, CallResult, KernelCall, ProgramCall, TRIES, waiting};
+use handlers::{CallHandler, NativeAccess, handler};
 
 /// Serves a call; `None` if it is the kernel's.
 #[inline]
@@ -58,12 +58,12 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
         rings::forget_closed(process, number, args);
     }
     let served = match handler {
-        Handler::Fd(native, run) => by_descriptor(process, (number, args), native, run),
-        Handler::Any(run) => {
-            let call = Call { process, number, args };
-            let inside = Inside::enter()?;
+        CallHandler::Fd(native, run) => by_descriptor(process, (number, args), native, run),
+        CallHandler::Any(run) => {
+            let call = ProgramCall { process, number, args };
+            let inside = InsideGuard::enter()?;
             let mut result = run(&call);
-            if matches!(result, Err(Fail::Errno(Errno::ESTALE))) {
+            if matches!(result, Err(CallFailure::Errno(Errno::ESTALE))) {
                 result = walk_again(&call, run);
             }
             drop(inside);
@@ -71,7 +71,7 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
         }
     };
     if process.plan.report {
-        let fate = if served.is_some() { Fate::Served } else { Fate::Passed };
+        let fate = if served.is_some() { CallOutcome::Served } else { CallOutcome::Passed };
         process.shared.count(number, fate);
     }
     served
@@ -80,12 +80,12 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
 /// A call whose file another process removed after its names were walked. From the beginning, as the
 /// kernel does it, and a few times more, because it is as fast as the other process.
 #[cold]
-fn walk_again(call: &Call<'_>, run: fn(&Call<'_>) -> Served) -> Served {
-    let mut result = Err(Fail::Errno(Errno::ESTALE));
+fn walk_again(call: &ProgramCall<'_>, run: fn(&ProgramCall<'_>) -> CallResult) -> CallResult {
+    let mut result = Err(CallFailure::Errno(Errno::ESTALE));
     for _ in 0..TRIES {
         call.client().forget_names();
         result = run(call);
-        if !matches!(result, Err(Fail::Errno(Errno::ESTALE))) {
+        if !matches!(result, Err(CallFailure::Errno(Errno::ESTALE))) {
             break;
         }
     }
@@ -94,13 +94,13 @@ fn walk_again(call: &Call<'_>, run: fn(&Call<'_>) -> Served) -> Served {
 
 /// Counts a call that nothing here serves, if it names a descriptor of ours: the kernel refuses it.
 #[cold]
-fn note_missed(process: &'static Process, number: u64, args: &[u64; 6]) {
+fn note_missed(process: &'static RunProcess, number: u64, args: &[u64; 6]) {
     if is_missed(process, number, args) {
-        process.shared.count(number, Fate::Missed);
+        process.shared.count(number, CallOutcome::Missed);
     }
 }
 
-fn is_missed(process: &'static Process, number: u64, args: &[u64; 6]) -> bool {
+fn is_missed(process: &'static RunProcess, number: u64, args: &[u64; 6]) -> bool {
     let known = u16::try_from(number).is_ok_and(|n| defuse_preload_plan::calls::name(n).is_some());
     known && handler(number).is_none() && process.view().table.has(args[0] as i32)
 }
@@ -111,27 +111,27 @@ fn is_missed(process: &'static Process, number: u64, args: &[u64; 6]) -> bool {
 pub fn count_site(number: u64, args: &[u64; 6], site: usize, served: bool) {
     let Some(process) = state::get() else { return };
     let fate = match served {
-        true => Fate::Served,
-        false if is_missed(process, number, args) => Fate::Missed,
-        false => Fate::Passed,
+        true => CallOutcome::Served,
+        false if is_missed(process, number, args) => CallOutcome::Missed,
+        false => CallOutcome::Passed,
     };
     process.shared.count_site(site, fate);
 }
 
 #[inline]
 fn by_descriptor(
-    process: &'static Process,
+    process: &'static RunProcess,
     (number, args): (u64, &[u64; 6]),
-    native: Native,
-    run: fn(&Call<'_>, &Entry) -> Served,
+    native: NativeAccess,
+    run: fn(&ProgramCall<'_>, &DescriptorEntry) -> CallResult,
 ) -> Option<i64> {
     let found = process.view().table.get(args[0] as i32)?;
     let entry = found.as_ref()?;
     if native.has(entry) {
         return None;
     }
-    let call = Call { process, number, args };
-    let inside = Inside::enter()?;
+    let call = ProgramCall { process, number, args };
+    let inside = InsideGuard::enter()?;
     let result = run(&call, entry);
     drop(inside);
     finish(&call, result)
@@ -139,7 +139,7 @@ fn by_descriptor(
 
 /// Prints once why files cannot be used any more: their server is gone.
 #[cold]
-fn tell_of_the_dead(process: &'static Process) {
+fn tell_of_the_dead(process: &'static RunProcess) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let is_dead = |mount: &&RunMount| {
         mount.is_gone || mount.relay.as_ref().is_some_and(|relay| relay.is_dead())
@@ -155,23 +155,23 @@ fn tell_of_the_dead(process: &'static Process) {
 }
 
 /// The value for the program; `None` if the kernel has to execute the call as it is.
-fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
+fn finish(call: &ProgramCall<'_>, result: CallResult) -> Option<i64> {
     match result {
         Ok(value) => Some(value),
-        Err(Fail::Errno(errno)) => {
+        Err(CallFailure::Errno(errno)) => {
             if errno == Errno::ENOTCONN {
                 tell_of_the_dead(call.process);
             }
             Some(sys::failure(errno))
         }
-        Err(Fail::Pass) => open::passed(call),
-        Err(Fail::Outside(outside)) => path::kernel(call, outside)
+        Err(CallFailure::Pass) => open::passed(call),
+        Err(CallFailure::Outside(outside)) => path::kernel(call, outside)
             .map(|value| open::noted(call, value))
             .or_else(|| open::passed(call)),
-        Err(Fail::Interrupted(after)) => Some(after.value()),
-        Err(Fail::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
-        Err(Fail::Kernel(by_kernel)) => {
-            let ByKernel { number, mut args, path, held, entry } = *by_kernel;
+        Err(CallFailure::Interrupted(after)) => Some(after.value()),
+        Err(CallFailure::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
+        Err(CallFailure::Kernel(by_kernel)) => {
+            let KernelCall { number, mut args, path, held, entry } = *by_kernel;
             args[1] = path.as_ptr() as u64;
             let value = waiting(number as u64, &args);
             drop(held);
@@ -184,7 +184,7 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
 }
 
 /// Has the kernel execute the call on the lower open file, with `lock` as the third argument.
-fn on_lower(call: &Call<'_>, entry: &Entry, mut lock: Option<libc::flock>) -> i64 {
+fn on_lower(call: &ProgramCall<'_>, entry: &DescriptorEntry, mut lock: Option<libc::flock>) -> i64 {
     let Some(lower) = &entry.lower else { return sys::failure(Errno::EBADF) };
     let mut args = *call.args;
     args[0] = lower.as_raw_fd() as u64;

@@ -5,18 +5,18 @@ use std::sync::atomic::Ordering;
 use defuse_fs::{Errno, RenameFlags};
 
 use crate::machine::sys;
-use crate::serve::call::{Call, Fail, Served};
-use crate::serve::path::Target;
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
+use crate::serve::path::PathTarget;
 use crate::serve::{cwd, path};
 
-pub fn mkdir(call: &Call<'_>) -> Served {
+pub fn mkdir(call: &ProgramCall<'_>) -> CallResult {
     let at = usize::from(call.number as i64 == libc::SYS_mkdirat);
     let target = call.target((at == 1).then_some(0), at, false)?;
     call.client().mkdir(call.task(), target.at(), target.path, call.args[at + 1] as u32)?;
     Ok(0)
 }
 
-pub fn mknod(call: &Call<'_>) -> Served {
+pub fn mknod(call: &ProgramCall<'_>) -> CallResult {
     let at = usize::from(call.number as i64 == libc::SYS_mknodat);
     let target = call.target((at == 1).then_some(0), at, false)?;
     let (mode, device) = (call.args[at + 1] as u32, u64::from(call.args[at + 2] as u32));
@@ -24,11 +24,11 @@ pub fn mknod(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-pub fn unlink(call: &Call<'_>) -> Served {
+pub fn unlink(call: &ProgramCall<'_>) -> CallResult {
     let (dir, path, is_dir) = match call.number as i64 {
         libc::SYS_rmdir => (None, 0, true),
         libc::SYS_unlink => (None, 0, false),
-        _ if call.int(2) & !libc::AT_REMOVEDIR != 0 => return Err(Fail::Pass),
+        _ if call.int(2) & !libc::AT_REMOVEDIR != 0 => return Err(CallFailure::Pass),
         _ => (Some(0), 1, call.int(2) & libc::AT_REMOVEDIR != 0),
     };
     if is_dir {
@@ -39,32 +39,36 @@ pub fn unlink(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-fn rmdir_inside(call: &Call<'_>, (dir, path): (Option<usize>, usize)) -> Served {
+fn rmdir_inside(call: &ProgramCall<'_>, (dir, path): (Option<usize>, usize)) -> CallResult {
     let target = call.target(dir, path, false)?;
     call.client().rmdir(call.task(), target.at(), target.path)?;
     Ok(0)
 }
 
 /// The descriptors and paths of a call with two.
-fn two(call: &Call<'_>, plain: i64) -> [(Option<usize>, usize); 2] {
+fn two(call: &ProgramCall<'_>, plain: i64) -> [(Option<usize>, usize); 2] {
     if call.number as i64 == plain { [(None, 0), (None, 1)] } else { [(Some(0), 1), (Some(2), 3)] }
 }
 
 /// Both targets; where one is surely the kernel's, it stands for itself: the client says `EXDEV`.
-fn both<'a>(call: &Call<'a>, plain: i64, empty: bool) -> Result<[Target<'a>; 2], Fail> {
+fn both<'a>(
+    call: &ProgramCall<'a>,
+    plain: i64,
+    empty: bool,
+) -> Result<[PathTarget<'a>; 2], CallFailure> {
     let [from, to] = two(call, plain);
     for (one, other) in [(from, to), (to, from)] {
         // What is no path fails, whatever file system the other one leads to.
         if let Err(errno) = sys::string(call.args[one.1]) {
             let target = call.target(other.0, other.1, empty)?;
             let found = call.client().stat(call.task(), target.at(), target.path, false);
-            let outside = matches!(found, Err(defuse_direct::Stop::Outside(_)));
-            return Err(if outside { Fail::Pass } else { errno.into() });
+            let outside = matches!(found, Err(defuse_direct::CallError::Outside(_)));
+            return Err(if outside { CallFailure::Pass } else { errno.into() });
         }
     }
     match (call.target(from.0, from.1, empty), call.target(to.0, to.1, false)) {
         (Ok(from), Ok(to)) => Ok([from, to]),
-        (Err(_), Err(_)) => Err(Fail::Pass),
+        (Err(_), Err(_)) => Err(CallFailure::Pass),
         (Ok(target), Err(_)) | (Err(_), Ok(target)) => {
             // One lies in the kernel for sure. If the other is ours, they are two file systems.
             let parent = target.path.iter().rposition(|&byte| byte == b'/');
@@ -76,10 +80,12 @@ fn both<'a>(call: &Call<'a>, plain: i64, empty: bool) -> Result<[Target<'a>; 2],
 }
 
 /// Has the kernel execute a call here if it is the kernel's, and counts that it may have made a path lead to another directory.
-fn counted(call: &Call<'_>, served: Served) -> Served {
+fn counted(call: &ProgramCall<'_>, served: CallResult) -> CallResult {
     let value = match served {
-        Err(Fail::Pass) => call.kernel(),
-        Err(Fail::Outside(outside)) => path::kernel(call, outside).unwrap_or_else(|| call.kernel()),
+        Err(CallFailure::Pass) => call.kernel(),
+        Err(CallFailure::Outside(outside)) => {
+            path::kernel(call, outside).unwrap_or_else(|| call.kernel())
+        }
         other => return other,
     };
     if value >= 0 {
@@ -89,19 +95,19 @@ fn counted(call: &Call<'_>, served: Served) -> Served {
     Ok(value)
 }
 
-pub fn rename(call: &Call<'_>) -> Served {
+pub fn rename(call: &ProgramCall<'_>) -> CallResult {
     counted(call, rename_inside(call))
 }
 
-pub fn link(call: &Call<'_>) -> Served {
+pub fn link(call: &ProgramCall<'_>) -> CallResult {
     counted(call, link_inside(call))
 }
 
-pub fn symlink(call: &Call<'_>) -> Served {
+pub fn symlink(call: &ProgramCall<'_>) -> CallResult {
     counted(call, symlink_inside(call))
 }
 
-fn rename_inside(call: &Call<'_>) -> Served {
+fn rename_inside(call: &ProgramCall<'_>) -> CallResult {
     let flags = if call.number as i64 == libc::SYS_renameat2 { call.args[4] as u32 } else { 0 };
     let [from, to] = both(call, libc::SYS_rename, false)?;
     let (from, to) = ((from.at(), from.path), (to.at(), to.path));
@@ -109,10 +115,10 @@ fn rename_inside(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-fn link_inside(call: &Call<'_>) -> Served {
+fn link_inside(call: &ProgramCall<'_>) -> CallResult {
     let flags = if call.number as i64 == libc::SYS_linkat { call.int(4) } else { 0 };
     if flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_FOLLOW) != 0 {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     let [from, to] = both(call, libc::SYS_link, flags & libc::AT_EMPTY_PATH != 0)?;
     let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
@@ -130,7 +136,7 @@ fn link_inside(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-fn symlink_inside(call: &Call<'_>) -> Served {
+fn symlink_inside(call: &ProgramCall<'_>) -> CallResult {
     let at = call.number as i64 == libc::SYS_symlinkat;
     let target = if at { call.target(Some(1), 2, false) } else { call.target(None, 1, false) }?;
     let text = sys::string(call.args[0])?;
@@ -139,7 +145,7 @@ fn symlink_inside(call: &Call<'_>) -> Served {
 }
 
 /// The target of the link whose path is in argument `at`.
-fn link_of(call: &Call<'_>, at: usize) -> Result<Vec<u8>, Fail> {
+fn link_of(call: &ProgramCall<'_>, at: usize) -> Result<Vec<u8>, CallFailure> {
     let target = call.target((at == 1).then_some(0), at, true)?;
     let (client, task) = (call.client(), call.task());
     Ok(match target.whole() {
@@ -150,7 +156,7 @@ fn link_of(call: &Call<'_>, at: usize) -> Result<Vec<u8>, Fail> {
     })
 }
 
-pub fn readlink(call: &Call<'_>) -> Served {
+pub fn readlink(call: &ProgramCall<'_>) -> CallResult {
     let at = usize::from(call.number as i64 == libc::SYS_readlinkat);
     let text = match path::executable(sys::string(call.args[at]).unwrap_or_default()) {
         Some(program) => program.to_vec(),

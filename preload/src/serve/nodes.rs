@@ -10,22 +10,22 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-use defuse_direct::Stat;
+use defuse_direct::FileStat;
 use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
 use crate::machine::descriptors::{HeldDescriptor, owned};
 use crate::machine::message::say;
 use crate::machine::sys;
-use crate::serve::call::Call;
+use crate::serve::call::ProgramCall;
 
 /// The directory of the nodes of this thread's user.
-pub struct Directory(HeldDescriptor);
+pub struct NodeDirectory(HeldDescriptor);
 
-impl Directory {
+impl NodeDirectory {
     /// Opens the directory, and creates it if it is missing. Fails with `EACCES`, and prints a message,
     /// if another user has created something there, and with the errors of mkdir(2) and open(2).
-    pub fn open(call: &Call<'_>) -> Result<Directory, Errno> {
+    pub fn open(call: &ProgramCall<'_>) -> Result<NodeDirectory, Errno> {
         let uid = call.task().credentials().uid;
         let name = layout::node_directory(call.process.plan.token, uid);
         let path = format!("{}/{name}", layout::NODES_IN);
@@ -40,7 +40,7 @@ impl Directory {
         let stat = fd.as_ref().map_err(|errno| *errno).and_then(stat);
         let is_ours = stat.is_ok_and(|stat| stat.st_uid == uid && stat.st_mode & 0o077 == 0);
         match (fd, is_ours) {
-            (Ok(fd), true) => HeldDescriptor::new(&fd, call.process.floor).map(Directory),
+            (Ok(fd), true) => HeldDescriptor::new(&fd, call.process.floor).map(NodeDirectory),
             _ => {
                 say(&format!(
                     "{path} is not a directory of user {uid} alone: another program of this run has \
@@ -53,19 +53,19 @@ impl Directory {
 
     /// The path of the node for the file with these attributes, through the open directory, which only
     /// this user can change.
-    pub fn path(&self, stat: &Stat) -> CString {
+    pub fn path(&self, stat: &FileStat) -> CString {
         let path = [self.0.path().as_bytes(), b"/", name(stat).as_bytes()].concat();
         CString::new(path).unwrap_or_default()
     }
 
     /// Removes the node for the file with these attributes.
-    pub fn remove(&self, stat: &Stat) {
+    pub fn remove(&self, stat: &FileStat) {
         let name = name(stat);
         let _ = sys::plain(libc::SYS_unlinkat, self.0.as_raw_fd() as u64, name.as_ptr() as u64, 0);
     }
 
     /// Creates the node for a fifo or device if it is missing.
-    pub fn make(&self, stat: &Stat) -> Result<(), Errno> {
+    pub fn make(&self, stat: &FileStat) -> Result<(), Errno> {
         let (name, mode) = (name(stat), stat.attr.kind.mode_bits() | 0o600);
         let args =
             [self.0.as_raw_fd() as u64, name.as_ptr() as u64, mode.into(), stat.attr.rdev, 0, 0];
@@ -78,7 +78,7 @@ impl Directory {
     /// Opens the node for the file with these attributes by `O_PATH`, and checks it. The kernel then
     /// opens or connects to this node by [`HeldDescriptor::path`]. Fails with `ENOENT` if it does not
     /// exist, and with `ENXIO` if it has another type or owner.
-    pub fn node(&self, call: &Call<'_>, file: &Stat) -> Result<HeldDescriptor, Errno> {
+    pub fn node(&self, call: &ProgramCall<'_>, file: &FileStat) -> Result<HeldDescriptor, Errno> {
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let fd = open_at(self.0.as_raw_fd(), &name(file), flags)?;
         let stat = stat(&fd)?;
@@ -90,13 +90,13 @@ impl Directory {
 }
 
 /// The node for a fifo or device of a mount, which the first open creates.
-pub fn node(call: &Call<'_>, stat: &Stat) -> Result<HeldDescriptor, Errno> {
-    let directory = Directory::open(call)?;
+pub fn node(call: &ProgramCall<'_>, stat: &FileStat) -> Result<HeldDescriptor, Errno> {
+    let directory = NodeDirectory::open(call)?;
     directory.make(stat)?;
     directory.node(call, stat)
 }
 
-fn name(stat: &Stat) -> CString {
+fn name(stat: &FileStat) -> CString {
     let name = format!("{:x}-{:x}-{:x}", stat.dev, stat.attr.st_ino, stat.attr.rdev);
     CString::new(name).unwrap_or_default()
 }

@@ -6,60 +6,67 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use defuse_direct::{At, Description, How, Resolve};
+use defuse_direct::{FileDescription, OpenHow, ResolveFlags, WalkStart};
 use defuse_fs::{Errno, FileKind};
 
 use crate::machine::descriptors::{close, keep_above, memory};
-use crate::machine::inside::Inside;
+use crate::machine::inside::InsideGuard;
 use crate::machine::sys;
-use crate::process::opened_by::OpenedBy;
-use crate::process::state::{self, Process};
-use crate::process::table::Entry;
+use crate::process::opened_by::OpenPath;
+use crate::process::state::{self, RunProcess};
+use crate::process::table::DescriptorEntry;
 use crate::process::zone;
-use crate::serve::call::{ByKernel, Call, Fail, Served, TRIES, waiting};
-use crate::serve::path::{Start, Target};
+use crate::serve::call::{CallFailure, CallResult, KernelCall, ProgramCall, TRIES, waiting};
+use crate::serve::path::{PathOrigin, PathTarget};
 use crate::serve::{below, nodes, path};
 
-pub fn open(call: &Call<'_>) -> Served {
-    let how = How { flags: call.args[1] as u32, mode: call.args[2] as u32, ..How::default() };
+pub fn open(call: &ProgramCall<'_>) -> CallResult {
+    let how =
+        OpenHow { flags: call.args[1] as u32, mode: call.args[2] as u32, ..OpenHow::default() };
     one(call, None, 0, how)
 }
 
-pub fn creat(call: &Call<'_>) -> Served {
+pub fn creat(call: &ProgramCall<'_>) -> CallResult {
     let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-    one(call, None, 0, How { flags: flags as u32, mode: call.args[1] as u32, ..How::default() })
+    one(
+        call,
+        None,
+        0,
+        OpenHow { flags: flags as u32, mode: call.args[1] as u32, ..OpenHow::default() },
+    )
 }
 
-pub fn openat(call: &Call<'_>) -> Served {
-    let how = How { flags: call.args[2] as u32, mode: call.args[3] as u32, ..How::default() };
+pub fn openat(call: &ProgramCall<'_>) -> CallResult {
+    let how =
+        OpenHow { flags: call.args[2] as u32, mode: call.args[3] as u32, ..OpenHow::default() };
     one(call, Some(0), 1, how)
 }
 
-pub fn openat2(call: &Call<'_>) -> Served {
+pub fn openat2(call: &ProgramCall<'_>) -> CallResult {
     if call.args[3] < 24 {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     let [flags, mode, resolve] = sys::load::<[u64; 3]>(call.args[2])?;
     // The kernel refuses what is not known, by the same words.
     let (Ok(flags), Ok(mode)) = (u32::try_from(flags), u32::try_from(mode)) else {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     };
-    one(call, Some(0), 1, How { flags, mode, resolve: Resolve(resolve) })
+    one(call, Some(0), 1, OpenHow { flags, mode, resolve: ResolveFlags(resolve) })
 }
 
-fn one(call: &Call<'_>, dir: Option<usize>, path: usize, how: How) -> Served {
+fn one(call: &ProgramCall<'_>, dir: Option<usize>, path: usize, how: OpenHow) -> CallResult {
     let target = call.target(dir, path, false)?;
     let how = match target.whole() {
         Some(entry) if entry.backed => return Err(again(call, path, entry, how)),
         // Opened once more, as the links of /proc do it.
-        Some(_) => How { flags: how.flags & !(libc::O_NOFOLLOW | libc::O_CREAT) as u32, ..how },
+        Some(_) => OpenHow { flags: how.flags & !(libc::O_NOFOLLOW | libc::O_CREAT) as u32, ..how },
         None => how,
     };
     let by = opened_by(call.process, &target);
     for _ in 0..TRIES {
         match call.client().open(call.task(), target.at(), target.path, how) {
             Ok(file) => return give_number(call, file, how.flags, by),
-            Err(defuse_direct::Stop::Errno(Errno::ENXIO)) => {}
+            Err(defuse_direct::CallError::Errno(Errno::ENXIO)) => {}
             Err(stop) => return Err(stop.into()),
         }
         if let Some(by_kernel) = special(call, &target, how)? {
@@ -72,7 +79,11 @@ fn one(call: &Call<'_>, dir: Option<usize>, path: usize, how: How) -> Served {
 /// Fifos and devices: what they stand for lies in the kernel, so it is opened there: the file itself
 /// if it is in a directory of the kernel, or a node of the same kind in a directory of this run. `None` if the name leads to a file by now. The path is
 /// walked once: what the kernel opens, and what is told of it later, are of the same inode.
-fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKernel>, Fail> {
+fn special(
+    call: &ProgramCall<'_>,
+    target: &PathTarget<'_>,
+    how: OpenHow,
+) -> Result<Option<KernelCall>, CallFailure> {
     let file = path_only(call, target, how.flags)?;
     let stat = call.client().fstat(call.task(), &file)?;
     match stat.attr.kind {
@@ -85,7 +96,7 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKe
         Ok(Some(held)) => held,
         Ok(None) => nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?,
         // The name leads to another file by now.
-        Err(Fail::Errno(Errno::ENXIO | Errno::ENOENT)) => return Ok(None),
+        Err(CallFailure::Errno(Errno::ENXIO | Errno::ENOENT)) => return Ok(None),
         Err(fail) => return Err(fail),
     };
     let entry = Some(as_entry(call, target, file));
@@ -93,41 +104,56 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKe
     const DONE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     let args = [libc::AT_FDCWD as u64, 0, u64::from(how.flags & !DONE as u32), 0, 0, 0];
     let (path, number) = (held.path(), libc::SYS_openat);
-    Ok(Some(ByKernel { number, args, path, held: Some(held), entry }))
+    Ok(Some(KernelCall { number, args, path, held: Some(held), entry }))
 }
 
 /// Opens the inode of a path (`O_PATH`).
-fn path_only(call: &Call<'_>, target: &Target<'_>, flags: u32) -> Result<Arc<Description>, Fail> {
+fn path_only(
+    call: &ProgramCall<'_>,
+    target: &PathTarget<'_>,
+    flags: u32,
+) -> Result<Arc<FileDescription>, CallFailure> {
     let flags = libc::O_PATH as u32 | flags & libc::O_NOFOLLOW as u32;
-    let how = How { flags, ..How::default() };
+    let how = OpenHow { flags, ..OpenHow::default() };
     Ok(call.client().open(call.task(), target.at(), target.path, how)?)
 }
 
 /// The entry of a file that the kernel opens for the program.
-fn as_entry(call: &Call<'_>, target: &Target<'_>, file: Arc<Description>) -> Arc<Entry> {
+fn as_entry(
+    call: &ProgramCall<'_>,
+    target: &PathTarget<'_>,
+    file: Arc<FileDescription>,
+) -> Arc<DescriptorEntry> {
     let cells = file.arena_cells().map(|cells| call.process.shared.index(cells));
     let by = opened_by(call.process, target);
-    Arc::new(Entry::new(file, true, by, cells))
+    Arc::new(DescriptorEntry::new(file, true, by, cells))
 }
 
 /// Opens what `entry` has open once more, by a link of /proc in the argument `path`: the kernel does
 /// that with what it has open itself.
-fn again(call: &Call<'_>, path: usize, entry: &Arc<Entry>, how: How) -> Fail {
+fn again(
+    call: &ProgramCall<'_>,
+    path: usize,
+    entry: &Arc<DescriptorEntry>,
+    how: OpenHow,
+) -> CallFailure {
     if how.flags & libc::O_NOFOLLOW as u32 != 0 {
-        return Fail::Pass;
+        return CallFailure::Pass;
     }
-    let target = Target { start: Start::Entry(Arc::clone(entry)), path: b"", magic: true };
+    let target = PathTarget { start: PathOrigin::Entry(Arc::clone(entry)), path: b"", magic: true };
     let text = sys::string(call.args[path]).ok().and_then(|text| CString::new(text).ok());
-    let (Some(text), Ok(file)) = (text, path_only(call, &target, 0)) else { return Fail::Pass };
+    let (Some(text), Ok(file)) = (text, path_only(call, &target, 0)) else {
+        return CallFailure::Pass;
+    };
     let entry = as_entry(call, &target, file);
     let (flags, mode) = (u64::from(how.flags), u64::from(how.mode));
     let args = [libc::AT_FDCWD as u64, 0, flags, mode, 0, 0];
-    ByKernel { number: libc::SYS_openat, args, path: text, held: None, entry: Some(entry) }.into()
+    KernelCall { number: libc::SYS_openat, args, path: text, held: None, entry: Some(entry) }.into()
 }
 
 /// Notes that the kernel has opened `fd`, which is `entry`; returns what the program gets.
-pub fn took(call: &Call<'_>, fd: i32, entry: Arc<Entry>) -> i64 {
-    let Some(_inside) = Inside::enter() else { return i64::from(fd) };
+pub fn took(call: &ProgramCall<'_>, fd: i32, entry: Arc<DescriptorEntry>) -> i64 {
+    let Some(_inside) = InsideGuard::enter() else { return i64::from(fd) };
     let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
     if fd as u32 >= limit || call.process.view().table.set(fd, entry).is_err() {
         close(fd);
@@ -137,14 +163,14 @@ pub fn took(call: &Call<'_>, fd: i32, entry: Arc<Entry>) -> i64 {
 }
 
 /// Has the kernel open a file for the program, if the number may be among ours: it is noted then. `None` for other calls.
-pub fn passed(call: &Call<'_>) -> Option<i64> {
+pub fn passed(call: &ProgramCall<'_>) -> Option<i64> {
     let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
     let may_be_ours = opens(call.number) && i64::from(limit) > i64::from(call.process.floor);
     may_be_ours.then(|| noted(call, waiting(call.number, call.args)))
 }
 
 /// Notes the number of a file that the kernel has opened for the program; returns it.
-pub fn noted(call: &Call<'_>, value: i64) -> i64 {
+pub fn noted(call: &ProgramCall<'_>, value: i64) -> i64 {
     if value >= 0 && opens(call.number) {
         zone::set_of_program(call.process.floor, value as i32, true);
     }
@@ -157,25 +183,30 @@ fn opens(number: u64) -> bool {
 }
 
 /// The path by which an open file is named later.
-fn opened_by(process: &'static Process, target: &Target<'_>) -> OpenedBy {
+fn opened_by(process: &'static RunProcess, target: &PathTarget<'_>) -> OpenPath {
     let from = match &target.start {
         _ if target.path.starts_with(b"/") || process.client.may_be_inside(target.path) => {
-            return OpenedBy::absolute(target.path.to_vec());
+            return OpenPath::absolute(target.path.to_vec());
         }
-        Start::Entry(entry) => entry.opened_by.clone(),
-        Start::Kernel(path) => OpenedBy::absolute(path.clone()),
-        Start::Cwd => OpenedBy::work_dir(process.task().cwd()),
+        PathOrigin::Entry(entry) => entry.opened_by.clone(),
+        PathOrigin::Kernel(path) => OpenPath::absolute(path.clone()),
+        PathOrigin::Cwd => OpenPath::work_dir(process.task().cwd()),
     };
     from.then(target.path)
 }
 
 /// The absolute path of a target.
-pub fn full_path(call: &Call<'_>, target: &Target<'_>) -> Vec<u8> {
+pub fn full_path(call: &ProgramCall<'_>, target: &PathTarget<'_>) -> Vec<u8> {
     opened_by(call.process, target).path(call.client(), call.task())
 }
 
 /// Gives an open file the lowest number that is free.
-pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: OpenedBy) -> Served {
+pub fn give_number(
+    call: &ProgramCall<'_>,
+    file: Arc<FileDescription>,
+    flags: u32,
+    by: OpenPath,
+) -> CallResult {
     let process = call.process;
     let backed = file.backing().is_some() && !file.is_path();
     let cloexec = flags & libc::O_CLOEXEC as u32 != 0;
@@ -195,7 +226,7 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: Open
         let _ = sys::plain(libc::SYS_fcntl, fd as u64, set, u64::from(flags & SETTABLE as u32));
     }
     let cells = file.arena_cells().map(|cells| process.shared.index(cells));
-    let entry = Arc::new(Entry::new(file, backed, by, cells));
+    let entry = Arc::new(DescriptorEntry::new(file, backed, by, cells));
     match call.process.view().table.set(fd, entry) {
         Ok(_) => Ok(i64::from(fd)),
         Err(_) => {
@@ -208,8 +239,8 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: Open
 /// A descriptor with the lowest number that is free. Those of the program and of the file system are of one open file, whose
 /// position the kernel then locks: 40 ns for a read, where another open takes 4 us.
 fn lowest_number(
-    process: &'static Process,
-    file: &Description,
+    process: &'static RunProcess,
+    file: &FileDescription,
     backed: bool,
     cloexec: bool,
 ) -> Result<i32, Errno> {
@@ -223,9 +254,9 @@ fn lowest_number(
 
 /// The path in the kernel's name space of the bytes of `path`, which lies in a mount: that of its
 /// backing file, or of a copy in memory, which stays open. `None` if it lies in no mount.
-pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
-    let how = How { flags: libc::O_CLOEXEC as u32, ..How::default() };
-    let file = call.client().open(call.task(), At::Cwd, path, how).ok()?;
+pub fn kernel_path(call: &ProgramCall<'_>, path: &[u8]) -> Option<CString> {
+    let how = OpenHow { flags: libc::O_CLOEXEC as u32, ..OpenHow::default() };
+    let file = call.client().open(call.task(), WalkStart::Cwd, path, how).ok()?;
     if let Some(fd) = file.backing() {
         let number = std::os::fd::AsRawFd::as_raw_fd(&**fd);
         return CString::new(path::path_of_descriptor(number)?).ok();
@@ -236,7 +267,11 @@ pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
 }
 
 /// A copy of a file in the new memory `fd`.
-pub fn copy_to(fd: OwnedFd, call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fail> {
+pub fn copy_to(
+    fd: OwnedFd,
+    call: &ProgramCall<'_>,
+    file: &FileDescription,
+) -> Result<OwnedFd, CallFailure> {
     let mut out = File::from(fd);
     let mut piece = vec![0; 256 << 10];
     let mut at = 0;
@@ -255,8 +290,8 @@ pub fn copy_to(fd: OwnedFd, call: &Call<'_>, file: &Description) -> Result<Owned
 /// own path of the bytes, or a copy in memory.
 pub fn library(path: &[u8]) -> Option<CString> {
     let process = state::get()?;
-    let _inside = Inside::enter()?;
+    let _inside = InsideGuard::enter()?;
     let args = [0; 6];
-    let call = Call { process, number: 0, args: &args };
+    let call = ProgramCall { process, number: 0, args: &args };
     kernel_path(&call, path)
 }

@@ -3,66 +3,71 @@
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
-use defuse_direct::{At, Outside, WorkDir};
+use defuse_direct::{OutsidePaths, WalkStart, WorkDir};
 use defuse_fs::Errno;
 
 use crate::machine::{pid, sys, wait};
-use crate::process::{state::Process, table::Entry};
-use crate::serve::call::{Call, Fail, Served};
+use crate::process::{state::RunProcess, table::DescriptorEntry};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 
 /// The start of a path.
-pub enum Start {
+pub enum PathOrigin {
     /// The working directory, or the root.
     Cwd,
     /// An open file of ours.
-    Entry(Arc<Entry>),
+    Entry(Arc<DescriptorEntry>),
     /// A directory of the kernel, by its path.
     Kernel(Vec<u8>),
 }
 
 /// A path of a call, which may lead into a mount.
-pub struct Target<'a> {
+pub struct PathTarget<'a> {
     /// The start.
-    pub start: Start,
+    pub start: PathOrigin,
     /// The path. Empty if it is the start itself.
     pub path: &'a [u8],
     /// It was a link of /proc to a descriptor.
     pub magic: bool,
 }
 
-impl Target<'_> {
+impl PathTarget<'_> {
     /// The start as the client has it.
-    pub fn at(&self) -> At<'_> {
+    pub fn at(&self) -> WalkStart<'_> {
         match &self.start {
-            Start::Cwd => At::Cwd,
-            Start::Entry(entry) if self.path.is_empty() => At::Itself(entry.file()),
-            Start::Entry(entry) => At::Dir(entry.file()),
-            Start::Kernel(path) => At::Path(path),
+            PathOrigin::Cwd => WalkStart::Cwd,
+            PathOrigin::Entry(entry) if self.path.is_empty() => WalkStart::Itself(entry.file()),
+            PathOrigin::Entry(entry) => WalkStart::Dir(entry.file()),
+            PathOrigin::Kernel(path) => WalkStart::Path(path),
         }
     }
 
     /// The open file that it is by itself.
-    pub fn whole(&self) -> Option<&Arc<Entry>> {
+    pub fn whole(&self) -> Option<&Arc<DescriptorEntry>> {
         match &self.start {
-            Start::Entry(entry) if self.path.is_empty() => Some(entry),
+            PathOrigin::Entry(entry) if self.path.is_empty() => Some(entry),
             _ => None,
         }
     }
 }
 
-impl<'a> Call<'a> {
+impl<'a> ProgramCall<'a> {
     /// The path in argument `path`, relative to the descriptor in argument `dir` (`None` for calls
     /// without one). With `empty` the path may be empty (`AT_EMPTY_PATH`).
-    pub fn target(&self, dir: Option<usize>, path: usize, empty: bool) -> Result<Target<'a>, Fail> {
+    pub fn target(
+        &self,
+        dir: Option<usize>,
+        path: usize,
+        empty: bool,
+    ) -> Result<PathTarget<'a>, CallFailure> {
         // What is no address, the kernel says.
-        let path = sys::string(self.args[path]).map_err(|_| Fail::Pass)?;
+        let path = sys::string(self.args[path]).map_err(|_| CallFailure::Pass)?;
         if let Some(program) = executable(path) {
             // A path without links, as the kernel tells it.
             if self.process.client.may_be_inside(program) {
-                return Ok(Target { start: Start::Cwd, path: program, magic: false });
+                return Ok(PathTarget { start: PathOrigin::Cwd, path: program, magic: false });
             }
-            let outside = Outside { path: Some(program.to_vec()), second: None };
-            return Err(Fail::Outside(outside));
+            let outside = OutsidePaths { path: Some(program.to_vec()), second: None };
+            return Err(CallFailure::Outside(outside));
         }
         let dir = dir.map_or(libc::AT_FDCWD, |at| self.int(at));
         target(self.process, dir, path, empty)
@@ -90,22 +95,22 @@ pub fn executable(path: &[u8]) -> Option<&'static [u8]> {
 
 /// Where `path` begins, relative to the descriptor `dir`.
 pub fn target<'a>(
-    process: &'static Process,
+    process: &'static RunProcess,
     dir: i32,
     path: &'a [u8],
     empty: bool,
-) -> Result<Target<'a>, Fail> {
-    let cwd = |path| Ok(Target { start: Start::Cwd, path, magic: false });
+) -> Result<PathTarget<'a>, CallFailure> {
+    let cwd = |path| Ok(PathTarget { start: PathOrigin::Cwd, path, magic: false });
     let view = process.view();
     if path.first() == Some(&b'/') {
         return match magic(process, path) {
             Some(target) => Ok(target),
-            None if is_of_kernel(process, path) => Err(Fail::Pass),
+            None if is_of_kernel(process, path) => Err(CallFailure::Pass),
             None => cwd(path),
         };
     }
     if path.is_empty() && !empty {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     if dir == libc::AT_FDCWD {
         if path.is_empty() {
@@ -114,34 +119,34 @@ pub fn target<'a>(
         return cwd(path);
     }
     if let Some(found) = view.table.get(dir) {
-        let entry = found.clone().ok_or(Fail::Pass)?;
-        return Ok(Target { start: Start::Entry(entry), path, magic: false });
+        let entry = found.clone().ok_or(CallFailure::Pass)?;
+        return Ok(PathTarget { start: PathOrigin::Entry(entry), path, magic: false });
     }
     if process.client.may_be_inside(path) {
         return cwd(path);
     }
     if path.is_empty() {
         // The kernel's descriptor itself.
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
-    let directory = path_of_descriptor(dir).ok_or(Fail::Pass)?;
+    let directory = path_of_descriptor(dir).ok_or(CallFailure::Pass)?;
     let mut full = directory.clone();
     full.push(b'/');
     full.extend_from_slice(path);
     if process.client.may_be_inside(&full) {
-        return Ok(Target { start: Start::Kernel(directory), path, magic: false });
+        return Ok(PathTarget { start: PathOrigin::Kernel(directory), path, magic: false });
     }
-    Err(Fail::Pass)
+    Err(CallFailure::Pass)
 }
 
 /// Paths that lead to no mount whatever links there are, and are asked for all the time.
-fn is_of_kernel(process: &Process, path: &[u8]) -> bool {
+fn is_of_kernel(process: &RunProcess, path: &[u8]) -> bool {
     let below = [&b"/proc/"[..], b"/sys/", b"/dev/"].iter().any(|top| path.starts_with(top));
     below && !process.client.may_be_inside(path)
 }
 
 /// The links of /proc and /dev that lead to descriptors and to the working directory.
-fn magic<'a>(process: &'static Process, path: &'a [u8]) -> Option<Target<'a>> {
+fn magic<'a>(process: &'static RunProcess, path: &'a [u8]) -> Option<PathTarget<'a>> {
     let rest = path.strip_prefix(b"/dev/").map(|rest| match rest {
         b"stdin" => (&b"0"[..], true),
         b"stdout" => (&b"1"[..], true),
@@ -161,7 +166,7 @@ fn magic<'a>(process: &'static Process, path: &'a [u8]) -> Option<Target<'a>> {
                 let inside = matches!(&*process.task().cwd(), WorkDir::Inside(_));
                 let rest = rest.strip_prefix(b"/").unwrap_or(rest);
                 let path = if rest.is_empty() { b"." } else { rest };
-                return inside.then_some(Target { start: Start::Cwd, path, magic: true });
+                return inside.then_some(PathTarget { start: PathOrigin::Cwd, path, magic: true });
             }
             (rest.strip_prefix(b"fd/")?, true)
         }
@@ -169,7 +174,7 @@ fn magic<'a>(process: &'static Process, path: &'a [u8]) -> Option<Target<'a>> {
     let (number, rest) = split(rest);
     let fd = std::str::from_utf8(number).ok()?.parse::<i32>().ok()?;
     let entry = process.view().table.get(fd)?.clone()?;
-    Some(Target { start: Start::Entry(entry), path: rest, magic: true })
+    Some(PathTarget { start: PathOrigin::Entry(entry), path: rest, magic: true })
 }
 
 /// The first component, and what follows its slashes.
@@ -220,7 +225,7 @@ fn places(number: u64) -> (usize, Option<usize>) {
 
 /// The call with the paths that the client found: the kernel does it. `None` if the program's
 /// own paths are right, so that the call is passed on.
-pub fn kernel(call: &Call<'_>, outside: Outside) -> Option<i64> {
+pub fn kernel(call: &ProgramCall<'_>, outside: OutsidePaths) -> Option<i64> {
     if outside.path.is_none() && outside.second.is_none() {
         return None;
     }
@@ -244,17 +249,17 @@ pub fn kernel(call: &Call<'_>, outside: Outside) -> Option<i64> {
 }
 
 /// Calls at a directory and a path that are newer than this library: programs have other ways for files of mounts.
-pub fn unknown(call: &Call<'_>) -> Served {
+pub fn unknown(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(Some(0), 1, true)?;
     match call.client().stat(call.task(), target.at(), target.path, true) {
-        Err(defuse_direct::Stop::Outside(outside)) => Err(Fail::Outside(outside)),
+        Err(defuse_direct::CallError::Outside(outside)) => Err(CallFailure::Outside(outside)),
         // Also where the file is missing: the kernel would look elsewhere.
         _ => Err(Errno::ENOSYS.into()),
     }
 }
 
 /// Calls that no file system of ours can serve: refused where they name one.
-pub fn unsupported(call: &Call<'_>) -> Served {
+pub fn unsupported(call: &ProgramCall<'_>) -> CallResult {
     let (dir, path) = match call.number as i64 {
         libc::SYS_fanotify_mark => (Some(3), 4),
         libc::SYS_name_to_handle_at => (Some(0), 1),
@@ -265,6 +270,6 @@ pub fn unsupported(call: &Call<'_>) -> Served {
     match call.client().stat(call.task(), target.at(), target.path, true) {
         Ok(_) => Err(Errno::EOPNOTSUPP.into()),
         // The kernel says what is wrong with it, or that nothing is.
-        Err(_) => Err(Fail::Pass),
+        Err(_) => Err(CallFailure::Pass),
     }
 }

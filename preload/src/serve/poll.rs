@@ -3,10 +3,13 @@
 use defuse_fs::Errno;
 
 use crate::machine::{inside, pending, sys, wait};
-use crate::serve::call::{Call, Fail, Served};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 
 /// The placeholder at `fd`, if there is one.
-fn ours(call: &Call<'_>, fd: i32) -> Option<std::sync::Arc<crate::process::table::Entry>> {
+fn ours(
+    call: &ProgramCall<'_>,
+    fd: i32,
+) -> Option<std::sync::Arc<crate::process::table::DescriptorEntry>> {
     let entry = call.table().get(fd)?.clone()?;
     (!entry.backed).then_some(entry)
 }
@@ -19,12 +22,12 @@ fn wait(number: u64, args: &[u64; 6]) -> i64 {
     }
 }
 
-pub fn poll(call: &Call<'_>) -> Served {
+pub fn poll(call: &ProgramCall<'_>) -> CallResult {
     let count = call.args[1].min(1 << 20);
     let at = |index: u64| call.args[0] + index * 8;
     let mut found = Vec::new();
     for index in 0..count {
-        let one = sys::load::<libc::pollfd>(at(index)).map_err(|_| Fail::Pass)?;
+        let one = sys::load::<libc::pollfd>(at(index)).map_err(|_| CallFailure::Pass)?;
         if let Some(entry) = ours(call, one.fd) {
             let ready = if entry.file().is_path() {
                 libc::POLLNVAL as u32
@@ -35,7 +38,7 @@ pub fn poll(call: &Call<'_>) -> Served {
         }
     }
     if found.is_empty() {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     // The kernel gets the list without ours, and does not wait where one of ours is ready.
     for (index, one, _) in &found {
@@ -70,7 +73,7 @@ fn change(address: u64, fd: i32, on: bool) -> Result<(), Errno> {
     sys::store(at, if on { word | bit } else { word & !bit })
 }
 
-pub fn select(call: &Call<'_>) -> Served {
+pub fn select(call: &ProgramCall<'_>) -> CallResult {
     let sets = [call.args[1], call.args[2], call.args[3]];
     let mut found = Vec::new();
     for fd in 0..call.int(0).min(1 << 20) {
@@ -84,7 +87,7 @@ pub fn select(call: &Call<'_>) -> Served {
         }
     }
     if found.is_empty() {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     for &(_, set, fd) in &found {
         change(set, fd, false)?;
@@ -107,10 +110,10 @@ pub fn select(call: &Call<'_>) -> Served {
 }
 
 /// As the kernel has it for regular files and directories.
-pub fn epoll_ctl(call: &Call<'_>) -> Served {
+pub fn epoll_ctl(call: &ProgramCall<'_>) -> CallResult {
     match ours(call, call.int(2)) {
         Some(entry) if entry.file().is_path() => Err(Errno::EBADF.into()),
         Some(_) => Err(Errno::EPERM.into()),
-        None => Err(Fail::Pass),
+        None => Err(CallFailure::Pass),
     }
 }

@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use defuse_fs::Errno;
 
 use crate::machine::descriptors::close;
-use crate::machine::inside::Inside;
+use crate::machine::inside::InsideGuard;
 use crate::machine::sys;
-use crate::process::{state::Process, table::Entry};
-use crate::serve::call::{Call, Fail, Served};
+use crate::process::{state::RunProcess, table::DescriptorEntry};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::data;
 
 const SETUP_R_DISABLED: u32 = 1 << 6;
@@ -48,35 +48,35 @@ fn is_allowed(op: u8) -> bool {
 }
 
 /// A `struct io_uring_restriction`: its kind in the first two bytes, its value in the next.
-type Restriction = [u64; 2];
+type RingRestriction = [u64; 2];
 
 const RESTRICTION_REGISTER_OP: u64 = 0;
 const RESTRICTION_SQE_OP: u64 = 1;
 const RESTRICTION_SQE_FLAGS_ALLOWED: u64 = 2;
 
-fn restriction(kind: u64, value: u8) -> Restriction {
+fn restriction(kind: u64, value: u8) -> RingRestriction {
     [kind | u64::from(value) << 16, 0]
 }
 
 /// The operation that a restriction allows, if any.
-fn op_of(restriction: &Restriction) -> Option<u8> {
+fn op_of(restriction: &RingRestriction) -> Option<u8> {
     let is_op = restriction[0] & 0xffff == RESTRICTION_SQE_OP;
     is_op.then_some((restriction[0] >> 16) as u8)
 }
 
 /// The places of flags and features in a `struct io_uring_params`, in words.
-type Params = [u32; 30];
+type RingParams = [u32; 30];
 const FLAGS: usize = 2;
 const FEATURES: usize = 5;
 
 /// A ring, as io_uring_register(2) names it.
 #[derive(Clone, Copy)]
-struct Ring {
+struct RegisteredRing {
     fd: u64,
     is_index: bool,
 }
 
-impl Ring {
+impl RegisteredRing {
     fn register(self, op: u32, arg: u64, count: u64) -> Result<i64, Errno> {
         let how = if self.is_index { REGISTER_USE_REGISTERED_RING } else { 0 };
         let args = [self.fd, u64::from(op | how), arg, count, 0, 0];
@@ -130,18 +130,18 @@ impl Ring {
 }
 
 /// io_uring_setup(2).
-pub fn setup(call: &Call<'_>) -> Served {
-    if let Err(fail @ Fail::Errno(_)) = data::asynchronous(call) {
+pub fn setup(call: &ProgramCall<'_>) -> CallResult {
+    if let Err(fail @ CallFailure::Errno(_)) = data::asynchronous(call) {
         return Err(fail);
     }
-    let asked: Params = sys::load(call.args[1])?;
+    let asked: RingParams = sys::load(call.args[1])?;
     let mut params = asked;
     params[FLAGS] |= SETUP_R_DISABLED;
     let fd = match make(call, &mut params) {
         Err(Errno::EINVAL) => return Err(why_not(call, asked).into()),
         other => other?,
     };
-    let ring = Ring { fd, is_index: asked[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0 };
+    let ring = RegisteredRing { fd, is_index: asked[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0 };
     let enables = asked[FLAGS] & SETUP_R_DISABLED == 0;
     if enables && ring.restrict().and_then(|()| ring.enable()).is_err() {
         ring.end();
@@ -156,18 +156,18 @@ pub fn setup(call: &Call<'_>) -> Served {
     Ok(fd as i64)
 }
 
-fn make(call: &Call<'_>, params: &mut Params) -> Result<u64, Errno> {
+fn make(call: &ProgramCall<'_>, params: &mut RingParams) -> Result<u64, Errno> {
     let at = std::ptr::from_mut(params) as u64;
     Ok(sys::check(sys::pass(call.number, &[call.args[0], at, 0, 0, 0, 0]))? as u64)
 }
 
 /// The error after the kernel has refused a disabled ring: `ENOSYS` if it creates an enabled one, and
 /// otherwise the kernel's error.
-fn why_not(call: &Call<'_>, mut params: Params) -> Errno {
+fn why_not(call: &ProgramCall<'_>, mut params: RingParams) -> Errno {
     let is_index = params[FLAGS] & SETUP_REGISTERED_FD_ONLY != 0;
     match make(call, &mut params) {
         Ok(fd) => {
-            Ring { fd, is_index }.end();
+            RegisteredRing { fd, is_index }.end();
             Errno::ENOSYS
         }
         Err(errno) => errno,
@@ -175,10 +175,10 @@ fn why_not(call: &Call<'_>, mut params: Params) -> Errno {
 }
 
 /// io_uring_register(2).
-pub fn register(call: &Call<'_>) -> Served {
+pub fn register(call: &ProgramCall<'_>) -> CallResult {
     let op = call.args[1] as u32;
     let is_index = op & REGISTER_USE_REGISTERED_RING != 0;
-    let ring = Ring { fd: call.args[0], is_index };
+    let ring = RegisteredRing { fd: call.args[0], is_index };
     match op & !REGISTER_USE_REGISTERED_RING {
         REGISTER_PROBE => {
             let value = call.kernel();
@@ -191,11 +191,11 @@ pub fn register(call: &Call<'_>) -> Served {
         REGISTER_RESTRICTIONS if call.int(0) >= 0 => restrict_as_asked(call, ring),
         REGISTER_ENABLE_RINGS => match ring.restrict() {
             // The kernel returns the error for other descriptors and for enabled rings.
-            Ok(()) | Err(Errno::EBUSY | Errno::EBADF) => Err(Fail::Pass),
-            Err(errno) if errno.raw() == libc::EBADFD => Err(Fail::Pass),
+            Ok(()) | Err(Errno::EBUSY | Errno::EBADF) => Err(CallFailure::Pass),
+            Err(errno) if errno.raw() == libc::EBADFD => Err(CallFailure::Pass),
             Err(errno) => Err(errno.into()),
         },
-        _ => Err(Fail::Pass),
+        _ => Err(CallFailure::Pass),
     }
 }
 
@@ -214,15 +214,15 @@ fn hide(probe: u64) -> Result<(), Errno> {
 }
 
 /// The program's restrictions, without the forbidden operations.
-fn restrict_as_asked(call: &Call<'_>, ring: Ring) -> Served {
+fn restrict_as_asked(call: &ProgramCall<'_>, ring: RegisteredRing) -> CallResult {
     // The kernel refuses more.
     const MOST: u64 = 1024;
     if call.args[3] > MOST || call.args[2] == 0 {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     let mut all = Vec::new();
     for place in 0..call.args[3] {
-        let one: Restriction = sys::load(call.args[2] + place * 16)?;
+        let one: RingRestriction = sys::load(call.args[2] + place * 16)?;
         if op_of(&one).is_none_or(is_allowed) {
             all.push(one);
         }
@@ -241,18 +241,18 @@ pub fn are_in_use() -> bool {
 
 /// Checks a descriptor, which a ring may have closed: its number may be free, or that of another file.
 #[cold]
-pub fn forget_closed(process: &'static Process, number: u64, args: &[u64; 6]) {
+pub fn forget_closed(process: &'static RunProcess, number: u64, args: &[u64; 6]) {
     let fd = if number as i64 == libc::SYS_mmap { args[4] } else { args[0] } as i32;
     let table = &process.view().table;
     let Some(Some(entry)) = table.get(fd).map(|found| (*found).clone()) else { return };
-    let Some(_inside) = Inside::enter() else { return };
+    let Some(_inside) = InsideGuard::enter() else { return };
     if !is_open_at(fd, &entry) {
         drop(table.remove(fd));
     }
 }
 
 /// True if `fd` is still the descriptor of `entry`.
-fn is_open_at(fd: i32, entry: &Entry) -> bool {
+fn is_open_at(fd: i32, entry: &DescriptorEntry) -> bool {
     if !entry.backed {
         let flags = sys::plain(libc::SYS_fcntl, fd as u64, libc::F_GETFL as u64, 0);
         return flags.is_ok_and(|flags| flags & i64::from(libc::O_PATH) != 0);

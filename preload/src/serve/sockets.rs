@@ -1,14 +1,14 @@
 //! Sockets with a name in a mount. Those in a directory of the kernel are there. For others, the name is the file
 //! system's, and what listens there the kernel's, in the run's directory of nodes.
 
-use defuse_direct::{Access, At, Stat};
+use defuse_direct::{FileStat, NeededAccess, WalkStart};
 use defuse_fs::{Errno, FileKind};
 
 use crate::machine::descriptors::HeldDescriptor;
 use crate::machine::sys;
-use crate::serve::call::{Call, Fail, Served, waiting_inside};
-use crate::serve::nodes::Directory;
-use crate::serve::path::{Start, Target};
+use crate::serve::call::{CallFailure, CallResult, ProgramCall, waiting_inside};
+use crate::serve::nodes::NodeDirectory;
+use crate::serve::path::{PathOrigin, PathTarget};
 use crate::serve::{below, open};
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
@@ -16,7 +16,7 @@ const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
 const PATH_MAX: usize = 108;
 
 /// The path in the address of a call; `None` for another family, and for names without one.
-fn path<'a>(call: &Call<'a>) -> Option<&'a [u8]> {
+fn path<'a>(call: &ProgramCall<'a>) -> Option<&'a [u8]> {
     let len = usize::try_from(call.args[2]).ok().filter(|len| *len <= 2 + PATH_MAX)?;
     let path = sys::bytes(call.args[1], len).ok()?.strip_prefix(&FAMILY)?;
     let path = path.split(|&byte| byte == 0).next()?;
@@ -24,8 +24,8 @@ fn path<'a>(call: &Call<'a>) -> Option<&'a [u8]> {
 }
 
 /// The attributes of the socket at `path`.
-fn socket(call: &Call<'_>, path: &[u8]) -> Result<Stat, Errno> {
-    let stat = call.client().stat(call.task(), At::Cwd, path, true);
+fn socket(call: &ProgramCall<'_>, path: &[u8]) -> Result<FileStat, Errno> {
+    let stat = call.client().stat(call.task(), WalkStart::Cwd, path, true);
     let stat = stat.map_err(|_| Errno::ENOENT)?;
     match stat.attr.kind {
         FileKind::Socket => Ok(stat),
@@ -34,15 +34,15 @@ fn socket(call: &Call<'_>, path: &[u8]) -> Result<Stat, Errno> {
 }
 
 /// The absolute path of `path`.
-fn full(call: &Call<'_>, path: &[u8]) -> Vec<u8> {
+fn full(call: &ProgramCall<'_>, path: &[u8]) -> Vec<u8> {
     if path.starts_with(b"/") {
         return path.to_vec();
     }
-    open::full_path(call, &Target { start: Start::Cwd, path, magic: false })
+    open::full_path(call, &PathTarget { start: PathOrigin::Cwd, path, magic: false })
 }
 
 /// Makes the call with `path`, which is the kernel's, in place of the address.
-fn with_path(call: &Call<'_>, path: &[u8]) -> Result<i64, Fail> {
+fn with_path(call: &ProgramCall<'_>, path: &[u8]) -> Result<i64, CallFailure> {
     let address = [&FAMILY[..], path, b"\0"].concat();
     if address.len() > 2 + PATH_MAX {
         return Err(Errno::ENAMETOOLONG.into());
@@ -54,7 +54,7 @@ fn with_path(call: &Call<'_>, path: &[u8]) -> Result<i64, Fail> {
 }
 
 /// Binds the name in a directory of the kernel; `None` if it is in none.
-fn bind_below(call: &Call<'_>, path: &[u8]) -> Result<Option<i64>, Fail> {
+fn bind_below(call: &ProgramCall<'_>, path: &[u8]) -> Result<Option<i64>, CallFailure> {
     let Some(below) = below::path(call, &full(call, path), true)? else { return Ok(None) };
     if below.len() < PATH_MAX {
         return with_path(call, &below).map(Some);
@@ -66,7 +66,7 @@ fn bind_below(call: &Call<'_>, path: &[u8]) -> Result<Option<i64>, Fail> {
 }
 
 /// The mode of a new socket: that of its descriptor, without the bits of the umask, also below a default ACL.
-fn mode(call: &Call<'_>) -> u32 {
+fn mode(call: &ProgramCall<'_>) -> u32 {
     let mut stat: libc::stat = sys::zeroed();
     let args = [call.args[0], &raw mut stat as u64, 0, 0, 0, 0];
     let known = sys::check(sys::pass(libc::SYS_fstat as u64, &args)).is_ok();
@@ -74,53 +74,54 @@ fn mode(call: &Call<'_>) -> u32 {
     FileKind::Socket.mode_bits() | own & !call.task().umask()
 }
 
-pub fn bind(call: &Call<'_>) -> Served {
-    let Some(path) = path(call) else { return Err(Fail::Pass) };
+pub fn bind(call: &ProgramCall<'_>) -> CallResult {
+    let Some(path) = path(call) else { return Err(CallFailure::Pass) };
     match bind_below(call, path) {
         Ok(None) => {}
         Ok(Some(value)) => return Ok(value),
-        Err(Fail::Outside(_)) => return Err(Fail::Pass),
+        Err(CallFailure::Outside(_)) => return Err(CallFailure::Pass),
         Err(fail) => return Err(fail),
     }
     let (client, task) = (call.client(), call.task());
-    match client.mknod(task, At::Cwd, path, mode(call), 0) {
+    match client.mknod(task, WalkStart::Cwd, path, mode(call), 0) {
         Ok(()) => {}
-        Err(defuse_direct::Stop::Errno(Errno::EEXIST)) => {
+        Err(defuse_direct::CallError::Errno(Errno::EEXIST)) => {
             return Err(Errno::from_raw(libc::EADDRINUSE).into());
         }
-        Err(defuse_direct::Stop::Errno(errno)) => return Err(errno.into()),
-        Err(defuse_direct::Stop::Outside(_)) => return Err(Fail::Pass),
+        Err(defuse_direct::CallError::Errno(errno)) => return Err(errno.into()),
+        Err(defuse_direct::CallError::Outside(_)) => return Err(CallFailure::Pass),
     }
-    let bind = || -> Result<i64, Fail> {
-        let (stat, directory) = (socket(call, path)?, Directory::open(call)?);
+    let bind = || -> Result<i64, CallFailure> {
+        let (stat, directory) = (socket(call, path)?, NodeDirectory::open(call)?);
         // The inode may have had the number of a socket that is gone.
         directory.remove(&stat);
         with_path(call, directory.path(&stat).as_bytes())
     };
     let bound = bind();
     if bound.is_err() {
-        let _ = client.unlink(task, At::Cwd, path);
+        let _ = client.unlink(task, WalkStart::Cwd, path);
     }
     bound
 }
 
-pub fn connect(call: &Call<'_>) -> Served {
-    let Some(path) = path(call) else { return Err(Fail::Pass) };
-    let connect = || -> Result<i64, Fail> {
+pub fn connect(call: &ProgramCall<'_>) -> CallResult {
+    let Some(path) = path(call) else { return Err(CallFailure::Pass) };
+    let connect = || -> Result<i64, CallFailure> {
         let stat = socket(call, path)?;
         if let Some(held) = below::special(call, &full(call, path), &stat, false)? {
             return with_path(call, held.path().as_bytes());
         }
-        let node = Directory::open(call)?.node(call, &stat)?;
+        let node = NodeDirectory::open(call)?.node(call, &stat)?;
         with_path(call, node.path().as_bytes())
     };
-    match call.client().access(call.task(), At::Cwd, path, Access::WRITE, (true, true)) {
+    match call.client().access(call.task(), WalkStart::Cwd, path, NeededAccess::WRITE, (true, true))
+    {
         Ok(()) => connect().map_err(|fail| match fail {
             // Nobody has bound it in this run.
-            Fail::Errno(Errno::ENOENT) => Errno::from_raw(libc::ECONNREFUSED).into(),
+            CallFailure::Errno(Errno::ENOENT) => Errno::from_raw(libc::ECONNREFUSED).into(),
             fail => fail,
         }),
-        Err(defuse_direct::Stop::Errno(errno)) => Err(errno.into()),
-        Err(defuse_direct::Stop::Outside(_)) => Err(Fail::Pass),
+        Err(defuse_direct::CallError::Errno(errno)) => Err(errno.into()),
+        Err(defuse_direct::CallError::Outside(_)) => Err(CallFailure::Pass),
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use defuse_fs::{Errno, FileKind};
 
-use crate::serve::call::{ByKernel, Call, Served};
+use crate::serve::call::{CallResult, KernelCall, ProgramCall};
 use crate::serve::{below, open};
 
 /// `IN_DONT_FOLLOW`.
@@ -13,7 +13,7 @@ const DONT_FOLLOW: u64 = 0x0200_0000;
 /// Everything that happens to a file of a passthrough happens to the file below, whoever does it, so
 /// that is what the kernel watches. Other file systems have nothing that it could: `ENOSPC`, which
 /// programs take for a reason to look for themselves from time to time.
-pub fn add(call: &Call<'_>) -> Served {
+pub fn add(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 1, false)?;
     let follow = call.args[2] & DONT_FOLLOW == 0;
     let stat = call.client().stat(call.task(), target.at(), target.path, follow)?;
@@ -22,5 +22,5 @@ pub fn add(call: &Call<'_>) -> Served {
     let below = below::path(call, &full, is_link)?.ok_or(Errno::ENOSPC)?;
     let below = CString::new(below).map_err(|_| Errno::ENOENT)?;
     let (number, args) = (call.number as i64, *call.args);
-    Err(ByKernel { number, args, path: below, held: None, entry: None }.into())
+    Err(KernelCall { number, args, path: below, held: None, entry: None }.into())
 }

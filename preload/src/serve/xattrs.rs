@@ -5,23 +5,23 @@ use std::sync::Arc;
 use defuse_fs::{Errno, SetXattrFlags, Xattr};
 
 use crate::machine::sys;
-use crate::process::table::Entry;
-use crate::serve::call::{Call, Fail, Served};
-use crate::serve::path::{Start, Target};
+use crate::process::table::DescriptorEntry;
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
+use crate::serve::path::{PathOrigin, PathTarget};
 
 /// All of them: set, get, list and remove, each by path, by link and by descriptor.
-pub fn any(call: &Call<'_>) -> Served {
+pub fn any(call: &ProgramCall<'_>) -> CallResult {
     let place = call.number as i64 - libc::SYS_setxattr;
     let (what, how) = (place / 3, place % 3);
     let place = match how {
-        2 => match call.entry(0).ok_or(Fail::Pass)? {
+        2 => match call.entry(0).ok_or(CallFailure::Pass)? {
             entry if entry.is_inode() => {
-                let start = Start::Entry(entry);
-                Subject::Path(Target { start, path: b"", magic: false }, true)
+                let start = PathOrigin::Entry(entry);
+                XattrSubject::Path(PathTarget { start, path: b"", magic: false }, true)
             }
-            entry => Subject::Descriptor(entry),
+            entry => XattrSubject::Descriptor(entry),
         },
-        _ => Subject::Path(call.target(None, 0, false)?, how == 0),
+        _ => XattrSubject::Path(call.target(None, 0, false)?, how == 0),
     };
     match what {
         0 => set(call, &place),
@@ -32,21 +32,21 @@ pub fn any(call: &Call<'_>) -> Served {
 }
 
 /// The file that has the attributes.
-enum Subject<'a> {
+enum XattrSubject<'a> {
     /// Of an open file.
-    Descriptor(Arc<Entry>),
+    Descriptor(Arc<DescriptorEntry>),
     /// Of what a path leads to, with links followed or not.
-    Path(Target<'a>, bool),
+    Path(PathTarget<'a>, bool),
 }
 
-fn name<'a>(call: &Call<'a>) -> Result<&'a [u8], Errno> {
+fn name<'a>(call: &ProgramCall<'a>) -> Result<&'a [u8], Errno> {
     match sys::string(call.args[1]) {
         Err(Errno::ENAMETOOLONG) => Err(Errno::ERANGE),
         name => name,
     }
 }
 
-fn set(call: &Call<'_>, place: &Subject<'_>) -> Served {
+fn set(call: &ProgramCall<'_>, place: &XattrSubject<'_>) -> CallResult {
     let (name, flags) = (name(call)?, call.int(4));
     if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 {
         return Err(Errno::EINVAL.into());
@@ -62,8 +62,10 @@ fn set(call: &Call<'_>, place: &Subject<'_>) -> Served {
     };
     let (client, task) = (call.client(), call.task());
     match place {
-        Subject::Descriptor(entry) => client.fsetxattr(task, entry.file(), name, value, flags)?,
-        Subject::Path(target, follow) => {
+        XattrSubject::Descriptor(entry) => {
+            client.fsetxattr(task, entry.file(), name, value, flags)?
+        }
+        XattrSubject::Path(target, follow) => {
             client.setxattr(task, (target.at(), target.path, *follow), name, value, flags)?;
         }
     }
@@ -71,7 +73,7 @@ fn set(call: &Call<'_>, place: &Subject<'_>) -> Served {
 }
 
 /// Puts a value into the room that the program offers.
-fn answer(value: Xattr, address: u64) -> Served {
+fn answer(value: Xattr, address: u64) -> CallResult {
     match value {
         Xattr::Size(size) => Ok(i64::from(size)),
         Xattr::Value(value) => {
@@ -81,36 +83,36 @@ fn answer(value: Xattr, address: u64) -> Served {
     }
 }
 
-fn get(call: &Call<'_>, place: &Subject<'_>) -> Served {
+fn get(call: &ProgramCall<'_>, place: &XattrSubject<'_>) -> CallResult {
     let (name, room) = (name(call)?, (call.args[3] as usize).min(65536));
     let (client, task) = (call.client(), call.task());
     let value = match place {
-        Subject::Descriptor(entry) => client.fgetxattr(task, entry.file(), name, room)?,
-        Subject::Path(target, follow) => {
+        XattrSubject::Descriptor(entry) => client.fgetxattr(task, entry.file(), name, room)?,
+        XattrSubject::Path(target, follow) => {
             client.getxattr(task, (target.at(), target.path, *follow), name, room)?
         }
     };
     answer(value, call.args[2])
 }
 
-fn list(call: &Call<'_>, place: &Subject<'_>) -> Served {
+fn list(call: &ProgramCall<'_>, place: &XattrSubject<'_>) -> CallResult {
     let room = (call.args[2] as usize).min(65536);
     let (client, task) = (call.client(), call.task());
     let value = match place {
-        Subject::Descriptor(entry) => client.flistxattr(task, entry.file(), room)?,
-        Subject::Path(target, follow) => {
+        XattrSubject::Descriptor(entry) => client.flistxattr(task, entry.file(), room)?,
+        XattrSubject::Path(target, follow) => {
             client.listxattr(task, target.at(), target.path, *follow, room)?
         }
     };
     answer(value, call.args[1])
 }
 
-fn remove(call: &Call<'_>, place: &Subject<'_>) -> Served {
+fn remove(call: &ProgramCall<'_>, place: &XattrSubject<'_>) -> CallResult {
     let name = name(call)?;
     let (client, task) = (call.client(), call.task());
     match place {
-        Subject::Descriptor(entry) => client.fremovexattr(task, entry.file(), name)?,
-        Subject::Path(target, follow) => {
+        XattrSubject::Descriptor(entry) => client.fremovexattr(task, entry.file(), name)?,
+        XattrSubject::Path(target, follow) => {
             client.removexattr(task, (target.at(), target.path, *follow), name)?;
         }
     }

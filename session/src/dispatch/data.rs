@@ -7,19 +7,19 @@ use defuse_fs::{
     Errno, Fh, File, FileSystem, IoOp, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf,
 };
 
-use super::{Call, Dispatcher, Done, done, pod};
+use super::{Dispatcher, HandlerOutcome, RequestCall, done, pod};
 use crate::transport::dev::MemorySource;
-use crate::transport::{Deferred, Reply};
-use defuse_wire::request::{Body, Payload, Records};
+use crate::transport::{DeferredKind, RequestReply};
+use defuse_wire::request::{PackedRecords, RequestBody, RequestPayload};
 use defuse_wire::{abi, convert, vendor};
 
 impl Dispatcher {
     pub(super) fn read(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::ReadIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let len = args.size as usize;
         if len > self.negotiated.max_read {
             return Err(Errno::EINVAL);
@@ -42,21 +42,21 @@ impl Dispatcher {
             if !self.must_submit_data(call, &result) {
                 result?;
                 let _ = reply.send_data();
-                return Ok(Done::Moved(filled));
+                return Ok(HandlerOutcome::Moved(filled));
             }
         }
-        let deferred = reply.defer(Deferred::Read(len));
+        let deferred = reply.defer(DeferredKind::Read(len));
         self.submit(call, IoOp::Read { file, args, len }, deferred);
-        Ok(Done::Deferred)
+        Ok(HandlerOutcome::Deferred)
     }
 
     pub(super) fn write(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::WriteIn,
-        data: &Payload<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        data: &RequestPayload<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         let has = |flag| args.write_flags & flag != 0;
         let args = WriteArgs {
@@ -72,43 +72,43 @@ impl Dispatcher {
         }
         if !self.submits_call(call) {
             let count = match data {
-                Payload::Memory(bytes) => {
+                RequestPayload::Memory(bytes) => {
                     let mut source = MemorySource::new(bytes);
                     self.write_from(call, file, args, &mut WriteBuf::new(&mut source))
                 }
-                Payload::Pipe(_) => {
+                RequestPayload::Pipe(_) => {
                     self.write_from(call, file, args, &mut WriteBuf::new(reply.piped()))
                 }
             };
             if !self.must_submit_data(call, &count) {
                 if is_direct && self.has_pages(call.ino) {
-                    let deferred = reply.defer(Deferred::Plain);
+                    let deferred = reply.defer(DeferredKind::Plain);
                     self.answer_without_pages(call, (args.offset, data.len()), count, deferred);
-                    return Ok(Done::Deferred);
+                    return Ok(HandlerOutcome::Deferred);
                 }
                 let count = count?;
                 pod(reply, &write_out(count))?;
-                return Ok(Done::Moved(count));
+                return Ok(HandlerOutcome::Moved(count));
             }
         }
         let len = data.len();
         let body = match data {
-            Payload::Pipe(_) if reply.stays() => Deferred::WriteInPlace,
+            RequestPayload::Pipe(_) if reply.stays() => DeferredKind::WriteInPlace,
             // The data has to outlive this request's buffer, so it is copied.
-            _ => Deferred::Write(owned(data, reply)?),
+            _ => DeferredKind::Write(owned(data, reply)?),
         };
         let deferred = reply.defer(body);
         self.submit(call, IoOp::Write { file, args, len }, deferred);
-        Ok(Done::Deferred)
+        Ok(HandlerOutcome::Deferred)
     }
 
     /// SETUPMAPPING: the answer has a descriptor of the memory that all mappings of the file share.
     pub(super) fn setupmapping(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::SetupmappingIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let memory = self.memory.as_ref().ok_or(Errno::ENOSYS)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
@@ -120,16 +120,16 @@ impl Dispatcher {
         };
         // If the client has ended, so does the mapping.
         let _ = reply.send_descriptor(fd.as_fd());
-        Ok(Done::Sent)
+        Ok(HandlerOutcome::Sent)
     }
 
     /// REMOVEMAPPING: as many mappings as there are items have ended.
     pub(super) fn removemapping(
         &self,
-        call: &Call<'_>,
-        items: Records<'_, abi::RemovemappingOne>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        call: &RequestCall<'_>,
+        items: PackedRecords<'_, abi::RemovemappingOne>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let memory = self.memory.as_ref().ok_or(Errno::ENOSYS)?;
         for _ in items {
             memory.unmap(&call.cx, call.ino)?;
@@ -142,7 +142,7 @@ impl Dispatcher {
     /// otherwise, with a part of the data lost.
     fn write_from(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         file: File,
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
@@ -165,19 +165,23 @@ pub(super) fn write_out(count: usize) -> abi::WriteOut {
 }
 
 /// A copy of a whole request, of which `bytes` has all but data in the transport's pipe.
-pub(crate) fn whole(bytes: &[u8], body: &Body<'_>, reply: &mut dyn Reply) -> Result<Vec<u8>> {
+pub(crate) fn whole(
+    bytes: &[u8],
+    body: &RequestBody<'_>,
+    reply: &mut dyn RequestReply,
+) -> Result<Vec<u8>> {
     let mut copy = bytes.to_vec();
-    if let Body::Write { data: data @ Payload::Pipe(_), .. } = body {
+    if let RequestBody::Write { data: data @ RequestPayload::Pipe(_), .. } = body {
         copy.extend_from_slice(&owned(data, reply)?);
     }
     Ok(copy)
 }
 
 /// The data of a request, wherever it is.
-pub(super) fn owned(data: &Payload<'_>, reply: &mut dyn Reply) -> Result<Vec<u8>> {
+pub(super) fn owned(data: &RequestPayload<'_>, reply: &mut dyn RequestReply) -> Result<Vec<u8>> {
     match data {
-        Payload::Memory(bytes) => Ok(bytes.to_vec()),
-        Payload::Pipe(len) => {
+        RequestPayload::Memory(bytes) => Ok(bytes.to_vec()),
+        RequestPayload::Pipe(len) => {
             let mut bytes = vec![0; *len];
             let count = reply.piped().take(&mut bytes)?;
             bytes.truncate(count);

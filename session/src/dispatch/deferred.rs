@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
-    Completion, Errno, File, Groups, Ino, InterruptToken, Io, IoOp, LockRequest, LockWait, Notify,
-    ReadSink, Result, WriteSource,
+    Completion, Errno, File, Ino, InterruptToken, Io, IoOp, LockRequest, LockWait, Notify,
+    ReadSink, Result, SupplementaryGroups, WriteSource,
 };
-use defuse_probe::clock::Moment;
+use defuse_probe::clock::ClockMoment;
 use zerocopy::IntoBytes;
 
 use super::data::write_out;
-use super::{Call, Dispatcher};
-use crate::share::Taken;
+use super::{Dispatcher, RequestCall};
+use crate::share::CountGuard;
 use crate::transport::DeferredReply;
 use defuse_wire::abi::Opcode;
 use defuse_wire::op::op_of;
@@ -72,9 +72,9 @@ const BESIDE: usize = 64 << 10;
 
 /// Bytes of submitted operations that were not finished.
 #[derive(Default)]
-pub(super) struct InFlight(AtomicUsize);
+pub(super) struct BytesInFlight(AtomicUsize);
 
-impl InFlight {
+impl BytesInFlight {
     fn has_room(&self) -> bool {
         self.0.load(Ordering::Relaxed) < IN_FLIGHT
     }
@@ -103,7 +103,7 @@ impl Dispatcher {
     }
 
     /// True if this call is submitted if it may be.
-    pub(super) fn submits_call(&self, call: &Call<'_>) -> bool {
+    pub(super) fn submits_call(&self, call: &RequestCall<'_>) -> bool {
         self.submits() && !call.in_chain && (self.is_kernel || self.has_room_in_flight())
     }
 
@@ -114,18 +114,18 @@ impl Dispatcher {
     }
 
     /// Counts bytes of a request that holds no thread, until the result is dropped.
-    pub(crate) fn queued(&self, bytes: usize) -> Option<Taken> {
+    pub(crate) fn queued(&self, bytes: usize) -> Option<CountGuard> {
         self.share.as_ref().map(|share| share.queued_bytes.add(bytes))
     }
 
     /// True if a call that could have been submitted has failed because the file system only takes
     /// submissions, as [`defuse_fs::Caps::submits`] allows.
-    pub(super) fn must_submit<T>(&self, call: &Call<'_>, result: &Result<T>) -> bool {
+    pub(super) fn must_submit<T>(&self, call: &RequestCall<'_>, result: &Result<T>) -> bool {
         self.may_submit && !call.in_chain && matches!(result, Err(Errno::ENOSYS))
     }
 
     /// As [`must_submit`](Self::must_submit), for reads and writes: all of them are submitted then.
-    pub(super) fn must_submit_data<T>(&self, call: &Call<'_>, result: &Result<T>) -> bool {
+    pub(super) fn must_submit_data<T>(&self, call: &RequestCall<'_>, result: &Result<T>) -> bool {
         let must = self.must_submit(call, result);
         if must {
             self.submits.store(true, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl Dispatcher {
     /// Submits an operation, to be finished at any time.
     pub(super) fn submit(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         op: IoOp,
         reply: Box<dyn DeferredReply>,
     ) {
@@ -166,7 +166,7 @@ impl Dispatcher {
     /// Answers a direct write that has been carried out, after the pages of its range were dropped.
     pub(super) fn answer_without_pages(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         (offset, len): (u64, usize),
         result: Result<usize>,
         reply: Box<dyn DeferredReply>,
@@ -180,7 +180,7 @@ impl Dispatcher {
     /// Waits for a lock.
     pub(super) fn wait_for_lock(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         (file, lock): (File, LockRequest),
         reply: Box<dyn DeferredReply>,
     ) {
@@ -192,11 +192,11 @@ impl Dispatcher {
         self.fs.setlkw(wait.with_groups(self.groups_of(call)).from_origin(self.origin));
     }
 
-    fn groups_of(&self, call: &Call<'_>) -> Arc<dyn Groups> {
+    fn groups_of(&self, call: &RequestCall<'_>) -> Arc<dyn SupplementaryGroups> {
         Arc::clone(call.told_groups.as_ref().unwrap_or(&self.groups))
     }
 
-    fn begin_deferred(&self, call: &Call<'_>) -> Arc<InterruptToken> {
+    fn begin_deferred(&self, call: &RequestCall<'_>) -> Arc<InterruptToken> {
         let interrupt = self.deferred.insert(call.unique);
         if call.cx.interrupted() {
             interrupt.trip();
@@ -206,7 +206,7 @@ impl Dispatcher {
 
     fn completion(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         reply: Box<dyn DeferredReply>,
         (whole, in_flight): (usize, usize),
     ) -> KernelCompletion {
@@ -229,17 +229,17 @@ struct KernelCompletion {
     /// Bytes that must be written, all or the answer is an error: the kernel's write-back takes a
     /// short count for all of them.
     whole: usize,
-    /// Counted in [`InFlight`].
+    /// Counted in [`BytesInFlight`].
     in_flight: usize,
     /// The same, for the user of the client.
-    _queued: Option<Taken>,
+    _queued: Option<CountGuard>,
     /// The range of a direct write, of which the kernel may have pages.
     direct: Option<(Ino, u64, usize)>,
     dispatcher: Arc<Dispatcher>,
     reply: Box<dyn DeferredReply>,
     unique: u64,
     opcode: Opcode,
-    started: Moment,
+    started: ClockMoment,
 }
 
 impl Completion for KernelCompletion {
@@ -293,7 +293,7 @@ impl Completion for KernelCompletion {
 
 #[cfg(test)]
 mod tests {
-    use defuse_fs::Interrupted;
+    use defuse_fs::InterruptCheck;
 
     use super::*;
 

@@ -5,28 +5,28 @@ use std::time::Duration;
 
 use defuse_fs::{
     AccessMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, IoOp,
-    IoctlArgs, LockOwner, LockType, Name, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
+    IoctlArgs, LockOwner, LockType, Name, Notify, OpenArgs, OpenFlags, OpenReply, PollHandle,
     ReadArgs, ReadBuf, ReleaseArgs, Result, SliceSink, Whence,
 };
 use zerocopy::IntoBytes;
 
 use super::names::new_node;
-use super::{Call, Dispatcher, Done, done, pod};
-use crate::backing::Offer;
-use crate::transport::{Deferred, Reply};
+use super::{Dispatcher, HandlerOutcome, RequestCall, done, pod};
+use crate::backing::BackingOffer;
+use crate::transport::{DeferredKind, RequestReply};
 use defuse_wire::abi;
-use defuse_wire::convert::{self, Timeouts};
+use defuse_wire::convert::{self, CacheTimeouts};
 use defuse_wire::reply::CreateOut;
-use defuse_wire::request::Extensions;
+use defuse_wire::request::RequestExtensions;
 use defuse_wire::vendor;
 
 impl Dispatcher {
     pub(super) fn open(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::OpenIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let wants_bytes = args.open_flags & vendor::OPEN_WANTS_BYTES != 0;
         let args = self.open_args(call, args.flags, args.open_flags);
         let opened = self.fs.open(&call.cx, call.ino, args)?;
@@ -46,19 +46,19 @@ impl Dispatcher {
         if reply.send(&[out.as_bytes(), &bytes]).is_err() {
             self.undo_open(call, call.ino, &out, args.flags);
         }
-        Ok(Done::Sent)
+        Ok(HandlerOutcome::Sent)
     }
 
     /// Creates a file, and never opens an existing one. The kernel takes the file for new, and
     /// checks no permission to open it (`fuse_create_open` in `fs/fuse/dir.c`).
     pub(super) fn create(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::CreateIn,
         name: &[u8],
-        ext: &Extensions<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        ext: &RequestExtensions<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let node = new_node(call, FileKind::Regular, args.mode, args.umask, ext)?;
         let asked = self.open_args(call, args.flags, args.open_flags);
         let open = OpenArgs { flags: OpenFlags(asked.flags.0 | OpenFlags::EXCL), ..asked };
@@ -69,11 +69,11 @@ impl Dispatcher {
 
     pub(super) fn tmpfile(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::CreateIn,
-        ext: &Extensions<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        ext: &RequestExtensions<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let node = new_node(call, FileKind::Regular, args.mode, args.umask, ext)?;
         let open = self.open_args(call, args.flags, args.open_flags);
         let made = self.fs.tmpfile(&call.cx, call.ino, &node, open)?;
@@ -82,11 +82,11 @@ impl Dispatcher {
 
     fn send_created(
         &self,
-        call: &Call<'_>,
-        (entry, opened): (Entry, Opened),
+        call: &RequestCall<'_>,
+        (entry, opened): (Entry, OpenReply),
         flags: OpenFlags,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let mut open = self.open_out(&opened);
         self.give_backing(entry.ino, &opened, flags, &mut open);
         self.note_writer(entry.ino, flags);
@@ -95,13 +95,13 @@ impl Dispatcher {
             self.undo_open(call, entry.ino, &out.open, flags);
             self.fs.forget(entry.ino, 1);
         }
-        Ok(Done::Sent)
+        Ok(HandlerOutcome::Sent)
     }
 
     /// The arguments of an open. Without `HANDLE_KILLPRIV_V2` the kernel clears set-user-id by separate
     /// requests, except for an open that truncates by itself. The request then does not say if the
     /// caller has `CAP_FSETID`, so that only root keeps the bits.
-    fn open_args(&self, call: &Call<'_>, flags: u32, open_flags: u32) -> OpenArgs {
+    fn open_args(&self, call: &RequestCall<'_>, flags: u32, open_flags: u32) -> OpenArgs {
         let flags = convert::open_flags(flags);
         let told = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let unseen = !told && flags.has(OpenFlags::TRUNC) && call.cx.caller.uid != 0;
@@ -110,7 +110,7 @@ impl Dispatcher {
     }
 
     /// The reply for an open file or directory.
-    fn open_out(&self, opened: &Opened) -> abi::OpenOut {
+    fn open_out(&self, opened: &OpenReply) -> abi::OpenOut {
         let mut out = convert::open_out(opened);
         let mut set = |flag, on: bool| out.open_flags |= if on { flag } else { 0 };
         set(abi::FOPEN_DIRECT_IO, self.direct_io);
@@ -122,10 +122,10 @@ impl Dispatcher {
     }
 
     /// Lets the kernel read and write the backing file of an open file, if it has one.
-    fn give_backing(&self, ino: Ino, opened: &Opened, flags: OpenFlags, out: &mut abi::OpenOut) {
+    fn give_backing(&self, ino: Ino, opened: &OpenReply, flags: OpenFlags, out: &mut abi::OpenOut) {
         let Some(backings) = &self.backings else { return };
         let only_reads = flags.access() == AccessMode::Read;
-        let offer = opened.backing.as_ref().map(|backing| Offer { backing, only_reads });
+        let offer = opened.backing.as_ref().map(|backing| BackingOffer { backing, only_reads });
         let Some(id) = backings.open(ino, opened.fh, offer) else { return };
         out.backing_id = id;
         out.open_flags |= abi::FOPEN_PASSTHROUGH;
@@ -138,7 +138,7 @@ impl Dispatcher {
     }
 
     /// Undoes an open whose reply was not delivered.
-    fn undo_open(&self, call: &Call<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
+    fn undo_open(&self, call: &RequestCall<'_>, ino: Ino, out: &abi::OpenOut, flags: OpenFlags) {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
         self.note_writer_gone(ino, flags);
@@ -155,13 +155,13 @@ impl Dispatcher {
     /// The time for which the kernel may cache attributes of an inode: 0 while a file with a backing
     /// file is open for writing, since the kernel does not see that a store through a mapping changes
     /// the times. Options do not change this, because they concern changes by others.
-    pub(super) fn timeouts_of(&self, ino: Ino) -> Timeouts {
+    pub(super) fn timeouts_of(&self, ino: Ino) -> CacheTimeouts {
         if !self.writers.any(ino) {
             return self.timeouts;
         }
         let attr = if self.backings.is_some() { Some(Duration::ZERO) } else { self.timeouts.attr };
         let has_unwritten_pages = self.has_unwritten_pages(ino);
-        Timeouts { attr, has_unwritten_pages, ..self.timeouts }
+        CacheTimeouts { attr, has_unwritten_pages, ..self.timeouts }
     }
 
     /// True if the kernel may have pages of the inode that were stored by a mapping, or wait for their write-back: a file is open for
@@ -194,10 +194,10 @@ impl Dispatcher {
 
     pub(super) fn release(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::ReleaseIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let unlock = args.release_flags & abi::FUSE_RELEASE_FLOCK_UNLOCK != 0;
         let flags = convert::open_flags(args.flags);
         let file = File { ino: call.ino, fh: Fh(args.fh) };
@@ -212,7 +212,7 @@ impl Dispatcher {
     }
 
     /// The client has read bytes that came with the reply to OPEN: the access time follows.
-    fn has_read(&self, call: &Call<'_>, file: File) {
+    fn has_read(&self, call: &RequestCall<'_>, file: File) {
         let mut byte = [0];
         let mut sink = SliceSink::new(&mut byte);
         let mut out = ReadBuf::new(&mut sink, 1);
@@ -221,20 +221,20 @@ impl Dispatcher {
 
     pub(super) fn flush(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::FlushIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         done(self.fs.flush(&call.cx, file, LockOwner(args.lock_owner)), reply)
     }
 
     pub(super) fn fsync(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::FsyncIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         self.sync_by(call, IoOp::Fsync { file, datasync }, reply, |fs| {
@@ -244,10 +244,10 @@ impl Dispatcher {
 
     pub(super) fn fsyncdir(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::FsyncIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
         let dir = File { ino: call.ino, fh: Fh(args.fh) };
         self.sync_by(call, IoOp::Fsyncdir { dir, datasync }, reply, |fs| {
@@ -255,48 +255,52 @@ impl Dispatcher {
         })
     }
 
-    pub(super) fn syncfs(self: &Arc<Self>, call: &Call<'_>, reply: &mut dyn Reply) -> Result<Done> {
+    pub(super) fn syncfs(
+        self: &Arc<Self>,
+        call: &RequestCall<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         self.sync_by(call, IoOp::Syncfs, reply, |fs| fs.syncfs(&call.cx))
     }
 
     /// Submits `op`, or performs it by `run`.
     fn sync_by(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         op: IoOp,
-        reply: &mut dyn Reply,
+        reply: &mut dyn RequestReply,
         run: impl FnOnce(&dyn FileSystem) -> Result<()>,
-    ) -> Result<Done> {
+    ) -> Result<HandlerOutcome> {
         if !self.submits_call(call) {
             let result = run(&*self.fs);
             if !self.must_submit(call, &result) {
                 return done(result, reply);
             }
         }
-        self.submit(call, op, reply.defer(Deferred::Plain));
-        Ok(Done::Deferred)
+        self.submit(call, op, reply.defer(DeferredKind::Plain));
+        Ok(HandlerOutcome::Deferred)
     }
 
     pub(super) fn opendir(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::OpenIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let opened = self.fs.opendir(&call.cx, call.ino, convert::open_flags(args.flags))?;
         let out = self.open_out(&opened);
         if reply.send(&[out.as_bytes()]).is_err() {
             let _ = self.fs.releasedir(&call.cx, File { ino: call.ino, fh: opened.fh });
         }
-        Ok(Done::Sent)
+        Ok(HandlerOutcome::Sent)
     }
 
     pub(super) fn getlk(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::LkIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let request = convert::lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         pod(reply, &convert::lk_out(self.fs.getlk(&call.cx, file, &request)?))
@@ -304,10 +308,10 @@ impl Dispatcher {
 
     pub(super) fn setlk(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::LkIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let request = convert::lock_request(args, false)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         done(self.fs.setlk(&call.cx, file, &request), reply)
@@ -317,28 +321,28 @@ impl Dispatcher {
     /// unlock.
     pub(super) fn setlkw(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::LkIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let lock = convert::lock_request(args, true)?;
         if lock.lock.typ == LockType::Unlock {
             // flock(2) sends an unlock as SETLKW.
             return self.setlk(call, args, reply);
         }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let deferred = reply.defer(Deferred::Plain);
+        let deferred = reply.defer(DeferredKind::Plain);
         self.wait_for_lock(call, (file, lock), deferred);
-        Ok(Done::Deferred)
+        Ok(HandlerOutcome::Deferred)
     }
 
     pub(super) fn ioctl(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::IoctlIn,
         data: &[u8],
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         // Only character devices (CUSE) send unrestricted requests, which need a description of the
         // caller's memory.
         if args.flags & abi::FUSE_IOCTL_UNRESTRICTED != 0 {
@@ -361,15 +365,15 @@ impl Dispatcher {
         }
         let out = abi::IoctlOut { result: answer.result, ..abi::IoctlOut::default() };
         let _ = reply.send(&[out.as_bytes(), &answer.output]);
-        Ok(Done::Sent)
+        Ok(HandlerOutcome::Sent)
     }
 
     pub(super) fn poll(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::PollIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let wake = args.flags & abi::FUSE_POLL_SCHEDULE_NOTIFY != 0;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         let wake = wake.then_some(PollHandle(args.kh));
@@ -379,10 +383,10 @@ impl Dispatcher {
 
     pub(super) fn fallocate(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::FallocateIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let file = File { ino: call.ino, fh: Fh(args.fh) };
         if args.length == 0 {
             return Err(Errno::EINVAL);
@@ -393,10 +397,10 @@ impl Dispatcher {
 
     pub(super) fn lseek(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::LseekIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         // SEEK_DATA and SEEK_HOLE of lseek(2). The kernel handles the others.
         let whence = match args.whence {
             3 => Whence::Data,
@@ -416,7 +420,7 @@ impl Dispatcher {
     /// then on for all files.
     fn lseek_without_holes(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         file: File,
         offset: u64,
         whence: Whence,
@@ -434,11 +438,11 @@ impl Dispatcher {
 
     pub(super) fn copy_file_range(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::CopyFileRangeIn,
         wide: bool,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         // The reply to the older request has a 32-bit count.
         let longest = if wide { u64::MAX } else { u64::from(u32::MAX) & !0xfff };
         let copy = CopyRange {

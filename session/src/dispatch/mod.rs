@@ -19,35 +19,35 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, FailureDomain, Fh, File, FileSystem, Groups, Ino,
-    Interrupted, Lifecycle, Name, Origin, Result,
+    AccessMask, Caller, Context, Errno, FailureDomain, Fh, File, FileSystem, Ino, InterruptCheck,
+    Lifecycle, Name, Origin, Result, SupplementaryGroups,
 };
 use defuse_probe::Recorder;
-use defuse_probe::clock::Moment;
+use defuse_probe::clock::ClockMoment;
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::backing::Backings;
-use crate::groups::{OfProcesses, Told, Unknown};
-use crate::init::Negotiated;
+use crate::backing::BackingFiles;
+use crate::groups::{ClientGroups, ProcessGroups, UnknownGroups};
+use crate::init::NegotiatedInit;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
-use crate::share::Share;
-use crate::transport::Reply;
-use crate::workers::sentinel::Sentinel;
-use deferred::{DeferredTable, InFlight};
+use crate::share::UserShare;
+use crate::transport::RequestReply;
+use crate::workers::sentinel::SharedWatchdog;
+use deferred::{BytesInFlight, DeferredTable};
 use defuse_wire::abi::{self, Opcode};
-use defuse_wire::convert::{self, Timeouts};
-use defuse_wire::request::{Body, Payload, Request};
+use defuse_wire::convert::{self, CacheTimeouts};
+use defuse_wire::request::{DecodedRequest, RequestBody, RequestPayload};
 use pages::CachedPages;
-use privileges::Writers;
+use privileges::WriterCounts;
 
 /// All that handlers need to know of their session.
 pub(crate) struct Dispatcher {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) notify: Arc<KernelNotify>,
     pub(crate) recorder: Recorder,
-    pub(crate) negotiated: Negotiated,
-    timeouts: Timeouts,
+    pub(crate) negotiated: NegotiatedInit,
+    timeouts: CacheTimeouts,
     /// The file system lets missing names be cached.
     may_cache_missing: bool,
     /// Attributes may have a birth time.
@@ -61,20 +61,20 @@ pub(crate) struct Dispatcher {
     acls_ignored: bool,
     /// The other side asks for access lists.
     has_acls: bool,
-    backings: Option<Backings>,
+    backings: Option<BackingFiles>,
     deferred: DeferredTable,
-    in_flight: InFlight,
+    in_flight: BytesInFlight,
     /// `None` where the kernel waits for each direct write, or has no pages.
     pages: Option<CachedPages>,
     /// See [`ClientHooks::share`].
-    pub(crate) share: Option<Arc<Share>>,
-    writers: Writers,
+    pub(crate) share: Option<Arc<UserShare>>,
+    writers: WriterCounts,
     /// The requests come from the kernel, which vouches for their callers, and not from a client over a
     /// socket.
     is_kernel: bool,
     /// The identity of the session, in the context of each request.
     pub(crate) origin: Origin,
-    groups: Arc<dyn Groups>,
+    groups: Arc<dyn SupplementaryGroups>,
     memory: Option<Arc<dyn SharedMemory>>,
     /// See [`ClientHooks::tells_groups`].
     tells_groups: bool,
@@ -132,18 +132,18 @@ pub struct ClientHooks {
     /// The memory of files that it maps; `None` where it cannot map any.
     pub memory: Option<Arc<dyn SharedMemory>>,
     /// The groups of those for whom it acts; `None` where nobody knows them.
-    pub groups: Option<Arc<dyn Groups>>,
+    pub groups: Option<Arc<dyn SupplementaryGroups>>,
     /// It is believed about the groups of the callers.
     pub tells_groups: bool,
     /// Watches the threads of the session; `None` for a thread of the session's own.
-    pub sentinel: Option<Sentinel>,
+    pub sentinel: Option<SharedWatchdog>,
     /// The things that it has together with other sessions of its user; `None` if they have no limits.
-    pub share: Option<Arc<Share>>,
+    pub share: Option<Arc<UserShare>>,
 }
 
 /// The other end of a session.
 #[derive(Clone)]
-pub(crate) enum Peer {
+pub(crate) enum SessionPeer {
     /// The kernel, which vouches for the callers. Backing files are registered with the device.
     Kernel(Arc<OwnedFd>),
     /// A client in the kernel's place.
@@ -152,7 +152,7 @@ pub(crate) enum Peer {
 
 /// The outcome of a request, for statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub(crate) struct RequestOutcome {
     pub(crate) ok: bool,
     /// Bytes read or written.
     pub(crate) bytes: u64,
@@ -161,21 +161,21 @@ pub(crate) struct Outcome {
 }
 
 /// The outcome of a handler that did not fail.
-enum Done {
+enum HandlerOutcome {
     Sent,
     Moved(usize),
     Deferred,
 }
 
 /// Everything about one request that handlers pass around.
-struct Call<'a> {
+struct RequestCall<'a> {
     cx: Context<'a>,
     unique: u64,
     opcode: Opcode,
     ino: Ino,
-    started: Moment,
+    started: ClockMoment,
     /// The groups of the caller, where the client has told them.
-    told_groups: Option<Arc<dyn Groups>>,
+    told_groups: Option<Arc<dyn SupplementaryGroups>>,
     /// Part of a chain, which is answered at once.
     in_chain: bool,
 }
@@ -185,9 +185,9 @@ impl Dispatcher {
     pub(crate) fn new(
         (fs, origin): (Arc<dyn FileSystem>, Origin),
         notify: Arc<KernelNotify>,
-        negotiated: Negotiated,
+        negotiated: NegotiatedInit,
         options: &SessionOptions,
-        peer: Peer,
+        peer: SessionPeer,
     ) -> Self {
         let caps = fs.caps();
         // With write-back the kernel knows size and times better than we, but not the space in use,
@@ -197,26 +197,27 @@ impl Dispatcher {
         let has_acls = negotiated.uses(abi::FUSE_POSIX_ACL);
         let acls_ignored = options.default_permissions && !has_acls;
         let (device, groups, memory, tells_groups, share) = match peer {
-            Peer::Kernel(device) => {
+            SessionPeer::Kernel(device) => {
                 let other = options.groups.as_ref().map(|source| Arc::clone(&source.0));
-                let groups = other.unwrap_or_else(|| Arc::new(OfProcesses));
+                let groups = other.unwrap_or_else(|| Arc::new(ProcessGroups));
                 (Some(device), groups, None, false, None)
             }
-            Peer::Client(ClientHooks { memory, groups, tells_groups, share, .. }) => {
-                let groups = groups.unwrap_or_else(|| Arc::new(Unknown));
+            SessionPeer::Client(ClientHooks { memory, groups, tells_groups, share, .. }) => {
+                let groups = groups.unwrap_or_else(|| Arc::new(UnknownGroups));
                 (None, groups, memory, tells_groups, share)
             }
         };
         let is_kernel = device.is_some();
         let is_async = is_kernel && negotiated.uses(abi::FUSE_ASYNC_DIO);
-        let backings = device.filter(|_| negotiated.uses(abi::FUSE_PASSTHROUGH)).map(Backings::new);
+        let backings =
+            device.filter(|_| negotiated.uses(abi::FUSE_PASSTHROUGH)).map(BackingFiles::new);
         Dispatcher {
             fs,
             origin,
             notify,
             recorder: if options.statistics { Recorder::new() } else { Recorder::off() },
             negotiated,
-            timeouts: Timeouts {
+            timeouts: CacheTimeouts {
                 attr: options.attr_timeout,
                 entry: options.entry_timeout,
                 negative: options.negative_timeout,
@@ -232,10 +233,10 @@ impl Dispatcher {
             acls_ignored,
             backings,
             deferred: DeferredTable::default(),
-            in_flight: InFlight::default(),
+            in_flight: BytesInFlight::default(),
             pages: is_async.then(CachedPages::new),
             share,
-            writers: Writers::default(),
+            writers: WriterCounts::default(),
             is_kernel,
             groups,
             memory,
@@ -257,17 +258,18 @@ impl Dispatcher {
     /// `EIO` to this request alone.
     pub(crate) fn handle(
         self: &Arc<Self>,
-        request: &Request<'_>,
-        reply: &mut dyn Reply,
-        interrupt: &dyn Interrupted,
-        started: Moment,
-    ) -> Outcome {
+        request: &DecodedRequest<'_>,
+        reply: &mut dyn RequestReply,
+        interrupt: &dyn InterruptCheck,
+        started: ClockMoment,
+    ) -> RequestOutcome {
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid };
         let told = request.caller_groups.filter(|_| self.tells_groups);
-        let told = told.map(|groups| Arc::new(Told(groups.collect())) as Arc<dyn Groups>);
+        let told = told
+            .map(|groups| Arc::new(ClientGroups(groups.collect())) as Arc<dyn SupplementaryGroups>);
         let groups = told.clone();
         let groups = groups.as_deref().unwrap_or(&*self.groups);
-        let call = Call {
+        let call = RequestCall {
             cx: Context::with_interrupt(caller, request.unique, interrupt)
                 .with_groups(groups)
                 .from_origin(self.origin),
@@ -279,13 +281,15 @@ impl Dispatcher {
             in_chain: false,
         };
         match self.attempt(&call, &request.body, reply) {
-            Ok(Done::Sent) => Outcome { ok: true, ..Outcome::default() },
-            Ok(Done::Moved(count)) => Outcome { ok: true, bytes: count as u64, deferred: false },
-            Ok(Done::Deferred) => Outcome { ok: true, bytes: 0, deferred: true },
+            Ok(HandlerOutcome::Sent) => RequestOutcome { ok: true, ..RequestOutcome::default() },
+            Ok(HandlerOutcome::Moved(count)) => {
+                RequestOutcome { ok: true, bytes: count as u64, deferred: false }
+            }
+            Ok(HandlerOutcome::Deferred) => RequestOutcome { ok: true, bytes: 0, deferred: true },
             Err(errno) => {
                 // ENOENT: the kernel gave up on the request, so nobody wants to know.
                 let _ = reply.send_errno(errno.raw());
-                Outcome::default()
+                RequestOutcome::default()
             }
         }
     }
@@ -293,10 +297,10 @@ impl Dispatcher {
     /// Runs a handler. A panic of the file system is `EIO`.
     fn attempt(
         self: &Arc<Self>,
-        call: &Call<'_>,
-        body: &Body<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        call: &RequestCall<'_>,
+        body: &RequestBody<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let result = catch_unwind(AssertUnwindSafe(|| self.run(call, body, reply)));
         result.unwrap_or_else(|_| {
             log::error!("{}: the file system panicked; answering EIO", call.opcode.name());
@@ -306,84 +310,90 @@ impl Dispatcher {
 
     fn run(
         self: &Arc<Self>,
-        call: &Call<'_>,
-        body: &Body<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        call: &RequestCall<'_>,
+        body: &RequestBody<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let (cx, ino) = (&call.cx, call.ino);
         match body {
-            Body::Lookup { name } => self.lookup(call, name, reply),
-            Body::Getattr(args) => self.getattr(call, args, reply),
-            Body::Statx(args) => self.statx(call, args, reply),
-            Body::Setattr(args) => self.setattr(call, args, reply),
-            Body::Readlink => self.readlink(call, reply),
-            Body::Symlink { name, target, ext } => self.symlink(call, name, target, ext, reply),
-            Body::Mknod { args, name, ext } => self.mknod(call, args, name, ext, reply),
-            Body::Mkdir { args, name, ext } => self.mkdir(call, args, name, ext, reply),
-            Body::Unlink { name } => done(self.fs.unlink(cx, ino, Name::new(name)?), reply),
-            Body::Rmdir { name } => done(self.fs.rmdir(cx, ino, Name::new(name)?), reply),
-            Body::Rename { args, name, newname } => {
+            RequestBody::Lookup { name } => self.lookup(call, name, reply),
+            RequestBody::Getattr(args) => self.getattr(call, args, reply),
+            RequestBody::Statx(args) => self.statx(call, args, reply),
+            RequestBody::Setattr(args) => self.setattr(call, args, reply),
+            RequestBody::Readlink => self.readlink(call, reply),
+            RequestBody::Symlink { name, target, ext } => {
+                self.symlink(call, name, target, ext, reply)
+            }
+            RequestBody::Mknod { args, name, ext } => self.mknod(call, args, name, ext, reply),
+            RequestBody::Mkdir { args, name, ext } => self.mkdir(call, args, name, ext, reply),
+            RequestBody::Unlink { name } => done(self.fs.unlink(cx, ino, Name::new(name)?), reply),
+            RequestBody::Rmdir { name } => done(self.fs.rmdir(cx, ino, Name::new(name)?), reply),
+            RequestBody::Rename { args, name, newname } => {
                 self.rename(call, (args.newdir, 0), name, newname, reply)
             }
-            Body::Rename2 { args, name, newname } => {
+            RequestBody::Rename2 { args, name, newname } => {
                 self.rename(call, (args.newdir, args.flags), name, newname, reply)
             }
-            Body::Link { args, name } => self.link(call, args, name, reply),
-            Body::Open(args) => self.open(call, args, reply),
-            Body::Create { args, name, ext } => self.create(call, args, name, ext, reply),
-            Body::Tmpfile { args, ext, .. } => self.tmpfile(call, args, ext, reply),
-            Body::Read(args) => self.read(call, args, reply),
-            Body::Write { args, data } => self.write(call, args, data, reply),
-            Body::Statfs => pod(reply, &convert::statfs(&self.fs.statfs(cx, ino)?)),
-            Body::Release(args) => self.release(call, args, reply),
-            Body::Fsync(args) => self.fsync(call, args, reply),
-            Body::Flush(args) => self.flush(call, args, reply),
-            Body::Setxattr { args, name, value } => self.setxattr(call, args, name, value, reply),
-            Body::Getxattr { args, name } => self.getxattr(call, args, name, reply),
-            Body::Listxattr(args) => self.listxattr(call, args, reply),
-            Body::Removexattr { name } => self.removexattr(call, name, reply),
-            Body::Opendir(args) => self.opendir(call, args, reply),
-            Body::Readdir(args) => self.readdir(call, args, false, reply),
-            Body::Readdirplus(args) => self.readdir(call, args, true, reply),
-            Body::Releasedir(args) => {
+            RequestBody::Link { args, name } => self.link(call, args, name, reply),
+            RequestBody::Open(args) => self.open(call, args, reply),
+            RequestBody::Create { args, name, ext } => self.create(call, args, name, ext, reply),
+            RequestBody::Tmpfile { args, ext, .. } => self.tmpfile(call, args, ext, reply),
+            RequestBody::Read(args) => self.read(call, args, reply),
+            RequestBody::Write { args, data } => self.write(call, args, data, reply),
+            RequestBody::Statfs => pod(reply, &convert::statfs(&self.fs.statfs(cx, ino)?)),
+            RequestBody::Release(args) => self.release(call, args, reply),
+            RequestBody::Fsync(args) => self.fsync(call, args, reply),
+            RequestBody::Flush(args) => self.flush(call, args, reply),
+            RequestBody::Setxattr { args, name, value } => {
+                self.setxattr(call, args, name, value, reply)
+            }
+            RequestBody::Getxattr { args, name } => self.getxattr(call, args, name, reply),
+            RequestBody::Listxattr(args) => self.listxattr(call, args, reply),
+            RequestBody::Removexattr { name } => self.removexattr(call, name, reply),
+            RequestBody::Opendir(args) => self.opendir(call, args, reply),
+            RequestBody::Readdir(args) => self.readdir(call, args, false, reply),
+            RequestBody::Readdirplus(args) => self.readdir(call, args, true, reply),
+            RequestBody::Releasedir(args) => {
                 done(self.fs.releasedir(cx, File { ino, fh: Fh(args.fh) }), reply)
             }
-            Body::Fsyncdir(args) => self.fsyncdir(call, args, reply),
-            Body::Getlk(args) => self.getlk(call, args, reply),
-            Body::Setlk(args) => self.setlk(call, args, reply),
-            Body::Setlkw(args) => self.setlkw(call, args, reply),
-            Body::Access(args) => done(self.fs.access(cx, ino, AccessMask(args.mask)), reply),
-            Body::Bmap(args) => {
+            RequestBody::Fsyncdir(args) => self.fsyncdir(call, args, reply),
+            RequestBody::Getlk(args) => self.getlk(call, args, reply),
+            RequestBody::Setlk(args) => self.setlk(call, args, reply),
+            RequestBody::Setlkw(args) => self.setlkw(call, args, reply),
+            RequestBody::Access(args) => {
+                done(self.fs.access(cx, ino, AccessMask(args.mask)), reply)
+            }
+            RequestBody::Bmap(args) => {
                 let block = self.fs.bmap(cx, ino, args.blocksize, args.block)?;
                 pod(reply, &abi::BmapOut { block })
             }
-            Body::Ioctl { args, data } => self.ioctl(call, args, data, reply),
-            Body::Poll(args) => self.poll(call, args, reply),
-            Body::Fallocate(args) => self.fallocate(call, args, reply),
-            Body::Lseek(args) => self.lseek(call, args, reply),
-            Body::CopyFileRange(args) => self.copy_file_range(call, args, false, reply),
-            Body::CopyFileRange64(args) => self.copy_file_range(call, args, true, reply),
-            Body::Syncfs(_) => self.syncfs(call, reply),
+            RequestBody::Ioctl { args, data } => self.ioctl(call, args, data, reply),
+            RequestBody::Poll(args) => self.poll(call, args, reply),
+            RequestBody::Fallocate(args) => self.fallocate(call, args, reply),
+            RequestBody::Lseek(args) => self.lseek(call, args, reply),
+            RequestBody::CopyFileRange(args) => self.copy_file_range(call, args, false, reply),
+            RequestBody::CopyFileRange64(args) => self.copy_file_range(call, args, true, reply),
+            RequestBody::Syncfs(_) => self.syncfs(call, reply),
             // umount(2) of a `fuseblk` mount waits for the answer.
-            Body::Destroy if self.is_kernel => self.syncfs(call, reply),
-            Body::Destroy => done(Ok(()), reply),
+            RequestBody::Destroy if self.is_kernel => self.syncfs(call, reply),
+            RequestBody::Destroy => done(Ok(()), reply),
             // A second INIT: the session has its agreement.
-            Body::Init(_) => Err(Errno::EIO),
-            Body::Compound { chain } => self.compound(call, chain, reply),
+            RequestBody::Init(_) => Err(Errno::EIO),
+            RequestBody::Compound { chain } => self.compound(call, chain, reply),
             // This is not a character device.
-            Body::CuseInit(_) => Err(Errno::ENOSYS),
-            Body::Setupmapping(args) => self.setupmapping(call, args, reply),
-            Body::Removemapping(items) => self.removemapping(call, *items, reply),
+            RequestBody::CuseInit(_) => Err(Errno::ENOSYS),
+            RequestBody::Setupmapping(args) => self.setupmapping(call, args, reply),
+            RequestBody::Removemapping(items) => self.removemapping(call, *items, reply),
             // Handled where they are received, without an answer.
-            Body::Forget(_)
-            | Body::BatchForget(_)
-            | Body::Interrupt(_)
-            | Body::NotifyReply { .. } => Err(Errno::EINVAL),
+            RequestBody::Forget(_)
+            | RequestBody::BatchForget(_)
+            | RequestBody::Interrupt(_)
+            | RequestBody::NotifyReply { .. } => Err(Errno::EINVAL),
         }
     }
 
     /// FORGET and BATCH_FORGET.
-    pub(crate) fn forget(&self, request: &Request<'_>) {
+    pub(crate) fn forget(&self, request: &DecodedRequest<'_>) {
         let forget = |nodeid: u64, lookups: u64| {
             if nodeid != abi::FUSE_ROOT_ID {
                 if let Some(backings) = &self.backings {
@@ -393,8 +403,10 @@ impl Dispatcher {
             }
         };
         let run = || match request.body {
-            Body::Forget(args) => forget(request.nodeid, args.nlookup),
-            Body::BatchForget(items) => items.for_each(|item| forget(item.nodeid, item.nlookup)),
+            RequestBody::Forget(args) => forget(request.nodeid, args.nlookup),
+            RequestBody::BatchForget(items) => {
+                items.for_each(|item| forget(item.nodeid, item.nlookup))
+            }
             _ => {}
         };
         if catch_unwind(AssertUnwindSafe(run)).is_err() {
@@ -435,8 +447,8 @@ impl Dispatcher {
     pub(crate) fn notify_reply(
         &self,
         unique: u64,
-        data: &Payload<'_>,
-        reply: &mut dyn Reply,
+        data: &RequestPayload<'_>,
+        reply: &mut dyn RequestReply,
     ) -> Result<()> {
         let bytes = data::owned(data, reply)?;
         self.notify.retrieved(unique, bytes);
@@ -445,10 +457,14 @@ impl Dispatcher {
 
     /// The part of the storage that the thread of `request` would wait for, as far as the file system
     /// knows. Requests that are answered later hold no thread.
-    pub(crate) fn failure_domain(&self, request: &Request<'_>) -> Option<FailureDomain> {
+    pub(crate) fn failure_domain(&self, request: &DecodedRequest<'_>) -> Option<FailureDomain> {
         match request.body {
-            Body::Read(_) | Body::Write { .. } | Body::Fsync(_) if self.submits() => None,
-            Body::Setlkw(_) => None,
+            RequestBody::Read(_) | RequestBody::Write { .. } | RequestBody::Fsync(_)
+                if self.submits() =>
+            {
+                None
+            }
+            RequestBody::Setlkw(_) => None,
             _ => {
                 let name = child_of(&request.body);
                 let ask = || self.fs.failure_domain(Ino(request.nodeid), name);
@@ -470,15 +486,15 @@ impl Dispatcher {
 }
 
 /// The name in the directory of a request that it is about, unless it makes or removes a directory.
-fn child_of<'a>(body: &Body<'a>) -> Option<Name<'a>> {
-    let (Body::Lookup { name }
-    | Body::Symlink { name, .. }
-    | Body::Mknod { name, .. }
-    | Body::Create { name, .. }
-    | Body::Unlink { name }
-    | Body::Link { name, .. }
-    | Body::Rename { name, .. }
-    | Body::Rename2 { name, .. }) = *body
+fn child_of<'a>(body: &RequestBody<'a>) -> Option<Name<'a>> {
+    let (RequestBody::Lookup { name }
+    | RequestBody::Symlink { name, .. }
+    | RequestBody::Mknod { name, .. }
+    | RequestBody::Create { name, .. }
+    | RequestBody::Unlink { name }
+    | RequestBody::Link { name, .. }
+    | RequestBody::Rename { name, .. }
+    | RequestBody::Rename2 { name, .. }) = *body
     else {
         return None;
     };
@@ -486,14 +502,14 @@ fn child_of<'a>(body: &Body<'a>) -> Option<Name<'a>> {
 }
 
 /// Sends success without a body.
-fn done(result: Result<()>, reply: &mut dyn Reply) -> Result<Done> {
+fn done(result: Result<()>, reply: &mut dyn RequestReply) -> Result<HandlerOutcome> {
     result?;
     let _ = reply.send_errno(0);
-    Ok(Done::Sent)
+    Ok(HandlerOutcome::Sent)
 }
 
 /// Sends one structure. Nothing was given away with it, so it does not matter if nobody takes it.
-fn pod<T: IntoBytes + Immutable>(reply: &mut dyn Reply, body: &T) -> Result<Done> {
+fn pod<T: IntoBytes + Immutable>(reply: &mut dyn RequestReply, body: &T) -> Result<HandlerOutcome> {
     let _ = reply.send(&[body.as_bytes()]);
-    Ok(Done::Sent)
+    Ok(HandlerOutcome::Sent)
 }

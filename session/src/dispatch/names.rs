@@ -10,12 +10,12 @@ use defuse_fs::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::privileges;
-use super::{Call, Dispatcher, Done, done, pod};
-use crate::transport::Reply;
+use super::{Dispatcher, HandlerOutcome, RequestCall, done, pod};
+use crate::transport::RequestReply;
 use defuse_wire::abi;
 use defuse_wire::convert;
 use defuse_wire::reply::DirEncoder;
-use defuse_wire::request::Extensions;
+use defuse_wire::request::RequestExtensions;
 
 /// The names of access lists, acl(5).
 const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
@@ -23,10 +23,10 @@ const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
 impl Dispatcher {
     pub(super) fn lookup(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         name: &[u8],
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         // Only NFS export asks for `.` and `..`, and only of directories.
         let found = match name {
             b".." => self.fs.lookup_parent(&call.cx, call.ino),
@@ -50,20 +50,20 @@ impl Dispatcher {
     }
 
     /// Sends `entry`, or takes back its lookup.
-    fn send_entry(&self, entry: &Entry, reply: &mut dyn Reply) -> Result<Done> {
+    fn send_entry(&self, entry: &Entry, reply: &mut dyn RequestReply) -> Result<HandlerOutcome> {
         let out = self.timeouts_of(entry.ino).entry_out(entry);
         if reply.send(&[out.as_bytes()]).is_err() {
             self.fs.forget(entry.ino, 1);
         }
-        Ok(Done::Sent)
+        Ok(HandlerOutcome::Sent)
     }
 
     pub(super) fn getattr(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::GetattrIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let fh = (args.getattr_flags & abi::FUSE_GETATTR_FH != 0).then_some(Fh(args.fh));
         let attr = self.fs.getattr(&call.cx, call.ino, fh)?;
         pod(reply, &self.timeouts_of(call.ino).attr_out(&attr))
@@ -73,10 +73,10 @@ impl Dispatcher {
     /// statx(2) with the attributes of a lookup or of a listing.
     pub(super) fn statx(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::StatxIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         if !self.birth_times {
             return Err(Errno::ENOSYS);
         }
@@ -87,10 +87,10 @@ impl Dispatcher {
 
     pub(super) fn setattr(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::SetattrIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         // A client over a socket may lie about its process.
         let clears = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         if self.is_kernel && clears && privileges::asks_to_clear(args) {
@@ -103,20 +103,24 @@ impl Dispatcher {
         pod(reply, &self.timeouts_of(call.ino).attr_out(&attr))
     }
 
-    pub(super) fn readlink(&self, call: &Call<'_>, reply: &mut dyn Reply) -> Result<Done> {
+    pub(super) fn readlink(
+        &self,
+        call: &RequestCall<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let target = self.fs.readlink(&call.cx, call.ino)?;
         let _ = reply.send(&[&target]);
-        Ok(Done::Sent)
+        Ok(HandlerOutcome::Sent)
     }
 
     pub(super) fn symlink(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         name: &[u8],
         target: &[u8],
-        ext: &Extensions<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        ext: &RequestExtensions<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let node = new_node(call, FileKind::Symlink, 0o777, 0, ext)?;
         let entry = self.fs.symlink(&call.cx, call.ino, Name::new(name)?, target, &node)?;
         self.send_entry(&entry, reply)
@@ -124,12 +128,12 @@ impl Dispatcher {
 
     pub(super) fn mknod(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::MknodIn,
         name: &[u8],
-        ext: &Extensions<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        ext: &RequestExtensions<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let kind = convert::node_kind(args.mode)?;
         let node = NewNode {
             rdev: convert::library_dev(args.rdev),
@@ -141,12 +145,12 @@ impl Dispatcher {
 
     pub(super) fn mkdir(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::MkdirIn,
         name: &[u8],
-        ext: &Extensions<'_>,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        ext: &RequestExtensions<'_>,
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let node = new_node(call, FileKind::Directory, args.mode, args.umask, ext)?;
         let entry = self.fs.mkdir(&call.cx, call.ino, Name::new(name)?, &node)?;
         self.send_entry(&entry, reply)
@@ -154,12 +158,12 @@ impl Dispatcher {
 
     pub(super) fn rename(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         (newdir, flags): (u64, u32),
         name: &[u8],
         newname: &[u8],
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let from = (call.ino, Name::new(name)?);
         let to = (Ino(newdir), Name::new(newname)?);
         done(self.fs.rename(&call.cx, from, to, RenameFlags(flags)), reply)
@@ -167,23 +171,23 @@ impl Dispatcher {
 
     pub(super) fn link(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::LinkIn,
         name: &[u8],
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let entry = self.fs.link(&call.cx, Ino(args.oldnodeid), call.ino, Name::new(name)?)?;
         self.send_entry(&entry, reply)
     }
 
     pub(super) fn setxattr(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::SetxattrIn,
         name: &[u8],
         value: &[u8],
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         // XATTR_CREATE and XATTR_REPLACE of setxattr(2).
         let flags = SetXattrFlags {
             create: args.flags & 1 != 0,
@@ -195,11 +199,11 @@ impl Dispatcher {
 
     pub(super) fn getxattr(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::GetxattrIn,
         name: &[u8],
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let room = args.size as usize;
         let found = self.fs.getxattr(&call.cx, call.ino, self.xattr_name(name)?, room);
         let found = found.map_err(|errno| match errno {
@@ -224,20 +228,20 @@ impl Dispatcher {
 
     pub(super) fn listxattr(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::GetxattrIn,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let room = args.size as usize;
         send_xattr(self.fs.listxattr(&call.cx, call.ino, room)?, room, reply)
     }
 
     pub(super) fn removexattr(
         &self,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         name: &[u8],
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         if name == b"security.capability" && self.is_kernel {
             let is_written = self.writers.any(call.ino);
             privileges::may_lose_capabilities(&*self.fs, &call.cx, call.ino, is_written)?;
@@ -247,11 +251,11 @@ impl Dispatcher {
 
     pub(super) fn readdir(
         self: &Arc<Self>,
-        call: &Call<'_>,
+        call: &RequestCall<'_>,
         args: &abi::ReadIn,
         plus: bool,
-        reply: &mut dyn Reply,
-    ) -> Result<Done> {
+        reply: &mut dyn RequestReply,
+    ) -> Result<HandlerOutcome> {
         let size = (args.size as usize).min(self.negotiated.max_read);
         let dir = File { ino: call.ino, fh: Fh(args.fh) };
         let encoder = DirEncoder::new(reply.room(size));
@@ -267,7 +271,7 @@ impl Dispatcher {
         if reply.send_room(len).is_err() && plus {
             self.forget_entries(&reply.room(len)[..len]);
         }
-        Ok(Done::Sent)
+        Ok(HandlerOutcome::Sent)
     }
 
     /// Takes back the lookups of a READDIRPLUS reply that was not taken.
@@ -284,11 +288,11 @@ impl Dispatcher {
 
 /// The node that a creation asks for.
 pub(super) fn new_node<'a>(
-    call: &Call<'_>,
+    call: &RequestCall<'_>,
     kind: FileKind,
     mode: u32,
     umask: u32,
-    ext: &Extensions<'a>,
+    ext: &RequestExtensions<'a>,
 ) -> Result<NewNode<'a>> {
     let security = match ext.security_contexts().next() {
         Some(context) if !context.name.is_empty() => {
@@ -304,7 +308,7 @@ pub(super) fn new_node<'a>(
     })
 }
 
-fn send_xattr(found: Xattr, room: usize, reply: &mut dyn Reply) -> Result<Done> {
+fn send_xattr(found: Xattr, room: usize, reply: &mut dyn RequestReply) -> Result<HandlerOutcome> {
     match found {
         Xattr::Size(size) => pod(reply, &abi::GetxattrOut { size, padding: 0 }),
         // A value where only its size was asked for.
@@ -314,7 +318,7 @@ fn send_xattr(found: Xattr, room: usize, reply: &mut dyn Reply) -> Result<Done> 
         Xattr::Value(value) if value.len() > room => Err(Errno::ERANGE),
         Xattr::Value(value) => {
             let _ = reply.send(&[&value]);
-            Ok(Done::Sent)
+            Ok(HandlerOutcome::Sent)
         }
     }
 }

@@ -21,24 +21,24 @@ const WORDS: usize = 1024;
 const MOST: usize = 8;
 
 /// Work that ends with an answer.
-type Job = Box<dyn FnOnce() + Send>;
+type PageJob = Box<dyn FnOnce() + Send>;
 
 /// The inodes of which the kernel may have pages, and the threads that drop them.
 pub(super) struct CachedPages {
     /// A bit for each of the inodes with the same hash. One that was set stays: a page too many is dropped, and none too few.
     inodes: Box<[AtomicU64; WORDS]>,
-    threads: Arc<Threads>,
+    threads: Arc<PageThreads>,
 }
 
 #[derive(Default)]
-struct Threads {
-    state: Mutex<State>,
+struct PageThreads {
+    state: Mutex<PageThreadState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    jobs: VecDeque<Job>,
+struct PageThreadState {
+    jobs: VecDeque<PageJob>,
     count: usize,
     idle: usize,
     ends: bool,
@@ -71,7 +71,7 @@ impl CachedPages {
     }
 
     /// Runs `job` on a thread, or here where there can be none.
-    pub(super) fn run(&self, job: Job) {
+    pub(super) fn run(&self, job: PageJob) {
         let mut state = self.threads.lock();
         if state.jobs.len() >= state.idle && state.count < MOST {
             let threads = Arc::clone(&self.threads);
@@ -91,8 +91,8 @@ impl CachedPages {
     }
 }
 
-impl Threads {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl PageThreads {
+    fn lock(&self) -> MutexGuard<'_, PageThreadState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -8,7 +8,7 @@
 //! mode.
 //!
 //! chown(2) without a change of owner or group sends the same request, and only the owner may do that.
-//! If the file is not open for writing, the request is a chown ([`Writers`]). Otherwise the bits are
+//! If the file is not open for writing, the request is a chown ([`WriterCounts`]). Otherwise the bits are
 //! cleared for the owner, for root, and for users with write permission, who could clear them anyway.
 //! For other users only the reply has no bits; the write itself, through a descriptor that was passed
 //! to them, clears them.
@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use defuse_fs::posix::{self, User, without_set_id};
+use defuse_fs::posix::{self, PosixUser, without_set_id};
 use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Result, SetAttr, Xattr, XattrName};
 
 use defuse_wire::abi;
@@ -47,7 +47,7 @@ pub(super) fn may_lose_capabilities(
     is_written: bool,
 ) -> Result<()> {
     let attr = fs.getattr(cx, ino, None)?;
-    let user = Asking::of(cx);
+    let user = CallerGroups::of(cx);
     let refused = has_set_id(&attr)
         && without_set_id(attr.perm, user.in_group(attr.gid)) != attr.perm
         && !is_written
@@ -68,7 +68,7 @@ pub(super) fn clear(
     if !has_set_id(&attr) {
         return Ok(attr);
     }
-    let user = Asking::of(cx);
+    let user = CallerGroups::of(cx);
     let perm = without_set_id(attr.perm, user.in_group(attr.gid));
     let uid = cx.caller.uid;
     if perm != attr.perm && !is_written && uid != 0 && uid != attr.uid {
@@ -91,7 +91,7 @@ fn may_clear(
     fs: &dyn FileSystem,
     cx: &Context<'_>,
     (ino, attr): (Ino, &Attr),
-    user: &Asking,
+    user: &CallerGroups,
 ) -> Result<bool> {
     let uid = cx.caller.uid;
     if uid == 0 || uid == attr.uid {
@@ -111,20 +111,20 @@ fn may_clear(
 }
 
 /// The caller of a request, with its known groups.
-struct Asking {
+struct CallerGroups {
     uid: u32,
     groups: Vec<u32>,
 }
 
-impl Asking {
-    fn of(cx: &Context<'_>) -> Asking {
+impl CallerGroups {
+    fn of(cx: &Context<'_>) -> CallerGroups {
         let mut groups = cx.supplementary_groups().unwrap_or_default();
         groups.push(cx.caller.gid);
-        Asking { uid: cx.caller.uid, groups }
+        CallerGroups { uid: cx.caller.uid, groups }
     }
 }
 
-impl posix::User for Asking {
+impl posix::PosixUser for CallerGroups {
     fn uid(&self) -> u32 {
         self.uid
     }
@@ -136,7 +136,7 @@ impl posix::User for Asking {
 
 /// The number of open files for writing of each inode.
 #[derive(Default)]
-pub(super) struct Writers {
+pub(super) struct WriterCounts {
     /// The sum of all counts. While it is 0, no shard is locked.
     total: AtomicUsize,
     shards: [Mutex<HashMap<Ino, u32>>; SHARDS],
@@ -144,7 +144,7 @@ pub(super) struct Writers {
 
 const SHARDS: usize = 16;
 
-impl Writers {
+impl WriterCounts {
     pub(super) fn opened(&self, ino: Ino) {
         self.total.fetch_add(1, Ordering::Relaxed);
         *self.shard(ino).entry(ino).or_default() += 1;

@@ -5,11 +5,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use defuse_fs::{ReadSink, Result, WriteSource};
 
 use super::dev::pread_full;
-use super::{Deferred, DeferredReply, Reply};
+use super::{DeferredKind, DeferredReply, RequestReply};
 
 /// The answer to a request.
 #[derive(Default)]
-pub struct Answer {
+pub struct RequestAnswer {
     /// The error, or 0 for success without a body; `None` for success with one.
     pub errno: Option<i32>,
     /// The body.
@@ -18,7 +18,7 @@ pub struct Answer {
     pub fd: Option<OwnedFd>,
 }
 
-impl Reply for Answer {
+impl RequestReply for RequestAnswer {
     fn send(&mut self, body: &[&[u8]]) -> Result<()> {
         self.bytes = body.concat();
         Ok(())
@@ -57,12 +57,12 @@ impl Reply for Answer {
         unreachable!("nothing is in a pipe")
     }
 
-    fn defer(&mut self, _: Deferred) -> Box<dyn DeferredReply> {
+    fn defer(&mut self, _: DeferredKind) -> Box<dyn DeferredReply> {
         unreachable!("nothing is answered later")
     }
 }
 
-impl ReadSink for Answer {
+impl ReadSink for RequestAnswer {
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.bytes.extend_from_slice(bytes);
         Ok(())

@@ -11,10 +11,10 @@ use defuse_probe::clock;
 use rustix::fs::{Mode, OFlags};
 use zerocopy::IntoBytes;
 
-use super::splice::Pipe;
+use super::splice::MessagePipe;
 use super::{
-    AlignedBuf, COPIED_MOST, Channel, Deferred, DeferredReply, Line, Message, Places, Port,
-    Received, Reply, ReplyPort, errno,
+    AlignedBuf, COPIED_MOST, DeferredKind, DeferredReply, ReceiveOutcome, ReplyPort,
+    RequestMessage, RequestPort, RequestReply, RequestSource, SharedData, WorkerChannel, errno,
 };
 use defuse_wire::abi::{self, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
@@ -56,9 +56,9 @@ impl SpliceLimits {
 /// To wake a thread that sleeps on another processor costs an interrupt and an exit from idle, on
 /// virtual machines several times what a short request does. A worker that expects the next request
 /// at once therefore looks for it a while before it sleeps.
-struct Spin {
+struct SpinPort {
     /// A clone of the device with `O_NONBLOCK`.
-    port: Arc<dyn Port>,
+    port: Arc<dyn RequestPort>,
     limit_ns: u64,
     /// The expected benefit of polling: raised by a request within the limit, lowered by a later one. At
     /// 0 the worker does not poll.
@@ -70,7 +70,7 @@ const HOPE: u32 = 8;
 
 /// Sizes that hold for every channel of a session.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DevLimits {
+pub(crate) struct ChannelLimits {
     /// Most bytes in one WRITE.
     pub(crate) max_write: usize,
     /// Most bytes in one reply.
@@ -79,23 +79,23 @@ pub(crate) struct DevLimits {
 }
 
 /// /dev/fuse, as the source of the requests of a mount.
-pub(crate) struct DeviceLine {
+pub(crate) struct DeviceSource {
     device: Arc<OwnedFd>,
 }
 
-impl DeviceLine {
+impl DeviceSource {
     pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
-        DeviceLine { device }
+        DeviceSource { device }
     }
 
-    fn shared(&self) -> Arc<dyn Port> {
+    fn shared(&self) -> Arc<dyn RequestPort> {
         Arc::new(DevicePort { fd: Arc::clone(&self.device) })
     }
 }
 
-impl Line for DeviceLine {
+impl RequestSource for DeviceSource {
     /// A clone of the device spares the workers the lock of its queue.
-    fn port(&self, own: bool) -> Arc<dyn Port> {
+    fn port(&self, own: bool) -> Arc<dyn RequestPort> {
         match own.then(|| clone_device(&self.device, OFlags::empty())) {
             Some(Ok(fd)) => Arc::new(DevicePort { fd: Arc::new(fd) }),
             Some(Err(errno)) => {
@@ -106,7 +106,7 @@ impl Line for DeviceLine {
         }
     }
 
-    fn port_without_waiting(&self) -> Result<Arc<dyn Port>> {
+    fn port_without_waiting(&self) -> Result<Arc<dyn RequestPort>> {
         let fd = clone_device(&self.device, OFlags::NONBLOCK)?;
         Ok(Arc::new(DevicePort { fd: Arc::new(fd) }))
     }
@@ -136,7 +136,7 @@ impl ReplyPort for DevicePort {
     }
 }
 
-impl Port for DevicePort {
+impl RequestPort for DevicePort {
     fn receive(&self, room: &mut [u8]) -> Result<usize> {
         rustix::io::read(&self.fd, room).map_err(errno)
     }
@@ -151,37 +151,37 @@ impl Port for DevicePort {
 }
 
 /// One worker's end of the device.
-pub(crate) struct DevChannel {
-    port: Arc<dyn Port>,
+pub(crate) struct PortChannel {
+    port: Arc<dyn RequestPort>,
     request: AlignedBuf,
     capacity: usize,
     len: usize,
     in_pipe: bool,
     large_write: bool,
-    spin: Option<Spin>,
-    reply: DevReply,
+    spin: Option<SpinPort>,
+    reply: PortReply,
 }
 
-impl DevChannel {
-    pub(crate) fn new(port: Arc<dyn Port>, limits: DevLimits) -> Self {
+impl PortChannel {
+    pub(crate) fn new(port: Arc<dyn RequestPort>, limits: ChannelLimits) -> Self {
         // The kernel refuses a read with less room than one WRITE of the size that was agreed.
         let data = (limits.max_write + 4096).max(abi::FUSE_MIN_READ_BUFFER);
         let pipe_size = limits.max_write.max(limits.max_read);
-        let pipe = limits.splice.any().then(|| Pipe::new(pipe_size)).and_then(Result::ok);
+        let pipe = limits.splice.any().then(|| MessagePipe::new(pipe_size)).and_then(Result::ok);
         let mut splice = if pipe.is_some() { limits.splice } else { SpliceLimits::NEVER };
         // The size of a request is not known before it is received, and one that does not fit into
         // the pipe would be lost.
         if pipe.as_ref().is_none_or(|pipe| pipe.capacity() < limits.max_write) {
             splice.write_min = usize::MAX;
         }
-        DevChannel {
+        PortChannel {
             request: AlignedBuf::again(WRITE_LEAD, data),
             capacity: WRITE_LEAD + data,
             len: 0,
             in_pipe: false,
             large_write: false,
             spin: None,
-            reply: DevReply {
+            reply: PortReply {
                 port: Arc::clone(&port),
                 later: false,
                 unique: 0,
@@ -191,7 +191,7 @@ impl DevChannel {
                 spliced: false,
                 splice,
                 pipe,
-                left: Left::default(),
+                left: RemainingData::default(),
                 placed: false,
             },
             port,
@@ -199,8 +199,8 @@ impl DevChannel {
     }
 
     /// Looks for requests through `port`, which does not block, for up to `limit_ns` before sleeping.
-    pub(crate) fn spin_through(&mut self, port: Arc<dyn Port>, limit_ns: u64) {
-        self.spin = Some(Spin { port, limit_ns, hope: HOPE });
+    pub(crate) fn spin_through(&mut self, port: Arc<dyn RequestPort>, limit_ns: u64) {
+        self.spin = Some(SpinPort { port, limit_ns, hope: HOPE });
     }
 
     /// True while polling for requests pays.
@@ -208,7 +208,7 @@ impl DevChannel {
         self.spin.as_ref().is_some_and(|spin| spin.hope > 0)
     }
 
-    /// As [`Port::has_more`].
+    /// As [`RequestPort::has_more`].
     pub(crate) fn has_more(&self) -> Option<bool> {
         self.port.has_more()
     }
@@ -258,15 +258,19 @@ impl DevChannel {
     }
 
     /// The way to answer the request `unique`, which another channel received through `port`.
-    pub(crate) fn reply_through(&mut self, port: &Arc<dyn Port>, unique: u64) -> &mut dyn Reply {
+    pub(crate) fn reply_through(
+        &mut self,
+        port: &Arc<dyn RequestPort>,
+        unique: u64,
+    ) -> &mut dyn RequestReply {
         self.reply.port = Arc::clone(port);
         self.reply.unique = unique;
-        self.reply.left = Left::default();
+        self.reply.left = RemainingData::default();
         &mut self.reply
     }
 
     /// The port that gave the request that was received.
-    pub(crate) fn reply_port(&self) -> Arc<dyn Port> {
+    pub(crate) fn reply_port(&self) -> Arc<dyn RequestPort> {
         Arc::clone(&self.reply.port)
     }
 
@@ -278,7 +282,7 @@ impl DevChannel {
         self.large_write =
             header.opcode == abi::Opcode::Write as u32 && data >= self.reply.splice.write_min;
         self.reply.unique = header.unique;
-        self.reply.left = Left::default();
+        self.reply.left = RemainingData::default();
         let rest = (header.len as usize).saturating_sub(len);
         if rest > 0
             && let Some(places) = self.reply.port.places()
@@ -290,8 +294,8 @@ impl DevChannel {
     }
 }
 
-impl Channel for DevChannel {
-    fn receive(&mut self, spin: bool) -> Result<Received> {
+impl WorkerChannel for PortChannel {
+    fn receive(&mut self, spin: bool) -> Result<ReceiveOutcome> {
         if let Some(pipe) = &mut self.reply.pipe
             && pipe.clear().is_err()
         {
@@ -309,17 +313,17 @@ impl Channel for DevChannel {
                 self.note(len)?;
                 let piped = self.reply.pipe.as_ref().is_some_and(|pipe| pipe.level() > 0);
                 self.in_pipe = piped || self.reply.left.len > 0;
-                Ok(Received::Request)
+                Ok(ReceiveOutcome::Request)
             }
             // ENOENT: the request was interrupted before it could be read.
-            Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOENT) => Ok(Received::Nothing),
-            Err(Errno::ENODEV | Errno::ECONNABORTED) => Ok(Received::Unmounted),
+            Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOENT) => Ok(ReceiveOutcome::Nothing),
+            Err(Errno::ENODEV | Errno::ECONNABORTED) => Ok(ReceiveOutcome::Unmounted),
             Err(errno) => Err(errno),
         }
     }
 
-    fn exchange(&mut self) -> (Message<'_>, &mut dyn Reply) {
-        (Message::Whole(self.request.message(self.len)), &mut self.reply)
+    fn exchange(&mut self) -> (RequestMessage<'_>, &mut dyn RequestReply) {
+        (RequestMessage::Whole(self.request.message(self.len)), &mut self.reply)
     }
 
     fn payload_in_pipe(&self) -> bool {
@@ -327,8 +331,8 @@ impl Channel for DevChannel {
     }
 }
 
-struct DevReply {
-    port: Arc<dyn Port>,
+struct PortReply {
+    port: Arc<dyn RequestPort>,
     /// The answer comes from a thread that may not wait for the client.
     later: bool,
     unique: u64,
@@ -342,28 +346,28 @@ struct DevReply {
     /// The data is in the pipe, behind its header.
     spliced: bool,
     splice: SpliceLimits,
-    pipe: Option<Pipe>,
+    pipe: Option<MessagePipe>,
     /// The data of the request that lies with the port.
-    left: Left,
+    left: RemainingData,
     /// The data goes to its place with the port.
     placed: bool,
 }
 
 /// Data of a WRITE that lies with the port.
 #[derive(Clone, Copy, Default)]
-struct Left {
+struct RemainingData {
     len: usize,
     taken: usize,
 }
 
-impl Left {
+impl RemainingData {
     fn remaining(self) -> usize {
         self.len - self.taken
     }
 }
 
-impl DevReply {
-    fn places(&self) -> Result<&dyn Places> {
+impl PortReply {
+    fn places(&self) -> Result<&dyn SharedData> {
         self.port.places().ok_or(Errno::EIO)
     }
 
@@ -469,7 +473,7 @@ impl DevReply {
     }
 }
 
-impl Reply for DevReply {
+impl RequestReply for PortReply {
     fn send(&mut self, body: &[&[u8]]) -> Result<()> {
         let len: usize = body.iter().map(|part| part.len()).sum();
         if HEADER_LEN + len <= SHORT {
@@ -500,7 +504,7 @@ impl Reply for DevReply {
         self.filled = 0;
         self.spliced = false;
         let whole = HEADER_LEN + len;
-        let fits = |places: &dyn Places| places.room(self.unique) >= whole;
+        let fits = |places: &dyn SharedData| places.room(self.unique) >= whole;
         self.placed = len > COPIED_MOST && self.port.places().is_some_and(fits);
         self
     }
@@ -529,24 +533,24 @@ impl Reply for DevReply {
         self.left.len > 0
     }
 
-    fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply> {
+    fn defer(&mut self, body: DeferredKind) -> Box<dyn DeferredReply> {
         // Thousands may wait for a lock, so that they take no more than their answer.
         let mut buf = None;
-        let (mut data, mut left, mut placed) = (Vec::new(), Left::default(), false);
+        let (mut data, mut left, mut placed) = (Vec::new(), RemainingData::default(), false);
         match body {
-            Deferred::Read(len) => {
+            DeferredKind::Read(len) => {
                 self.data(len);
                 placed = self.placed;
                 if !placed {
                     buf = Some(AlignedBuf::again(HEADER_LEN, len));
                 }
             }
-            Deferred::Write(bytes) => data = bytes,
-            Deferred::WriteInPlace => left = self.left,
-            Deferred::Plain => {}
+            DeferredKind::Write(bytes) => data = bytes,
+            DeferredKind::WriteInPlace => left = self.left,
+            DeferredKind::Plain => {}
         }
-        Box::new(DevDeferred {
-            reply: DevReply {
+        Box::new(PortDeferredReply {
+            reply: PortReply {
                 port: Arc::clone(&self.port),
                 later: true,
                 unique: self.unique,
@@ -565,7 +569,7 @@ impl Reply for DevReply {
     }
 }
 
-impl ReadSink for DevReply {
+impl ReadSink for PortReply {
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         debug_assert!(!self.spliced, "data after a spliced reply");
         let end = self.filled + bytes.len();
@@ -638,10 +642,10 @@ impl ReadSink for DevReply {
     }
 }
 
-impl WriteSource for DevReply {
+impl WriteSource for PortReply {
     fn remaining(&self) -> usize {
         match self.left.len {
-            0 => self.pipe.as_ref().map_or(0, Pipe::level),
+            0 => self.pipe.as_ref().map_or(0, MessagePipe::level),
             _ => self.left.remaining(),
         }
     }
@@ -682,13 +686,13 @@ impl WriteSource for DevReply {
     }
 }
 
-struct DevDeferred {
-    reply: DevReply,
+struct PortDeferredReply {
+    reply: PortReply,
     data: Vec<u8>,
     taken: usize,
 }
 
-impl DeferredReply for DevDeferred {
+impl DeferredReply for PortDeferredReply {
     fn sink(&mut self) -> &mut dyn ReadSink {
         &mut self.reply
     }
@@ -711,20 +715,20 @@ impl DeferredReply for DevDeferred {
 }
 
 /// A connection that ends leaves its memory to the next one.
-impl Drop for DevChannel {
+impl Drop for PortChannel {
     fn drop(&mut self) {
         self.request.spare();
         self.reply.buf.spare();
     }
 }
 
-impl Drop for DevDeferred {
+impl Drop for PortDeferredReply {
     fn drop(&mut self) {
         self.reply.buf.spare();
     }
 }
 
-impl WriteSource for DevDeferred {
+impl WriteSource for PortDeferredReply {
     fn remaining(&self) -> usize {
         self.data.len() - self.taken
     }
@@ -754,7 +758,7 @@ impl WriteSource for DevDeferred {
     }
 }
 
-fn pass(port: &dyn Port, later: bool, message: &[u8]) -> Result<()> {
+fn pass(port: &dyn RequestPort, later: bool, message: &[u8]) -> Result<()> {
     if later { port.send(&[IoSlice::new(message)]) } else { port.send_whole(message) }
 }
 

@@ -1,5 +1,5 @@
-//! How requests arrive and replies leave. A session's workers each own a [`Channel`]; dispatch sees
-//! only the request and a [`Reply`], so that the device ([`dev`]) and rings ([`uring`]) take each
+//! How requests arrive and replies leave. A session's workers each own a [`WorkerChannel`]; dispatch sees
+//! only the request and a [`RequestReply`], so that the device ([`dev`]) and rings ([`uring`]) take each
 //! other's place without a change above.
 
 mod answer;
@@ -15,30 +15,30 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
-pub use answer::Answer;
+pub use answer::RequestAnswer;
 pub(crate) use buffer::AlignedBuf;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use defuse_wire::request::{DecodeError, DecodeOptions, Request};
+use defuse_wire::request::{DecodeError, DecodeOptions, DecodedRequest};
 
 /// The bytes of a request, as a transport has them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Message<'a> {
+pub(crate) enum RequestMessage<'a> {
     /// One after the other, as the device gives them.
     Whole(&'a [u8]),
     /// Header, the opcode's structure and everything else, each by itself, as a ring gives them.
     Split { header: &'a [u8], op: &'a [u8], payload: &'a [u8] },
 }
 
-impl<'a> Message<'a> {
+impl<'a> RequestMessage<'a> {
     pub(crate) fn parse(
         &self,
         options: &DecodeOptions,
-    ) -> std::result::Result<Request<'a>, DecodeError> {
+    ) -> std::result::Result<DecodedRequest<'a>, DecodeError> {
         match self {
-            Message::Whole(bytes) => Request::parse(bytes, options),
-            Message::Split { header, op, payload } => {
-                Request::parse_split(header, op, payload, options)
+            RequestMessage::Whole(bytes) => DecodedRequest::parse(bytes, options),
+            RequestMessage::Split { header, op, payload } => {
+                DecodedRequest::parse_split(header, op, payload, options)
             }
         }
     }
@@ -57,7 +57,7 @@ pub const COPIED_MOST: usize = 32 * 1024;
 
 /// Large data that lies in memory which the client shares, beside the bytes of requests and replies. The client may change it at any
 /// time.
-pub trait Places: Send + Sync {
+pub trait SharedData: Send + Sync {
     /// The bytes of the request `unique` that were not received with it: the data of a WRITE.
     fn left(&self, unique: u64) -> usize;
 
@@ -72,7 +72,7 @@ pub trait Places: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of [`copy`](Places::copy) and of pwrite(2).
+    /// Those of [`copy`](SharedData::copy) and of pwrite(2).
     fn write_to(
         &self,
         unique: u64,
@@ -100,7 +100,7 @@ pub trait Places: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of [`place`](Places::place) and of pread(2).
+    /// Those of [`place`](SharedData::place) and of pread(2).
     fn read_from(
         &self,
         unique: u64,
@@ -117,7 +117,7 @@ pub trait Places: Send + Sync {
 }
 
 /// A descriptor over which requests arrive as whole messages, and answers leave.
-pub trait Port: ReplyPort {
+pub trait RequestPort: ReplyPort {
     /// Receives one message, and returns its length.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ pub trait Port: ReplyPort {
     }
 
     /// The memory for large data, if the client shares some.
-    fn places(&self) -> Option<&dyn Places> {
+    fn places(&self) -> Option<&dyn SharedData> {
         None
     }
 
@@ -165,27 +165,27 @@ pub trait Port: ReplyPort {
 }
 
 /// The source of the requests of a session.
-pub trait Line: Send + Sync {
+pub trait RequestSource: Send + Sync {
     /// A port that waits for requests. If it is to be its `own`, no other worker uses its descriptor,
     /// where that is possible.
-    fn port(&self, own: bool) -> Arc<dyn Port>;
+    fn port(&self, own: bool) -> Arc<dyn RequestPort>;
 
-    /// A port whose [`receive`](Port::receive) is `EAGAIN` while there is no request.
+    /// A port whose [`receive`](RequestPort::receive) is `EAGAIN` while there is no request.
     ///
     /// # Errors
     ///
     /// Those of the system calls that make it.
-    fn port_without_waiting(&self) -> Result<Arc<dyn Port>>;
+    fn port_without_waiting(&self) -> Result<Arc<dyn RequestPort>>;
 
     /// Counts of lanes in shared memory. `None` for a line without them.
-    fn lanes(&self) -> Option<LaneCounts> {
+    fn lanes(&self) -> Option<ServerLaneCounts> {
         None
     }
 }
 
 /// Counts of the lanes of one client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneCounts {
+pub struct ServerLaneCounts {
     /// Lanes by which a request came.
     pub used: u32,
     /// Requests that came by them.
@@ -201,19 +201,19 @@ pub struct LaneCounts {
 }
 
 /// Adds a transport to the messages of a client: requests then come by both.
-pub trait Lines: Send + Sync + std::fmt::Debug {
+pub trait TransportUpgrade: Send + Sync + std::fmt::Debug {
     /// The line of a client of the user `uid`, whose socket `messages` is. Called before INIT.
     ///
     /// # Errors
     ///
     /// Those of the system calls that make it. The client is then not served.
-    fn line(&self, uid: u32, messages: Arc<dyn Line>) -> Result<Arc<dyn Line>>;
+    fn line(&self, uid: u32, messages: Arc<dyn RequestSource>) -> Result<Arc<dyn RequestSource>>;
 }
 
 /// The reply to the request that a worker has just received. Exactly one of the sending methods is
 /// called for each request that wants an answer. An error of theirs says that the kernel did not
 /// take the answer, so what the answer gave away (a lookup, a handle) has to be taken back.
-pub(crate) trait Reply {
+pub(crate) trait RequestReply {
     /// Sends success with `body`, the concatenation of its parts.
     fn send(&mut self, body: &[&[u8]]) -> Result<()>;
 
@@ -226,16 +226,16 @@ pub(crate) trait Reply {
         Err(Errno::ENOSYS)
     }
 
-    /// Room for `len` bytes of a body that [`send_room`](Reply::send_room) sends.
+    /// Room for `len` bytes of a body that [`send_room`](RequestReply::send_room) sends.
     fn room(&mut self, len: usize) -> &mut [u8];
 
-    /// Sends the first `len` bytes of [`room`](Reply::room).
+    /// Sends the first `len` bytes of [`room`](RequestReply::room).
     fn send_room(&mut self, len: usize) -> Result<()>;
 
     /// Where the data of a READ of up to `len` bytes goes.
     fn data(&mut self, len: usize) -> &mut dyn ReadSink;
 
-    /// Sends what went into [`data`](Reply::data).
+    /// Sends what went into [`data`](RequestReply::data).
     fn send_data(&mut self) -> Result<()>;
 
     /// The data of a WRITE that did not come with the request's bytes.
@@ -247,22 +247,22 @@ pub(crate) trait Reply {
     }
 
     /// Takes the answer out of this thread's hands.
-    fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply>;
+    fn defer(&mut self, body: DeferredKind) -> Box<dyn DeferredReply>;
 }
 
 /// The contents of a deferred reply.
-pub(crate) enum Deferred {
+pub(crate) enum DeferredKind {
     /// Room for the data of a READ of so many bytes.
     Read(usize),
     /// The data of a WRITE. It is owned: the worker's buffer is needed for the next request.
     Write(Vec<u8>),
-    /// The data of a WRITE, which [stays](Reply::stays).
+    /// The data of a WRITE, which [stays](RequestReply::stays).
     WriteInPlace,
     /// Nothing.
     Plain,
 }
 
-/// The owned form of a [`Reply`].
+/// The owned form of a [`RequestReply`].
 pub(crate) trait DeferredReply: Send {
     /// Where the data of a READ goes.
     fn sink(&mut self) -> &mut dyn ReadSink;
@@ -278,7 +278,7 @@ pub(crate) trait DeferredReply: Send {
 
 /// The outcome of a worker's wait for a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Received {
+pub(crate) enum ReceiveOutcome {
     /// A request is there.
     Request,
     /// Nothing: a signal, or a request that was taken back. Look around and wait again.
@@ -288,12 +288,12 @@ pub(crate) enum Received {
 }
 
 /// One worker's end of a transport.
-pub(crate) trait Channel: Send {
+pub(crate) trait WorkerChannel: Send {
     /// Waits for a request. With `spin` it may stay awake for a while first: nobody else waits.
-    fn receive(&mut self, spin: bool) -> Result<Received>;
+    fn receive(&mut self, spin: bool) -> Result<ReceiveOutcome>;
     /// The request that was received, and the way to answer it. Bytes that the transport keeps
     /// elsewhere (WRITE data in a pipe) are left out.
-    fn exchange(&mut self) -> (Message<'_>, &mut dyn Reply);
+    fn exchange(&mut self) -> (RequestMessage<'_>, &mut dyn RequestReply);
     /// True once bytes are kept elsewhere for the request that was received.
     fn payload_in_pipe(&self) -> bool;
 }

@@ -7,7 +7,7 @@ use defuse_fs::{Errno, Result};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 /// A pipe with room for one message of a fixed size.
-pub(crate) struct Pipe {
+pub(crate) struct MessagePipe {
     reader: OwnedFd,
     writer: OwnedFd,
     /// Bytes inside.
@@ -18,9 +18,9 @@ pub(crate) struct Pipe {
 /// A pipe holds pages: the header takes one, and data that begins within a page one more.
 const OVERHEAD: usize = 2 * 4096;
 
-impl Pipe {
+impl MessagePipe {
     /// A pipe for messages of up to `wanted` bytes of data. Where that is more than
-    /// /proc/sys/fs/pipe-max-size permits, it takes less: see [`capacity`](Pipe::capacity).
+    /// /proc/sys/fs/pipe-max-size permits, it takes less: see [`capacity`](MessagePipe::capacity).
     pub(crate) fn new(wanted: usize) -> Result<Self> {
         let (reader, writer) =
             pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(errno)?;
@@ -28,7 +28,7 @@ impl Pipe {
         let mut sizes = [full, 1 << 20, 1 << 18].into_iter().filter(|&size| size <= full);
         let set = sizes.find_map(|size| fcntl_setpipe_size(&writer, size).ok());
         let capacity = set.ok_or(Errno::EPERM)?.saturating_sub(OVERHEAD);
-        Ok(Pipe { reader, writer, level: 0, capacity })
+        Ok(MessagePipe { reader, writer, level: 0, capacity })
     }
 
     /// Bytes of file data that fit, in whole pages, beside a header.

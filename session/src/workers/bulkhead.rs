@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::FailureDomain;
 
-use super::set_aside::Request;
+use super::set_aside::QueuedRequest;
 
 /// Maximum number of requests that wait. Beyond it a request holds its thread.
 const MOST: usize = 1024;
@@ -27,13 +27,13 @@ const SHARE: usize = 3;
 /// Threads and waiting requests, by the part that they need.
 #[derive(Default)]
 pub(crate) struct Bulkhead {
-    state: Mutex<State>,
+    state: Mutex<BulkheadState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BulkheadState {
     /// Parts that hold threads, or for which requests wait.
-    lanes: HashMap<FailureDomain, Lane>,
+    lanes: HashMap<FailureDomain, DomainQueue>,
     /// Threads that all parts hold.
     held: usize,
     /// Requests that wait, and their bytes.
@@ -43,9 +43,9 @@ struct State {
 }
 
 #[derive(Default)]
-struct Lane {
+struct DomainQueue {
     held: usize,
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<QueuedRequest>,
 }
 
 /// True if a part that holds `held` threads may hold one more, of `free` threads that no part holds.
@@ -65,8 +65,8 @@ impl Bulkhead {
         &self,
         domain: FailureDomain,
         max: usize,
-        request: Request,
-    ) -> Option<Request> {
+        request: QueuedRequest,
+    ) -> Option<QueuedRequest> {
         let mut state = self.lock();
         let has_room = request.has_room && state.bytes + request.bytes.len() <= BYTES_MOST;
         let is_full = state.waiting >= MOST || !has_room || state.closed;
@@ -89,7 +89,7 @@ impl Bulkhead {
         &self,
         domain: FailureDomain,
         max: usize,
-    ) -> Option<(FailureDomain, Request)> {
+    ) -> Option<(FailureDomain, QueuedRequest)> {
         let mut state = self.lock();
         state.held -= 1;
         let is_done = state.lanes.get_mut(&domain).is_some_and(|lane| {
@@ -116,7 +116,7 @@ impl Bulkhead {
     }
 
     /// Takes the request `unique` out, whose caller was interrupted.
-    pub(crate) fn take(&self, unique: u64) -> Option<Request> {
+    pub(crate) fn take(&self, unique: u64) -> Option<QueuedRequest> {
         let mut state = self.lock();
         if state.waiting == 0 {
             return None;
@@ -145,12 +145,12 @@ impl Bulkhead {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BulkheadState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl BulkheadState {
     fn enter(&mut self, domain: FailureDomain, max: usize) -> bool {
         let held = self.lanes.get(&domain).map_or(0, |lane| lane.held);
         let may = may_enter(held, max.saturating_sub(self.held));

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::bulkhead::may_enter;
-use super::inflight::Slots;
-use super::set_aside::Request;
+use super::inflight::WorkerSlots;
+use super::set_aside::QueuedRequest;
 
 /// Maximum number of waiting requests, and of those of one user.
 const MOST: usize = 16_384;
@@ -24,15 +24,15 @@ const BYTES_MOST: usize = 64 << 20;
 
 /// Calls of users that hold their part of the threads.
 #[derive(Default)]
-pub(crate) struct Fair {
+pub(crate) struct FairQueue {
     /// The number of requests that wait. Most looks find none.
     waiting: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<FairQueueState>,
 }
 
 #[derive(Default)]
-struct State {
-    users: HashMap<u32, VecDeque<Request>>,
+struct FairQueueState {
+    users: HashMap<u32, VecDeque<QueuedRequest>>,
     waiting: usize,
     bytes: usize,
     is_closed: bool,
@@ -40,13 +40,13 @@ struct State {
 
 /// The threads of a session now.
 #[derive(Clone, Copy)]
-pub(crate) struct Threads<'a> {
-    pub(crate) slots: &'a Slots,
+pub(crate) struct ThreadBudget<'a> {
+    pub(crate) slots: &'a WorkerSlots,
     /// As many as there may be.
     pub(crate) most: usize,
 }
 
-impl Threads<'_> {
+impl ThreadBudget<'_> {
     /// True if one more call of the user may be handled.
     pub(crate) fn may_hold_one_more(&self, uid: u32) -> bool {
         let (own, all) = self.slots.held(uid);
@@ -54,7 +54,7 @@ impl Threads<'_> {
     }
 }
 
-impl Fair {
+impl FairQueue {
     /// True where requests wait. Costs a load.
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting() > 0
@@ -66,7 +66,7 @@ impl Fair {
     }
 
     /// A request of the user waits. It is returned if there are too many.
-    pub(crate) fn wait(&self, uid: u32, request: Request) -> Option<Request> {
+    pub(crate) fn wait(&self, uid: u32, request: QueuedRequest) -> Option<QueuedRequest> {
         let mut state = self.lock();
         let own = state.users.get(&uid).map_or(0, VecDeque::len);
         let has_room = state.waiting < MOST && state.bytes + request.bytes.len() <= BYTES_MOST;
@@ -81,7 +81,7 @@ impl Fair {
     }
 
     /// A request that need not wait any longer, as `threads` are.
-    pub(crate) fn next(&self, threads: Threads<'_>) -> Option<Request> {
+    pub(crate) fn next(&self, threads: ThreadBudget<'_>) -> Option<QueuedRequest> {
         if !self.is_waiting() {
             return None;
         }
@@ -95,22 +95,22 @@ impl Fair {
     }
 
     /// Takes the request `unique` out, whose caller was interrupted.
-    pub(crate) fn take(&self, unique: u64) -> Option<Request> {
+    pub(crate) fn take(&self, unique: u64) -> Option<QueuedRequest> {
         if !self.is_waiting() {
             return None;
         }
         let mut state = self.lock();
-        let is_it = |request: &Request| request.unique == unique;
+        let is_it = |request: &QueuedRequest| request.unique == unique;
         let uid = state.users.iter().find(|(_, own)| own.iter().any(is_it)).map(|(&uid, _)| uid)?;
         self.take_first(&mut state, uid, is_it)
     }
 
     fn take_first(
         &self,
-        state: &mut State,
+        state: &mut FairQueueState,
         uid: u32,
-        is_it: impl FnMut(&Request) -> bool,
-    ) -> Option<Request> {
+        is_it: impl FnMut(&QueuedRequest) -> bool,
+    ) -> Option<QueuedRequest> {
         let own = state.users.get_mut(&uid)?;
         let place = own.iter().position(is_it)?;
         let taken = own.remove(place)?;
@@ -126,11 +126,11 @@ impl Fair {
     /// The session has ended: nobody wants answers.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
-        *state = State { is_closed: true, ..State::default() };
+        *state = FairQueueState { is_closed: true, ..FairQueueState::default() };
         self.waiting.store(0, Ordering::SeqCst);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FairQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,8 +141,8 @@ mod tests {
     use super::*;
 
     /// Slots of which so many are held by each user.
-    fn held(most: usize, users: &[(u32, usize)]) -> Slots {
-        let slots = Slots::new(most);
+    fn held(most: usize, users: &[(u32, usize)]) -> WorkerSlots {
+        let slots = WorkerSlots::new(most);
         let all = users.iter().flat_map(|&(uid, count)| std::iter::repeat_n(uid, count));
         for (unique, uid) in (1..).zip(all) {
             let slot = slots.claim(unique as i32).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     fn one_user_leaves_a_quarter_of_the_threads_and_root_may_hold_all() {
         let may = |users: &[(u32, usize)], uid| {
             let slots = held(32, users);
-            Threads { slots: &slots, most: 32 }.may_hold_one_more(uid)
+            ThreadBudget { slots: &slots, most: 32 }.may_hold_one_more(uid)
         };
         assert!(may(&[(7, 16)], 7) && may(&[(7, 23)], 7) && !may(&[(7, 24)], 7));
         assert!(may(&[(7, 24)], 8) && may(&[(7, 24), (8, 5)], 8) && !may(&[(7, 24), (8, 6)], 8));
@@ -165,13 +165,14 @@ mod tests {
 
     #[test]
     fn waiting_calls_go_on_in_their_order_while_their_user_has_room() {
-        let fair = Fair::default();
+        let fair = FairQueue::default();
         for (uid, unique) in [(7, 10), (7, 12), (8, 14)] {
             assert!(fair.wait(uid, request(unique, 8)).is_none());
         }
         let slots = held(8, &[(7, 6)]);
-        let next =
-            |slots: &Slots| fair.next(Threads { slots, most: 8 }).map(|request| request.unique);
+        let next = |slots: &WorkerSlots| {
+            fair.next(ThreadBudget { slots, most: 8 }).map(|request| request.unique)
+        };
         assert_eq!((next(&slots), next(&slots)), (Some(14), None));
         let free = held(8, &[]);
         assert_eq!((next(&free), next(&free), next(&free)), (Some(10), Some(12), None));
@@ -181,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_call_is_taken_out_once() {
-        let fair = Fair::default();
+        let fair = FairQueue::default();
         for unique in [10, 12] {
             assert!(fair.wait(7, request(unique, 8)).is_none());
         }
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn waiting_calls_are_bounded_in_number_for_all_and_for_a_user_and_in_bytes() {
-        let fair = Fair::default();
+        let fair = FairQueue::default();
         let count =
             |uid, len| (0..).take_while(|&n| fair.wait(uid, request(n, len)).is_none()).count();
         assert_eq!(count(7, 8), MOST_OF_USER);

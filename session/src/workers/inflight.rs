@@ -4,14 +4,14 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use defuse_fs::Interrupted;
+use defuse_fs::InterruptCheck;
 
 use crate::init::WORKERS_MOST;
 
 /// One worker's place. On a cache line of its own: it is written at every request.
 #[repr(align(64))]
 #[derive(Debug, Default)]
-pub(crate) struct Slot {
+pub(crate) struct WorkerSlot {
     /// The request in hand; 0 for none.
     unique: AtomicU64,
     /// The request that has been interrupted; equal to `unique` where that one is.
@@ -28,11 +28,11 @@ pub(crate) struct Slot {
     served: AtomicU64,
 }
 
-impl Slot {
+impl WorkerSlot {
     fn begin(&self, unique: u64, (uid, caller): (u32, u32)) {
         self.user.store(uid, Ordering::Relaxed);
         self.caller.store(caller, Ordering::Relaxed);
-        // Sequentially consistent: see `Slots::begin`.
+        // Sequentially consistent: see `WorkerSlots::begin`.
         self.unique.store(unique, Ordering::SeqCst);
         // Only this worker writes it, so no atomic addition is needed.
         self.served.store(self.served.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -64,7 +64,7 @@ impl Slot {
     }
 }
 
-impl Slot {
+impl WorkerSlot {
     /// The interrupted request in hand that has no answer yet, and the thread that waits for it.
     pub(crate) fn waiting_caller(&self) -> Option<(u64, u32)> {
         let unique = self.unique.load(Ordering::Acquire);
@@ -79,7 +79,7 @@ impl Slot {
     }
 }
 
-impl Interrupted for Slot {
+impl InterruptCheck for WorkerSlot {
     fn interrupted(&self) -> bool {
         self.is_interrupted()
     }
@@ -87,10 +87,10 @@ impl Interrupted for Slot {
 
 /// The places of all workers that there may be.
 #[derive(Debug)]
-pub(crate) struct Slots {
-    slots: Box<[Slot]>,
+pub(crate) struct WorkerSlots {
+    slots: Box<[WorkerSlot]>,
     /// Places for those whom a larger maximum has allowed since.
-    more: OnceLock<Box<[Slot]>>,
+    more: OnceLock<Box<[WorkerSlot]>>,
     /// Interrupts that came before the worker had begun with the request, the latest ones. Most are
     /// of requests that had just ended, whose numbers never come again.
     early: [AtomicU64; EARLY],
@@ -100,9 +100,9 @@ pub(crate) struct Slots {
 /// More interrupts than this cannot come in the moment between two steps of a worker.
 const EARLY: usize = 32;
 
-impl Slots {
+impl WorkerSlots {
     pub(crate) fn new(count: usize) -> Self {
-        Slots {
+        WorkerSlots {
             slots: places(count),
             more: OnceLock::new(),
             early: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -120,14 +120,14 @@ impl Slots {
 
     /// A free place for the thread `thread`. `None` where there is none, which the pool's limit
     /// rules out.
-    pub(crate) fn claim(&self, thread: i32) -> Option<&Slot> {
+    pub(crate) fn claim(&self, thread: i32) -> Option<&WorkerSlot> {
         self.iter().find(|slot| {
             slot.thread.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })
     }
 
     /// The worker of `slot` has the request `unique` in hand, of a user and of one of its threads.
-    pub(crate) fn begin(&self, slot: &Slot, unique: u64, who: (u32, u32)) {
+    pub(crate) fn begin(&self, slot: &WorkerSlot, unique: u64, who: (u32, u32)) {
         slot.begin(unique, who);
         // Either this sees the early interrupt, or `interrupt` sees the request.
         if self.was_early(unique) {
@@ -174,7 +174,7 @@ impl Slots {
     }
 
     /// All places.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &WorkerSlot> {
         self.slots.iter().chain(self.more.get().into_iter().flatten())
     }
 
@@ -184,8 +184,8 @@ impl Slots {
     }
 }
 
-fn places(count: usize) -> Box<[Slot]> {
-    (0..count).map(|_| Slot::default()).collect()
+fn places(count: usize) -> Box<[WorkerSlot]> {
+    (0..count).map(|_| WorkerSlot::default()).collect()
 }
 
 #[cfg(test)]
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_larger_maximum_has_places_for_all() {
-        let slots = Slots::new(1);
+        let slots = WorkerSlots::new(1);
         let first = slots.claim(11).unwrap();
         assert!(slots.claim(12).is_none());
         slots.make_room(1);
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn an_interrupt_reaches_the_request_it_names_and_no_other() {
-        let slots = Slots::new(2);
+        let slots = WorkerSlots::new(2);
         let first = slots.claim(11).unwrap();
         let second = slots.claim(12).unwrap();
         assert!(slots.claim(13).is_none());

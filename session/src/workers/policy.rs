@@ -18,7 +18,7 @@
 
 use defuse_wire::abi::Opcode;
 
-use super::pool::Standing;
+use super::pool::PoolLoad;
 use crate::options::ThreadPolicy;
 
 impl ThreadPolicy {
@@ -44,7 +44,7 @@ impl ThreadPolicy {
 
 /// Rules 4 and 5: a thread is started after a request `opcode` was received, by a thread that is no longer
 /// free.
-pub(crate) fn starts_another(opcode: Opcode, standing: Standing) -> bool {
+pub(crate) fn starts_another(opcode: Opcode, standing: PoolLoad) -> bool {
     let forgets = matches!(opcode, Opcode::Forget | Opcode::BatchForget);
     !forgets && standing.free == 0 && standing.threads < standing.max
 }
@@ -52,10 +52,10 @@ pub(crate) fn starts_another(opcode: Opcode, standing: Standing) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workers::pool::{Growth, Pool, PoolLimits};
+    use crate::workers::pool::{PoolGrowth, PoolLimits, WorkerPool};
 
-    fn standing(free: usize, threads: usize, max: usize) -> Standing {
-        Standing { free, threads, max }
+    fn standing(free: usize, threads: usize, max: usize) -> PoolLoad {
+        PoolLoad { free, threads, max }
     }
 
     #[test]
@@ -85,16 +85,16 @@ mod tests {
     /// Requests by a model of the threads, one decision at a time.
     #[test]
     fn one_caller_leads_to_two_threads_and_blocked_ones_to_the_maximum() {
-        let pool = Pool::new(PoolLimits { max: 4, parallel: 1 });
+        let pool = WorkerPool::new(PoolLimits { max: 4, parallel: 1 });
         let receive = |opcode| {
             pool.begin();
             let grown = pool.grow_if(|standing| starts_another(opcode, standing));
-            if grown == Growth::Spawn {
+            if grown == PoolGrowth::Spawn {
                 pool.arrive();
             }
             pool.counts().live
         };
-        assert_eq!(pool.grow(), Growth::Spawn);
+        assert_eq!(pool.grow(), PoolGrowth::Spawn);
         pool.arrive();
         assert_eq!(receive(Opcode::Forget), 1);
         pool.end();

@@ -14,10 +14,10 @@ pub struct PoolLimits {
     pub parallel: usize,
 }
 
-/// The outcome of [`Pool::grow`].
+/// The outcome of [`WorkerPool::grow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Growth {
-    /// The caller starts a thread, or calls [`Pool::spawn_failed`].
+pub enum PoolGrowth {
+    /// The caller starts a thread, or calls [`WorkerPool::spawn_failed`].
     Spawn,
     /// A parked worker has been called back.
     Unparked,
@@ -27,7 +27,7 @@ pub enum Growth {
 
 /// The threads at one moment, from which a rule decides on another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct PoolLoad {
     /// Threads that wait for a request, or have just been started and will.
     pub free: usize,
     /// All threads.
@@ -36,9 +36,9 @@ pub struct Standing {
     pub max: usize,
 }
 
-/// Why [`Pool::park`] returned.
+/// Why [`WorkerPool::park`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Woken {
+pub enum WakeReason {
     /// There is work: receive again.
     Work,
     /// There was none for long: end the thread. It is no longer counted.
@@ -48,7 +48,7 @@ pub enum Woken {
 }
 
 #[derive(Debug, Default)]
-struct Parked {
+struct PoolState {
     /// Workers that wait.
     waiting: usize,
     /// Of these, how many have been called back and not yet woken.
@@ -62,7 +62,7 @@ struct Parked {
     peak: usize,
 }
 
-impl Parked {
+impl PoolState {
     fn is_over(&self, max: usize) -> bool {
         self.live > max
     }
@@ -71,7 +71,7 @@ impl Parked {
 /// The counts of a session's workers. `begin` and `end` bracket every request with one atomic
 /// operation each; all else happens when the number of workers changes.
 #[derive(Debug)]
-pub struct Pool {
+pub struct WorkerPool {
     /// The maximum number of threads, which a live session may change.
     max: AtomicUsize,
     /// Threads beyond it that there may be now, because all were stuck.
@@ -83,7 +83,7 @@ pub struct Pool {
     /// Workers that wait for a request or handle one.
     active: AtomicUsize,
     exiting: AtomicBool,
-    parked: Mutex<Parked>,
+    parked: Mutex<PoolState>,
     call: Condvar,
 }
 
@@ -104,17 +104,17 @@ pub struct PoolCounts {
     pub peak: usize,
 }
 
-impl Pool {
-    /// A pool without workers; the first comes by [`grow`](Pool::grow).
+impl WorkerPool {
+    /// A pool without workers; the first comes by [`grow`](WorkerPool::grow).
     pub fn new(limits: PoolLimits) -> Self {
-        Pool {
+        WorkerPool {
             max: AtomicUsize::new(limits.max.max(1)),
             stretch: AtomicUsize::new(0),
             parallel: limits.parallel.max(1),
             idle: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             exiting: AtomicBool::new(false),
-            parked: Mutex::new(Parked::default()),
+            parked: Mutex::new(PoolState::default()),
             call: Condvar::new(),
         }
     }
@@ -134,7 +134,7 @@ impl Pool {
         self.stretch.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets there be `further` threads beyond the maximum. With 0, those beyond it end as after [`resize`](Pool::resize).
+    /// Lets there be `further` threads beyond the maximum. With 0, those beyond it end as after [`resize`](WorkerPool::resize).
     pub fn stretch(&self, further: usize) {
         let _parked = self.lock();
         self.stretch.store(further, Ordering::SeqCst);
@@ -142,7 +142,7 @@ impl Pool {
     }
 
     /// Changes the maximum number of threads to `max`, at least 1. Threads beyond it end: parked ones
-    /// now, the others when they ask [`leave_if_over`](Pool::leave_if_over).
+    /// now, the others when they ask [`leave_if_over`](WorkerPool::leave_if_over).
     pub fn resize(&self, max: usize) {
         let _parked = self.lock();
         self.max.store(max.max(1), Ordering::SeqCst);
@@ -206,56 +206,56 @@ impl Pool {
     }
 
     /// Makes one more worker active, if there may be one.
-    pub fn grow(&self) -> Growth {
+    pub fn grow(&self) -> PoolGrowth {
         let mut parked = self.lock();
         if self.exiting() {
-            return Growth::AtLimit;
+            return PoolGrowth::AtLimit;
         }
         if parked.called < parked.waiting {
             parked.called += 1;
             self.active.fetch_add(1, Ordering::SeqCst);
             self.call.notify_one();
-            Growth::Unparked
+            PoolGrowth::Unparked
         } else {
             self.spawn(&mut parked)
         }
     }
 
-    /// As [`grow`](Pool::grow), but parked workers are left alone: they could not do what the new one
+    /// As [`grow`](WorkerPool::grow), but parked workers are left alone: they could not do what the new one
     /// is for.
-    pub fn grow_new(&self) -> Growth {
+    pub fn grow_new(&self) -> PoolGrowth {
         let mut parked = self.lock();
-        if self.exiting() { Growth::AtLimit } else { self.spawn(&mut parked) }
+        if self.exiting() { PoolGrowth::AtLimit } else { self.spawn(&mut parked) }
     }
 
     /// Starts a thread if there may be one and `is_wanted` says so, which is decided at once: of several
     /// callers, each sees the thread that another one has just started.
-    pub fn grow_if(&self, is_wanted: impl FnOnce(Standing) -> bool) -> Growth {
+    pub fn grow_if(&self, is_wanted: impl FnOnce(PoolLoad) -> bool) -> PoolGrowth {
         if self.active() >= self.max() {
-            return Growth::AtLimit;
+            return PoolGrowth::AtLimit;
         }
         let mut parked = self.lock();
         let free = self.idle() + parked.starting;
-        let standing = Standing { free, threads: parked.live, max: self.max() };
+        let standing = PoolLoad { free, threads: parked.live, max: self.max() };
         if self.exiting() || !is_wanted(standing) {
-            return Growth::AtLimit;
+            return PoolGrowth::AtLimit;
         }
         self.spawn(&mut parked)
     }
 
-    fn spawn(&self, parked: &mut Parked) -> Growth {
+    fn spawn(&self, parked: &mut PoolState) -> PoolGrowth {
         if parked.live >= self.most() {
-            return Growth::AtLimit;
+            return PoolGrowth::AtLimit;
         }
         parked.live += 1;
         parked.starting += 1;
         parked.started += 1;
         parked.peak = parked.peak.max(parked.live);
         self.active.fetch_add(1, Ordering::SeqCst);
-        Growth::Spawn
+        PoolGrowth::Spawn
     }
 
-    /// The thread that [`Growth::Spawn`] asked for could not be started.
+    /// The thread that [`PoolGrowth::Spawn`] asked for could not be started.
     pub fn spawn_failed(&self) {
         let mut parked = self.lock();
         parked.live -= 1;
@@ -264,23 +264,23 @@ impl Pool {
         self.active.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Takes the calling worker, which has called [`end`](Pool::end), out of the active ones, if
-    /// another one still waits for requests then. Returns at once with [`Woken::Work`] otherwise.
-    /// It rests for at most `rest`. After [`Woken::Work`] the worker is active and idle again.
-    pub fn park(&self, rest: Duration) -> Woken {
+    /// Takes the calling worker, which has called [`end`](WorkerPool::end), out of the active ones, if
+    /// another one still waits for requests then. Returns at once with [`WakeReason::Work`] otherwise.
+    /// It rests for at most `rest`. After [`WakeReason::Work`] the worker is active and idle again.
+    pub fn park(&self, rest: Duration) -> WakeReason {
         let mut parked = self.lock();
         if self.exiting() {
             return self.leave(&mut parked);
         }
         // Both are decided under the lock, so that two workers cannot each count on the other.
         if self.idle.load(Ordering::SeqCst) < 2 {
-            return Woken::Work;
+            return WakeReason::Work;
         }
         self.wait_for_call(parked, rest)
     }
 
-    /// As [`park`](Pool::park), whoever else waits: for workers that do not receive by themselves.
-    pub fn rest(&self, rest: Duration) -> Woken {
+    /// As [`park`](WorkerPool::park), whoever else waits: for workers that do not receive by themselves.
+    pub fn rest(&self, rest: Duration) -> WakeReason {
         let mut parked = self.lock();
         if self.exiting() {
             return self.leave(&mut parked);
@@ -288,7 +288,7 @@ impl Pool {
         self.wait_for_call(parked, rest)
     }
 
-    fn wait_for_call(&self, mut parked: MutexGuard<'_, Parked>, rest: Duration) -> Woken {
+    fn wait_for_call(&self, mut parked: MutexGuard<'_, PoolState>, rest: Duration) -> WakeReason {
         self.idle.fetch_sub(1, Ordering::SeqCst);
         self.active.fetch_sub(1, Ordering::SeqCst);
         parked.waiting += 1;
@@ -301,14 +301,14 @@ impl Pool {
             // Whoever called has already counted this worker as active.
             parked.called -= 1;
             self.idle.fetch_add(1, Ordering::SeqCst);
-            return if self.exiting() { self.leave(&mut parked) } else { Woken::Work };
+            return if self.exiting() { self.leave(&mut parked) } else { WakeReason::Work };
         }
         parked.live -= 1;
         if self.exiting() {
-            return Woken::Exit;
+            return WakeReason::Exit;
         }
         parked.retired += 1;
-        Woken::Retire
+        WakeReason::Retire
     }
 
     /// The calling worker, idle, ends because the session does.
@@ -316,11 +316,11 @@ impl Pool {
         self.leave(&mut self.lock());
     }
 
-    fn leave(&self, parked: &mut Parked) -> Woken {
+    fn leave(&self, parked: &mut PoolState) -> WakeReason {
         self.idle.fetch_sub(1, Ordering::SeqCst);
         self.active.fetch_sub(1, Ordering::SeqCst);
         parked.live -= 1;
-        Woken::Exit
+        WakeReason::Exit
     }
 
     /// Ends the session: parked workers end, and nobody is started.
@@ -330,7 +330,7 @@ impl Pool {
         self.call.notify_all();
     }
 
-    /// True after [`shut_down`](Pool::shut_down).
+    /// True after [`shut_down`](WorkerPool::shut_down).
     pub fn exiting(&self) -> bool {
         self.exiting.load(Ordering::SeqCst)
     }
@@ -348,15 +348,15 @@ impl Pool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Parked> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.parked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn wait<'a>(
         &self,
-        parked: MutexGuard<'a, Parked>,
+        parked: MutexGuard<'a, PoolState>,
         rest: Duration,
-    ) -> (MutexGuard<'a, Parked>, bool) {
+    ) -> (MutexGuard<'a, PoolState>, bool) {
         match self.call.wait_timeout(parked, rest) {
             Ok((parked, timeout)) => (parked, timeout.timed_out()),
             Err(poisoned) => {
@@ -371,12 +371,12 @@ impl Pool {
 mod tests {
     use super::*;
 
-    fn pool(max: usize, parallel: usize) -> Pool {
-        Pool::new(PoolLimits { max, parallel })
+    fn pool(max: usize, parallel: usize) -> WorkerPool {
+        WorkerPool::new(PoolLimits { max, parallel })
     }
 
-    fn start(pool: &Pool) {
-        assert_eq!(pool.grow(), Growth::Spawn);
+    fn start(pool: &WorkerPool) {
+        assert_eq!(pool.grow(), PoolGrowth::Spawn);
         pool.arrive();
     }
 
@@ -398,7 +398,7 @@ mod tests {
         assert!(pool.backlog_may_grow());
         start(&pool);
         assert!(!pool.backlog_may_grow());
-        assert_eq!(pool.grow(), Growth::AtLimit);
+        assert_eq!(pool.grow(), PoolGrowth::AtLimit);
         assert_eq!(pool.counts().peak, 2);
     }
 
@@ -408,14 +408,14 @@ mod tests {
         start(&pool);
         start(&pool);
         assert!(!pool.backlog_may_grow());
-        assert_eq!(pool.grow(), Growth::Spawn);
+        assert_eq!(pool.grow(), PoolGrowth::Spawn);
     }
 
     #[test]
     fn the_only_idle_worker_does_not_park() {
         let pool = pool(4, 2);
         start(&pool);
-        assert_eq!(pool.park(Duration::from_secs(60)), Woken::Work);
+        assert_eq!(pool.park(Duration::from_secs(60)), WakeReason::Work);
     }
 
     #[test]
@@ -423,7 +423,7 @@ mod tests {
         let pool = pool(4, 2);
         start(&pool);
         start(&pool);
-        assert_eq!(pool.park(Duration::from_millis(1)), Woken::Retire);
+        assert_eq!(pool.park(Duration::from_millis(1)), WakeReason::Retire);
         let counts = pool.counts();
         assert_eq!((counts.live, counts.idle, counts.retired), (1, 1, 1));
     }
@@ -440,14 +440,14 @@ mod tests {
                 wanted
             })
         };
-        assert_eq!(look(true), Growth::Spawn);
-        assert_eq!(seen.get(), Some(Standing { free: 0, threads: 1, max: 4 }));
-        assert_eq!(look(false), Growth::AtLimit);
-        assert_eq!(seen.get(), Some(Standing { free: 1, threads: 2, max: 4 }));
+        assert_eq!(look(true), PoolGrowth::Spawn);
+        assert_eq!(seen.get(), Some(PoolLoad { free: 0, threads: 1, max: 4 }));
+        assert_eq!(look(false), PoolGrowth::AtLimit);
+        assert_eq!(seen.get(), Some(PoolLoad { free: 1, threads: 2, max: 4 }));
         pool.arrive();
         pool.begin();
         look(false);
-        assert_eq!(seen.get(), Some(Standing { free: 0, threads: 2, max: 4 }));
+        assert_eq!(seen.get(), Some(PoolLoad { free: 0, threads: 2, max: 4 }));
     }
 
     #[test]
@@ -461,24 +461,24 @@ mod tests {
             std::thread::yield_now();
         }
         pool.resize(1);
-        assert_eq!(parked.join().unwrap(), Woken::Retire);
+        assert_eq!(parked.join().unwrap(), WakeReason::Retire);
         assert!(pool.is_over() && pool.leave_if_over());
         assert!(!pool.is_over() && !pool.leave_if_over(), "one remains");
         let counts = pool.counts();
         assert_eq!((counts.live, counts.idle, counts.retired), (1, 1, 2));
-        assert_eq!(pool.grow(), Growth::AtLimit);
+        assert_eq!(pool.grow(), PoolGrowth::AtLimit);
         pool.resize(2);
-        assert_eq!(pool.grow(), Growth::Spawn);
+        assert_eq!(pool.grow(), PoolGrowth::Spawn);
     }
 
     #[test]
     fn a_stretched_pool_has_further_threads_which_end_afterwards() {
         let pool = pool(2, 2);
         (0..2).for_each(|_| start(&pool));
-        assert!(pool.grow() == Growth::AtLimit && !pool.is_stretched());
+        assert!(pool.grow() == PoolGrowth::AtLimit && !pool.is_stretched());
         pool.stretch(2);
         (0..2).for_each(|_| start(&pool));
-        assert!(pool.grow() == Growth::AtLimit && pool.is_stretched() && !pool.is_over());
+        assert!(pool.grow() == PoolGrowth::AtLimit && pool.is_stretched() && !pool.is_over());
         assert_eq!((pool.max(), pool.most(), pool.leave_if_over()), (2, 4, false));
         pool.stretch(0);
         assert!(pool.is_over() && pool.leave_if_over() && pool.leave_if_over());
@@ -489,9 +489,9 @@ mod tests {
     fn a_thread_that_could_not_be_started_is_not_counted() {
         let pool = pool(2, 2);
         start(&pool);
-        assert_eq!(pool.grow(), Growth::Spawn);
+        assert_eq!(pool.grow(), PoolGrowth::Spawn);
         pool.spawn_failed();
         assert_eq!(pool.counts().live, 1);
-        assert_eq!(pool.grow(), Growth::Spawn);
+        assert_eq!(pool.grow(), PoolGrowth::Spawn);
     }
 }

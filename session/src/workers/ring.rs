@@ -14,20 +14,20 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use defuse_fs::{Caps, Errno, Ino, Result};
-use defuse_probe::clock::{self, Moment};
-use defuse_probe::{Cells, Op};
+use defuse_probe::clock::{self, ClockMoment};
+use defuse_probe::{Op, ThreadCells};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use super::inflight::Slot;
-use super::pool::{Growth, Woken};
+use super::inflight::WorkerSlot;
+use super::pool::{PoolGrowth, WakeReason};
 use super::serve::{BACKLOG_NS, BACKLOG_ROW, REST, SLEPT_NS, handle, handled_at_once, refuse};
 use super::signal;
-use crate::session::Shared;
-use crate::transport::dev::DevChannel;
-use crate::transport::uring::{Answers, Entry, Exchange, UringChannel};
-use crate::transport::{Channel, Received};
+use crate::session::SessionShared;
+use crate::transport::dev::PortChannel;
+use crate::transport::uring::{FinishedAnswers, UringChannel, UringEntry, UringExchange};
+use crate::transport::{ReceiveOutcome, WorkerChannel};
 use defuse_wire::op::op_of;
-use defuse_wire::request::{Body, DecodeOptions};
+use defuse_wire::request::{DecodeOptions, RequestBody};
 
 /// Maximum number of workers of a queue that a backlog adds.
 const PARALLEL: usize = 2;
@@ -44,24 +44,24 @@ const DEVICE_REST: Duration = Duration::from_millis(1);
 const NUDGE_TICKS: u64 = 50;
 
 /// The queues of a session.
-pub(crate) struct Rings {
+pub(crate) struct SessionRings {
     device: Arc<OwnedFd>,
-    queues: Box<[Queue]>,
+    queues: Box<[UringQueue]>,
     /// Size of the payload of an entry in bytes.
     payload: usize,
     /// Maximum number of threads with rings. The others serve the entries of deferred replies.
     most: usize,
-    answers: Arc<Answers>,
+    answers: Arc<FinishedAnswers>,
     /// The file of the last OPEN, READ or WRITE, 0 before the first, for [`nudge`].
     file: AtomicU64,
     /// Requests that the thread of deferred replies received.
-    handed: Mutex<VecDeque<Entry>>,
+    handed: Mutex<VecDeque<UringEntry>>,
 }
 
 /// The workers of one queue.
 #[derive(Default)]
 #[repr(align(64))]
-struct Queue {
+struct UringQueue {
     threads: AtomicUsize,
     /// A thread was added and has not begun to wait.
     is_growing: AtomicBool,
@@ -74,7 +74,7 @@ struct Queue {
     still: AtomicU64,
 }
 
-impl Rings {
+impl SessionRings {
     pub(crate) fn new(
         (device, queues): (&Arc<OwnedFd>, usize),
         payload: usize,
@@ -84,18 +84,18 @@ impl Rings {
     ) -> Result<Self> {
         // With deferred replies, a quarter of the workers serves their entries.
         let helpers = if defers { (max_workers / 4).max(1) } else { 0 };
-        Ok(Rings {
+        Ok(SessionRings {
             device: Arc::clone(device),
-            queues: (0..queues).map(|_| Queue::default()).collect(),
+            queues: (0..queues).map(|_| UringQueue::default()).collect(),
             payload,
             most: (max_workers - helpers).max(queues),
-            answers: Arc::new(Answers::new(caps.submits)?),
+            answers: Arc::new(FinishedAnswers::new(caps.submits)?),
             file: AtomicU64::new(0),
             handed: Mutex::default(),
         })
     }
 
-    fn handed(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+    fn handed(&self) -> MutexGuard<'_, VecDeque<UringEntry>> {
         self.handed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -107,10 +107,10 @@ impl Rings {
 }
 
 /// Starts the threads of a session with rings. Returns when every queue has an entry in the kernel.
-pub(crate) fn start(shared: &Arc<Shared>, rings: &Rings) -> Result<()> {
+pub(crate) fn start(shared: &Arc<SessionShared>, rings: &SessionRings) -> Result<()> {
     let (ready, reports) = channel();
     for qid in 0..rings.queues.len() {
-        if shared.pool.grow_new() != Growth::Spawn {
+        if shared.pool.grow_new() != PoolGrowth::Spawn {
             return Err(Errno::EAGAIN);
         }
         spawn(shared, qid, Some(ready.clone()))?;
@@ -131,7 +131,7 @@ pub(crate) fn start(shared: &Arc<Shared>, rings: &Rings) -> Result<()> {
     })
 }
 
-fn spawn(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) -> Result<()> {
+fn spawn(shared: &Arc<SessionShared>, qid: usize, ready: Option<Sender<Result<()>>>) -> Result<()> {
     let own = Arc::clone(shared);
     let started = shared.spawn("defuse-ring", move || run(&own, qid, ready));
     if started.is_err() {
@@ -141,7 +141,7 @@ fn spawn(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) ->
 }
 
 /// Adds a worker to the queue `qid`, within the limits.
-fn add_worker(shared: &Arc<Shared>, rings: &Rings, qid: usize) {
+fn add_worker(shared: &Arc<SessionShared>, rings: &SessionRings, qid: usize) {
     let queue = &rings.queues[qid];
     // The thread needs the queue's processor, which may take long. Those added meanwhile would stay idle, and leave
     // too few for the other queues.
@@ -154,9 +154,9 @@ fn add_worker(shared: &Arc<Shared>, rings: &Rings, qid: usize) {
 }
 
 /// False if there is no further worker.
-fn spawn_within_limits(shared: &Arc<Shared>, rings: &Rings, qid: usize) -> bool {
+fn spawn_within_limits(shared: &Arc<SessionShared>, rings: &SessionRings, qid: usize) -> bool {
     let waiting: usize = rings.queues.iter().map(|q| q.threads.load(Ordering::Relaxed)).sum();
-    if waiting >= rings.most || shared.pool.grow_new() != Growth::Spawn {
+    if waiting >= rings.most || shared.pool.grow_new() != PoolGrowth::Spawn {
         return false;
     }
     rings.queues[qid].threads.fetch_add(1, Ordering::SeqCst);
@@ -169,7 +169,7 @@ fn spawn_within_limits(shared: &Arc<Shared>, rings: &Rings, qid: usize) -> bool 
 }
 
 /// The sentinel's check of the queues.
-pub(crate) fn tick(shared: &Arc<Shared>, rings: &Rings) {
+pub(crate) fn tick(shared: &Arc<SessionShared>, rings: &SessionRings) {
     for (qid, queue) in rings.queues.iter().enumerate() {
         let served = queue.served.load(Ordering::Relaxed);
         if queue.seen.swap(served, Ordering::Relaxed) != served {
@@ -190,7 +190,7 @@ pub(crate) fn tick(shared: &Arc<Shared>, rings: &Rings) {
 }
 
 /// The thread of a worker. Returns at the end of the session.
-fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
+fn run(shared: &Arc<SessionShared>, qid: usize, ready: Option<Sender<Result<()>>>) {
     let Some(rings) = &shared.rings else { return };
     bind(qid);
     let queue = &rings.queues[qid];
@@ -228,7 +228,7 @@ fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
         Some(ready) => drop(ready.send(Ok(()))),
         None => queue.is_growing.store(false, Ordering::SeqCst),
     }
-    let mut worker = Worker {
+    let mut worker = UringWorker {
         shared,
         rings,
         qid,
@@ -259,7 +259,7 @@ fn bind(qid: usize) {
 /// Makes the kernel send a request to the queue `qid`, so that it also sends the waiting ones: it assigns
 /// them to an entry whose reply it takes, never to a new one. The request is the reply to a RETRIEVE,
 /// for a regular file that the kernel knows.
-fn nudge(shared: &Shared, rings: &Rings, qid: usize) {
+fn nudge(shared: &SessionShared, rings: &SessionRings, qid: usize) {
     let file = rings.file.load(Ordering::Relaxed);
     if file == 0 {
         return;
@@ -274,24 +274,24 @@ fn nudge(shared: &Shared, rings: &Rings, qid: usize) {
     }
 }
 
-struct Worker<'a> {
-    shared: &'a Arc<Shared>,
-    rings: &'a Rings,
+struct UringWorker<'a> {
+    shared: &'a Arc<SessionShared>,
+    rings: &'a SessionRings,
     qid: usize,
-    queue: &'a Queue,
+    queue: &'a UringQueue,
     channel: UringChannel,
-    slot: &'a Slot,
-    cells: Cells,
+    slot: &'a WorkerSlot,
+    cells: ThreadCells,
     options: DecodeOptions,
     /// Time of this worker's last request.
-    last: Moment,
+    last: ClockMoment,
     /// Number of consecutive requests that had been waiting.
     backlog: u32,
     /// The last request took so long that its handler probably slept.
     slept: bool,
 }
 
-impl Worker<'_> {
+impl UringWorker<'_> {
     fn run(&mut self) {
         loop {
             if self.shared.pool.exiting() {
@@ -299,9 +299,9 @@ impl Worker<'_> {
             }
             // Polling gains nothing, because the caller runs on the same processor.
             match self.channel.receive(false) {
-                Ok(Received::Request) => self.handle_received(),
-                Ok(Received::Nothing) => {}
-                Ok(Received::Unmounted) => self.shared.finish(),
+                Ok(ReceiveOutcome::Request) => self.handle_received(),
+                Ok(ReceiveOutcome::Nothing) => {}
+                Ok(ReceiveOutcome::Unmounted) => self.shared.finish(),
                 Err(errno) => {
                     log::error!("io_uring: {errno}; the session ends");
                     self.shared.finish();
@@ -327,7 +327,11 @@ impl Worker<'_> {
             self.cells.record(op_of(request.opcode), started.ns_until(self.last), true);
             return;
         }
-        if let Body::Open(_) | Body::Read(_) | Body::Write { .. } | Body::Setlkw(_) = request.body {
+        if let RequestBody::Open(_)
+        | RequestBody::Read(_)
+        | RequestBody::Write { .. }
+        | RequestBody::Setlkw(_) = request.body
+        {
             self.rings.file.store(request.nodeid, Ordering::Relaxed);
         }
         self.shared.pool.begin();
@@ -353,7 +357,7 @@ impl Worker<'_> {
 }
 
 /// Passes a request that the thread of deferred replies received to another worker.
-fn hand(shared: &Arc<Shared>, entry: Entry) {
+fn hand(shared: &Arc<SessionShared>, entry: UringEntry) {
     let Some(rings) = &shared.rings else { return };
     rings.handed().push_back(entry);
     shared.add_worker();
@@ -362,21 +366,21 @@ fn hand(shared: &Arc<Shared>, entry: Entry) {
 }
 
 /// A worker without a ring, which handles the requests that other threads pass to it.
-pub(crate) fn run_helper(shared: &Arc<Shared>) {
+pub(crate) fn run_helper(shared: &Arc<SessionShared>) {
     let (Some(rings), Some(slot)) = (&shared.rings, shared.slots.claim(signal::this_thread()))
     else {
         return shared.pool.spawn_failed();
     };
     let cells = shared.dispatcher.recorder.cells();
     let options = shared.dispatcher.negotiated.decode_options();
-    let mut exchange = Exchange::new(Arc::clone(&rings.answers));
+    let mut exchange = UringExchange::new(Arc::clone(&rings.answers));
     shared.pool.arrive();
     loop {
         let next = rings.handed().pop_front();
         let Some(entry) = next else {
             match shared.pool.rest(REST) {
-                Woken::Work => continue,
-                Woken::Retire | Woken::Exit => break,
+                WakeReason::Work => continue,
+                WakeReason::Retire | WakeReason::Exit => break,
             }
         };
         shared.pool.begin();
@@ -397,7 +401,7 @@ pub(crate) fn run_helper(shared: &Arc<Shared>) {
 }
 
 /// Reads the requests that do not come over rings, FORGET and INTERRUPT, until the session ends.
-fn read_device(shared: &Arc<Shared>) {
+fn read_device(shared: &Arc<SessionShared>) {
     let Some(slot) = shared.slots.claim(signal::this_thread()) else { return };
     let cells = shared.dispatcher.recorder.cells();
     let mut channel = shared.worker_channel();
@@ -405,9 +409,11 @@ fn read_device(shared: &Arc<Shared>) {
     let options = shared.dispatcher.negotiated.decode_options();
     while !shared.pool.exiting() {
         match channel.receive(false) {
-            Ok(Received::Request) => serve_device(shared, &mut channel, &options, slot, &cells),
-            Ok(Received::Nothing) => continue,
-            Ok(Received::Unmounted) => shared.finish(),
+            Ok(ReceiveOutcome::Request) => {
+                serve_device(shared, &mut channel, &options, slot, &cells)
+            }
+            Ok(ReceiveOutcome::Nothing) => continue,
+            Ok(ReceiveOutcome::Unmounted) => shared.finish(),
             Err(errno) => {
                 log::error!("reading /dev/fuse: {errno}; the session ends");
                 shared.finish();
@@ -423,11 +429,11 @@ fn read_device(shared: &Arc<Shared>) {
 }
 
 fn serve_device(
-    shared: &Shared,
-    channel: &mut DevChannel,
+    shared: &SessionShared,
+    channel: &mut PortChannel,
     options: &DecodeOptions,
-    slot: &Slot,
-    cells: &Cells,
+    slot: &WorkerSlot,
+    cells: &ThreadCells,
 ) {
     let started = clock::now();
     let (message, reply) = channel.exchange();

@@ -15,7 +15,7 @@
 //!   done at once, and requests are set aside for the next worker that is free. So an interrupt
 //!   arrives even where a single worker sits in a handler that never ends.
 //!
-//! The sessions of a server have one sentinel ([`Sentinel`]). It never waits for what the requests of one of them wait for.
+//! The sessions of a server have one sentinel ([`SharedWatchdog`]). It never waits for what the requests of one of them wait for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use defuse_fs::Result;
 
 use super::{pressure, ring, signal};
-use crate::session::Shared;
+use crate::session::SessionShared;
 
 /// How often the sentinel looks. A worker that blocks holds up requests for at most so long.
 const TICK: Duration = Duration::from_millis(2);
@@ -40,10 +40,10 @@ const CALM_TICKS: u32 = 500;
 
 /// How workers wake the sentinel of their session.
 #[derive(Default)]
-pub(crate) struct Bell {
+pub(crate) struct WatchdogWaker {
     /// The session is watched.
     awake: AtomicBool,
-    who: OnceLock<Who>,
+    who: OnceLock<WatchdogThread>,
     /// Held while the session is looked at.
     look: Mutex<()>,
     /// A thread receives for workers that are stuck.
@@ -51,20 +51,20 @@ pub(crate) struct Bell {
 }
 
 /// The sentinel of a session.
-enum Who {
+enum WatchdogThread {
     /// Its own.
     Own(Thread),
     /// One that watches others, too.
-    Common(Sentinel, Weak<Shared>),
+    Common(SharedWatchdog, Weak<SessionShared>),
 }
 
-impl Bell {
+impl WatchdogWaker {
     /// Called by a worker that leaves nobody to wait for requests. Costs a load while the session is watched.
     pub(crate) fn ring(&self) {
         if !self.awake.load(Ordering::SeqCst) && !self.awake.swap(true, Ordering::SeqCst) {
             match self.who.get() {
-                Some(Who::Own(thread)) => thread.unpark(),
-                Some(Who::Common(sentinel, session)) => sentinel.watch(session),
+                Some(WatchdogThread::Own(thread)) => thread.unpark(),
+                Some(WatchdogThread::Common(sentinel, session)) => sentinel.watch(session),
                 // It looks at the bell when it begins.
                 None => {}
             }
@@ -73,7 +73,7 @@ impl Bell {
 
     /// Wakes a session's own sentinel whatever it does.
     pub(crate) fn unpark(&self) {
-        if let Some(Who::Own(thread)) = self.who.get() {
+        if let Some(WatchdogThread::Own(thread)) = self.who.get() {
             thread.unpark();
         }
     }
@@ -90,7 +90,7 @@ impl Bell {
     }
 
     /// Ends the watch of a quiet session. False if it must go on.
-    fn sleep(&self, shared: &Shared) -> bool {
+    fn sleep(&self, shared: &SessionShared) -> bool {
         self.awake.store(false, Ordering::SeqCst);
         // A worker that became busy just before saw the bell as rung already. One that rings now has begun another watch.
         !busy(shared) || self.awake.swap(true, Ordering::SeqCst)
@@ -98,10 +98,10 @@ impl Bell {
 }
 
 /// The sentinel's thread of one session, until the session ends.
-pub(crate) fn run(shared: &Arc<Shared>) {
+pub(crate) fn run(shared: &Arc<SessionShared>) {
     let bell = &shared.bell;
-    let _ = bell.who.set(Who::Own(std::thread::current()));
-    let mut watch = Watch::default();
+    let _ = bell.who.set(WatchdogThread::Own(std::thread::current()));
+    let mut watch = SessionWatch::default();
     let mut untrimmed = 0;
     while !shared.pool.exiting() {
         if !bell.awake.load(Ordering::SeqCst) {
@@ -115,7 +115,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         }
         trim_now_and_then(shared, &mut untrimmed);
         if watch.quiet > QUIET_TICKS {
-            watch = Watch::default();
+            watch = SessionWatch::default();
             untrimmed = 0;
             bell.sleep(shared);
             trim_all(shared);
@@ -126,45 +126,45 @@ pub(crate) fn run(shared: &Arc<Shared>) {
 /// One sentinel for the sessions of one file system, like those of a server. It costs a thread and its looks once, and not for each
 /// session. Its thread ends when all handles are dropped.
 #[derive(Clone, Default)]
-pub struct Sentinel(Arc<Handle>);
+pub struct SharedWatchdog(Arc<WatchdogHandle>);
 
 #[derive(Default)]
-struct Handle(Arc<Common>);
+struct WatchdogHandle(Arc<WatchdogCore>);
 
 #[derive(Default)]
-struct Common {
-    state: Mutex<State>,
+struct WatchdogCore {
+    state: Mutex<WatchdogState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchdogState {
     runs: bool,
     is_over: bool,
     /// Sessions that are to be watched from now on.
-    rung: Vec<Arc<Shared>>,
+    rung: Vec<Arc<SessionShared>>,
 }
 
-impl Common {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl WatchdogCore {
+    fn lock(&self) -> MutexGuard<'_, WatchdogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Handle {
+impl Drop for WatchdogHandle {
     fn drop(&mut self) {
         self.0.lock().is_over = true;
         self.0.changed.notify_all();
     }
 }
 
-impl Sentinel {
+impl SharedWatchdog {
     /// Becomes the sentinel of a session, whose threads are started afterwards.
     ///
     /// # Errors
     ///
     /// Those of the start of a thread.
-    pub(crate) fn take(&self, session: &Arc<Shared>) -> Result<()> {
+    pub(crate) fn take(&self, session: &Arc<SessionShared>) -> Result<()> {
         let common = &self.0.0;
         {
             let mut state = common.lock();
@@ -175,11 +175,11 @@ impl Sentinel {
                 state.runs = true;
             }
         }
-        let _ = session.bell.who.set(Who::Common(self.clone(), Arc::downgrade(session)));
+        let _ = session.bell.who.set(WatchdogThread::Common(self.clone(), Arc::downgrade(session)));
         Ok(())
     }
 
-    fn watch(&self, session: &Weak<Shared>) {
+    fn watch(&self, session: &Weak<SessionShared>) {
         if let Some(session) = session.upgrade() {
             self.0.0.lock().rung.push(session);
             self.0.0.changed.notify_one();
@@ -187,9 +187,9 @@ impl Sentinel {
     }
 }
 
-/// The thread of a [`Sentinel`].
-fn watch_all(common: &Common) {
-    let mut watched: Vec<(Arc<Shared>, Watch)> = Vec::new();
+/// The thread of a [`SharedWatchdog`].
+fn watch_all(common: &WatchdogCore) {
+    let mut watched: Vec<(Arc<SessionShared>, SessionWatch)> = Vec::new();
     let mut untrimmed = 0;
     loop {
         {
@@ -200,7 +200,7 @@ fn watch_all(common: &Common) {
             if state.is_over {
                 return;
             }
-            watched.extend(state.rung.drain(..).map(|session| (session, Watch::default())));
+            watched.extend(state.rung.drain(..).map(|session| (session, SessionWatch::default())));
         }
         std::thread::sleep(TICK);
         // All have one file system.
@@ -216,7 +216,7 @@ fn watch_all(common: &Common) {
 }
 
 /// Gives up about once a second what is kept for a moment.
-fn trim_now_and_then(shared: &Shared, untrimmed: &mut u32) {
+fn trim_now_and_then(shared: &SessionShared, untrimmed: &mut u32) {
     *untrimmed += 1;
     if *untrimmed >= TRIM_TICKS {
         *untrimmed = 0;
@@ -229,14 +229,14 @@ fn trim_now_and_then(shared: &Shared, untrimmed: &mut u32) {
 
 /// Twice, because the first only marks what was used since the time before. Whoever releases a file from here on rings, and
 /// is trimmed after.
-fn trim_all(shared: &Shared) {
+fn trim_all(shared: &SessionShared) {
     shared.dispatcher.trim();
     shared.dispatcher.trim();
 }
 
 /// Receives for the workers of a session until one of them is free: on a thread of the session, because others do not wait for what its
 /// requests do.
-fn help(shared: &Arc<Shared>) {
+fn help(shared: &Arc<SessionShared>) {
     if shared.bell.is_helped.swap(true, Ordering::SeqCst) {
         return;
     }
@@ -259,7 +259,7 @@ fn help(shared: &Arc<Shared>) {
 }
 
 #[derive(Default)]
-struct Watch {
+struct SessionWatch {
     served: u64,
     quiet: u32,
     stuck: u32,
@@ -267,9 +267,9 @@ struct Watch {
     looks: u32,
 }
 
-impl Watch {
+impl SessionWatch {
     /// Looks at one of several sessions. False if it need not be watched any more.
-    fn look(&mut self, shared: &Arc<Shared>) -> bool {
+    fn look(&mut self, shared: &Arc<SessionShared>) -> bool {
         let _look = shared.bell.look.lock().unwrap_or_else(PoisonError::into_inner);
         if shared.pool.exiting() {
             return false;
@@ -280,12 +280,12 @@ impl Watch {
         if self.quiet <= QUIET_TICKS {
             return true;
         }
-        *self = Watch::default();
+        *self = SessionWatch::default();
         !shared.bell.sleep(shared)
     }
 
     /// Looks around. True if requests wait, and all workers that there may be are stuck.
-    fn tick(&mut self, shared: &Arc<Shared>) -> bool {
+    fn tick(&mut self, shared: &Arc<SessionShared>) -> bool {
         let served = shared.slots.served();
         let progress = served != self.served;
         self.served = served;
@@ -333,7 +333,7 @@ impl Watch {
     }
 
     /// Takes the threads back that a session has beyond its maximum, after a while in which it needed none of them.
-    fn end_stretch(&mut self, shared: &Shared) {
+    fn end_stretch(&mut self, shared: &SessionShared) {
         let pool = &shared.pool;
         if !pool.is_stretched() {
             return;
@@ -348,7 +348,7 @@ impl Watch {
     }
 }
 
-fn busy(shared: &Shared) -> bool {
+fn busy(shared: &SessionShared) -> bool {
     let pool = &shared.pool;
     let is_waiting = shared.set_aside.is_waiting() || shared.fair.is_waiting();
     pool.idle() < pool.active() || is_waiting || pool.is_over()

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{FailureDomain, Result};
-use defuse_probe::clock::{self, Moment};
-use defuse_probe::{Cells, Op};
+use defuse_probe::clock::{self, ClockMoment};
+use defuse_probe::{Op, ThreadCells};
 
-use super::inflight::Slot;
-use super::pool::Woken;
+use super::inflight::WorkerSlot;
+use super::pool::WakeReason;
 use super::{set_aside, signal};
 use crate::dispatch::data::whole;
-use crate::session::Shared;
-use crate::transport::dev::DevChannel;
-use crate::transport::{Channel, Message, Received, Reply};
-use defuse_probe::Limited;
+use crate::session::SessionShared;
+use crate::transport::dev::PortChannel;
+use crate::transport::{ReceiveOutcome, RequestMessage, RequestReply, WorkerChannel};
+use defuse_probe::WarningLimiter;
 use defuse_wire::op::op_of;
-use defuse_wire::request::{Body, DecodeError, DecodeOptions, Request};
+use defuse_wire::request::{DecodeError, DecodeOptions, DecodedRequest, RequestBody};
 
 /// A request that was there within this time, in nanoseconds, had been waiting: nobody sends one so
 /// soon after the answer to another.
@@ -31,7 +31,7 @@ pub(super) const SLEPT_NS: u64 = 40_000;
 pub(super) const REST: Duration = Duration::from_secs(10);
 
 /// A worker's thread, until it retires or the session ends.
-pub(crate) fn run(shared: &Arc<Shared>, channel: DevChannel) {
+pub(crate) fn run(shared: &Arc<SessionShared>, channel: PortChannel) {
     let Some(slot) = shared.slots.claim(signal::this_thread()) else {
         // The pool counts no more workers than there are places.
         log::error!("a worker without a place");
@@ -39,7 +39,7 @@ pub(crate) fn run(shared: &Arc<Shared>, channel: DevChannel) {
         return;
     };
     let cells = shared.dispatcher.recorder.cells();
-    let mut worker = Worker {
+    let mut worker = PortWorker {
         shared,
         channel,
         slot,
@@ -57,22 +57,22 @@ pub(crate) fn run(shared: &Arc<Shared>, channel: DevChannel) {
     slot.release();
 }
 
-struct Worker<'a> {
-    shared: &'a Arc<Shared>,
-    channel: DevChannel,
-    slot: &'a Slot,
-    cells: Cells,
+struct PortWorker<'a> {
+    shared: &'a Arc<SessionShared>,
+    channel: PortChannel,
+    slot: &'a WorkerSlot,
+    cells: ThreadCells,
     options: DecodeOptions,
     /// When this worker last had something to do.
-    last: Moment,
+    last: ClockMoment,
     /// Requests in a row that had been waiting.
     backlog: u32,
-    surplus_since: Option<Moment>,
+    surplus_since: Option<ClockMoment>,
     /// The last request took so long that its handler must have slept.
     slept: bool,
 }
 
-impl Worker<'_> {
+impl PortWorker<'_> {
     fn run(&mut self) {
         loop {
             if self.shared.pool.exiting() {
@@ -90,9 +90,9 @@ impl Worker<'_> {
             // The kernel wakes those who sleep in any case: to look would only be a race with them.
             let spin = self.shared.pool.idle() == 1;
             match self.channel.receive(spin) {
-                Ok(Received::Request) => self.handle_received(),
-                Ok(Received::Nothing) => self.woke_for_nothing(),
-                Ok(Received::Unmounted) => self.shared.finish(),
+                Ok(ReceiveOutcome::Request) => self.handle_received(),
+                Ok(ReceiveOutcome::Nothing) => self.woke_for_nothing(),
+                Ok(ReceiveOutcome::Unmounted) => self.shared.finish(),
                 Err(errno) => {
                     log::error!("reading /dev/fuse: {errno}; the session ends");
                     self.shared.finish();
@@ -100,8 +100,8 @@ impl Worker<'_> {
             }
             if self.is_surplus() {
                 match self.shared.pool.park(REST) {
-                    Woken::Work => {}
-                    Woken::Retire | Woken::Exit => return,
+                    WakeReason::Work => {}
+                    WakeReason::Retire | WakeReason::Exit => return,
                 }
                 self.surplus_since = None;
                 self.last = clock::now();
@@ -153,7 +153,7 @@ impl Worker<'_> {
             begin_adaptive(self.shared, had_waited, &mut self.backlog, started);
         }
         // What is kept of a released file for a moment has the sentinel to end that moment.
-        if matches!(request.body, Body::Release(_)) {
+        if matches!(request.body, RequestBody::Release(_)) {
             self.shared.bell.ring();
         }
         if self.shared.has_to_wait(&request) {
@@ -170,7 +170,7 @@ impl Worker<'_> {
         }
         self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
         self.slept = started.ns_until(self.last) > SLEPT_NS;
-        if matches!(request.body, Body::Ioctl { .. }) {
+        if matches!(request.body, RequestBody::Ioctl { .. }) {
             self.shared.dispatcher.answered();
         }
         self.leave(domain);
@@ -212,14 +212,14 @@ impl Worker<'_> {
         self.finish_request();
     }
 
-    fn enter_or_wait(&mut self, domain: FailureDomain, request: set_aside::Request) {
+    fn enter_or_wait(&mut self, domain: FailureDomain, request: set_aside::QueuedRequest) {
         let (shared, unique) = (self.shared, request.unique);
         match shared.bulkhead.enter_or_wait(domain, shared.pool.max(), request) {
             Some(request) => {
                 self.handle_copy(&request);
                 self.leave(Some(domain));
             }
-            // Either this sees the interrupt, or `Shared::interrupt` sees the request that waits.
+            // Either this sees the interrupt, or `SessionShared::interrupt` sees the request that waits.
             None if shared.slots.was_early(unique) => drop(shared.interrupt_held_back(unique)),
             None => {}
         }
@@ -235,10 +235,10 @@ impl Worker<'_> {
         }
     }
 
-    fn handle_copy(&mut self, request: &set_aside::Request) {
+    fn handle_copy(&mut self, request: &set_aside::QueuedRequest) {
         let started = clock::now();
         let reply = self.channel.reply_through(&request.port, request.unique);
-        match Request::parse(&request.bytes, &self.options) {
+        match DecodedRequest::parse(&request.bytes, &self.options) {
             Ok(parsed) => {
                 self.last = handle(self.shared, &parsed, reply, self.slot, &self.cells, started);
             }
@@ -247,7 +247,7 @@ impl Worker<'_> {
     }
 
     /// A request that the sentinel received while every worker was stuck.
-    fn handle_set_aside(&mut self, request: set_aside::Request) {
+    fn handle_set_aside(&mut self, request: set_aside::QueuedRequest) {
         if self.shared.pool.begin() && self.shared.hands_over() {
             self.shared.add_for_set_aside();
         }
@@ -258,8 +258,8 @@ impl Worker<'_> {
     }
 
     /// Handles a request of which there is a copy.
-    fn handle_aside(&mut self, request: set_aside::Request) {
-        let parsed = Request::parse(&request.bytes, &self.options);
+    fn handle_aside(&mut self, request: set_aside::QueuedRequest) {
+        let parsed = DecodedRequest::parse(&request.bytes, &self.options);
         let domain = parsed.ok().and_then(|parsed| self.shared.dispatcher.failure_domain(&parsed));
         match domain {
             _ if request.interrupted => request.refuse_interrupted(),
@@ -293,7 +293,12 @@ impl Worker<'_> {
 
 /// A worker has taken a request. It adds another one if requests had waited several times in a row, the
 /// `backlog`, and nobody else waits for them.
-fn begin_adaptive(shared: &Arc<Shared>, had_waited: bool, backlog: &mut u32, started: Moment) {
+fn begin_adaptive(
+    shared: &Arc<SessionShared>,
+    had_waited: bool,
+    backlog: &mut u32,
+    started: ClockMoment,
+) {
     if !shared.pool.begin() {
         *backlog = 0;
         return;
@@ -311,13 +316,13 @@ fn begin_adaptive(shared: &Arc<Shared>, had_waited: bool, backlog: &mut u32, sta
 
 /// Handles and counts one request. Returns when it was done.
 pub(super) fn handle(
-    shared: &Shared,
-    request: &Request<'_>,
-    reply: &mut dyn Reply,
-    slot: &Slot,
-    cells: &Cells,
-    started: Moment,
-) -> Moment {
+    shared: &SessionShared,
+    request: &DecodedRequest<'_>,
+    reply: &mut dyn RequestReply,
+    slot: &WorkerSlot,
+    cells: &ThreadCells,
+    started: ClockMoment,
+) -> ClockMoment {
     shared.slots.begin(slot, request.unique, (request.uid, request.pid));
     let outcome = shared.dispatcher.handle(request, reply, slot, started);
     slot.end();
@@ -333,8 +338,8 @@ pub(super) fn handle(
 }
 
 /// Answers a request that could not be decoded, if the kernel waits for an answer.
-pub(super) fn refuse(error: &DecodeError, reply: &mut dyn Reply) {
-    static LOG: Limited = Limited::new();
+pub(super) fn refuse(error: &DecodeError, reply: &mut dyn RequestReply) {
+    static LOG: WarningLimiter = WarningLimiter::new();
     LOG.warn(|| error.to_string());
     if let Some((_, errno)) = error.reply() {
         let _ = reply.send_errno(errno.raw_os_error());
@@ -344,16 +349,16 @@ pub(super) fn refuse(error: &DecodeError, reply: &mut dyn Reply) {
 /// FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY: short, never waiting, and nobody waits for
 /// them, so they are no work that would call for another worker.
 pub(super) fn handled_at_once(
-    shared: &Shared,
-    request: &Request<'_>,
-    reply: &mut dyn Reply,
+    shared: &SessionShared,
+    request: &DecodedRequest<'_>,
+    reply: &mut dyn RequestReply,
 ) -> bool {
     match &request.body {
-        Body::Forget(_) | Body::BatchForget(_) => shared.dispatcher.forget(request),
+        RequestBody::Forget(_) | RequestBody::BatchForget(_) => shared.dispatcher.forget(request),
         // No answer: EAGAIN would make the kernel ask again, but only through the device that the
         // request itself came from.
-        Body::Interrupt(args) => shared.interrupt(args.unique),
-        Body::NotifyReply { data, .. } => {
+        RequestBody::Interrupt(args) => shared.interrupt(args.unique),
+        RequestBody::NotifyReply { data, .. } => {
             if let Err(errno) = shared.dispatcher.notify_reply(request.unique, data, reply) {
                 log::warn!("the answer to a RETRIEVE is lost: {errno}");
             }
@@ -364,7 +369,7 @@ pub(super) fn handled_at_once(
 }
 
 /// The work of the sentinel for a request that it has received in `channel`.
-pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
+pub(crate) fn set_aside_or_handle(shared: &SessionShared, channel: &mut PortChannel) {
     let options = shared.dispatcher.negotiated.decode_options();
     let options = DecodeOptions { payload_in_pipe: channel.payload_in_pipe(), ..options };
     let (message, reply) = channel.exchange();
@@ -389,7 +394,11 @@ pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
 }
 
 /// A copy of a request with its data, wherever that is.
-fn copied(message: Message<'_>, request: &Request<'_>, reply: &mut dyn Reply) -> Result<Vec<u8>> {
-    let Message::Whole(bytes) = message else { unreachable!("the device gives whole ones") };
+fn copied(
+    message: RequestMessage<'_>,
+    request: &DecodedRequest<'_>,
+    reply: &mut dyn RequestReply,
+) -> Result<Vec<u8>> {
+    let RequestMessage::Whole(bytes) = message else { unreachable!("the device gives whole ones") };
     whole(bytes, &request.body, reply)
 }

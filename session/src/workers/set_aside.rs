@@ -9,8 +9,8 @@ use defuse_fs::Errno;
 use defuse_wire::abi::OutHeader;
 use zerocopy::IntoBytes;
 
-use crate::share::Taken;
-use crate::transport::Port;
+use crate::share::CountGuard;
+use crate::transport::RequestPort;
 
 const HEADER_LEN: usize = size_of::<OutHeader>();
 /// Most requests set aside; beyond that they stay with the kernel or the client.
@@ -19,19 +19,19 @@ const MOST: usize = 256;
 const BYTES_MOST: usize = 64 << 20;
 
 /// A request, and the device through which it has to be answered.
-pub(crate) struct Request {
+pub(crate) struct QueuedRequest {
     pub(crate) unique: u64,
     pub(crate) bytes: Vec<u8>,
-    pub(crate) port: Arc<dyn Port>,
+    pub(crate) port: Arc<dyn RequestPort>,
     /// It was interrupted while it lay here.
     pub(crate) interrupted: bool,
     /// The user of the client may have more such requests.
     pub(crate) has_room: bool,
     /// Its bytes, as they count for that user.
-    pub(crate) _queued: Option<Taken>,
+    pub(crate) _queued: Option<CountGuard>,
 }
 
-impl Request {
+impl QueuedRequest {
     /// Answers that its caller was interrupted.
     pub(crate) fn refuse_interrupted(self) {
         self.refuse(Errno::EINTR);
@@ -47,14 +47,14 @@ impl Request {
 
 /// The requests set aside, oldest first.
 #[derive(Default)]
-pub(crate) struct SetAside {
+pub(crate) struct RequestBacklog {
     count: AtomicUsize,
     /// Bytes of all of them.
     bytes: AtomicUsize,
-    queue: Mutex<VecDeque<Request>>,
+    queue: Mutex<VecDeque<QueuedRequest>>,
 }
 
-impl SetAside {
+impl RequestBacklog {
     /// True where there is one. Costs a load.
     pub(crate) fn is_waiting(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
@@ -65,14 +65,14 @@ impl SetAside {
             || self.bytes.load(Ordering::Relaxed) >= BYTES_MOST
     }
 
-    pub(crate) fn push(&self, request: Request) {
+    pub(crate) fn push(&self, request: QueuedRequest) {
         let mut queue = self.lock();
         self.bytes.fetch_add(request.bytes.len(), Ordering::Relaxed);
         queue.push_back(request);
         self.count.store(queue.len(), Ordering::Release);
     }
 
-    pub(crate) fn pop(&self) -> Option<Request> {
+    pub(crate) fn pop(&self) -> Option<QueuedRequest> {
         if !self.is_waiting() {
             return None;
         }
@@ -94,7 +94,7 @@ impl SetAside {
         found.map(|request| request.interrupted = true).is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Request>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<QueuedRequest>> {
         self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -108,15 +108,15 @@ pub(crate) mod tests {
     use super::*;
     use crate::transport::ReplyPort;
 
-    struct Nowhere;
+    struct BacklogTestPort;
 
-    impl ReplyPort for Nowhere {
+    impl ReplyPort for BacklogTestPort {
         fn send(&self, _: &[IoSlice<'_>]) -> Result<()> {
             Ok(())
         }
     }
 
-    impl Port for Nowhere {
+    impl RequestPort for BacklogTestPort {
         fn receive(&self, _: &mut [u8]) -> Result<usize> {
             Ok(0)
         }
@@ -126,17 +126,17 @@ pub(crate) mod tests {
     }
 
     /// A request of `len` bytes whose reply goes nowhere.
-    pub(crate) fn request(unique: u64, len: usize) -> Request {
+    pub(crate) fn request(unique: u64, len: usize) -> QueuedRequest {
         let bytes = vec![0; len];
-        let (port, interrupted, has_room) = (Arc::new(Nowhere), false, true);
-        Request { unique, bytes, port, interrupted, has_room, _queued: None }
+        let (port, interrupted, has_room) = (Arc::new(BacklogTestPort), false, true);
+        QueuedRequest { unique, bytes, port, interrupted, has_room, _queued: None }
     }
 
     /// A client may send data that nobody takes.
     #[test]
     fn their_number_and_their_bytes_are_bounded() {
         for (len, most) in [(40, MOST), (1 << 20, BYTES_MOST >> 20)] {
-            let aside = SetAside::default();
+            let aside = RequestBacklog::default();
             let count = (1..).take_while(|&unique| {
                 aside.push(request(unique, len));
                 !aside.is_full()

@@ -18,24 +18,24 @@ use defuse_fs::Errno;
 use defuse_wire::abi::OutHeader;
 use zerocopy::IntoBytes;
 
-use super::inflight::Slots;
-use crate::transport::Port;
+use super::inflight::WorkerSlots;
+use crate::transport::RequestPort;
 
 /// The devices by which workers answer, by their threads: the kernel takes an answer on the device that gave the request.
 #[derive(Default)]
-pub(crate) struct Stuck {
-    ports: Mutex<HashMap<i32, Arc<dyn Port>>>,
+pub(crate) struct StuckWorkers {
+    ports: Mutex<HashMap<i32, Arc<dyn RequestPort>>>,
     /// Requests come from the kernel, whose callers are processes of this machine.
     is_kernel: bool,
 }
 
-impl Stuck {
+impl StuckWorkers {
     pub(crate) fn new(is_kernel: bool) -> Self {
-        Stuck { ports: Mutex::default(), is_kernel }
+        StuckWorkers { ports: Mutex::default(), is_kernel }
     }
 
     /// A worker begins.
-    pub(crate) fn enter(&self, thread: i32, port: Arc<dyn Port>) {
+    pub(crate) fn enter(&self, thread: i32, port: Arc<dyn RequestPort>) {
         if self.is_kernel {
             self.lock().insert(thread, port);
         }
@@ -49,7 +49,7 @@ impl Stuck {
     }
 
     /// Answers interrupted requests whose callers are being killed.
-    pub(crate) fn let_go(&self, slots: &Slots) {
+    pub(crate) fn let_go(&self, slots: &WorkerSlots) {
         if !self.is_kernel {
             return;
         }
@@ -68,7 +68,7 @@ impl Stuck {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Arc<dyn Port>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Arc<dyn RequestPort>>> {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

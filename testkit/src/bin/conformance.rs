@@ -10,18 +10,19 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use defuse_testkit::suites::{
-    CONFIGS, Config, HEAD, RUNS, Row, SERVED, Suite, VOLUMES, exercise, posix_cases, run_by_clients,
+    CONFIGS, ConformanceSuite, HEAD, RUNS, SERVED, StageConfig, SuiteRow, VOLUMES, exercise,
+    posix_cases, run_by_clients,
 };
 use defuse_testkit::{gluster, mounted};
 
 const USAGE: &str = "usage: conformance [--quick] [--clients N] [--suite pjdfstest|fsx|posix|programs|file|tree]... \
                      [--configs NAME,NAME*...]";
 
-struct Wanted {
+struct SuiteSelection {
     quick: bool,
     clients: usize,
-    suites: Vec<Suite>,
-    configs: Vec<&'static Config>,
+    suites: Vec<ConformanceSuite>,
+    configs: Vec<&'static StageConfig>,
 }
 
 fn main() -> ExitCode {
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(mut args: impl Iterator<Item = String>) -> Result<Wanted> {
+fn parse(mut args: impl Iterator<Item = String>) -> Result<SuiteSelection> {
     let (mut quick, mut clients, mut suites, mut patterns) = (false, 1, Vec::new(), Vec::new());
     while let Some(arg) = args.next() {
         let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
@@ -82,7 +83,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Wanted> {
             }
             "--suite" => {
                 let name = value()?;
-                let found = Suite::ALL.iter().find(|(known, _)| *known == name);
+                let found = ConformanceSuite::ALL.iter().find(|(known, _)| *known == name);
                 suites.push(found.with_context(|| format!("there is no suite {name}"))?.1);
             }
             "--configs" => patterns.extend(value()?.split(',').map(str::to_owned)),
@@ -90,18 +91,18 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Wanted> {
         }
     }
     if suites.is_empty() {
-        suites.extend(Suite::ALL.map(|(_, suite)| suite));
+        suites.extend(ConformanceSuite::ALL.map(|(_, suite)| suite));
     }
     let configs = configs(&patterns)?;
     let alone = configs.iter().find(|config| clients > 1 && !config.is_shared());
     if let Some(config) = alone {
         bail!("{} has one client: name configurations that are shared", config.name);
     }
-    Ok(Wanted { quick, clients, suites, configs })
+    Ok(SuiteSelection { quick, clients, suites, configs })
 }
 
-fn configs(patterns: &[String]) -> Result<Vec<&'static Config>> {
-    let fits = |config: &Config, pattern: &str| match pattern.strip_suffix('*') {
+fn configs(patterns: &[String]) -> Result<Vec<&'static StageConfig>> {
+    let fits = |config: &StageConfig, pattern: &str| match pattern.strip_suffix('*') {
         Some(start) => config.name.starts_with(start),
         None => config.name == pattern,
     };
@@ -111,23 +112,23 @@ fn configs(patterns: &[String]) -> Result<Vec<&'static Config>> {
         bail!("there is no configuration {pattern}, but {}", names.join(", "));
     }
     // Without GlusterFS, its configurations run only if they are named, and say what is missing.
-    let by_default = |config: &Config| !config.needs_servers() || gluster::why_not().is_none();
-    let is_named = |config: &Config| patterns.iter().any(|pattern| fits(config, pattern));
-    let wanted = |config: &&Config| {
+    let by_default = |config: &StageConfig| !config.needs_servers() || gluster::why_not().is_none();
+    let is_named = |config: &StageConfig| patterns.iter().any(|pattern| fits(config, pattern));
+    let wanted = |config: &&StageConfig| {
         if patterns.is_empty() { by_default(config) } else { is_named(config) }
     };
     Ok(all().filter(wanted).collect())
 }
 
-fn all() -> impl Iterator<Item = &'static Config> {
+fn all() -> impl Iterator<Item = &'static StageConfig> {
     CONFIGS.iter().chain(RUNS).chain(std::iter::once(&SERVED)).chain(VOLUMES)
 }
 
-fn run_all(wanted: &Wanted) -> Result<bool> {
+fn run_all(wanted: &SuiteSelection) -> Result<bool> {
     let mut table = Vec::new();
     for suite in &wanted.suites {
         suite.install()?;
-        let fits = |config: &&&Config| suite.runs_on(config);
+        let fits = |config: &&&StageConfig| suite.runs_on(config);
         let configs: Vec<_> = wanted.configs.iter().filter(fits).copied().collect();
         table.extend(run_by_clients(
             *suite,
@@ -143,7 +144,7 @@ fn run_all(wanted: &Wanted) -> Result<bool> {
     Ok(table.iter().all(|row| row.unexpected.is_empty()))
 }
 
-fn report(row: &Row) {
+fn report(row: &SuiteRow) {
     println!("{HEAD}\n{row}");
     for (case, how) in &row.tally.failed {
         let new = row.unexpected.iter().any(|(name, _)| name == case);

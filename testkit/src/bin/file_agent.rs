@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match defuse_testkit::agent::Agent::default().serve(std::io::stdin().lock(), std::io::stdout())
+    match defuse_testkit::agent::FileAgent::default()
+        .serve(std::io::stdin().lock(), std::io::stdout())
     {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

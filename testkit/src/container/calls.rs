@@ -102,7 +102,7 @@ const NAME_SPACES: [i32; 7] = [
 pub(super) fn refuse() -> Result<()> {
     let target = TargetArch::try_from(std::env::consts::ARCH)?;
     let all = REFUSED.iter().chain(REFUSED_HERE).copied().chain(NEWER);
-    let mut refused: Rules = all.map(|number| (number, Vec::new())).collect();
+    let mut refused: ContainerRules = all.map(|number| (number, Vec::new())).collect();
     let first = |is, value: u64| -> Result<SeccompRule> {
         let condition = SeccompCondition::new(0, Width::Dword, is, value)?;
         Ok(SeccompRule::new(vec![condition])?)
@@ -122,12 +122,12 @@ pub(super) fn refuse() -> Result<()> {
     refused.insert(libc::SYS_personality, vec![SeccompRule::new(other)?]);
     install(refused, libc::EPERM, target)?;
     // A C library that hears of no clone3(2) takes clone(2), whose flags a filter can read.
-    install(Rules::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS, target)
+    install(ContainerRules::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS, target)
 }
 
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+type ContainerRules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn install(refused: Rules, errno: i32, target: TargetArch) -> Result<()> {
+fn install(refused: ContainerRules, errno: i32, target: TargetArch) -> Result<()> {
     let refuse = SeccompAction::Errno(errno as u32);
     let filter = SeccompFilter::new(refused, SeccompAction::Allow, refuse, target)?;
     let program: BpfProgram = filter.try_into()?;

@@ -57,7 +57,7 @@ mount -o remount,bind,ro /
 
 /// The differences between containers.
 #[derive(Clone, Debug)]
-pub struct Container {
+pub struct ContainerSpec {
     /// Size of /dev/shm; without it there is none.
     pub shm: Option<&'static str>,
     /// /tmp can be written.
@@ -72,9 +72,9 @@ pub struct Container {
     pub pids: Option<u64>,
 }
 
-impl Container {
+impl ContainerSpec {
     /// A container as `docker run --read-only` makes it.
-    pub const USUAL: Container = Container {
+    pub const USUAL: ContainerSpec = ContainerSpec {
         shm: Some("64m"),
         has_tmp: true,
         is_rootless: false,
@@ -89,9 +89,14 @@ impl Container {
     /// # Errors
     ///
     /// Fails without root, and where the control groups of this machine cannot limit what is to be limited.
-    pub fn command(&self, contained: &Path, work: &Path, line: &str) -> Result<(Command, Groups)> {
+    pub fn command(
+        &self,
+        contained: &Path,
+        work: &Path,
+        line: &str,
+    ) -> Result<(Command, ControlGroups)> {
         ensure!(rustix::process::geteuid().is_root(), "only root makes containers");
-        let groups = Groups::make(work, [("memory", self.memory), ("pids", self.pids)])?;
+        let groups = ControlGroups::make(work, [("memory", self.memory), ("pids", self.pids)])?;
         let mut unshare = Command::new("unshare");
         unshare.args(["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts"]);
         unshare.args(["--propagation", "private"]);
@@ -115,14 +120,14 @@ impl Container {
 }
 
 /// Control groups, which go with the value.
-pub struct Groups(Vec<PathBuf>);
+pub struct ControlGroups(Vec<PathBuf>);
 
-impl Groups {
+impl ControlGroups {
     /// Groups for the limits that are set, by controller.
-    fn make(work: &Path, limits: [(&str, Option<u64>); 2]) -> Result<Groups> {
+    fn make(work: &Path, limits: [(&str, Option<u64>); 2]) -> Result<ControlGroups> {
         let name = work.file_name().context("the directory has a name")?;
         let root = Path::new("/sys/fs/cgroup");
-        let mut groups = Groups(Vec::new());
+        let mut groups = ControlGroups(Vec::new());
         for (controller, limit) in limits {
             let Some(limit) = limit else { continue };
             let first = root.join(controller);
@@ -146,7 +151,7 @@ impl Groups {
     }
 }
 
-impl Drop for Groups {
+impl Drop for ControlGroups {
     fn drop(&mut self) {
         for group in &self.0 {
             // Processes that were killed leave their group a moment after their end.

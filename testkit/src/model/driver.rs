@@ -11,15 +11,15 @@ use defuse_fs::{
     WriteBuf, Xattr, XattrName,
 };
 
-use super::reference::{Id, Model, Node, ROOT};
-use super::{Missing, Op, SpecialKind};
+use super::reference::{ModelId, ModelNode, ROOT, ReferenceModel};
+use super::{MissingPolicy, ModelOp, SpecialKind};
 
 /// The caller of all operations.
 const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1 };
 
 /// Runs `ops` on `fs`, which must be empty.
-pub(super) fn run(fs: &dyn FileSystem, ops: &[Op], missing: Missing) -> Result<()> {
-    let mut driver = Driver::new(fs, missing)?;
+pub(super) fn run(fs: &dyn FileSystem, ops: &[ModelOp], missing: MissingPolicy) -> Result<()> {
+    let mut driver = ModelDriver::new(fs, missing)?;
     for (number, op) in ops.iter().enumerate() {
         driver.step(op).with_context(|| format!("step {number}, {op:?}"))?;
     }
@@ -27,42 +27,42 @@ pub(super) fn run(fs: &dyn FileSystem, ops: &[Op], missing: Missing) -> Result<(
 }
 
 /// An inode that was looked up.
-struct Known {
+struct DriverInode {
     ino: Ino,
-    id: Id,
+    id: ModelId,
     lookups: u64,
 }
 
 /// A file that was opened.
-struct Handle {
+struct DriverHandle {
     file: File,
-    id: Id,
+    id: ModelId,
 }
 
-struct Driver<'a> {
+struct ModelDriver<'a> {
     fs: &'a dyn FileSystem,
     cx: Context<'a>,
-    model: Model,
-    known: Vec<Known>,
-    handles: Vec<Handle>,
-    missing: Missing,
+    model: ReferenceModel,
+    known: Vec<DriverInode>,
+    handles: Vec<DriverHandle>,
+    missing: MissingPolicy,
     /// The file system declares that open truncates; only then frontends pass `O_TRUNC`.
     truncates: bool,
 }
 
-type Answer<T> = defuse_fs::Result<T>;
+type ModelAnswer<T> = defuse_fs::Result<T>;
 
-impl<'a> Driver<'a> {
-    fn new(fs: &'a dyn FileSystem, missing: Missing) -> Result<Self> {
+impl<'a> ModelDriver<'a> {
+    fn new(fs: &'a dyn FileSystem, missing: MissingPolicy) -> Result<Self> {
         let cx = Context::new(CALLER);
         let attr = fs.getattr(&cx, Ino::ROOT, None)?;
-        let mut root = Node::new(FileKind::Directory, attr.perm);
+        let mut root = ModelNode::new(FileKind::Directory, attr.perm);
         (root.uid, root.gid) = (attr.uid, attr.gid);
-        let known = vec![Known { ino: Ino::ROOT, id: ROOT, lookups: 1 }];
-        Ok(Driver {
+        let known = vec![DriverInode { ino: Ino::ROOT, id: ROOT, lookups: 1 }];
+        Ok(ModelDriver {
             fs,
             cx,
-            model: Model::new(root),
+            model: ReferenceModel::new(root),
             known,
             handles: Vec::new(),
             missing,
@@ -74,8 +74,8 @@ impl<'a> Driver<'a> {
     /// values of a success.
     fn same<T: Debug, U: Debug>(
         &self,
-        real: Answer<T>,
-        model: Answer<U>,
+        real: ModelAnswer<T>,
+        model: ModelAnswer<U>,
     ) -> Result<Option<(T, U)>> {
         match (real, model) {
             (Ok(real), Ok(model)) => Ok(Some((real, model))),
@@ -85,30 +85,31 @@ impl<'a> Driver<'a> {
     }
 
     /// True if the file system does not implement the operation and need not.
-    fn lacks<T>(&self, real: &Answer<T>) -> bool {
-        self.missing == Missing::Allowed && matches!(real, Err(Errno::ENOSYS | Errno::EOPNOTSUPP))
+    fn lacks<T>(&self, real: &ModelAnswer<T>) -> bool {
+        self.missing == MissingPolicy::Allowed
+            && matches!(real, Err(Errno::ENOSYS | Errno::EOPNOTSUPP))
     }
 
-    fn node(&self, pick: usize) -> (Ino, Id) {
+    fn node(&self, pick: usize) -> (Ino, ModelId) {
         let known = &self.known[pick % self.known.len()];
         (known.ino, known.id)
     }
 
     /// A known directory. There is always one: the root.
-    fn dir(&self, pick: usize) -> (Ino, Id) {
+    fn dir(&self, pick: usize) -> (Ino, ModelId) {
         let dirs: Vec<_> =
             self.known.iter().filter(|known| self.model.nodes[known.id].is_dir()).collect();
         let known = dirs[pick % dirs.len()];
         (known.ino, known.id)
     }
 
-    fn handle(&self, pick: usize) -> Option<(File, Id)> {
+    fn handle(&self, pick: usize) -> Option<(File, ModelId)> {
         let handle = self.handles.get(pick % self.handles.len().max(1))?;
         Some((handle.file, handle.id))
     }
 
     /// Counts the lookup of `entry` and compares its attributes.
-    fn looked_up(&mut self, entry: &Entry, id: Id) -> Result<()> {
+    fn looked_up(&mut self, entry: &Entry, id: ModelId) -> Result<()> {
         match self.known.iter_mut().find(|known| known.ino == entry.ino) {
             Some(known) => {
                 ensure!(known.id == id, "inode {:?} stands for two", entry.ino);
@@ -117,13 +118,13 @@ impl<'a> Driver<'a> {
             None => {
                 let twice = self.known.iter().any(|known| known.id == id);
                 ensure!(!twice, "one inode has two numbers, the second is {:?}", entry.ino);
-                self.known.push(Known { ino: entry.ino, id, lookups: 1 });
+                self.known.push(DriverInode { ino: entry.ino, id, lookups: 1 });
             }
         }
         self.same_attr(&entry.attr, id)
     }
 
-    fn same_attr(&self, attr: &Attr, id: Id) -> Result<()> {
+    fn same_attr(&self, attr: &Attr, id: ModelId) -> Result<()> {
         let node = &self.model.nodes[id];
         let real = (attr.kind, attr.perm, attr.uid, attr.gid, attr.rdev);
         let model = (node.kind, node.perm, node.uid, node.gid, node.rdev);
@@ -137,45 +138,51 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn compare_entry(&mut self, real: Answer<Entry>, model: Answer<Id>) -> Result<()> {
+    fn compare_entry(
+        &mut self,
+        real: ModelAnswer<Entry>,
+        model: ModelAnswer<ModelId>,
+    ) -> Result<()> {
         match self.same(real, model)? {
             Some((entry, id)) => self.looked_up(&entry, id),
             None => Ok(()),
         }
     }
 
-    fn step(&mut self, op: &Op) -> Result<()> {
+    fn step(&mut self, op: &ModelOp) -> Result<()> {
         match *op {
-            Op::Lookup { .. }
-            | Op::LookupParent { .. }
-            | Op::Unlink { .. }
-            | Op::Rmdir { .. }
-            | Op::Link { .. }
-            | Op::Rename { .. } => self.step_names(op),
-            Op::Mknod { .. }
-            | Op::Mkdir { .. }
-            | Op::Symlink { .. }
-            | Op::Create { .. }
-            | Op::Tmpfile { .. } => self.step_new(op),
-            Op::Open { .. } | Op::Close { .. } | Op::Forget { .. } => self.step_refs(op),
-            Op::Write { .. }
-            | Op::Read { .. }
-            | Op::Fallocate { .. }
-            | Op::Copy { .. }
-            | Op::Seek { .. } => self.step_bytes(op),
+            ModelOp::Lookup { .. }
+            | ModelOp::LookupParent { .. }
+            | ModelOp::Unlink { .. }
+            | ModelOp::Rmdir { .. }
+            | ModelOp::Link { .. }
+            | ModelOp::Rename { .. } => self.step_names(op),
+            ModelOp::Mknod { .. }
+            | ModelOp::Mkdir { .. }
+            | ModelOp::Symlink { .. }
+            | ModelOp::Create { .. }
+            | ModelOp::Tmpfile { .. } => self.step_new(op),
+            ModelOp::Open { .. } | ModelOp::Close { .. } | ModelOp::Forget { .. } => {
+                self.step_refs(op)
+            }
+            ModelOp::Write { .. }
+            | ModelOp::Read { .. }
+            | ModelOp::Fallocate { .. }
+            | ModelOp::Copy { .. }
+            | ModelOp::Seek { .. } => self.step_bytes(op),
             _ => self.step_attributes(op),
         }
     }
 
-    fn step_names(&mut self, op: &Op) -> Result<()> {
+    fn step_names(&mut self, op: &ModelOp) -> Result<()> {
         let (fs, cx) = (self.fs, self.cx);
         match *op {
-            Op::Lookup { dir, name } => {
+            ModelOp::Lookup { dir, name } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
                 let model = self.model.lookup(id, name);
                 self.compare_entry(fs.lookup(&cx, ino, component(name)), model)
             }
-            Op::LookupParent { dir } => {
+            ModelOp::LookupParent { dir } => {
                 let (ino, id) = self.dir(dir);
                 // The parent of a removed directory is unspecified.
                 if self.model.nodes[id].names == 0 {
@@ -187,12 +194,12 @@ impl<'a> Driver<'a> {
                 }
                 self.compare_entry(real, Ok(self.model.nodes[id].parent))
             }
-            Op::Unlink { dir, name } => {
+            ModelOp::Unlink { dir, name } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
                 let model = self.model.unlink(id, name);
                 self.same(fs.unlink(&cx, ino, component(name)), model).map(drop)
             }
-            Op::Rmdir { dir, name } => {
+            ModelOp::Rmdir { dir, name } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
                 let real = fs.rmdir(&cx, ino, component(name));
                 if self.lacks(&real) {
@@ -201,7 +208,7 @@ impl<'a> Driver<'a> {
                 let model = self.model.rmdir(id, name);
                 self.same(real, model).map(drop)
             }
-            Op::Link { node, dir, name } => {
+            ModelOp::Link { node, dir, name } => {
                 let ((ino, id), (dir, parent), name) = (self.node(node), self.dir(dir), text(name));
                 let real = fs.link(&cx, ino, dir, component(name));
                 if self.lacks(&real) {
@@ -210,14 +217,14 @@ impl<'a> Driver<'a> {
                 let model = self.model.link(id, parent, name);
                 self.compare_entry(real, model)
             }
-            Op::Rename { from, old, to, new, flags } => {
+            ModelOp::Rename { from, old, to, new, flags } => {
                 let ((from, from_id), (to, to_id)) = (self.dir(from), self.dir(to));
                 let (old, new, flags) = (text(old), text(new), u32::from(flags));
                 let places = ((from, component(old)), (to, component(new)));
                 let real = fs.rename(&cx, places.0, places.1, RenameFlags(flags));
                 // A file system without support for flags refuses them like unknown flags.
                 let refused = real == Err(Errno::EINVAL) && flags != 0;
-                if self.lacks(&real) || (refused && self.missing == Missing::Allowed) {
+                if self.lacks(&real) || (refused && self.missing == MissingPolicy::Allowed) {
                     return Ok(());
                 }
                 let model = self.model.rename((from_id, old), (to_id, new), flags);
@@ -227,10 +234,10 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn step_new(&mut self, op: &Op) -> Result<()> {
+    fn step_new(&mut self, op: &ModelOp) -> Result<()> {
         let (fs, cx) = (self.fs, self.cx);
         match *op {
-            Op::Mknod { dir, name, kind, perm, umask } => {
+            ModelOp::Mknod { dir, name, kind, perm, umask } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
                 let (kind, rdev) = special(kind);
                 let new = NewNode { umask: umask.into(), rdev, ..new(kind, perm) };
@@ -238,11 +245,11 @@ impl<'a> Driver<'a> {
                 if self.lacks(&real) {
                     return Ok(());
                 }
-                let node = Node { rdev, ..Node::new(kind, u32::from(perm & !umask)) };
+                let node = ModelNode { rdev, ..ModelNode::new(kind, u32::from(perm & !umask)) };
                 let model = self.model.make(id, name, node);
                 self.compare_entry(real, model)
             }
-            Op::Mkdir { dir, name, perm } => {
+            ModelOp::Mkdir { dir, name, perm } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
                 // Linux ignores all other bits in mkdir, so frontends do not request them.
                 let perm = perm & 0o1777;
@@ -251,11 +258,11 @@ impl<'a> Driver<'a> {
                 if self.lacks(&real) {
                     return Ok(());
                 }
-                let node = Node::new(FileKind::Directory, perm.into());
+                let node = ModelNode::new(FileKind::Directory, perm.into());
                 let model = self.model.make(id, name, node);
                 self.compare_entry(real, model)
             }
-            Op::Symlink { dir, name, length } => {
+            ModelOp::Symlink { dir, name, length } => {
                 let ((ino, id), name) = (self.dir(dir), text(name));
                 let target = vec![b't'; length.into()];
                 let new = new(FileKind::Symlink, 0o777);
@@ -263,14 +270,14 @@ impl<'a> Driver<'a> {
                 if self.lacks(&real) {
                     return Ok(());
                 }
-                let node = Node { bytes: target, ..Node::new(FileKind::Symlink, 0o777) };
+                let node = ModelNode { bytes: target, ..ModelNode::new(FileKind::Symlink, 0o777) };
                 let model = self.model.make(id, name, node);
                 self.compare_entry(real, model)
             }
-            Op::Create { dir, name, perm, truncate } => {
+            ModelOp::Create { dir, name, perm, truncate } => {
                 self.create(dir, text(name), perm, truncate)
             }
-            Op::Tmpfile { dir, exclusive } => {
+            ModelOp::Tmpfile { dir, exclusive } => {
                 let (ino, id) = self.dir(dir);
                 // The error for a removed directory differs between kernels.
                 if self.model.nodes[id].names == 0 {
@@ -281,7 +288,8 @@ impl<'a> Driver<'a> {
                 if self.lacks(&real) {
                     return Ok(());
                 }
-                let node = Node { linkable: !exclusive, ..Node::new(FileKind::Regular, 0o600) };
+                let node =
+                    ModelNode { linkable: !exclusive, ..ModelNode::new(FileKind::Regular, 0o600) };
                 let model = self.model.make_nameless(id, node);
                 self.opened_new(real, model)
             }
@@ -297,26 +305,26 @@ impl<'a> Driver<'a> {
         let real = self.fs.create(&self.cx, ino, component(name), &new, open_args(flags));
         let model = match self.model.lookup(id, name) {
             Ok(_) => Err(Errno::EEXIST),
-            Err(_) => self.model.make(id, name, Node::new(FileKind::Regular, perm.into())),
+            Err(_) => self.model.make(id, name, ModelNode::new(FileKind::Regular, perm.into())),
         };
         self.opened_new(real, model)
     }
 
     fn opened_new(
         &mut self,
-        real: Answer<(Entry, defuse_fs::Opened)>,
-        model: Answer<Id>,
+        real: ModelAnswer<(Entry, defuse_fs::OpenReply)>,
+        model: ModelAnswer<ModelId>,
     ) -> Result<()> {
         if let Some(((entry, opened), id)) = self.same(real, model)? {
-            self.handles.push(Handle { file: File { ino: entry.ino, fh: opened.fh }, id });
+            self.handles.push(DriverHandle { file: File { ino: entry.ino, fh: opened.fh }, id });
             self.looked_up(&entry, id)?;
         }
         Ok(())
     }
 
-    fn step_refs(&mut self, op: &Op) -> Result<()> {
+    fn step_refs(&mut self, op: &ModelOp) -> Result<()> {
         match *op {
-            Op::Open { node, truncate } => {
+            ModelOp::Open { node, truncate } => {
                 let (ino, id) = self.node(node);
                 if self.model.nodes[id].kind != FileKind::Regular {
                     return Ok(());
@@ -327,17 +335,17 @@ impl<'a> Driver<'a> {
                 if truncate {
                     self.model.set_size(id, 0)?;
                 }
-                self.handles.push(Handle { file: File { ino, fh: opened.fh }, id });
+                self.handles.push(DriverHandle { file: File { ino, fh: opened.fh }, id });
                 Ok(())
             }
-            Op::Close { handle } => {
+            ModelOp::Close { handle } => {
                 if self.handles.is_empty() {
                     return Ok(());
                 }
                 let handle = self.handles.swap_remove(handle % self.handles.len());
                 self.close(&handle)
             }
-            Op::Forget { node } => {
+            ModelOp::Forget { node } => {
                 let at = node % self.known.len();
                 // The root is never forgotten, and an open file keeps its lookup count, as in the
                 // kernel.
@@ -352,7 +360,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn close(&self, handle: &Handle) -> Result<()> {
+    fn close(&self, handle: &DriverHandle) -> Result<()> {
         match self.fs.flush(&self.cx, handle.file, LockOwner(1)) {
             Ok(()) | Err(Errno::ENOSYS) => {}
             Err(errno) => bail!("flush: {errno}"),
@@ -360,10 +368,10 @@ impl<'a> Driver<'a> {
         Ok(self.fs.release(&self.cx, handle.file, ReleaseArgs::default())?)
     }
 
-    fn step_bytes(&mut self, op: &Op) -> Result<()> {
+    fn step_bytes(&mut self, op: &ModelOp) -> Result<()> {
         let (fs, cx) = (self.fs, self.cx);
         match *op {
-            Op::Write { handle, offset, length, byte, append } => {
+            ModelOp::Write { handle, offset, length, byte, append } => {
                 let Some((file, id)) = self.handle(handle) else { return Ok(()) };
                 // Bytes that depend on the offset reveal data at a wrong place.
                 let data: Vec<u8> = (0..length).map(|i| byte ^ (i % 251) as u8).collect();
@@ -379,11 +387,11 @@ impl<'a> Driver<'a> {
                 ensure!(real == model, "wrote {real}, in the model {model}");
                 self.check_attr(file.ino, id)
             }
-            Op::Read { handle, offset, length } => {
+            ModelOp::Read { handle, offset, length } => {
                 let Some((file, id)) = self.handle(handle) else { return Ok(()) };
                 self.same_bytes(file, id, offset as usize, length.into())
             }
-            Op::Fallocate { handle, mode, offset, length } => {
+            ModelOp::Fallocate { handle, mode, offset, length } => {
                 let Some((file, id)) = self.handle(handle) else { return Ok(()) };
                 let (mode, length) = (fallocate_mode(mode), length.max(1));
                 let range = Fallocate { mode, offset: offset.into(), length: length.into() };
@@ -395,13 +403,13 @@ impl<'a> Driver<'a> {
                 self.same(real, model)?;
                 self.check_attr(file.ino, id)
             }
-            Op::Copy { from, to, src, dst, length } => {
+            ModelOp::Copy { from, to, src, dst, length } => {
                 let (Some(from), Some(to)) = (self.handle(from), self.handle(to)) else {
                     return Ok(());
                 };
-                self.copy(from, to, CopyAt { src, dst, length })
+                self.copy(from, to, ModelCopy { src, dst, length })
             }
-            Op::Seek { handle, offset, hole } => {
+            ModelOp::Seek { handle, offset, hole } => {
                 let Some((file, id)) = self.handle(handle) else { return Ok(()) };
                 self.seek(file, id, offset.into(), hole)
             }
@@ -409,7 +417,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn copy(&mut self, from: (File, Id), to: (File, Id), at: CopyAt) -> Result<()> {
+    fn copy(&mut self, from: (File, ModelId), to: (File, ModelId), at: ModelCopy) -> Result<()> {
         let copy = CopyRange {
             src: from.0,
             src_offset: at.src.into(),
@@ -432,7 +440,7 @@ impl<'a> Driver<'a> {
 
     /// The file system chooses where data ends and holes begin, but a hole must contain zeros, and
     /// the end of the file counts as a hole.
-    fn seek(&self, file: File, id: Id, offset: u64, hole: bool) -> Result<()> {
+    fn seek(&self, file: File, id: ModelId, offset: u64, hole: bool) -> Result<()> {
         let bytes = &self.model.nodes[id].bytes;
         let whence = if hole { Whence::Hole } else { Whence::Data };
         let real = self.fs.lseek(&self.cx, file, offset, whence);
@@ -458,10 +466,10 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn step_attributes(&mut self, op: &Op) -> Result<()> {
+    fn step_attributes(&mut self, op: &ModelOp) -> Result<()> {
         let (fs, cx) = (self.fs, self.cx);
         match *op {
-            Op::Readdir { dir } => {
+            ModelOp::Readdir { dir } => {
                 let (ino, id) = self.dir(dir);
                 match self.same_listing(ino, id) {
                     // This is the result of getdents for a removed directory.
@@ -474,7 +482,7 @@ impl<'a> Driver<'a> {
                     other => other,
                 }
             }
-            Op::Readlink { node } => {
+            ModelOp::Readlink { node } => {
                 let (ino, id) = self.node(node);
                 let node = &self.model.nodes[id];
                 let is_link = node.kind == FileKind::Symlink;
@@ -488,11 +496,11 @@ impl<'a> Driver<'a> {
                 }
                 Ok(())
             }
-            Op::Chmod { node, perm } => {
+            ModelOp::Chmod { node, perm } => {
                 let set = SetAttr { perm: Some(perm.into()), ..SetAttr::default() };
                 self.set_attr(node, &set, |node| node.perm = perm.into())
             }
-            Op::Chown { node, uid, gid } => {
+            ModelOp::Chown { node, uid, gid } => {
                 let (uid, gid) = (u32::from(uid), u32::from(gid));
                 let set = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
                 self.set_attr(node, &set, |node| {
@@ -503,7 +511,7 @@ impl<'a> Driver<'a> {
                     }
                 })
             }
-            Op::Truncate { node, size } => {
+            ModelOp::Truncate { node, size } => {
                 let (ino, id) = self.node(node);
                 if !matches!(self.model.nodes[id].kind, FileKind::Regular | FileKind::Directory) {
                     return Ok(());
@@ -519,7 +527,12 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn set_attr(&mut self, pick: usize, set: &SetAttr, apply: impl Fn(&mut Node)) -> Result<()> {
+    fn set_attr(
+        &mut self,
+        pick: usize,
+        set: &SetAttr,
+        apply: impl Fn(&mut ModelNode),
+    ) -> Result<()> {
         let (ino, id) = self.node(pick);
         // Linux has no permissions on symbolic links.
         if self.model.nodes[id].kind == FileKind::Symlink {
@@ -530,10 +543,10 @@ impl<'a> Driver<'a> {
         self.same_attr(&attr, id)
     }
 
-    fn step_xattrs(&mut self, op: &Op) -> Result<()> {
-        let (Op::SetXattr { node, name, .. }
-        | Op::GetXattr { node, name }
-        | Op::RemoveXattr { node, name }) = *op
+    fn step_xattrs(&mut self, op: &ModelOp) -> Result<()> {
+        let (ModelOp::SetXattr { node, name, .. }
+        | ModelOp::GetXattr { node, name }
+        | ModelOp::RemoveXattr { node, name }) = *op
         else {
             unreachable!("all other steps are handled before")
         };
@@ -544,7 +557,7 @@ impl<'a> Driver<'a> {
         }
         let (fs, cx, key) = (self.fs, self.cx, XattrName::new(name)?);
         match *op {
-            Op::SetXattr { length, flags, .. } => {
+            ModelOp::SetXattr { length, flags, .. } => {
                 let value = vec![length; length.into()];
                 let set = SetXattrFlags {
                     create: flags & 1 != 0,
@@ -560,7 +573,7 @@ impl<'a> Driver<'a> {
                 let model = self.model.set_xattr(id, name, &value, flags);
                 self.same(real, model).map(drop)
             }
-            Op::GetXattr { .. } => {
+            ModelOp::GetXattr { .. } => {
                 let real = fs.getxattr(&cx, ino, key, 256);
                 if self.lacks(&real) {
                     return Ok(());
@@ -582,11 +595,11 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn check_attr(&self, ino: Ino, id: Id) -> Result<()> {
+    fn check_attr(&self, ino: Ino, id: ModelId) -> Result<()> {
         self.same_attr(&self.fs.getattr(&self.cx, ino, None)?, id)
     }
 
-    fn same_bytes(&self, file: File, id: Id, offset: usize, len: usize) -> Result<()> {
+    fn same_bytes(&self, file: File, id: ModelId, offset: usize, len: usize) -> Result<()> {
         let mut memory = vec![0xee; len];
         let mut sink = SliceSink::new(&mut memory);
         let mut out = ReadBuf::new(&mut sink, len);
@@ -602,10 +615,10 @@ impl<'a> Driver<'a> {
         }
     }
 
-    fn same_listing(&self, ino: Ino, id: Id) -> Result<()> {
+    fn same_listing(&self, ino: Ino, id: ModelId) -> Result<()> {
         let opened = self.fs.opendir(&self.cx, ino, OpenFlags::default())?;
         let dir = File { ino, fh: opened.fh };
-        let mut listing = Listing::default();
+        let mut listing = ModelListing::default();
         loop {
             // Few entries at a time, to test that a listing continues from a position.
             listing.room = 3;
@@ -652,8 +665,8 @@ impl<'a> Driver<'a> {
     fn same_tree(
         &self,
         ino: Ino,
-        id: Id,
-        seen: &mut BTreeMap<Id, Ino>,
+        id: ModelId,
+        seen: &mut BTreeMap<ModelId, Ino>,
         looked_up: &mut Vec<Ino>,
     ) -> Result<()> {
         ensure!(*seen.entry(id).or_insert(ino) == ino, "one inode has two numbers");
@@ -669,7 +682,7 @@ impl<'a> Driver<'a> {
                 let opened = self.fs.open(&self.cx, ino, OpenArgs::default())?;
                 let file = File { ino, fh: opened.fh };
                 self.same_bytes(file, id, 0, node.bytes.len() + 1)?;
-                self.close(&Handle { file, id })?;
+                self.close(&DriverHandle { file, id })?;
             }
             _ => {}
         }
@@ -682,7 +695,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn same_xattrs(&self, ino: Ino, node: &Node) -> Result<()> {
+    fn same_xattrs(&self, ino: Ino, node: &ModelNode) -> Result<()> {
         for (name, value) in &node.xattrs {
             let real = self.fs.getxattr(&self.cx, ino, XattrName::new(name)?, 256)?;
             ensure!(real == Xattr::Value(value.clone()), "another value of an attribute");
@@ -692,20 +705,20 @@ impl<'a> Driver<'a> {
 }
 
 /// Offsets and length of a copy in bytes.
-struct CopyAt {
+struct ModelCopy {
     src: u32,
     dst: u32,
     length: u16,
 }
 
 #[derive(Default)]
-struct Listing {
+struct ModelListing {
     room: usize,
     last: u64,
     entries: Vec<(Vec<u8>, FileKind)>,
 }
 
-impl DirSink for Listing {
+impl DirSink for ModelListing {
     fn wants_entries(&self) -> bool {
         false
     }

@@ -8,7 +8,7 @@ mod driver;
 mod op;
 mod reference;
 
-pub use op::{Op, SpecialKind};
+pub use op::{ModelOp, SpecialKind};
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 
 /// The treatment of missing operations in [`check`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missing {
+pub enum MissingPolicy {
     /// `ENOSYS` and `EOPNOTSUPP` are accepted, and the step is skipped in the model.
     Allowed,
     /// They are failures, for a file system that claims to be complete.
@@ -31,7 +31,7 @@ pub enum Missing {
 ///
 /// Panics if the file system and the model differ, with the smallest sequence that shows the
 /// difference.
-pub fn check(missing: Missing, make: impl Fn() -> Arc<dyn FileSystem>) {
+pub fn check(missing: MissingPolicy, make: impl Fn() -> Arc<dyn FileSystem>) {
     check_some(missing, 300, make);
 }
 
@@ -40,12 +40,12 @@ pub fn check(missing: Missing, make: impl Fn() -> Arc<dyn FileSystem>) {
 /// # Panics
 ///
 /// As [`check`].
-pub fn check_some(missing: Missing, sequences: u32, make: impl Fn() -> Arc<dyn FileSystem>) {
+pub fn check_some(missing: MissingPolicy, sequences: u32, make: impl Fn() -> Arc<dyn FileSystem>) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = sequences;
     }
-    let run = |ops: Vec<Op>| {
+    let run = |ops: Vec<ModelOp>| {
         driver::run(&*make(), &ops, missing)
             .map_err(|error| TestCaseError::fail(format!("{error:#}")))
     };
@@ -56,6 +56,6 @@ pub fn check_some(missing: Missing, sequences: u32, make: impl Fn() -> Arc<dyn F
 
 /// Runs one sequence, such as one found by [`check`], for regression tests. The error describes the
 /// step that differs.
-pub fn replay(missing: Missing, fs: &dyn FileSystem, ops: &[Op]) -> anyhow::Result<()> {
+pub fn replay(missing: MissingPolicy, fs: &dyn FileSystem, ops: &[ModelOp]) -> anyhow::Result<()> {
     driver::run(fs, ops, missing)
 }

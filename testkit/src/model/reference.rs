@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use defuse_fs::{Errno, Fallocate, FileKind, RenameFlags, Result};
 
 /// The number of an inode of the model: its index in the list.
-pub(super) type Id = usize;
-pub(super) const ROOT: Id = 0;
+pub(super) type ModelId = usize;
+pub(super) const ROOT: ModelId = 0;
 
 const PAGE: usize = 4096;
 
 #[derive(Clone, Debug)]
-pub(super) struct Node {
+pub(super) struct ModelNode {
     pub kind: FileKind,
     pub perm: u32,
     pub uid: u32,
@@ -20,15 +20,15 @@ pub(super) struct Node {
     pub rdev: u64,
     /// The data of a file, or the target of a symbolic link.
     pub bytes: Vec<u8>,
-    pub children: BTreeMap<Vec<u8>, Id>,
-    pub parent: Id,
+    pub children: BTreeMap<Vec<u8>, ModelId>,
+    pub parent: ModelId,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub linkable: bool,
 }
 
-impl Node {
+impl ModelNode {
     pub fn new(kind: FileKind, perm: u32) -> Self {
-        Node {
+        ModelNode {
             kind,
             perm,
             uid: 0,
@@ -49,16 +49,16 @@ impl Node {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Model {
-    pub nodes: Vec<Node>,
+pub(super) struct ReferenceModel {
+    pub nodes: Vec<ModelNode>,
 }
 
-impl Model {
-    pub fn new(root: Node) -> Self {
-        Model { nodes: vec![Node { names: 1, ..root }] }
+impl ReferenceModel {
+    pub fn new(root: ModelNode) -> Self {
+        ReferenceModel { nodes: vec![ModelNode { names: 1, ..root }] }
     }
 
-    pub fn nlink(&self, id: Id) -> u32 {
+    pub fn nlink(&self, id: ModelId) -> u32 {
         let node = &self.nodes[id];
         if !node.is_dir() {
             return node.names;
@@ -67,7 +67,7 @@ impl Model {
         if node.names == 0 { 0 } else { 2 + subdirs as u32 }
     }
 
-    fn live_dir(&self, dir: Id) -> Result<&Node> {
+    fn live_dir(&self, dir: ModelId) -> Result<&ModelNode> {
         let node = &self.nodes[dir];
         match node.is_dir() {
             false => Err(Errno::ENOTDIR),
@@ -76,11 +76,11 @@ impl Model {
         }
     }
 
-    pub fn lookup(&self, dir: Id, name: &[u8]) -> Result<Id> {
+    pub fn lookup(&self, dir: ModelId, name: &[u8]) -> Result<ModelId> {
         self.live_dir(dir)?.children.get(name).copied().ok_or(Errno::ENOENT)
     }
 
-    pub fn make(&mut self, dir: Id, name: &[u8], node: Node) -> Result<Id> {
+    pub fn make(&mut self, dir: ModelId, name: &[u8], node: ModelNode) -> Result<ModelId> {
         if self.live_dir(dir)?.children.contains_key(name) {
             return Err(Errno::EEXIST);
         }
@@ -91,7 +91,7 @@ impl Model {
     }
 
     /// Creates an unnamed node with the attributes that it inherits from its directory.
-    pub fn make_nameless(&mut self, dir: Id, mut node: Node) -> Result<Id> {
+    pub fn make_nameless(&mut self, dir: ModelId, mut node: ModelNode) -> Result<ModelId> {
         let parent = self.live_dir(dir)?;
         if parent.perm & 0o2000 != 0 {
             node.gid = parent.gid;
@@ -104,7 +104,7 @@ impl Model {
         Ok(self.nodes.len() - 1)
     }
 
-    pub fn link(&mut self, id: Id, dir: Id, name: &[u8]) -> Result<Id> {
+    pub fn link(&mut self, id: ModelId, dir: ModelId, name: &[u8]) -> Result<ModelId> {
         if self.nodes[id].is_dir() {
             return Err(Errno::EPERM);
         }
@@ -121,7 +121,7 @@ impl Model {
         Ok(id)
     }
 
-    pub fn unlink(&mut self, dir: Id, name: &[u8]) -> Result<()> {
+    pub fn unlink(&mut self, dir: ModelId, name: &[u8]) -> Result<()> {
         let id = self.lookup(dir, name)?;
         if self.nodes[id].is_dir() {
             return Err(Errno::EISDIR);
@@ -130,7 +130,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn rmdir(&mut self, dir: Id, name: &[u8]) -> Result<()> {
+    pub fn rmdir(&mut self, dir: ModelId, name: &[u8]) -> Result<()> {
         let id = self.lookup(dir, name)?;
         if !self.nodes[id].is_dir() {
             return Err(Errno::ENOTDIR);
@@ -142,20 +142,25 @@ impl Model {
         Ok(())
     }
 
-    fn drop_name(&mut self, dir: Id, name: &[u8]) {
+    fn drop_name(&mut self, dir: ModelId, name: &[u8]) {
         if let Some(id) = self.nodes[dir].children.remove(name) {
             self.nodes[id].names -= 1;
         }
     }
 
-    fn is_in(&self, mut id: Id, above: Id) -> bool {
+    fn is_in(&self, mut id: ModelId, above: ModelId) -> bool {
         while id != ROOT && id != above {
             id = self.nodes[id].parent;
         }
         id == above
     }
 
-    pub fn rename(&mut self, from: (Id, &[u8]), to: (Id, &[u8]), flags: u32) -> Result<()> {
+    pub fn rename(
+        &mut self,
+        from: (ModelId, &[u8]),
+        to: (ModelId, &[u8]),
+        flags: u32,
+    ) -> Result<()> {
         let (noreplace, exchange) = (flags & RenameFlags::NOREPLACE, flags & RenameFlags::EXCHANGE);
         let whiteout = flags & RenameFlags::WHITEOUT;
         if flags > 7 || (exchange != 0 && noreplace | whiteout != 0) {
@@ -196,17 +201,17 @@ impl Model {
         if let Some(target) = target.filter(|_| exchange != 0) {
             self.place(from, target);
         } else if whiteout != 0 {
-            self.make(from.0, from.1, Node::new(FileKind::CharDevice, 0))?;
+            self.make(from.0, from.1, ModelNode::new(FileKind::CharDevice, 0))?;
         }
         Ok(())
     }
 
-    fn place(&mut self, at: (Id, &[u8]), id: Id) {
+    fn place(&mut self, at: (ModelId, &[u8]), id: ModelId) {
         self.nodes[at.0].children.insert(at.1.to_vec(), id);
         self.nodes[id].parent = at.0;
     }
 
-    pub fn set_size(&mut self, id: Id, size: usize) -> Result<()> {
+    pub fn set_size(&mut self, id: ModelId, size: usize) -> Result<()> {
         match self.nodes[id].kind {
             FileKind::Regular => self.nodes[id].bytes.resize(size, 0),
             FileKind::Directory => return Err(Errno::EISDIR),
@@ -215,7 +220,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn write(&mut self, id: Id, offset: Option<usize>, data: &[u8]) -> usize {
+    pub fn write(&mut self, id: ModelId, offset: Option<usize>, data: &[u8]) -> usize {
         let bytes = &mut self.nodes[id].bytes;
         let offset = offset.unwrap_or(bytes.len());
         if !data.is_empty() {
@@ -225,13 +230,18 @@ impl Model {
         data.len()
     }
 
-    pub fn read(&self, id: Id, offset: usize, len: usize) -> &[u8] {
+    pub fn read(&self, id: ModelId, offset: usize, len: usize) -> &[u8] {
         let bytes = &self.nodes[id].bytes;
         let end = bytes.len().min(offset + len);
         bytes.get(offset..end).unwrap_or_default()
     }
 
-    pub fn copy(&mut self, src: (Id, usize), dst: (Id, usize), len: usize) -> Result<usize> {
+    pub fn copy(
+        &mut self,
+        src: (ModelId, usize),
+        dst: (ModelId, usize),
+        len: usize,
+    ) -> Result<usize> {
         let data = self.read(src.0, src.1, len).to_vec();
         // As on Linux, only existing data can overlap.
         if src.0 == dst.0 && src.1.abs_diff(dst.1) < data.len() {
@@ -240,7 +250,7 @@ impl Model {
         Ok(self.write(dst.0, Some(dst.1), &data))
     }
 
-    pub fn fallocate(&mut self, id: Id, mode: u32, offset: usize, len: usize) -> Result<()> {
+    pub fn fallocate(&mut self, id: ModelId, mode: u32, offset: usize, len: usize) -> Result<()> {
         const KEEP: u32 = Fallocate::KEEP_SIZE;
         let bytes = &mut self.nodes[id].bytes;
         let (size, end) = (bytes.len(), offset + len);
@@ -261,7 +271,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn set_xattr(&mut self, id: Id, name: &[u8], value: &[u8], flags: u8) -> Result<()> {
+    pub fn set_xattr(&mut self, id: ModelId, name: &[u8], value: &[u8], flags: u8) -> Result<()> {
         let xattrs = &mut self.nodes[id].xattrs;
         match xattrs.contains_key(name) {
             true if flags & 1 != 0 => return Err(Errno::EEXIST),

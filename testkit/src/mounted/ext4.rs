@@ -7,15 +7,15 @@ use anyhow::{Context, Result, ensure};
 use rustix::mount::{UnmountFlags, unmount};
 
 /// An ext4 file system for one test: the reference, and the source of passthrough.
-pub struct Ext4 {
+pub struct Ext4Mount {
     path: PathBuf,
     image: PathBuf,
 }
 
-impl Ext4 {
+impl Ext4Mount {
     /// Creates a file system of `bytes` (a sparse image) with room for `inodes`, and mounts it on
     /// `path`, which is created.
-    pub fn new(path: &Path, bytes: u64, inodes: u64) -> Result<Ext4> {
+    pub fn new(path: &Path, bytes: u64, inodes: u64) -> Result<Ext4Mount> {
         let image = path.with_extension("image");
         std::fs::create_dir_all(path)?;
         std::fs::File::create(&image)?.set_len(bytes)?;
@@ -23,7 +23,7 @@ impl Ext4 {
         let mut mkfs = Command::new("mkfs.ext4");
         mkfs.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-N"]);
         succeed(mkfs.arg(inodes.to_string()).arg(&image))?;
-        let ext4 = Ext4 { path: path.to_path_buf(), image };
+        let ext4 = Ext4Mount { path: path.to_path_buf(), image };
         let mut mount = Command::new("mount");
         mount.args(["-t", "ext4", "-o", "loop,acl,user_xattr"]);
         succeed(mount.arg(&ext4.image).arg(path))?;
@@ -36,7 +36,7 @@ impl Ext4 {
     }
 }
 
-impl Drop for Ext4 {
+impl Drop for Ext4Mount {
     fn drop(&mut self) {
         // mount(8) has set up the loop device to be freed with the mount.
         let _ = unmount(&self.path, UnmountFlags::DETACH);

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use crate::gluster::GlusterServers;
 
-pub use ext4::Ext4;
+pub use ext4::Ext4Mount;
 pub(crate) use ext4::succeed;
 pub use program::program;
 pub(crate) use program::root;
@@ -49,7 +49,7 @@ pub fn scratch() -> Result<TempDir> {
 }
 
 /// A mount that a child process serves in its foreground: `defuse mount`, or GlusterFS's own client.
-pub struct Mount {
+pub struct ServedMount {
     path: PathBuf,
     server: Child,
     log: PathBuf,
@@ -75,26 +75,36 @@ pub fn has_rings() -> bool {
     fs::read_to_string(parameter).is_ok_and(|text| text.trim() == "Y")
 }
 
-impl Mount {
+impl ServedMount {
     /// Mounts `source` (`memory:`, `passthrough:DIR`) on a new directory `mnt` in `place`, for all
     /// users, with set-user-id and devices.
     ///
     /// # Errors
     ///
     /// The error contains the log of the program.
-    pub fn new(source: &OsStr, place: &Path, args: &[&str]) -> Result<Mount> {
+    pub fn new(source: &OsStr, place: &Path, args: &[&str]) -> Result<ServedMount> {
         let mut command = Command::new(program()?);
-        Mount::by(&mut command, source, place, args)
+        ServedMount::by(&mut command, source, place, args)
     }
 
-    /// Like [`Mount::new`], through `prefix`, a command that runs its last arguments (`prlimit`).
-    pub fn under(prefix: &[&str], source: &OsStr, place: &Path, args: &[&str]) -> Result<Mount> {
+    /// Like [`ServedMount::new`], through `prefix`, a command that runs its last arguments (`prlimit`).
+    pub fn under(
+        prefix: &[&str],
+        source: &OsStr,
+        place: &Path,
+        args: &[&str],
+    ) -> Result<ServedMount> {
         let mut command = Command::new(prefix[0]);
         command.args(&prefix[1..]).arg(program()?);
-        Mount::by(&mut command, source, place, args)
+        ServedMount::by(&mut command, source, place, args)
     }
 
-    fn by(command: &mut Command, source: &OsStr, place: &Path, args: &[&str]) -> Result<Mount> {
+    fn by(
+        command: &mut Command,
+        source: &OsStr,
+        place: &Path,
+        args: &[&str],
+    ) -> Result<ServedMount> {
         let (path, log) = (place.join("mnt"), place.join("log"));
         fs::create_dir_all(&path)?;
         command
@@ -105,7 +115,7 @@ impl Mount {
         let err = fs::OpenOptions::new().create(true).append(true).open(&log)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err);
         let server = command.spawn().context("defuse cannot be run")?;
-        let mut mount = Mount { path, server, log, ends_with: 0, reaped: false };
+        let mut mount = ServedMount { path, server, log, ends_with: 0, reaped: false };
         mount.wait_until_ready("defuse mount")?;
         Ok(mount)
     }
@@ -121,7 +131,7 @@ impl Mount {
         (host, volume): (&str, &str),
         place: &Path,
         args: &[&str],
-    ) -> Result<Mount> {
+    ) -> Result<ServedMount> {
         let (path, log) = (place.join("native"), place.join("native.log"));
         fs::create_dir_all(&path)?;
         // nsenter(1) becomes the client, so that it is the child.
@@ -133,7 +143,7 @@ impl Mount {
         let server = command.spawn().context("nsenter(1) of util-linux")?;
         // After an unmount, it sends SIGTERM to itself, and exits with the number of the signal.
         let ends_with = Signal::TERM.as_raw();
-        let mut mount = Mount { path, server, log, ends_with, reaped: false };
+        let mut mount = ServedMount { path, server, log, ends_with, reaped: false };
         mount.wait_until_ready("glusterfs")?;
         Ok(mount)
     }
@@ -219,7 +229,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for ServedMount {
     fn drop(&mut self) {
         // After a successful unmount, the path refers to the directory below.
         let _ = unmount(&self.path, UnmountFlags::DETACH);

@@ -11,7 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{Dir, Skip, fails, mode, read_at, write_all};
+use super::dir::{CaseDir, SkipReason, fails, mode, read_at, write_all};
 
 case_table! { "attributes";
     chmod_sets_all_twelve_bits,
@@ -43,17 +43,17 @@ pub(super) fn tick() {
     thread::sleep(Duration::from_millis(15));
 }
 
-type Moment = (i64, i64);
+type TimePair = (i64, i64);
 
-fn mtime(stat: &Stat) -> Moment {
+fn mtime(stat: &Stat) -> TimePair {
     (stat.st_mtime, stat.st_mtime_nsec as i64)
 }
 
-fn ctime(stat: &Stat) -> Moment {
+fn ctime(stat: &Stat) -> TimePair {
     (stat.st_ctime, stat.st_ctime_nsec as i64)
 }
 
-fn atime(stat: &Stat) -> Moment {
+fn atime(stat: &Stat) -> TimePair {
     (stat.st_atime, stat.st_atime_nsec as i64)
 }
 
@@ -61,7 +61,7 @@ fn at(secs: i64, nanos: i64) -> Timespec {
     Timespec { tv_sec: secs, tv_nsec: nanos as _ }
 }
 
-fn chmod_sets_all_twelve_bits(dir: &Dir) -> Result<()> {
+fn chmod_sets_all_twelve_bits(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.mkdir("d")?;
     for bits in [0, 0o777, 0o1777, 0o4711, 0o2755, 0o7777, 0o644] {
@@ -73,14 +73,14 @@ fn chmod_sets_all_twelve_bits(dir: &Dir) -> Result<()> {
     Ok(dir.chmod("d", 0o755)?)
 }
 
-fn chmod_through_a_descriptor(dir: &Dir) -> Result<()> {
+fn chmod_through_a_descriptor(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     fchmod(&fd, mode(0o600))?;
     ensure!(dir.perm("a")? == 0o600 && fstat(&fd)?.st_mode == 0o100600);
     Ok(())
 }
 
-fn chmod_follows_a_symbolic_link(dir: &Dir) -> Result<()> {
+fn chmod_follows_a_symbolic_link(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.symlink("a", "l")?;
     dir.chmod("l", 0o611)?;
@@ -88,7 +88,7 @@ fn chmod_follows_a_symbolic_link(dir: &Dir) -> Result<()> {
     fails(dir.chmod("b", 0o600), Errno::NOENT)
 }
 
-fn chown_sets_owner_and_group_or_one_of_them(dir: &Dir) -> Result<()> {
+fn chown_sets_owner_and_group_or_one_of_them(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let owner = || -> Result<(u32, u32)> {
         let stat = dir.stat("a")?;
@@ -103,7 +103,7 @@ fn chown_sets_owner_and_group_or_one_of_them(dir: &Dir) -> Result<()> {
     Ok(dir.chown("a", None, None)?)
 }
 
-fn chown_of_a_symbolic_link_leaves_its_target(dir: &Dir) -> Result<()> {
+fn chown_of_a_symbolic_link_leaves_its_target(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.symlink("a", "l")?;
     dir.chown("l", Some(1000), Some(1000))?;
@@ -111,7 +111,7 @@ fn chown_of_a_symbolic_link_leaves_its_target(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn utimens_sets_times_before_and_after_1970(dir: &Dir) -> Result<()> {
+fn utimens_sets_times_before_and_after_1970(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.symlink("a", "l")?;
     let original = mtime(&dir.stat("a")?);
@@ -124,7 +124,7 @@ fn utimens_sets_times_before_and_after_1970(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn utimens_keeps_nanoseconds(dir: &Dir) -> Result<()> {
+fn utimens_keeps_nanoseconds(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.utimens("a", at(5, 123_456_789), at(-5, 999_999_999))?;
     let stat = dir.stat("a")?;
@@ -132,7 +132,7 @@ fn utimens_keeps_nanoseconds(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn utimens_now_and_omit(dir: &Dir) -> Result<()> {
+fn utimens_now_and_omit(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.utimens("a", at(1, 0), at(2, 0))?;
     let before = dir.stat("a")?;
@@ -146,13 +146,13 @@ fn utimens_now_and_omit(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn utimens_refuses_bad_nanoseconds(dir: &Dir) -> Result<()> {
+fn utimens_refuses_bad_nanoseconds(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     fails(dir.utimens("a", at(0, 1_000_000_000), at(0, 0)), Errno::INVAL)?;
     fails(dir.utimens("a", at(0, 0), at(0, -1)), Errno::INVAL)
 }
 
-fn writing_moves_modification_and_change_time(dir: &Dir) -> Result<()> {
+fn writing_moves_modification_and_change_time(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"x")?;
     let before = fstat(&fd)?;
     tick();
@@ -162,7 +162,7 @@ fn writing_moves_modification_and_change_time(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn reading_leaves_modification_and_change_time(dir: &Dir) -> Result<()> {
+fn reading_leaves_modification_and_change_time(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"x")?;
     let before = fstat(&fd)?;
     tick();
@@ -173,7 +173,7 @@ fn reading_leaves_modification_and_change_time(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn chmod_moves_the_change_time_only(dir: &Dir) -> Result<()> {
+fn chmod_moves_the_change_time_only(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let before = dir.stat("a")?;
     tick();
@@ -183,7 +183,7 @@ fn chmod_moves_the_change_time_only(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn names_move_the_times_of_their_directory(dir: &Dir) -> Result<()> {
+fn names_move_the_times_of_their_directory(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     let steps: [(&str, &dyn Fn() -> Result<()>); 5] = [
         ("create", &|| dir.file("d/a", b"").map(drop)),
@@ -202,7 +202,7 @@ fn names_move_the_times_of_their_directory(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn truncate_moves_the_times(dir: &Dir) -> Result<()> {
+fn truncate_moves_the_times(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"12345")?;
     for size in [2, 10] {
         let before = fstat(&fd)?;
@@ -214,7 +214,7 @@ fn truncate_moves_the_times(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_new_file_has_the_time_of_now(dir: &Dir) -> Result<()> {
+fn a_new_file_has_the_time_of_now(dir: &CaseDir) -> Result<()> {
     let now = || defuse_fs::Timestamp::now().secs;
     let before = now();
     dir.file("a", b"")?;
@@ -225,12 +225,12 @@ fn a_new_file_has_the_time_of_now(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn statx_reports_the_birth_time(dir: &Dir) -> Result<()> {
+fn statx_reports_the_birth_time(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let flags = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let born = statx(dir.fd(), "a", AtFlags::SYMLINK_NOFOLLOW, flags)?;
     if born.stx_mask & StatxFlags::BTIME.bits() == 0 {
-        return Err(Skip("no time of birth here".into()).into());
+        return Err(SkipReason("no time of birth here".into()).into());
     }
     tick();
     dir.chmod("a", 0o600)?;
@@ -241,7 +241,7 @@ fn statx_reports_the_birth_time(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn blocks_report_the_space_in_use(dir: &Dir) -> Result<()> {
+fn blocks_report_the_space_in_use(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 100_000])?;
     rustix::fs::fsync(&fd)?;
     let full = dir.stat("a")?;
@@ -252,7 +252,7 @@ fn blocks_report_the_space_in_use(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn link_counts_of_directories_count_subdirectories(dir: &Dir) -> Result<()> {
+fn link_counts_of_directories_count_subdirectories(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     ensure!(dir.nlink("d")? == 2);
     dir.mkdir("d/a")?;
@@ -264,7 +264,7 @@ fn link_counts_of_directories_count_subdirectories(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn stat_is_the_same_by_name_and_by_descriptor(dir: &Dir) -> Result<()> {
+fn stat_is_the_same_by_name_and_by_descriptor(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"bytes")?;
     let (by_name, by_fd) = (dir.stat("a")?, fstat(&fd)?);
     ensure!(by_name.st_ino == by_fd.st_ino && by_name.st_dev == by_fd.st_dev);
@@ -274,7 +274,7 @@ fn stat_is_the_same_by_name_and_by_descriptor(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn statfs_reports_space_and_the_longest_name(dir: &Dir) -> Result<()> {
+fn statfs_reports_space_and_the_longest_name(dir: &CaseDir) -> Result<()> {
     let stat = fstatvfs(dir.fd())?;
     ensure!(stat.f_namemax == 255, "names of {} bytes", stat.f_namemax);
     ensure!(stat.f_bsize > 0 && stat.f_frsize > 0 && stat.f_blocks >= stat.f_bfree);
@@ -282,7 +282,7 @@ fn statfs_reports_space_and_the_longest_name(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn space_is_given_back(dir: &Dir) -> Result<()> {
+fn space_is_given_back(dir: &CaseDir) -> Result<()> {
     let before = fstatvfs(dir.fd())?;
     let fd = dir.file("a", &vec![1; 4 << 20])?;
     rustix::fs::fsync(&fd)?;
@@ -290,7 +290,7 @@ fn space_is_given_back(dir: &Dir) -> Result<()> {
     let unit = before.f_frsize;
     // Others may use the same file system meanwhile, so half of the size is accepted.
     if (before.f_bfree.saturating_sub(full.f_bfree)) * unit < 2 << 20 {
-        return Err(Skip("free space does not show what is written".into()).into());
+        return Err(SkipReason("free space does not show what is written".into()).into());
     }
     dir.unlink("a")?;
     drop(fd);
@@ -305,7 +305,7 @@ fn space_is_given_back(dir: &Dir) -> Result<()> {
     anyhow::bail!("the space of a removed file is still in use");
 }
 
-fn inode_numbers_differ(dir: &Dir) -> Result<()> {
+fn inode_numbers_differ(dir: &CaseDir) -> Result<()> {
     let mut seen = std::collections::BTreeSet::new();
     for i in 0..50 {
         dir.file(&format!("f{i}"), b"")?;

@@ -11,8 +11,8 @@ use rustix::fs::{
 use rustix::io::{Errno, pwrite, read, write};
 
 use super::case_table;
-use super::dir::{Dir, Skip, fails, read_all, read_at, supported, write_all};
-use super::sys::Map;
+use super::dir::{CaseDir, SkipReason, fails, read_all, read_at, supported, write_all};
+use super::sys::TestMapping;
 
 case_table! { "data";
     written_data_is_read_back,
@@ -55,14 +55,14 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 251) as u8 | 1).collect()
 }
 
-fn written_data_is_read_back(dir: &Dir) -> Result<()> {
+fn written_data_is_read_back(dir: &CaseDir) -> Result<()> {
     let bytes = pattern(10_000);
     dir.file("a", &bytes)?;
     ensure!(dir.read("a")? == bytes);
     Ok(())
 }
 
-fn writes_land_at_any_offset_and_length(dir: &Dir) -> Result<()> {
+fn writes_land_at_any_offset_and_length(dir: &CaseDir) -> Result<()> {
     for (offset, len) in [(0, 1), (1, 4095), (4095, 2), (4096, 4096), (5000, 10_000), (0, 131_073)]
     {
         let fd = dir.file("a", b"")?;
@@ -74,14 +74,14 @@ fn writes_land_at_any_offset_and_length(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn reading_past_the_end_gives_nothing(dir: &Dir) -> Result<()> {
+fn reading_past_the_end_gives_nothing(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"12345")?;
     ensure!(read_at(&fd, 5, 10)?.is_empty() && read_at(&fd, 1 << 40, 10)?.is_empty());
     ensure!(read_at(&fd, 3, 10)? == b"45");
     Ok(())
 }
 
-fn a_gap_reads_as_zeros(dir: &Dir) -> Result<()> {
+fn a_gap_reads_as_zeros(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"x")?;
     write_all(&fd, 1 << 32, b"y")?;
     ensure!(fstat(&fd)?.st_size == (1 << 32) + 1);
@@ -90,7 +90,7 @@ fn a_gap_reads_as_zeros(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn truncate_cuts_and_lengthens_with_zeros(dir: &Dir) -> Result<()> {
+fn truncate_cuts_and_lengthens_with_zeros(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 10_000])?;
     ftruncate(&fd, 4096)?;
     ensure!(read_all(&fd)? == [1; 4096]);
@@ -102,7 +102,7 @@ fn truncate_cuts_and_lengthens_with_zeros(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn truncate_in_the_middle_of_a_page_clears_the_rest(dir: &Dir) -> Result<()> {
+fn truncate_in_the_middle_of_a_page_clears_the_rest(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 8192])?;
     ftruncate(&fd, 5000)?;
     write_all(&fd, 7000, b"x")?;
@@ -111,7 +111,7 @@ fn truncate_in_the_middle_of_a_page_clears_the_rest(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn truncate_refuses_a_directory_and_a_negative_length(dir: &Dir) -> Result<()> {
+fn truncate_refuses_a_directory_and_a_negative_length(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     let directory = rustix::fs::open(dir.path("d"), OFlags::RDONLY, super::dir::mode(0))?;
     fails(ftruncate(&directory, 0), Errno::INVAL)?;
@@ -121,7 +121,7 @@ fn truncate_refuses_a_directory_and_a_negative_length(dir: &Dir) -> Result<()> {
     fails(ftruncate(&reader, 0), Errno::INVAL)
 }
 
-fn a_write_beyond_the_largest_offset_is_refused(dir: &Dir) -> Result<()> {
+fn a_write_beyond_the_largest_offset_is_refused(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     // Either the kernel refuses the sum, or the file system the size.
     match pwrite(&fd, b"xx", i64::MAX as u64 - 1) {
@@ -133,7 +133,7 @@ fn a_write_beyond_the_largest_offset_is_refused(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn the_position_follows_reads_and_writes(dir: &Dir) -> Result<()> {
+fn the_position_follows_reads_and_writes(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     write(&fd, b"hello world")?;
     ensure!(seek(&fd, SeekFrom::Current(0))? == 11);
@@ -144,7 +144,7 @@ fn the_position_follows_reads_and_writes(dir: &Dir) -> Result<()> {
     fails(seek(&fd, SeekFrom::End(-12)), Errno::INVAL)
 }
 
-fn append_always_writes_at_the_end(dir: &Dir) -> Result<()> {
+fn append_always_writes_at_the_end(dir: &CaseDir) -> Result<()> {
     let other = dir.file("a", b"start")?;
     let fd = dir.open("a", OFlags::RDWR | OFlags::APPEND)?;
     write(&fd, b" one")?;
@@ -158,7 +158,7 @@ fn append_always_writes_at_the_end(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn append_can_be_switched_on_and_off(dir: &Dir) -> Result<()> {
+fn append_can_be_switched_on_and_off(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"12345")?;
     fcntl_setfl(&fd, OFlags::APPEND)?;
     seek(&fd, SeekFrom::Start(0))?;
@@ -170,7 +170,7 @@ fn append_can_be_switched_on_and_off(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn concurrent_appends_lose_nothing(dir: &Dir) -> Result<()> {
+fn concurrent_appends_lose_nothing(dir: &CaseDir) -> Result<()> {
     const EACH: usize = 100;
     dir.file("a", b"")?;
     thread::scope(|scope| {
@@ -195,7 +195,7 @@ fn concurrent_appends_lose_nothing(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn two_descriptors_see_each_others_writes(dir: &Dir) -> Result<()> {
+fn two_descriptors_see_each_others_writes(dir: &CaseDir) -> Result<()> {
     let one = dir.file("a", b"12345")?;
     let two = dir.open("a", OFlags::RDWR)?;
     write_all(&one, 0, b"x")?;
@@ -205,17 +205,17 @@ fn two_descriptors_see_each_others_writes(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_read_only_descriptor_cannot_write_and_vice_versa(dir: &Dir) -> Result<()> {
+fn a_read_only_descriptor_cannot_write_and_vice_versa(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"x")?;
     fails(write(dir.open("a", OFlags::RDONLY)?, b"y"), Errno::BADF)?;
     fails(read(dir.open("a", OFlags::WRONLY)?, &mut [0; 1]), Errno::BADF)
 }
 
-fn reading_a_directory_is_refused(dir: &Dir) -> Result<()> {
+fn reading_a_directory_is_refused(dir: &CaseDir) -> Result<()> {
     fails(read(dir.open(".", OFlags::RDONLY)?, &mut [0; 1]), Errno::ISDIR)
 }
 
-fn a_write_of_nothing_changes_nothing(dir: &Dir) -> Result<()> {
+fn a_write_of_nothing_changes_nothing(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"x")?;
     let before = fstat(&fd)?;
     super::attributes::tick();
@@ -225,14 +225,14 @@ fn a_write_of_nothing_changes_nothing(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_large_file_survives_being_closed(dir: &Dir) -> Result<()> {
+fn a_large_file_survives_being_closed(dir: &CaseDir) -> Result<()> {
     let bytes = pattern(5 << 20);
     drop(dir.file("a", &bytes)?);
     ensure!(dir.read("a")? == bytes);
     Ok(())
 }
 
-fn random_writes_match_a_copy_in_memory(dir: &Dir) -> Result<()> {
+fn random_writes_match_a_copy_in_memory(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     let mut copy: Vec<u8> = Vec::new();
     let mut state = 1u64;
@@ -258,14 +258,14 @@ fn random_writes_match_a_copy_in_memory(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn seek_finds_data_and_holes(dir: &Dir) -> Result<()> {
+fn seek_finds_data_and_holes(dir: &CaseDir) -> Result<()> {
     const AT: u64 = 1 << 20;
     let fd = dir.file("a", b"")?;
     write_all(&fd, AT, &[1; 65536])?;
     fsync(&fd)?;
     let size = AT + 65536;
     let data = match seek(&fd, SeekFrom::Data(0)) {
-        Err(Errno::INVAL) => return Err(Skip("no SEEK_DATA here".into()).into()),
+        Err(Errno::INVAL) => return Err(SkipReason("no SEEK_DATA here".into()).into()),
         other => other?,
     };
     ensure!(data <= AT && seek(&fd, SeekFrom::Data(AT + 5))? == AT + 5);
@@ -280,7 +280,7 @@ fn allocate(fd: &OwnedFd, flags: FallocateFlags, offset: u64, len: u64) -> Resul
     supported(fallocate(fd, flags, offset, len), "such fallocate")
 }
 
-fn fallocate_lengthens_or_keeps_the_size(dir: &Dir) -> Result<()> {
+fn fallocate_lengthens_or_keeps_the_size(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"12345")?;
     allocate(&fd, FallocateFlags::KEEP_SIZE, 0, 100_000)?;
     let stat = fstat(&fd)?;
@@ -290,7 +290,7 @@ fn fallocate_lengthens_or_keeps_the_size(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn fallocate_punches_holes(dir: &Dir) -> Result<()> {
+fn fallocate_punches_holes(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 65536])?;
     fsync(&fd)?;
     let before = fstat(&fd)?.st_blocks;
@@ -303,7 +303,7 @@ fn fallocate_punches_holes(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn fallocate_zeroes_a_range(dir: &Dir) -> Result<()> {
+fn fallocate_zeroes_a_range(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 10_000])?;
     allocate(&fd, FallocateFlags::ZERO_RANGE, 100, 5000)?;
     let bytes = read_all(&fd)?;
@@ -313,7 +313,7 @@ fn fallocate_zeroes_a_range(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn fallocate_collapses_and_inserts(dir: &Dir) -> Result<()> {
+fn fallocate_collapses_and_inserts(dir: &CaseDir) -> Result<()> {
     let mut bytes = pattern(16384);
     let fd = dir.file("a", &bytes)?;
     fsync(&fd)?;
@@ -327,7 +327,7 @@ fn fallocate_collapses_and_inserts(dir: &Dir) -> Result<()> {
     fails(fallocate(&fd, FallocateFlags::COLLAPSE_RANGE, 8192, 8192), Errno::INVAL)
 }
 
-fn fallocate_refuses_bad_ranges(dir: &Dir) -> Result<()> {
+fn fallocate_refuses_bad_ranges(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"")?;
     allocate(&fd, FallocateFlags::empty(), 0, 1)?;
     fails(fallocate(&fd, FallocateFlags::empty(), 0, 0), Errno::INVAL)?;
@@ -337,7 +337,7 @@ fn fallocate_refuses_bad_ranges(dir: &Dir) -> Result<()> {
     fails(fallocate(&fd, punch, 0, 1), Errno::OPNOTSUPP)
 }
 
-fn copy_file_range_copies_bytes(dir: &Dir) -> Result<()> {
+fn copy_file_range_copies_bytes(dir: &CaseDir) -> Result<()> {
     let bytes = pattern(100_000);
     let (src, dst) = (dir.file("a", &bytes)?, dir.file("b", &[9; 10])?);
     let (mut from, mut to) = (1000, 5);
@@ -354,7 +354,7 @@ fn copy_file_range_copies_bytes(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn copy_file_range_within_one_file_refuses_overlap(dir: &Dir) -> Result<()> {
+fn copy_file_range_within_one_file_refuses_overlap(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"0123456789")?;
     let (mut from, mut to) = (0, 10);
     ensure!(copy_file_range(&fd, Some(&mut from), &fd, Some(&mut to), 10)? == 10);
@@ -363,16 +363,16 @@ fn copy_file_range_within_one_file_refuses_overlap(dir: &Dir) -> Result<()> {
     fails(copy_file_range(&fd, Some(&mut from), &fd, Some(&mut to), 10), Errno::INVAL)
 }
 
-fn map(fd: &OwnedFd, len: usize, shared: bool) -> Result<Map> {
-    match Map::new(fd, len, shared) {
+fn map(fd: &OwnedFd, len: usize, shared: bool) -> Result<TestMapping> {
+    match TestMapping::new(fd, len, shared) {
         Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => {
-            Err(Skip("no such mapping here".into()).into())
+            Err(SkipReason("no such mapping here".into()).into())
         }
         other => Ok(other?),
     }
 }
 
-fn a_shared_mapping_and_the_file_are_one(dir: &Dir) -> Result<()> {
+fn a_shared_mapping_and_the_file_are_one(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 10_000])?;
     let map = map(&fd, 10_000, true)?;
     ensure!(map.read(9990, 10) == [1; 10]);
@@ -386,7 +386,7 @@ fn a_shared_mapping_and_the_file_are_one(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_private_mapping_leaves_the_file_alone(dir: &Dir) -> Result<()> {
+fn a_private_mapping_leaves_the_file_alone(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 4096])?;
     let map = map(&fd, 4096, false)?;
     map.write(0, b"private");
@@ -394,7 +394,7 @@ fn a_private_mapping_leaves_the_file_alone(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_mapping_outlives_the_descriptor_and_the_name(dir: &Dir) -> Result<()> {
+fn a_mapping_outlives_the_descriptor_and_the_name(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 8192])?;
     let map = map(&fd, 8192, true)?;
     drop(fd);
@@ -404,7 +404,7 @@ fn a_mapping_outlives_the_descriptor_and_the_name(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn the_last_page_of_a_mapping_is_zero_past_the_end(dir: &Dir) -> Result<()> {
+fn the_last_page_of_a_mapping_is_zero_past_the_end(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", &[1; 8192])?;
     ftruncate(&fd, 5000)?;
     let map = map(&fd, 8192, true)?;
@@ -412,11 +412,11 @@ fn the_last_page_of_a_mapping_is_zero_past_the_end(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn direct_io_and_cached_io_agree(dir: &Dir) -> Result<()> {
+fn direct_io_and_cached_io_agree(dir: &CaseDir) -> Result<()> {
     const BLOCK: usize = 4096;
     let cached = dir.file("a", &[1; 4 * BLOCK])?;
     let direct = match dir.open("a", OFlags::RDWR | OFlags::DIRECT) {
-        Err(Errno::INVAL) => return Err(Skip("no O_DIRECT here".into()).into()),
+        Err(Errno::INVAL) => return Err(SkipReason("no O_DIRECT here".into()).into()),
         other => other?,
     };
     // Memory, offset and length must be multiples of the block size.
@@ -436,7 +436,7 @@ fn direct_io_and_cached_io_agree(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn fsync_of_files_and_directories_works(dir: &Dir) -> Result<()> {
+fn fsync_of_files_and_directories_works(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"x")?;
     fsync(&fd)?;
     rustix::fs::fdatasync(&fd)?;
@@ -444,7 +444,7 @@ fn fsync_of_files_and_directories_works(dir: &Dir) -> Result<()> {
     Ok(rustix::fs::syncfs(&fd)?)
 }
 
-fn sendfile_reads_the_file(dir: &Dir) -> Result<()> {
+fn sendfile_reads_the_file(dir: &CaseDir) -> Result<()> {
     let bytes = pattern(50_000);
     let (src, dst) = (dir.file("a", &bytes)?, dir.file("b", b"")?);
     let mut offset = 10;

@@ -15,22 +15,22 @@ use rustix::{fs, io};
 
 /// An empty directory for one case. All names are relative to its descriptor, so that a case can
 /// also run as a user without search permission to the parent directories.
-pub struct Dir {
+pub struct CaseDir {
     path: PathBuf,
     fd: OwnedFd,
 }
 
 /// The reason why a case cannot run here, as an error. Not a failure.
 #[derive(Debug)]
-pub struct Skip(pub String);
+pub struct SkipReason(pub String);
 
-impl fmt::Display for Skip {
+impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Skip {}
+impl std::error::Error for SkipReason {}
 
 /// An error with an errno that can be compared.
 pub(super) trait HasErrno {
@@ -61,10 +61,12 @@ pub(super) fn fails<T, E: HasErrno + fmt::Debug>(
     }
 }
 
-/// Converts an error that means "not supported" to a [`Skip`] for `what`.
+/// Converts an error that means "not supported" to a [`SkipReason`] for `what`.
 pub(super) fn supported<T>(result: io::Result<T>, what: &str) -> Result<T> {
     match result {
-        Err(io::Errno::OPNOTSUPP | io::Errno::NOSYS) => Err(Skip(format!("no {what} here")).into()),
+        Err(io::Errno::OPNOTSUPP | io::Errno::NOSYS) => {
+            Err(SkipReason(format!("no {what} here")).into())
+        }
         other => Ok(other?),
     }
 }
@@ -94,15 +96,15 @@ pub(super) fn mode(bits: u32) -> Mode {
     Mode::from_bits_retain(bits)
 }
 
-impl Dir {
+impl CaseDir {
     /// Creates the directory `path` with permissions for all users.
-    pub fn new(path: &Path) -> Result<Dir> {
+    pub fn new(path: &Path) -> Result<CaseDir> {
         let show = || path.display().to_string();
         fs::mkdirat(CWD, path, mode(0o777)).with_context(show)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = fs::openat(CWD, path, flags, Mode::empty()).with_context(show)?;
         fs::fchmod(&fd, mode(0o777))?;
-        Ok(Dir { path: path.to_owned(), fd })
+        Ok(CaseDir { path: path.to_owned(), fd })
     }
 
     /// The path of `name` in the directory.
@@ -221,7 +223,7 @@ impl Dir {
 }
 
 /// One entry from getdents(2).
-pub(super) struct Listed {
+pub(super) struct GetdentsEntry {
     pub name: String,
     pub kind: FileType,
     pub ino: u64,
@@ -230,13 +232,13 @@ pub(super) struct Listed {
 }
 
 /// All entries from the position of `fd` to the end.
-pub(super) fn list(fd: &OwnedFd) -> Result<Vec<Listed>> {
+pub(super) fn list(fd: &OwnedFd) -> Result<Vec<GetdentsEntry>> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut listing = RawDir::new(fd, &mut buffer);
     let mut all = Vec::new();
     while let Some(entry) = listing.next() {
         let entry = entry?;
-        all.push(Listed {
+        all.push(GetdentsEntry {
             name: entry.file_name().to_string_lossy().into_owned(),
             kind: entry.file_type(),
             ino: entry.ino(),

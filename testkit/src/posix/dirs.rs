@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use rustix::fs::{FileType, OFlags, SeekFrom, seek};
 
 use super::case_table;
-use super::dir::{Dir, list};
+use super::dir::{CaseDir, list};
 
 case_table! { "dirs";
     an_empty_directory_lists_dot_and_dot_dot,
@@ -21,7 +21,7 @@ case_table! { "dirs";
 
 const LIST: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY);
 
-fn an_empty_directory_lists_dot_and_dot_dot(dir: &Dir) -> Result<()> {
+fn an_empty_directory_lists_dot_and_dot_dot(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     let listed = list(&dir.open("d", LIST)?)?;
     let mut names: Vec<_> = listed.iter().map(|item| item.name.as_str()).collect();
@@ -30,7 +30,7 @@ fn an_empty_directory_lists_dot_and_dot_dot(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn types_and_numbers_agree_with_stat(dir: &Dir) -> Result<()> {
+fn types_and_numbers_agree_with_stat(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.mkdir("d")?;
     dir.symlink("a", "l")?;
@@ -48,7 +48,7 @@ fn types_and_numbers_agree_with_stat(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn many_entries_are_each_listed_once(dir: &Dir) -> Result<()> {
+fn many_entries_are_each_listed_once(dir: &CaseDir) -> Result<()> {
     for i in 0..2000 {
         dir.mknod(&format!("a-rather-long-name-for-a-file-{i}"), FileType::RegularFile, 0)?;
     }
@@ -56,7 +56,7 @@ fn many_entries_are_each_listed_once(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_listing_continues_from_every_position(dir: &Dir) -> Result<()> {
+fn a_listing_continues_from_every_position(dir: &CaseDir) -> Result<()> {
     for i in 0..300 {
         dir.mknod(&format!("f{i}"), FileType::RegularFile, 0)?;
     }
@@ -65,7 +65,7 @@ fn a_listing_continues_from_every_position(dir: &Dir) -> Result<()> {
     for (number, item) in all.iter().enumerate().step_by(17) {
         seek(&fd, SeekFrom::Start(item.next))?;
         let rest = list(&fd)?;
-        let names = |items: &[super::dir::Listed]| -> Vec<String> {
+        let names = |items: &[super::dir::GetdentsEntry]| -> Vec<String> {
             items.iter().map(|item| item.name.clone()).collect()
         };
         ensure!(names(&rest) == names(&all[number + 1..]), "after {}", item.name);
@@ -73,7 +73,7 @@ fn a_listing_continues_from_every_position(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn rewinding_shows_new_names(dir: &Dir) -> Result<()> {
+fn rewinding_shows_new_names(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let fd = dir.open(".", LIST)?;
     ensure!(list(&fd)?.len() == 3 && list(&fd)?.is_empty());
@@ -85,7 +85,7 @@ fn rewinding_shows_new_names(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn lasting_names_are_listed_once_while_others_come_and_go(dir: &Dir) -> Result<()> {
+fn lasting_names_are_listed_once_while_others_come_and_go(dir: &CaseDir) -> Result<()> {
     for i in 0..400 {
         dir.mknod(&format!("stay{i}"), FileType::RegularFile, 0)?;
         dir.mknod(&format!("go{i}"), FileType::RegularFile, 0)?;
@@ -111,7 +111,7 @@ fn lasting_names_are_listed_once_while_others_come_and_go(dir: &Dir) -> Result<(
     Ok(())
 }
 
-fn removing_while_listing_empties_the_directory(dir: &Dir) -> Result<()> {
+fn removing_while_listing_empties_the_directory(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     for i in 0..500 {
         dir.mknod(&format!("d/f{i}"), FileType::RegularFile, 0)?;
@@ -128,7 +128,7 @@ fn removing_while_listing_empties_the_directory(dir: &Dir) -> Result<()> {
     Ok(dir.rmdir("d")?)
 }
 
-fn a_removed_name_is_not_listed(dir: &Dir) -> Result<()> {
+fn a_removed_name_is_not_listed(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.file("b", b"")?;
     dir.unlink("a")?;

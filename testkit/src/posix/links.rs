@@ -5,7 +5,7 @@ use rustix::fs::{AtFlags, FileType, OFlags, linkat, readlinkat};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{Dir, fails, write_all};
+use super::dir::{CaseDir, fails, write_all};
 
 case_table! { "links";
     names_of_one_file_share_everything,
@@ -29,7 +29,7 @@ case_table! { "links";
     unlink_removes_the_link_and_not_its_target,
 }
 
-fn names_of_one_file_share_everything(dir: &Dir) -> Result<()> {
+fn names_of_one_file_share_everything(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"one")?;
     dir.mkdir("d")?;
     dir.link("a", "d/b")?;
@@ -41,7 +41,7 @@ fn names_of_one_file_share_everything(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn removing_one_name_keeps_the_file(dir: &Dir) -> Result<()> {
+fn removing_one_name_keeps_the_file(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.link("a", "b")?;
     dir.unlink("a")?;
@@ -49,12 +49,12 @@ fn removing_one_name_keeps_the_file(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_directory_gets_no_second_name(dir: &Dir) -> Result<()> {
+fn a_directory_gets_no_second_name(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     fails(dir.link("d", "e"), Errno::PERM)
 }
 
-fn link_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
+fn link_refuses_a_name_that_is_taken(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.file("b", b"")?;
     fails(dir.link("a", "b"), Errno::EXIST)?;
@@ -62,7 +62,7 @@ fn link_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
     fails(dir.link("c", "d"), Errno::NOENT)
 }
 
-fn link_to_a_symbolic_link_links_the_link_itself(dir: &Dir) -> Result<()> {
+fn link_to_a_symbolic_link_links_the_link_itself(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.symlink("a", "l")?;
     dir.link("l", "m")?;
@@ -71,7 +71,7 @@ fn link_to_a_symbolic_link_links_the_link_itself(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn link_can_follow_a_symbolic_link(dir: &Dir) -> Result<()> {
+fn link_can_follow_a_symbolic_link(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.symlink("a", "l")?;
     linkat(dir.fd(), "l", dir.fd(), "m", AtFlags::SYMLINK_FOLLOW)?;
@@ -79,7 +79,7 @@ fn link_can_follow_a_symbolic_link(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn link_moves_the_change_time(dir: &Dir) -> Result<()> {
+fn link_moves_the_change_time(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let before = dir.stat("a")?;
     super::attributes::tick();
@@ -93,7 +93,7 @@ fn link_moves_the_change_time(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_thousand_links_are_counted(dir: &Dir) -> Result<()> {
+fn a_thousand_links_are_counted(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     for i in 0..1000 {
         dir.link("a", &format!("l{i}"))?;
@@ -106,7 +106,7 @@ fn a_thousand_links_are_counted(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_symbolic_link_leads_to_its_target(dir: &Dir) -> Result<()> {
+fn a_symbolic_link_leads_to_its_target(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.symlink("a", "l")?;
     ensure!(dir.read("l")? == b"bytes");
@@ -115,7 +115,7 @@ fn a_symbolic_link_leads_to_its_target(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_dangling_link_can_be_read_and_its_target_created(dir: &Dir) -> Result<()> {
+fn a_dangling_link_can_be_read_and_its_target_created(dir: &CaseDir) -> Result<()> {
     dir.symlink("a", "l")?;
     fails(dir.open("l", OFlags::RDONLY), Errno::NOENT)?;
     drop(dir.open("l", OFlags::RDWR | OFlags::CREATE)?);
@@ -123,14 +123,14 @@ fn a_dangling_link_can_be_read_and_its_target_created(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn readlink_refuses_files_that_are_no_link(dir: &Dir) -> Result<()> {
+fn readlink_refuses_files_that_are_no_link(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     fails(readlinkat(dir.fd(), "a", Vec::new()), Errno::INVAL)?;
     fails(readlinkat(dir.fd(), ".", Vec::new()), Errno::INVAL)?;
     fails(readlinkat(dir.fd(), "b", Vec::new()), Errno::NOENT)
 }
 
-fn readlink_truncates_to_the_buffer(dir: &Dir) -> Result<()> {
+fn readlink_truncates_to_the_buffer(dir: &CaseDir) -> Result<()> {
     dir.symlink("target", "l")?;
     let mut room = [0u8; 3];
     let count = rustix::fs::readlinkat_raw(dir.fd(), "l", &mut room[..])?;
@@ -138,7 +138,7 @@ fn readlink_truncates_to_the_buffer(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_target_of_4095_bytes_is_kept(dir: &Dir) -> Result<()> {
+fn a_target_of_4095_bytes_is_kept(dir: &CaseDir) -> Result<()> {
     let target = "t".repeat(4095);
     dir.symlink(&target, "l")?;
     ensure!(readlinkat(dir.fd(), "l", Vec::new())?.as_bytes() == target.as_bytes());
@@ -146,7 +146,7 @@ fn a_target_of_4095_bytes_is_kept(dir: &Dir) -> Result<()> {
     fails(dir.symlink("", "m"), Errno::NOENT)
 }
 
-fn loops_give_eloop(dir: &Dir) -> Result<()> {
+fn loops_give_eloop(dir: &CaseDir) -> Result<()> {
     dir.symlink("b", "a")?;
     dir.symlink("a", "b")?;
     dir.symlink("self", "self")?;
@@ -154,13 +154,13 @@ fn loops_give_eloop(dir: &Dir) -> Result<()> {
     fails(dir.open("self/x", OFlags::RDONLY), Errno::LOOP)
 }
 
-fn nofollow_refuses_a_link_at_the_end(dir: &Dir) -> Result<()> {
+fn nofollow_refuses_a_link_at_the_end(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.symlink("a", "l")?;
     fails(dir.open("l", OFlags::RDONLY | OFlags::NOFOLLOW), Errno::LOOP)
 }
 
-fn a_link_in_the_middle_is_followed(dir: &Dir) -> Result<()> {
+fn a_link_in_the_middle_is_followed(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.file("d/a", b"bytes")?;
     dir.symlink("d", "l")?;
@@ -170,7 +170,7 @@ fn a_link_in_the_middle_is_followed(dir: &Dir) -> Result<()> {
     fails(dir.rmdir("l"), Errno::NOTDIR)
 }
 
-fn a_relative_target_starts_where_the_link_is(dir: &Dir) -> Result<()> {
+fn a_relative_target_starts_where_the_link_is(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.file("a", b"outside")?;
     dir.symlink("../a", "d/l")?;
@@ -178,7 +178,7 @@ fn a_relative_target_starts_where_the_link_is(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn the_size_of_a_link_is_the_length_of_its_target(dir: &Dir) -> Result<()> {
+fn the_size_of_a_link_is_the_length_of_its_target(dir: &CaseDir) -> Result<()> {
     for len in [1, 59, 60, 100, 1000] {
         let name = format!("l{len}");
         dir.symlink(&"t".repeat(len), &name)?;
@@ -187,7 +187,7 @@ fn the_size_of_a_link_is_the_length_of_its_target(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn unlink_removes_the_link_and_not_its_target(dir: &Dir) -> Result<()> {
+fn unlink_removes_the_link_and_not_its_target(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.symlink("a", "l")?;
     dir.unlink("l")?;

@@ -1,6 +1,6 @@
 //! POSIX conformance by plain system calls on any directory.
 //!
-//! Each [`Case`] runs in a new empty [`Dir`] and checks one statement of the manual pages. The
+//! Each [`PosixCase`] runs in a new empty [`CaseDir`] and checks one statement of the manual pages. The
 //! suite itself is validated on tmpfs and ext4 (see `tests/posix_native.rs`), so a failure on
 //! another file system is that file system's error.
 //!
@@ -20,8 +20,8 @@ mod special;
 pub(crate) mod sys;
 mod xattrs;
 
-pub use dir::{Dir, Skip};
-pub(crate) use sys::{Child, Map};
+pub use dir::{CaseDir, SkipReason};
+pub(crate) use sys::{ForkedChild, TestMapping};
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,33 +36,33 @@ use rustix::fs::Mode;
 ///
 /// Those of fork(2), and an error if a signal ended the child.
 pub fn in_child(run: impl FnOnce() -> u8) -> std::io::Result<u8> {
-    Child::start(run)?.wait()
+    ForkedChild::start(run)?.wait()
 }
 
 /// One statement and its check.
 #[derive(Clone, Copy, Debug)]
-pub struct Case {
+pub struct PosixCase {
     /// `group::what`, unique.
     pub name: &'static str,
     /// Only root can run it (it changes users, or creates devices).
     pub needs_root: bool,
-    /// The check. A [`Skip`] as its error means that it cannot run here.
-    pub run: fn(&Dir) -> anyhow::Result<()>,
+    /// The check. A [`SkipReason`] as its error means that it cannot run here.
+    pub run: fn(&CaseDir) -> anyhow::Result<()>,
 }
 
 /// A table of cases: `group; name, root name, ...`, each the name of a function.
 macro_rules! case_table {
     ($group:literal; $($first:ident $($second:ident)?),* $(,)?) => {
-        pub(super) const CASES: &[$crate::posix::Case] =
+        pub(super) const CASES: &[$crate::posix::PosixCase] =
             &[$($crate::posix::case_table!(@one $group $first $($second)?)),*];
     };
     (@one $group:literal root $name:ident) => {
-        $crate::posix::Case {
+        $crate::posix::PosixCase {
             name: concat!($group, "::", stringify!($name)), needs_root: true, run: $name,
         }
     };
     (@one $group:literal $name:ident) => {
-        $crate::posix::Case {
+        $crate::posix::PosixCase {
             name: concat!($group, "::", stringify!($name)), needs_root: false, run: $name,
         }
     };
@@ -70,7 +70,7 @@ macro_rules! case_table {
 use case_table;
 
 /// All cases, in order.
-pub fn cases() -> impl Iterator<Item = &'static Case> {
+pub fn cases() -> impl Iterator<Item = &'static PosixCase> {
     [
         names::CASES,
         attributes::CASES,
@@ -89,7 +89,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
 
 /// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CaseOutcome {
     /// The statement holds.
     Passed,
     /// It does not hold, with details.
@@ -100,38 +100,38 @@ pub enum Outcome {
 
 /// The results of all cases.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct CaseReport {
     /// Name, outcome and duration, in the order of the table.
-    pub outcomes: Vec<(&'static str, Outcome, Duration)>,
+    pub outcomes: Vec<(&'static str, CaseOutcome, Duration)>,
 }
 
-impl Report {
+impl CaseReport {
     /// The names of the failed cases.
     pub fn failed(&self) -> Vec<&'static str> {
-        let failed = self.outcomes.iter().filter(|one| matches!(one.1, Outcome::Failed(_)));
+        let failed = self.outcomes.iter().filter(|one| matches!(one.1, CaseOutcome::Failed(_)));
         failed.map(|one| one.0).collect()
     }
 
     /// The numbers of passed, failed and skipped cases.
     pub fn counts(&self) -> (usize, usize, usize) {
-        let count = |wanted: fn(&Outcome) -> bool| {
+        let count = |wanted: fn(&CaseOutcome) -> bool| {
             self.outcomes.iter().filter(|one| wanted(&one.1)).count()
         };
         (
-            count(|outcome| *outcome == Outcome::Passed),
-            count(|outcome| matches!(outcome, Outcome::Failed(_))),
-            count(|outcome| matches!(outcome, Outcome::Skipped(_))),
+            count(|outcome| *outcome == CaseOutcome::Passed),
+            count(|outcome| matches!(outcome, CaseOutcome::Failed(_))),
+            count(|outcome| matches!(outcome, CaseOutcome::Skipped(_))),
         )
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CaseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, outcome, _) in &self.outcomes {
             match outcome {
-                Outcome::Passed => {}
-                Outcome::Failed(how) => writeln!(f, "FAIL {name}: {how}")?,
-                Outcome::Skipped(why) => writeln!(f, "skip {name}: {why}")?,
+                CaseOutcome::Passed => {}
+                CaseOutcome::Failed(how) => writeln!(f, "FAIL {name}: {how}")?,
+                CaseOutcome::Skipped(why) => writeln!(f, "skip {name}: {why}")?,
             }
         }
         let (passed, failed, skipped) = self.counts();
@@ -141,7 +141,7 @@ impl fmt::Display for Report {
 
 /// Runs every case whose name contains `filter` in a new directory below `dir`, and prints each
 /// result at once, so that a hanging case is visible.
-pub fn run(dir: &Path, filter: &str) -> Report {
+pub fn run(dir: &Path, filter: &str) -> CaseReport {
     run_except(dir, filter, &|_| None)
 }
 
@@ -151,20 +151,20 @@ pub fn run_except(
     dir: &Path,
     filter: &str,
     excluded: &dyn Fn(&str) -> Option<&'static str>,
-) -> Report {
+) -> CaseReport {
     let umask = rustix::process::umask(Mode::empty());
-    let mut report = Report::default();
+    let mut report = CaseReport::default();
     for (number, case) in cases().enumerate().filter(|(_, case)| case.name.contains(filter)) {
         let start = Instant::now();
         let outcome = match excluded(case.name) {
-            Some(reason) => Outcome::Skipped(reason.into()),
+            Some(reason) => CaseOutcome::Skipped(reason.into()),
             None => run_case(&dir.join(format!("case{number}")), case),
         };
         let took = start.elapsed();
         match &outcome {
-            Outcome::Passed => println!("pass {} ({took:.1?})", case.name),
-            Outcome::Failed(how) => println!("FAIL {}: {how}", case.name),
-            Outcome::Skipped(why) => println!("skip {}: {why}", case.name),
+            CaseOutcome::Passed => println!("pass {} ({took:.1?})", case.name),
+            CaseOutcome::Failed(how) => println!("FAIL {}: {how}", case.name),
+            CaseOutcome::Skipped(why) => println!("skip {}: {why}", case.name),
         }
         report.outcomes.push((case.name, outcome, took));
     }
@@ -172,26 +172,26 @@ pub fn run_except(
     report
 }
 
-fn run_case(path: &Path, case: &Case) -> Outcome {
+fn run_case(path: &Path, case: &PosixCase) -> CaseOutcome {
     if case.needs_root && !rustix::process::geteuid().is_root() {
-        return Outcome::Skipped("only root can run it".into());
+        return CaseOutcome::Skipped("only root can run it".into());
     }
     let run = || {
-        let dir = Dir::new(path)?;
+        let dir = CaseDir::new(path)?;
         (case.run)(&dir)
     };
     let outcome = match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(Ok(())) => Outcome::Passed,
-        Ok(Err(error)) => match error.downcast_ref::<Skip>() {
-            Some(Skip(why)) => Outcome::Skipped(why.clone()),
-            None => Outcome::Failed(format!("{error:#}")),
+        Ok(Ok(())) => CaseOutcome::Passed,
+        Ok(Err(error)) => match error.downcast_ref::<SkipReason>() {
+            Some(SkipReason(why)) => CaseOutcome::Skipped(why.clone()),
+            None => CaseOutcome::Failed(format!("{error:#}")),
         },
-        Err(_) => Outcome::Failed("panicked".into()),
+        Err(_) => CaseOutcome::Failed("panicked".into()),
     };
     // Everything must be removable, too.
     match std::fs::remove_dir_all(path) {
-        Err(error) if outcome == Outcome::Passed => {
-            Outcome::Failed(format!("what it left cannot be removed: {error}"))
+        Err(error) if outcome == CaseOutcome::Passed => {
+            CaseOutcome::Failed(format!("what it left cannot be removed: {error}"))
         }
         _ => outcome,
     }

@@ -5,7 +5,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{Dir, fails, read_at, write_all};
+use super::dir::{CaseDir, fails, read_at, write_all};
 
 case_table! { "names";
     a_new_file_is_empty_and_can_be_opened_again,
@@ -36,7 +36,7 @@ case_table! { "names";
 
 const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE);
 
-fn a_new_file_is_empty_and_can_be_opened_again(dir: &Dir) -> Result<()> {
+fn a_new_file_is_empty_and_can_be_opened_again(dir: &CaseDir) -> Result<()> {
     drop(dir.open("a", NEW)?);
     ensure!(dir.stat("a")?.st_size == 0 && dir.nlink("a")? == 1);
     ensure!(FileType::from_raw_mode(dir.stat("a")?.st_mode) == FileType::RegularFile);
@@ -44,7 +44,7 @@ fn a_new_file_is_empty_and_can_be_opened_again(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn exclusive_creation_refuses_an_existing_file(dir: &Dir) -> Result<()> {
+fn exclusive_creation_refuses_an_existing_file(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.mkdir("d")?;
     dir.symlink("nowhere", "l")?;
@@ -54,7 +54,7 @@ fn exclusive_creation_refuses_an_existing_file(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn creation_opens_an_existing_file_and_keeps_its_data(dir: &Dir) -> Result<()> {
+fn creation_opens_an_existing_file_and_keeps_its_data(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"bytes")?;
     let ino = dir.stat("a")?.st_ino;
     drop(dir.open("a", NEW)?);
@@ -62,14 +62,14 @@ fn creation_opens_an_existing_file_and_keeps_its_data(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn truncation_at_open_empties_the_file(dir: &Dir) -> Result<()> {
+fn truncation_at_open_empties_the_file(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"bytes")?;
     drop(dir.open("a", OFlags::WRONLY | OFlags::TRUNC)?);
     ensure!(dir.stat("a")?.st_size == 0);
     Ok(())
 }
 
-fn a_missing_name_gives_enoent(dir: &Dir) -> Result<()> {
+fn a_missing_name_gives_enoent(dir: &CaseDir) -> Result<()> {
     fails(dir.open("a", OFlags::RDONLY), Errno::NOENT)?;
     fails(dir.stat("a"), Errno::NOENT)?;
     fails(dir.unlink("a"), Errno::NOENT)?;
@@ -78,7 +78,7 @@ fn a_missing_name_gives_enoent(dir: &Dir) -> Result<()> {
     fails(dir.open("", OFlags::RDONLY), Errno::NOENT)
 }
 
-fn a_file_in_the_middle_of_a_path_gives_enotdir(dir: &Dir) -> Result<()> {
+fn a_file_in_the_middle_of_a_path_gives_enotdir(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     fails(dir.stat("a/b"), Errno::NOTDIR)?;
     fails(dir.open("a/b", NEW), Errno::NOTDIR)?;
@@ -86,13 +86,13 @@ fn a_file_in_the_middle_of_a_path_gives_enotdir(dir: &Dir) -> Result<()> {
     fails(dir.rmdir("a"), Errno::NOTDIR)
 }
 
-fn a_slash_after_a_file_gives_enotdir(dir: &Dir) -> Result<()> {
+fn a_slash_after_a_file_gives_enotdir(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     fails(dir.stat("a/"), Errno::NOTDIR)?;
     fails(dir.unlink("a/"), Errno::NOTDIR)
 }
 
-fn a_name_of_255_bytes_works_and_of_256_does_not(dir: &Dir) -> Result<()> {
+fn a_name_of_255_bytes_works_and_of_256_does_not(dir: &CaseDir) -> Result<()> {
     let (fits, long) = ("n".repeat(255), "n".repeat(256));
     dir.file(&fits, b"x")?;
     ensure!(dir.read(&fits)? == b"x" && dir.names(".")?.contains(&fits));
@@ -103,13 +103,13 @@ fn a_name_of_255_bytes_works_and_of_256_does_not(dir: &Dir) -> Result<()> {
     fails(dir.symlink("x", &long), Errno::NAMETOOLONG)
 }
 
-fn a_path_of_4096_bytes_gives_enametoolong(dir: &Dir) -> Result<()> {
+fn a_path_of_4096_bytes_gives_enametoolong(dir: &CaseDir) -> Result<()> {
     fails(dir.stat(&"./".repeat(2048)), Errno::NAMETOOLONG)?;
     dir.stat(&"./".repeat(2047))?;
     Ok(())
 }
 
-fn any_bytes_but_slash_and_nul_make_a_name(dir: &Dir) -> Result<()> {
+fn any_bytes_but_slash_and_nul_make_a_name(dir: &CaseDir) -> Result<()> {
     for name in [" ", "...", ".a", "a\nb", "\u{1}", "\u{fc}\u{10348}", "-", "*?", "\\", "a:b"] {
         dir.file(name, name.as_bytes())?;
     }
@@ -117,14 +117,14 @@ fn any_bytes_but_slash_and_nul_make_a_name(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn names_differ_by_case(dir: &Dir) -> Result<()> {
+fn names_differ_by_case(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"lower")?;
     dir.file("A", b"upper")?;
     ensure!(dir.read("a")? == b"lower" && dir.read("A")? == b"upper");
     Ok(())
 }
 
-fn unlink_removes_a_file_and_refuses_a_directory(dir: &Dir) -> Result<()> {
+fn unlink_removes_a_file_and_refuses_a_directory(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.unlink("a")?;
     ensure!(!dir.exists("a"));
@@ -134,7 +134,7 @@ fn unlink_removes_a_file_and_refuses_a_directory(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn rmdir_removes_an_empty_directory_only(dir: &Dir) -> Result<()> {
+fn rmdir_removes_an_empty_directory_only(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.file("d/a", b"")?;
     fails(dir.rmdir("d"), Errno::NOTEMPTY)?;
@@ -144,13 +144,13 @@ fn rmdir_removes_an_empty_directory_only(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn rmdir_of_dot_and_dot_dot_is_refused(dir: &Dir) -> Result<()> {
+fn rmdir_of_dot_and_dot_dot_is_refused(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     fails(dir.rmdir("d/."), Errno::INVAL)?;
     fails(dir.rmdir("d/.."), Errno::NOTEMPTY)
 }
 
-fn mkdir_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
+fn mkdir_refuses_a_name_that_is_taken(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.mkdir("d")?;
     dir.symlink("nowhere", "l")?;
@@ -160,13 +160,13 @@ fn mkdir_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn mkdir_accepts_a_slash_at_the_end(dir: &Dir) -> Result<()> {
+fn mkdir_accepts_a_slash_at_the_end(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d/")?;
     dir.rmdir("d/")?;
     Ok(())
 }
 
-fn an_unlinked_file_can_be_used_while_it_is_open(dir: &Dir) -> Result<()> {
+fn an_unlinked_file_can_be_used_while_it_is_open(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"before")?;
     dir.unlink("a")?;
     write_all(&fd, 6, b" after")?;
@@ -179,7 +179,7 @@ fn an_unlinked_file_can_be_used_while_it_is_open(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_name_can_be_used_again_while_the_old_file_is_open(dir: &Dir) -> Result<()> {
+fn a_name_can_be_used_again_while_the_old_file_is_open(dir: &CaseDir) -> Result<()> {
     let old = dir.file("a", b"old")?;
     dir.unlink("a")?;
     dir.file("a", b"new")?;
@@ -187,7 +187,7 @@ fn a_name_can_be_used_again_while_the_old_file_is_open(dir: &Dir) -> Result<()> 
     Ok(())
 }
 
-fn a_removed_directory_that_is_open_is_empty_and_takes_no_names(dir: &Dir) -> Result<()> {
+fn a_removed_directory_that_is_open_is_empty_and_takes_no_names(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     let fd = dir.open("d", OFlags::RDONLY | OFlags::DIRECTORY)?;
     dir.rmdir("d")?;
@@ -203,19 +203,19 @@ fn a_removed_directory_that_is_open_is_empty_and_takes_no_names(dir: &Dir) -> Re
     }
 }
 
-fn open_with_directory_refuses_a_file(dir: &Dir) -> Result<()> {
+fn open_with_directory_refuses_a_file(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     fails(dir.open("a", OFlags::RDONLY | OFlags::DIRECTORY), Errno::NOTDIR)
 }
 
-fn open_for_writing_refuses_a_directory(dir: &Dir) -> Result<()> {
+fn open_for_writing_refuses_a_directory(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     fails(dir.open("d", OFlags::WRONLY), Errno::ISDIR)?;
     fails(dir.open("d", OFlags::RDWR), Errno::ISDIR)?;
     fails(dir.open("d", OFlags::RDONLY | OFlags::CREATE), Errno::ISDIR)
 }
 
-fn a_tree_of_depth_can_be_made_and_walked(dir: &Dir) -> Result<()> {
+fn a_tree_of_depth_can_be_made_and_walked(dir: &CaseDir) -> Result<()> {
     let mut path = String::from("d");
     for _ in 0..100 {
         dir.mkdir(&path)?;
@@ -226,7 +226,7 @@ fn a_tree_of_depth_can_be_made_and_walked(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn dot_dot_leads_back(dir: &Dir) -> Result<()> {
+fn dot_dot_leads_back(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("d/e")?;
     ensure!(dir.stat("d/e/..")?.st_ino == dir.stat("d")?.st_ino);
@@ -235,7 +235,7 @@ fn dot_dot_leads_back(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn many_files_come_and_go(dir: &Dir) -> Result<()> {
+fn many_files_come_and_go(dir: &CaseDir) -> Result<()> {
     for round in 0..3 {
         for i in 0..300 {
             drop(dir.open(&format!("f{round}-{i}"), NEW | OFlags::EXCL)?);

@@ -5,7 +5,7 @@ use rustix::fs::{Access, AtFlags, OFlags, accessat, ftruncate};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{Dir, Skip, as_user, fails, mode, write_all};
+use super::dir::{CaseDir, SkipReason, as_user, fails, mode, write_all};
 
 case_table! { "permissions";
     the_umask_takes_bits_away,
@@ -36,7 +36,7 @@ const USER: u32 = 5000;
 const OTHER: u32 = 5001;
 const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE).union(OFlags::EXCL);
 
-fn the_umask_takes_bits_away(dir: &Dir) -> Result<()> {
+fn the_umask_takes_bits_away(dir: &CaseDir) -> Result<()> {
     let umask = rustix::process::umask(mode(0o027));
     let file = dir.open_mode("a", NEW, 0o666).map(drop);
     let made = rustix::fs::mkdirat(dir.fd(), "d", mode(0o777));
@@ -47,7 +47,7 @@ fn the_umask_takes_bits_away(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_new_file_belongs_to_its_creator(dir: &Dir) -> Result<()> {
+fn a_new_file_belongs_to_its_creator(dir: &CaseDir) -> Result<()> {
     as_user(USER, 6000, &[], || {
         dir.open("a", NEW)?;
         dir.mkdir("d")?;
@@ -60,7 +60,7 @@ fn a_new_file_belongs_to_its_creator(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn owner_group_and_others_have_their_own_bits(dir: &Dir) -> Result<()> {
+fn owner_group_and_others_have_their_own_bits(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(6000))?;
     // The first matching class decides, even if a later one grants more.
@@ -73,7 +73,7 @@ fn owner_group_and_others_have_their_own_bits(dir: &Dir) -> Result<()> {
     as_user(OTHER, 6001, &[], || dir.opens("a", OFlags::RDWR))
 }
 
-fn supplementary_groups_count(dir: &Dir) -> Result<()> {
+fn supplementary_groups_count(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(0), Some(6000))?;
     dir.chmod("a", 0o640)?;
@@ -81,7 +81,7 @@ fn supplementary_groups_count(dir: &Dir) -> Result<()> {
     as_user(USER, USER, &[7000], || fails(dir.open("a", OFlags::RDONLY), Errno::ACCESS))
 }
 
-fn a_directory_needs_search_to_be_crossed_and_read_to_be_listed(dir: &Dir) -> Result<()> {
+fn a_directory_needs_search_to_be_crossed_and_read_to_be_listed(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.file("d/a", b"x")?;
     dir.chmod("d", 0o744)?;
@@ -97,7 +97,7 @@ fn a_directory_needs_search_to_be_crossed_and_read_to_be_listed(dir: &Dir) -> Re
     })
 }
 
-fn creating_and_removing_names_needs_write_permission(dir: &Dir) -> Result<()> {
+fn creating_and_removing_names_needs_write_permission(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.file("d/a", b"")?;
     dir.mkdir("d/s")?;
@@ -112,7 +112,7 @@ fn creating_and_removing_names_needs_write_permission(dir: &Dir) -> Result<()> {
     })
 }
 
-fn only_the_owner_changes_the_mode(dir: &Dir) -> Result<()> {
+fn only_the_owner_changes_the_mode(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     as_user(USER, USER, &[], || Ok(dir.chmod("a", 0o600)?))?;
@@ -121,7 +121,7 @@ fn only_the_owner_changes_the_mode(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn only_root_may_change_the_owner(dir: &Dir) -> Result<()> {
+fn only_root_may_change_the_owner(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     as_user(USER, USER, &[], || {
@@ -130,7 +130,7 @@ fn only_root_may_change_the_owner(dir: &Dir) -> Result<()> {
     })
 }
 
-fn an_owner_may_change_the_group_to_one_of_their_groups(dir: &Dir) -> Result<()> {
+fn an_owner_may_change_the_group_to_one_of_their_groups(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     as_user(USER, USER, &[6000], || Ok(dir.chown("a", None, Some(6000))?))?;
@@ -138,7 +138,7 @@ fn an_owner_may_change_the_group_to_one_of_their_groups(dir: &Dir) -> Result<()>
     Ok(())
 }
 
-fn set_times_needs_owner_or_write(dir: &Dir) -> Result<()> {
+fn set_times_needs_owner_or_write(dir: &CaseDir) -> Result<()> {
     use rustix::fs::{Timespec, UTIME_NOW};
     dir.file("a", b"")?;
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ };
@@ -152,7 +152,7 @@ fn set_times_needs_owner_or_write(dir: &Dir) -> Result<()> {
     as_user(USER, USER, &[], || fails(dir.utimens("a", now, now), Errno::ACCESS))
 }
 
-fn a_sticky_directory_protects_names_of_others(dir: &Dir) -> Result<()> {
+fn a_sticky_directory_protects_names_of_others(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.chmod("d", 0o1777)?;
     as_user(USER, USER, &[], || {
@@ -170,7 +170,7 @@ fn a_sticky_directory_protects_names_of_others(dir: &Dir) -> Result<()> {
     as_user(USER, USER, &[], || Ok(dir.unlink("d/a")?))
 }
 
-fn set_group_id_is_inherited(dir: &Dir) -> Result<()> {
+fn set_group_id_is_inherited(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.chown("d", None, Some(6000))?;
     dir.chmod("d", 0o2777)?;
@@ -186,13 +186,13 @@ fn set_group_id_is_inherited(dir: &Dir) -> Result<()> {
 }
 
 /// A set-user-id file with write permission for all users.
-fn set_user_id_file(dir: &Dir, bits: u32) -> Result<()> {
+fn set_user_id_file(dir: &CaseDir, bits: u32) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.chown("a", Some(USER), Some(USER))?;
     Ok(dir.chmod("a", bits)?)
 }
 
-fn writing_by_another_clears_set_user_id(dir: &Dir) -> Result<()> {
+fn writing_by_another_clears_set_user_id(dir: &CaseDir) -> Result<()> {
     set_user_id_file(dir, 0o6777)?;
     as_user(OTHER, OTHER, &[], || write_all(&dir.open("a", OFlags::RDWR)?, 0, b"x"))?;
     ensure!(dir.perm("a")? == 0o777, "{:o}", dir.perm("a")?);
@@ -204,7 +204,7 @@ fn writing_by_another_clears_set_user_id(dir: &Dir) -> Result<()> {
 
 /// A passthrough let the kernel write such a file directly, without the privilege that keeps the
 /// bit.
-fn a_set_user_id_file_of_root_keeps_the_bit_when_root_writes(dir: &Dir) -> Result<()> {
+fn a_set_user_id_file_of_root_keeps_the_bit_when_root_writes(dir: &CaseDir) -> Result<()> {
     let umask = rustix::process::umask(mode(0));
     let file = dir.open_mode("a", NEW, 0o6755);
     rustix::process::umask(umask);
@@ -215,7 +215,7 @@ fn a_set_user_id_file_of_root_keeps_the_bit_when_root_writes(dir: &Dir) -> Resul
 
 /// Without group execution the bit has no meaning for programs (`setattr_should_drop_sgid()` of
 /// Linux).
-fn a_member_who_writes_keeps_set_group_id_without_execution(dir: &Dir) -> Result<()> {
+fn a_member_who_writes_keeps_set_group_id_without_execution(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     dir.chmod("a", 0o2666)?;
@@ -226,7 +226,7 @@ fn a_member_who_writes_keeps_set_group_id_without_execution(dir: &Dir) -> Result
     Ok(())
 }
 
-fn truncating_by_another_clears_set_user_id(dir: &Dir) -> Result<()> {
+fn truncating_by_another_clears_set_user_id(dir: &CaseDir) -> Result<()> {
     set_user_id_file(dir, 0o6777)?;
     as_user(OTHER, OTHER, &[], || Ok(ftruncate(dir.open("a", OFlags::RDWR)?, 1)?))?;
     ensure!(dir.perm("a")? == 0o777, "{:o} after ftruncate", dir.perm("a")?);
@@ -236,7 +236,7 @@ fn truncating_by_another_clears_set_user_id(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn chown_clears_set_user_id(dir: &Dir) -> Result<()> {
+fn chown_clears_set_user_id(dir: &CaseDir) -> Result<()> {
     set_user_id_file(dir, 0o6775)?;
     dir.chown("a", Some(OTHER), None)?;
     ensure!(dir.perm("a")? == 0o775, "{:o}", dir.perm("a")?);
@@ -251,7 +251,7 @@ fn chown_clears_set_user_id(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn chmod_by_one_outside_the_group_clears_set_group_id(dir: &Dir) -> Result<()> {
+fn chmod_by_one_outside_the_group_clears_set_group_id(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(6000))?;
     as_user(USER, USER, &[], || Ok(dir.chmod("a", 0o2755)?))?;
@@ -261,7 +261,7 @@ fn chmod_by_one_outside_the_group_clears_set_group_id(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn access_checks_the_real_user(dir: &Dir) -> Result<()> {
+fn access_checks_the_real_user(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chmod("a", 0o754)?;
     let may = |access| accessat(dir.fd(), "a", access, AtFlags::empty());
@@ -273,7 +273,7 @@ fn access_checks_the_real_user(dir: &Dir) -> Result<()> {
     })
 }
 
-fn root_may_do_everything_except_execute_files_without_execute_bits(dir: &Dir) -> Result<()> {
+fn root_may_do_everything_except_execute_files_without_execute_bits(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     dir.chmod("a", 0)?;
@@ -285,7 +285,7 @@ fn root_may_do_everything_except_execute_files_without_execute_bits(dir: &Dir) -
     Ok(may(Access::EXEC_OK)?)
 }
 
-fn an_open_file_outlives_its_permissions(dir: &Dir) -> Result<()> {
+fn an_open_file_outlives_its_permissions(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.chown("a", Some(USER), Some(USER))?;
     as_user(USER, USER, &[], || {
@@ -297,12 +297,12 @@ fn an_open_file_outlives_its_permissions(dir: &Dir) -> Result<()> {
     })
 }
 
-fn trusted_attributes_are_for_root_only(dir: &Dir) -> Result<()> {
+fn trusted_attributes_are_for_root_only(dir: &CaseDir) -> Result<()> {
     use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
     let fd = dir.file("a", b"")?;
     dir.chmod("a", 0o666)?;
     match fsetxattr(&fd, "trusted.x", b"1", XattrFlags::empty()) {
-        Err(Errno::OPNOTSUPP) => return Err(Skip("no trusted attributes here".into()).into()),
+        Err(Errno::OPNOTSUPP) => return Err(SkipReason("no trusted attributes here".into()).into()),
         other => other?,
     }
     as_user(USER, USER, &[], || {

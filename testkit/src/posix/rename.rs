@@ -5,7 +5,7 @@ use rustix::fs::{FileType, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{Dir, Skip, fails, read_at};
+use super::dir::{CaseDir, SkipReason, fails, read_at};
 
 case_table! { "rename";
     a_file_moves_and_stays_what_it_is,
@@ -31,7 +31,7 @@ case_table! { "rename";
     times_of_both_parents_move,
 }
 
-fn a_file_moves_and_stays_what_it_is(dir: &Dir) -> Result<()> {
+fn a_file_moves_and_stays_what_it_is(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"bytes")?;
     let ino = dir.stat("a")?.st_ino;
     dir.rename("a", "b")?;
@@ -42,7 +42,7 @@ fn a_file_moves_and_stays_what_it_is(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn an_existing_file_is_replaced(dir: &Dir) -> Result<()> {
+fn an_existing_file_is_replaced(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"new")?;
     dir.file("b", b"old")?;
     dir.rename("a", "b")?;
@@ -50,7 +50,7 @@ fn an_existing_file_is_replaced(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_replaced_file_that_is_open_lives_on(dir: &Dir) -> Result<()> {
+fn a_replaced_file_that_is_open_lives_on(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"new")?;
     let old = dir.file("b", b"old")?;
     dir.rename("a", "b")?;
@@ -58,7 +58,7 @@ fn a_replaced_file_that_is_open_lives_on(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_directory_moves_with_all_below_it(dir: &Dir) -> Result<()> {
+fn a_directory_moves_with_all_below_it(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("d/e")?;
     dir.file("d/e/a", b"deep")?;
@@ -67,7 +67,7 @@ fn a_directory_moves_with_all_below_it(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn an_empty_directory_can_be_replaced_by_a_directory_only(dir: &Dir) -> Result<()> {
+fn an_empty_directory_can_be_replaced_by_a_directory_only(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("e")?;
     dir.file("a", b"")?;
@@ -78,14 +78,14 @@ fn an_empty_directory_can_be_replaced_by_a_directory_only(dir: &Dir) -> Result<(
     Ok(())
 }
 
-fn a_full_directory_cannot_be_replaced(dir: &Dir) -> Result<()> {
+fn a_full_directory_cannot_be_replaced(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("e")?;
     dir.file("e/a", b"")?;
     fails(dir.rename("d", "e"), Errno::NOTEMPTY)
 }
 
-fn a_directory_cannot_move_below_itself(dir: &Dir) -> Result<()> {
+fn a_directory_cannot_move_below_itself(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("d/e")?;
     dir.mkdir("d/e/f")?;
@@ -93,7 +93,7 @@ fn a_directory_cannot_move_below_itself(dir: &Dir) -> Result<()> {
     fails(dir.rename("d", "d/e/f/x"), Errno::INVAL)
 }
 
-fn an_ancestor_cannot_be_replaced(dir: &Dir) -> Result<()> {
+fn an_ancestor_cannot_be_replaced(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("d/e")?;
     dir.mkdir("d/e/f")?;
@@ -101,7 +101,7 @@ fn an_ancestor_cannot_be_replaced(dir: &Dir) -> Result<()> {
     fails(dir.rename("d/e/f", "d/e"), Errno::NOTEMPTY)
 }
 
-fn renaming_onto_itself_has_no_effect(dir: &Dir) -> Result<()> {
+fn renaming_onto_itself_has_no_effect(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.mkdir("d")?;
     dir.rename("a", "a")?;
@@ -110,7 +110,7 @@ fn renaming_onto_itself_has_no_effect(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn renaming_onto_another_name_of_the_same_file_has_no_effect(dir: &Dir) -> Result<()> {
+fn renaming_onto_another_name_of_the_same_file_has_no_effect(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.mkdir("d")?;
     dir.link("a", "b")?;
@@ -121,7 +121,7 @@ fn renaming_onto_another_name_of_the_same_file_has_no_effect(dir: &Dir) -> Resul
     Ok(())
 }
 
-fn a_missing_name_cannot_be_renamed(dir: &Dir) -> Result<()> {
+fn a_missing_name_cannot_be_renamed(dir: &CaseDir) -> Result<()> {
     dir.file("b", b"")?;
     fails(dir.rename("a", "b"), Errno::NOENT)?;
     fails(dir.rename("b", "d/b"), Errno::NOENT)?;
@@ -129,14 +129,14 @@ fn a_missing_name_cannot_be_renamed(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn dot_and_dot_dot_cannot_move(dir: &Dir) -> Result<()> {
+fn dot_and_dot_dot_cannot_move(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     fails(dir.rename("d/.", "e"), Errno::BUSY)?;
     fails(dir.rename("d/..", "e"), Errno::BUSY)?;
     fails(dir.rename("d", "d/.."), Errno::BUSY)
 }
 
-fn the_link_counts_of_both_parents_follow(dir: &Dir) -> Result<()> {
+fn the_link_counts_of_both_parents_follow(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("e")?;
     dir.mkdir("d/s")?;
@@ -146,7 +146,7 @@ fn the_link_counts_of_both_parents_follow(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn dot_dot_of_a_moved_directory_follows(dir: &Dir) -> Result<()> {
+fn dot_dot_of_a_moved_directory_follows(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("e")?;
     dir.mkdir("d/s")?;
@@ -159,14 +159,14 @@ fn dot_dot_of_a_moved_directory_follows(dir: &Dir) -> Result<()> {
 }
 
 /// A file system refuses unknown flags with `EINVAL`; the case is skipped then.
-fn with_flags(dir: &Dir, old: &str, new: &str, flags: RenameFlags) -> Result<()> {
+fn with_flags(dir: &CaseDir, old: &str, new: &str, flags: RenameFlags) -> Result<()> {
     match dir.rename_with(old, new, flags) {
-        Err(Errno::INVAL | Errno::NOSYS) => Err(Skip(format!("no {flags:?} here")).into()),
+        Err(Errno::INVAL | Errno::NOSYS) => Err(SkipReason(format!("no {flags:?} here")).into()),
         other => Ok(other?),
     }
 }
 
-fn noreplace_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
+fn noreplace_refuses_a_name_that_is_taken(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"a")?;
     dir.file("b", b"b")?;
     with_flags(dir, "a", "c", RenameFlags::NOREPLACE)?;
@@ -176,7 +176,7 @@ fn noreplace_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn exchange_swaps_files_of_any_type(dir: &Dir) -> Result<()> {
+fn exchange_swaps_files_of_any_type(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"a")?;
     dir.mkdir("d")?;
     dir.mkdir("d/s")?;
@@ -187,14 +187,14 @@ fn exchange_swaps_files_of_any_type(dir: &Dir) -> Result<()> {
     fails(dir.rename_with("d", "d/s", RenameFlags::EXCHANGE), Errno::INVAL)
 }
 
-fn flags_that_contradict_are_refused(dir: &Dir) -> Result<()> {
+fn flags_that_contradict_are_refused(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     dir.file("b", b"")?;
     let both = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
     fails(dir.rename_with("a", "b", both), Errno::INVAL)
 }
 
-fn a_whiteout_is_left(dir: &Dir) -> Result<()> {
+fn a_whiteout_is_left(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     with_flags(dir, "a", "b", RenameFlags::WHITEOUT)?;
     let stat = dir.stat("a")?;
@@ -203,7 +203,7 @@ fn a_whiteout_is_left(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_symbolic_link_itself_moves(dir: &Dir) -> Result<()> {
+fn a_symbolic_link_itself_moves(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"target")?;
     dir.symlink("a", "l")?;
     dir.rename("l", "m")?;
@@ -214,7 +214,7 @@ fn a_symbolic_link_itself_moves(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn an_open_file_can_move(dir: &Dir) -> Result<()> {
+fn an_open_file_can_move(dir: &CaseDir) -> Result<()> {
     let fd = dir.file("a", b"one")?;
     dir.mkdir("d")?;
     dir.rename("a", "d/b")?;
@@ -223,7 +223,7 @@ fn an_open_file_can_move(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn times_of_both_parents_move(dir: &Dir) -> Result<()> {
+fn times_of_both_parents_move(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     dir.mkdir("e")?;
     dir.file("d/a", b"")?;

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, CWD, FileType, OFlags, fstat, linkat, makedev};
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{Dir, Skip, fails, read_at, write_all};
+use super::dir::{CaseDir, SkipReason, fails, read_at, write_all};
 
 case_table! { "special";
     mknod_creates_fifos_sockets_and_files,
@@ -23,7 +23,7 @@ case_table! { "special";
     o_path_leads_to_a_file_without_opening_it,
 }
 
-fn mknod_creates_fifos_sockets_and_files(dir: &Dir) -> Result<()> {
+fn mknod_creates_fifos_sockets_and_files(dir: &CaseDir) -> Result<()> {
     for (name, kind) in
         [("p", FileType::Fifo), ("s", FileType::Socket), ("f", FileType::RegularFile)]
     {
@@ -36,7 +36,7 @@ fn mknod_creates_fifos_sockets_and_files(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn mknod_creates_devices_with_their_numbers(dir: &Dir) -> Result<()> {
+fn mknod_creates_devices_with_their_numbers(dir: &CaseDir) -> Result<()> {
     for (name, kind, dev) in [
         ("c", FileType::CharacterDevice, makedev(1, 3)),
         ("b", FileType::BlockDevice, makedev(300, 70000)),
@@ -48,10 +48,10 @@ fn mknod_creates_devices_with_their_numbers(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_device_can_be_opened(dir: &Dir) -> Result<()> {
+fn a_device_can_be_opened(dir: &CaseDir) -> Result<()> {
     dir.mknod("null", FileType::CharacterDevice, makedev(1, 3))?;
     match dir.open("null", OFlags::RDWR) {
-        Err(Errno::ACCESS) => Err(Skip("mounted without devices".into()).into()),
+        Err(Errno::ACCESS) => Err(SkipReason("mounted without devices".into()).into()),
         opened => {
             ensure!(rustix::io::write(opened?, b"gone")? == 4);
             Ok(())
@@ -59,7 +59,7 @@ fn a_device_can_be_opened(dir: &Dir) -> Result<()> {
     }
 }
 
-fn a_fifo_passes_bytes(dir: &Dir) -> Result<()> {
+fn a_fifo_passes_bytes(dir: &CaseDir) -> Result<()> {
     dir.mknod("p", FileType::Fifo, 0)?;
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Result<()> {
@@ -76,12 +76,12 @@ fn a_fifo_passes_bytes(dir: &Dir) -> Result<()> {
     })
 }
 
-fn a_socket_can_be_bound_and_connected(dir: &Dir) -> Result<()> {
+fn a_socket_can_be_bound_and_connected(dir: &CaseDir) -> Result<()> {
     let path = dir.path("s");
     let listener = match UnixListener::bind(&path) {
         // The path of a socket is limited to 108 bytes.
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
-            return Err(Skip("the path is too long for a socket".into()).into());
+            return Err(SkipReason("the path is too long for a socket".into()).into());
         }
         other => other.context("bind")?,
     };
@@ -95,22 +95,22 @@ fn a_socket_can_be_bound_and_connected(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn mknod_refuses_a_name_that_is_taken(dir: &Dir) -> Result<()> {
+fn mknod_refuses_a_name_that_is_taken(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     fails(dir.mknod("a", FileType::Fifo, 0), Errno::EXIST)?;
     fails(dir.mknod("a/b", FileType::Fifo, 0), Errno::NOTDIR)
 }
 
-fn nameless(dir: &Dir, flags: OFlags) -> Result<std::os::fd::OwnedFd> {
+fn nameless(dir: &CaseDir, flags: OFlags) -> Result<std::os::fd::OwnedFd> {
     match dir.open_mode(".", OFlags::RDWR | OFlags::TMPFILE | flags, 0o600) {
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-            Err(Skip("no O_TMPFILE here".into()).into())
+            Err(SkipReason("no O_TMPFILE here".into()).into())
         }
         other => Ok(other?),
     }
 }
 
-fn a_nameless_file_can_be_used_and_linked(dir: &Dir) -> Result<()> {
+fn a_nameless_file_can_be_used_and_linked(dir: &CaseDir) -> Result<()> {
     let fd = nameless(dir, OFlags::empty())?;
     write_all(&fd, 0, b"bytes")?;
     ensure!(fstat(&fd)?.st_nlink == 0 && dir.names(".")?.is_empty());
@@ -120,7 +120,7 @@ fn a_nameless_file_can_be_used_and_linked(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn an_exclusive_nameless_file_cannot_be_linked(dir: &Dir) -> Result<()> {
+fn an_exclusive_nameless_file_cannot_be_linked(dir: &CaseDir) -> Result<()> {
     let fd = nameless(dir, OFlags::EXCL)?;
     write_all(&fd, 0, b"bytes")?;
     ensure!(read_at(&fd, 0, 9)? == b"bytes");
@@ -128,7 +128,7 @@ fn an_exclusive_nameless_file_cannot_be_linked(dir: &Dir) -> Result<()> {
     fails(linkat(CWD, path.as_str(), dir.fd(), "a", AtFlags::SYMLINK_FOLLOW), Errno::NOENT)
 }
 
-fn o_path_leads_to_a_file_without_opening_it(dir: &Dir) -> Result<()> {
+fn o_path_leads_to_a_file_without_opening_it(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"bytes")?;
     dir.symlink("a", "l")?;
     let fd = dir.open("a", OFlags::PATH)?;

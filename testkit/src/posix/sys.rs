@@ -15,17 +15,17 @@ pub(crate) enum LockCommand {
 
 /// Type of a lock: `F_RDLCK`, `F_WRLCK`, `F_UNLCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LockKind {
+pub(crate) enum FcntlLockType {
     Read,
     Write,
     Unlock,
 }
 
-fn flock(kind: LockKind, start: i64, len: i64) -> libc::flock {
+fn flock(kind: FcntlLockType, start: i64, len: i64) -> libc::flock {
     let kind = match kind {
-        LockKind::Read => libc::F_RDLCK,
-        LockKind::Write => libc::F_WRLCK,
-        LockKind::Unlock => libc::F_UNLCK,
+        FcntlLockType::Read => libc::F_RDLCK,
+        FcntlLockType::Write => libc::F_WRLCK,
+        FcntlLockType::Unlock => libc::F_UNLCK,
     };
     libc::flock {
         l_type: kind as libc::c_short,
@@ -40,7 +40,7 @@ fn flock(kind: LockKind, start: i64, len: i64) -> libc::flock {
 pub(crate) fn lock(
     fd: impl AsFd,
     command: LockCommand,
-    kind: LockKind,
+    kind: FcntlLockType,
     start: i64,
     len: i64,
 ) -> io::Result<()> {
@@ -58,7 +58,7 @@ pub(crate) fn lock(
 /// The lock that conflicts (`F_GETLK`): start, length and process; `None` if there is none.
 pub(super) fn test_lock(
     fd: impl AsFd,
-    kind: LockKind,
+    kind: FcntlLockType,
     start: i64,
     len: i64,
 ) -> io::Result<Option<(i64, i64, i32)>> {
@@ -73,12 +73,12 @@ pub(super) fn test_lock(
 }
 
 /// A child process that runs a function and exits with its result.
-pub(crate) struct Child(libc::pid_t);
+pub(crate) struct ForkedChild(libc::pid_t);
 
-impl Child {
+impl ForkedChild {
     /// Starts the process. Other threads do not exist in the child, so `run` should make little
     /// more than system calls. A panic exits with 255.
-    pub fn start(run: impl FnOnce() -> u8) -> io::Result<Child> {
+    pub fn start(run: impl FnOnce() -> u8) -> io::Result<ForkedChild> {
         // SAFETY: the child runs `run` and leaves by `_exit`, so no destructor and no exit handler
         // of the parent runs twice; glibc keeps its allocator usable across fork.
         match unsafe { libc::fork() } {
@@ -88,7 +88,7 @@ impl Child {
                 // SAFETY: ends this process; nothing is accessed after it.
                 unsafe { libc::_exit(status.into()) }
             }
-            pid if pid > 0 => Ok(Child(pid)),
+            pid if pid > 0 => Ok(ForkedChild(pid)),
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -132,14 +132,14 @@ pub(super) fn interrupt_after(milliseconds: i64) {
 }
 
 /// A mapping of a file, mmap(2). Accesses copy, so there is no reference into shared memory.
-pub(crate) struct Map {
+pub(crate) struct TestMapping {
     start: *mut u8,
     len: usize,
 }
 
-impl Map {
+impl TestMapping {
     /// Maps the first `len` bytes of `fd` writable, shared or private.
-    pub fn new(fd: impl AsFd, len: usize, shared: bool) -> io::Result<Map> {
+    pub fn new(fd: impl AsFd, len: usize, shared: bool) -> io::Result<TestMapping> {
         let flags = if shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let fd = fd.as_fd().as_raw_fd();
@@ -148,7 +148,7 @@ impl Map {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        Ok(Map { start: start.cast(), len })
+        Ok(TestMapping { start: start.cast(), len })
     }
 
     /// Number of bytes mapped.
@@ -182,7 +182,7 @@ impl Map {
     }
 }
 
-impl Drop for Map {
+impl Drop for TestMapping {
     fn drop(&mut self) {
         // SAFETY: the range is this mapping, and no reference into it exists.
         unsafe { libc::munmap(self.start.cast(), self.len) };

@@ -8,7 +8,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::case_table;
-use super::dir::{Dir, as_user, fails, mode, supported};
+use super::dir::{CaseDir, as_user, fails, mode, supported};
 
 case_table! { "xattrs";
     a_value_is_kept_listed_and_removed,
@@ -30,18 +30,18 @@ case_table! { "xattrs";
 
 const NONE: XattrFlags = XattrFlags::empty();
 
-fn set(dir: &Dir, name: &str, key: &str, value: &[u8]) -> Result<()> {
+fn set(dir: &CaseDir, name: &str, key: &str, value: &[u8]) -> Result<()> {
     supported(setxattr(dir.path(name), key, value, NONE), "extended attributes")
 }
 
-fn get(dir: &Dir, name: &str, key: &str) -> rustix::io::Result<Vec<u8>> {
+fn get(dir: &CaseDir, name: &str, key: &str) -> rustix::io::Result<Vec<u8>> {
     let mut value = vec![0; 70_000];
     let len = getxattr(dir.path(name), key, &mut value[..])?;
     value.truncate(len);
     Ok(value)
 }
 
-fn names(dir: &Dir, name: &str) -> Result<Vec<String>> {
+fn names(dir: &CaseDir, name: &str) -> Result<Vec<String>> {
     let mut list = vec![0; 70_000];
     let len = listxattr(dir.path(name), &mut list[..])?;
     let mut names: Vec<_> = list[..len]
@@ -53,7 +53,7 @@ fn names(dir: &Dir, name: &str) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn a_value_is_kept_listed_and_removed(dir: &Dir) -> Result<()> {
+fn a_value_is_kept_listed_and_removed(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.one", b"1")?;
     set(dir, "a", "user.two", b"22")?;
@@ -66,7 +66,7 @@ fn a_value_is_kept_listed_and_removed(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn create_and_replace_are_respected(dir: &Dir) -> Result<()> {
+fn create_and_replace_are_respected(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let path = dir.path("a");
     let replaced = setxattr(&path, "user.x", b"1", XattrFlags::REPLACE);
@@ -81,7 +81,7 @@ fn create_and_replace_are_respected(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_small_buffer_gives_erange_and_none_the_size(dir: &Dir) -> Result<()> {
+fn a_small_buffer_gives_erange_and_none_the_size(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.x", b"12345")?;
     fails(getxattr(dir.path("a"), "user.x", &mut [0; 4][..]), Errno::RANGE)?;
@@ -91,7 +91,7 @@ fn a_small_buffer_gives_erange_and_none_the_size(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_value_may_be_empty_or_hold_any_bytes(dir: &Dir) -> Result<()> {
+fn a_value_may_be_empty_or_hold_any_bytes(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.empty", b"")?;
     set(dir, "a", "user.bytes", b"\0\xff\n")?;
@@ -100,14 +100,14 @@ fn a_value_may_be_empty_or_hold_any_bytes(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn directories_have_attributes_too(dir: &Dir) -> Result<()> {
+fn directories_have_attributes_too(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     set(dir, "d", "user.x", b"1")?;
     ensure!(get(dir, "d", "user.x")? == b"1");
     Ok(())
 }
 
-fn names_without_a_namespace_are_refused(dir: &Dir) -> Result<()> {
+fn names_without_a_namespace_are_refused(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.x", b"")?;
     fails(setxattr(dir.path("a"), "x", b"", NONE), Errno::OPNOTSUPP)?;
@@ -116,7 +116,7 @@ fn names_without_a_namespace_are_refused(dir: &Dir) -> Result<()> {
     fails(setxattr(dir.path("a"), long.as_str(), b"", NONE), Errno::RANGE)
 }
 
-fn symbolic_links_have_no_user_attributes(dir: &Dir) -> Result<()> {
+fn symbolic_links_have_no_user_attributes(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.x", b"")?;
     dir.symlink("a", "l")?;
@@ -124,7 +124,7 @@ fn symbolic_links_have_no_user_attributes(dir: &Dir) -> Result<()> {
     fails(lgetxattr(dir.path("l"), "user.x", &mut [0; 4][..]), Errno::NODATA)
 }
 
-fn attributes_follow_a_rename_and_not_a_copy(dir: &Dir) -> Result<()> {
+fn attributes_follow_a_rename_and_not_a_copy(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     set(dir, "a", "user.x", b"1")?;
     dir.rename("a", "b")?;
@@ -133,7 +133,7 @@ fn attributes_follow_a_rename_and_not_a_copy(dir: &Dir) -> Result<()> {
     fails(get(dir, "a", "user.x"), Errno::NODATA)
 }
 
-fn setting_moves_the_change_time(dir: &Dir) -> Result<()> {
+fn setting_moves_the_change_time(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let before = dir.stat("a")?;
     super::attributes::tick();
@@ -146,7 +146,7 @@ fn setting_moves_the_change_time(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn many_attributes_are_all_listed(dir: &Dir) -> Result<()> {
+fn many_attributes_are_all_listed(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     for i in 0..30 {
         set(dir, "a", &format!("user.attribute{i}"), &[i; 20])?;
@@ -171,11 +171,11 @@ fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     bytes
 }
 
-fn set_acl(dir: &Dir, name: &str, key: &str, list: &[u8]) -> Result<()> {
+fn set_acl(dir: &CaseDir, name: &str, key: &str, list: &[u8]) -> Result<()> {
     supported(setxattr(dir.path(name), key, list, NONE), "access control lists")
 }
 
-fn an_access_list_changes_the_mode(dir: &Dir) -> Result<()> {
+fn an_access_list_changes_the_mode(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let list =
         acl(&[(1, 7, NOBODY), (2, 6, 5000), (4, 5, NOBODY), (16, 4, NOBODY), (32, 1, NOBODY)]);
@@ -187,7 +187,7 @@ fn an_access_list_changes_the_mode(dir: &Dir) -> Result<()> {
     fails(get(dir, "a", ACCESS), Errno::NODATA)
 }
 
-fn chmod_changes_the_mask(dir: &Dir) -> Result<()> {
+fn chmod_changes_the_mask(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let list = |owner, mask, other| {
         acl(&[
@@ -204,7 +204,7 @@ fn chmod_changes_the_mask(dir: &Dir) -> Result<()> {
     Ok(())
 }
 
-fn a_default_list_is_inherited_in_place_of_the_umask(dir: &Dir) -> Result<()> {
+fn a_default_list_is_inherited_in_place_of_the_umask(dir: &CaseDir) -> Result<()> {
     dir.mkdir("d")?;
     let default =
         acl(&[(1, 7, NOBODY), (2, 7, 5000), (4, 5, NOBODY), (16, 7, NOBODY), (32, 0, NOBODY)]);
@@ -222,7 +222,7 @@ fn a_default_list_is_inherited_in_place_of_the_umask(dir: &Dir) -> Result<()> {
     fails(get(dir, "d/a", DEFAULT), Errno::NODATA)
 }
 
-fn a_bad_list_is_refused(dir: &Dir) -> Result<()> {
+fn a_bad_list_is_refused(dir: &CaseDir) -> Result<()> {
     dir.file("a", b"")?;
     let good = acl(&[(1, 6, NOBODY), (4, 4, NOBODY), (32, 0, NOBODY)]);
     set_acl(dir, "a", ACCESS, &good)?;
@@ -233,7 +233,7 @@ fn a_bad_list_is_refused(dir: &Dir) -> Result<()> {
     fails(setxattr(dir.path("a"), DEFAULT, &good, NONE), Errno::ACCESS)
 }
 
-fn a_list_grants_and_denies(dir: &Dir) -> Result<()> {
+fn a_list_grants_and_denies(dir: &CaseDir) -> Result<()> {
     use rustix::fs::OFlags;
     dir.file("a", b"")?;
     dir.chmod("a", 0o644)?;

@@ -3,26 +3,26 @@
 
 mod volumes;
 
-use super::Suite;
+use super::ConformanceSuite;
 
 /// One case that cannot pass on some configurations.
 #[derive(Debug)]
-pub struct Exclusion {
+pub struct SuiteExclusion {
     /// The suite.
-    pub suite: Suite,
+    pub suite: ConformanceSuite,
     /// The configurations. An initial or final `*` matches anything.
     pub configs: &'static [&'static str],
     /// The case. An initial or final `*` matches anything.
     pub case: &'static str,
     /// The behaviour of the case.
-    pub effect: Effect,
+    pub effect: ExclusionEffect,
     /// The reason why it cannot pass.
     pub reason: &'static str,
 }
 
 /// The behaviour of an excluded case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum ExclusionEffect {
     /// It fails. Tests of volumes check that it still does ([`outdated`]).
     Fails,
     /// It fails now and then.
@@ -31,7 +31,7 @@ pub enum Effect {
     Hangs,
 }
 
-use Effect::{Fails, Hangs};
+use ExclusionEffect::{Fails, Hangs};
 
 const WRITEBACK: &[&str] =
     &["passthrough-writeback", "memory-writeback", "passthrough-opt", "memory-opt"];
@@ -49,14 +49,14 @@ const PLACEHOLDERS: &[&str] =
     &["run-passthrough-backing_off", "run-memory", "run-uhs", "run-shared-*", "run-gluster-*"];
 
 /// All exclusions.
-pub fn all() -> impl Iterator<Item = &'static Exclusion> {
+pub fn all() -> impl Iterator<Item = &'static SuiteExclusion> {
     ALL.iter().chain(volumes::ALL)
 }
 
 /// Those of everything but volumes, and of all runs.
-const ALL: &[Exclusion] = &[
-    Exclusion {
-        suite: Suite::Posix,
+const ALL: &[SuiteExclusion] = &[
+    SuiteExclusion {
+        suite: ConformanceSuite::Posix,
         configs: WRITEBACK,
         case: "attributes::blocks_report_the_space_in_use",
         effect: Fails,
@@ -64,24 +64,24 @@ const ALL: &[Exclusion] = &[
                  later, and has not allocated blocks for it at the time of stat(2); ext4 counts \
                  reserved blocks.",
     },
-    Exclusion {
-        suite: Suite::Posix,
+    SuiteExclusion {
+        suite: ConformanceSuite::Posix,
         configs: WRITEBACK,
         case: "data::fallocate_punches_holes",
         effect: Fails,
         reason: "The hole is punched, but the number of blocks before it was too small, for the \
                  reason of blocks_report_the_space_in_use, so that the comparison fails.",
     },
-    Exclusion {
-        suite: Suite::Posix,
+    SuiteExclusion {
+        suite: ConformanceSuite::Posix,
         configs: LOWER_LOCKS,
         case: "locks::getlk_names_range_and_holder",
         effect: Fails,
         reason: "Locks in the lower file system belong to open files, which have no process \
                  (fcntl(2): l_pid is -1), so the process id of the holder is unknown.",
     },
-    Exclusion {
-        suite: Suite::Posix,
+    SuiteExclusion {
+        suite: ConformanceSuite::Posix,
         configs: &["passthrough-locks", "memory-locks", "shared-*"],
         case: "locks::the_lock_of_an_open_file_is_dropped_with_its_last_descriptor",
         effect: Fails,
@@ -90,8 +90,8 @@ const ALL: &[Exclusion] = &[
                  contain its owner: the lock stays until the file is closed everywhere. Locks \
                  of processes and flock are released.",
     },
-    Exclusion {
-        suite: Suite::Posix,
+    SuiteExclusion {
+        suite: ConformanceSuite::Posix,
         configs: LOWER_LOCKS,
         case: "locks::a_cycle_of_waits_gives_edeadlk",
         effect: Hangs,
@@ -99,24 +99,24 @@ const ALL: &[Exclusion] = &[
                  lower file system belong to open files (fcntl(2)): a deadlock lasts until a \
                  signal arrives.",
     },
-    Exclusion {
-        suite: Suite::Pjdfstest,
+    SuiteExclusion {
+        suite: ConformanceSuite::Pjdfstest,
         configs: &["run-*"],
         case: "rmdir::ebusy",
         effect: Fails,
         reason: "The kernel cannot mount anything on a directory that it does not know \
                  (EOPNOTSUPP).",
     },
-    Exclusion {
-        suite: Suite::Pjdfstest,
+    SuiteExclusion {
+        suite: ConformanceSuite::Pjdfstest,
         configs: PLACEHOLDERS,
         case: "open::etxtbsy",
         effect: Fails,
         reason: "The kernel has no file to execute, so the program is a copy in memory: writing \
                  to the file does not affect it.",
     },
-    Exclusion {
-        suite: Suite::Pjdfstest,
+    SuiteExclusion {
+        suite: ConformanceSuite::Pjdfstest,
         configs: PLACEHOLDERS,
         case: "truncate::etxtbsy",
         effect: Fails,
@@ -125,12 +125,12 @@ const ALL: &[Exclusion] = &[
 ];
 
 /// The reason why `case` need not pass on `config`; `None` if it must.
-pub fn reason(suite: Suite, config: &str, case: &str) -> Option<&'static str> {
+pub fn reason(suite: ConformanceSuite, config: &str, case: &str) -> Option<&'static str> {
     find(suite, config, case).map(|exclusion| exclusion.reason)
 }
 
 /// Like [`reason`], for a case that is not even started.
-pub fn hangs(suite: Suite, config: &str, case: &str) -> Option<&'static str> {
+pub fn hangs(suite: ConformanceSuite, config: &str, case: &str) -> Option<&'static str> {
     find(suite, config, case)
         .filter(|exclusion| exclusion.effect == Hangs)
         .map(|exclusion| exclusion.reason)
@@ -138,18 +138,18 @@ pub fn hangs(suite: Suite, config: &str, case: &str) -> Option<&'static str> {
 
 /// The cases of exclusions that say that `config` fails, and did not: `failed` are those that did. A case with a `*` needs
 /// one of its kind.
-pub fn outdated(suite: Suite, config: &str, failed: &[&str]) -> Vec<&'static str> {
+pub fn outdated(suite: ConformanceSuite, config: &str, failed: &[&str]) -> Vec<&'static str> {
     let claims = all().filter(|it| it.effect == Fails && it.is_for(suite, config));
     let wrong = claims.filter(|it| !failed.iter().any(|case| fits(it.case, case)));
     wrong.map(|exclusion| exclusion.case).collect()
 }
 
-fn find(suite: Suite, config: &str, case: &str) -> Option<&'static Exclusion> {
+fn find(suite: ConformanceSuite, config: &str, case: &str) -> Option<&'static SuiteExclusion> {
     all().find(|exclusion| exclusion.is_for(suite, config) && fits(exclusion.case, case))
 }
 
-impl Exclusion {
-    fn is_for(&self, suite: Suite, config: &str) -> bool {
+impl SuiteExclusion {
+    fn is_for(&self, suite: ConformanceSuite, config: &str) -> bool {
         self.suite == suite && self.configs.iter().any(|pattern| fits(pattern, config))
     }
 }
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn an_excluded_case_that_passes_is_outdated() {
         let failed = ["rename::to_multiply_linked::fifo", "posix_fallocate::update_ctime_success"];
-        let outdated = |failed| outdated(Suite::Pjdfstest, "gluster-repl", failed);
+        let outdated = |failed| outdated(ConformanceSuite::Pjdfstest, "gluster-repl", failed);
         assert!(outdated(&failed).is_empty());
         assert_eq!(outdated(&failed[1..]), ["rename::to_multiply_linked::*"]);
     }

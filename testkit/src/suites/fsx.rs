@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Stage, Tally, tools};
+use super::{MountedStage, SuiteTally, tools};
 
 /// The sets of operations, by name.
 #[rustfmt::skip]
@@ -70,10 +70,10 @@ copy_file_range = 5.0
 ];
 
 /// Every set with every seed is a case.
-pub(super) fn run(stage: &Stage, quick: bool) -> Result<Tally> {
+pub(super) fn run(stage: &MountedStage, quick: bool) -> Result<SuiteTally> {
     let (seeds, operations) = if quick { (1..=1, "3000") } else { (1..=5, "20000") };
     let place = stage.beside("fsx")?;
-    let mut tally = Tally::default();
+    let mut tally = SuiteTally::default();
     for (name, set) in SETS {
         let file = place.join("set.toml");
         fs::write(&file, set)?;

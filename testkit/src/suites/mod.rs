@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 
 use crate::mounted::has_rings;
-use stage::Backend;
-pub use stage::{CONFIGS, Config, NATIVE, RUNS, SERVED, Stage, VOLUMES};
+use stage::ConfigBackend;
+pub use stage::{CONFIGS, MountedStage, NATIVE, RUNS, SERVED, StageConfig, VOLUMES};
 
 /// A suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suite {
+pub enum ConformanceSuite {
     /// The crate `pjdfstest`: POSIX as specified, as root and as other users.
     Pjdfstest,
     /// The crate `fsx`: random operations on one file.
@@ -37,34 +37,36 @@ pub enum Suite {
     Tree,
 }
 
-impl Suite {
+impl ConformanceSuite {
     /// All suites, with their names on the command line.
-    pub const ALL: [(&'static str, Suite); 6] = [
-        ("pjdfstest", Suite::Pjdfstest),
-        ("fsx", Suite::Fsx),
-        ("posix", Suite::Posix),
-        ("programs", Suite::Programs),
-        ("file", Suite::File),
-        ("tree", Suite::Tree),
+    pub const ALL: [(&'static str, ConformanceSuite); 6] = [
+        ("pjdfstest", ConformanceSuite::Pjdfstest),
+        ("fsx", ConformanceSuite::Fsx),
+        ("posix", ConformanceSuite::Posix),
+        ("programs", ConformanceSuite::Programs),
+        ("file", ConformanceSuite::File),
+        ("tree", ConformanceSuite::Tree),
     ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        Suite::ALL.iter().find(|(_, suite)| *suite == self).map_or("", |(name, _)| name)
+        ConformanceSuite::ALL.iter().find(|(_, suite)| *suite == self).map_or("", |(name, _)| name)
     }
 
     /// True if it also runs on configurations without a mount.
     pub fn runs_in_process(self) -> bool {
-        self != Suite::Programs
+        self != ConformanceSuite::Programs
     }
 
     /// True if it runs on `config`.
-    pub fn runs_on(self, config: &Config) -> bool {
+    pub fn runs_on(self, config: &StageConfig) -> bool {
         match config.backend {
-            Backend::Run(_) if *config == SERVED => matches!(self, Suite::File | Suite::Tree),
-            Backend::Run(_) => self.runs_in_process(),
+            ConfigBackend::Run(_) if *config == SERVED => {
+                matches!(self, ConformanceSuite::File | ConformanceSuite::Tree)
+            }
+            ConfigBackend::Run(_) => self.runs_in_process(),
             // It is beside ours for the cases of POSIX.
-            Backend::NativeGluster(_) => self != Suite::Programs,
+            ConfigBackend::NativeGluster(_) => self != ConformanceSuite::Programs,
             _ => true,
         }
     }
@@ -76,29 +78,31 @@ impl Suite {
     /// Fails if a requirement is not available, most likely because there is no network.
     pub fn install(self) -> Result<()> {
         match self {
-            Suite::Pjdfstest => tools::install("pjdfstest", "0.2.2").map(drop),
-            Suite::Fsx => tools::install("fsx", "0.3.2").map(drop),
-            Suite::Posix | Suite::File | Suite::Tree => Ok(()),
-            Suite::Programs => tools::packages(programs::PACKAGES),
+            ConformanceSuite::Pjdfstest => tools::install("pjdfstest", "0.2.2").map(drop),
+            ConformanceSuite::Fsx => tools::install("fsx", "0.3.2").map(drop),
+            ConformanceSuite::Posix | ConformanceSuite::File | ConformanceSuite::Tree => Ok(()),
+            ConformanceSuite::Programs => tools::packages(programs::PACKAGES),
         }
     }
 
-    fn run_on(self, stage: &mut Stage, quick: bool) -> Result<Tally> {
+    fn run_on(self, stage: &mut MountedStage, quick: bool) -> Result<SuiteTally> {
         match self {
-            Suite::Pjdfstest => pjdfstest::run(stage),
-            Suite::Fsx => fsx::run(stage, quick),
-            Suite::Posix if stage.is_in_process() || stage.is_one_of_many() => posix_apart(stage),
-            Suite::Posix => Ok(posix(stage)),
-            Suite::Programs => programs::run(stage, quick),
-            Suite::File => exercise::files(stage, quick),
-            Suite::Tree => exercise::trees(stage, quick),
+            ConformanceSuite::Pjdfstest => pjdfstest::run(stage),
+            ConformanceSuite::Fsx => fsx::run(stage, quick),
+            ConformanceSuite::Posix if stage.is_in_process() || stage.is_one_of_many() => {
+                posix_apart(stage)
+            }
+            ConformanceSuite::Posix => Ok(posix(stage)),
+            ConformanceSuite::Programs => programs::run(stage, quick),
+            ConformanceSuite::File => exercise::files(stage, quick),
+            ConformanceSuite::Tree => exercise::trees(stage, quick),
         }
     }
 }
 
 /// The results of a suite.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct SuiteTally {
     /// Number of passed cases.
     pub passed: usize,
     /// The skipped cases, with their reasons.
@@ -107,7 +111,7 @@ pub struct Tally {
     pub failed: Vec<(String, String)>,
 }
 
-impl Tally {
+impl SuiteTally {
     /// Counts one case.
     pub(crate) fn add(&mut self, case: &str, result: Result<()>) {
         match result {
@@ -128,22 +132,22 @@ impl Tally {
 
 /// One suite on one configuration: a row of the table.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct SuiteRow {
     /// The configuration.
     pub config: &'static str,
     /// The suite.
-    pub suite: Suite,
+    pub suite: ConformanceSuite,
     /// Number of clients that ran it at once.
     pub clients: usize,
     /// The results.
-    pub tally: Tally,
+    pub tally: SuiteTally,
     /// The failures that occur neither on native ext4 nor in the table of exclusions.
     pub unexpected: Vec<(String, String)>,
     /// Duration.
     pub took: Duration,
 }
 
-impl Row {
+impl SuiteRow {
     /// The excluded cases that did not fail, so that their reasons are [`outdated`](exclusions::outdated).
     pub fn outdated(&self) -> Vec<&'static str> {
         let failed: Vec<&str> = self.tally.failed.iter().map(|(case, _)| case.as_str()).collect();
@@ -151,7 +155,7 @@ impl Row {
     }
 }
 
-impl fmt::Display for Row {
+impl fmt::Display for SuiteRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (suite, tally) = (self.suite.name(), &self.tally);
         let config = match self.clients {
@@ -170,7 +174,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// The heading of the table of [`Row`]s. `known` counts failures that also occur on native ext4 or
+/// The heading of the table of [`SuiteRow`]s. `known` counts failures that also occur on native ext4 or
 /// are in the table of exclusions.
 pub const HEAD: &str = "suite      configuration              passed failed skipped  known    time";
 
@@ -180,11 +184,11 @@ pub const HEAD: &str = "suite      configuration              passed failed skip
 ///
 /// Fails if a suite could not run at all.
 pub fn run(
-    suite: Suite,
-    configs: &[&'static Config],
+    suite: ConformanceSuite,
+    configs: &[&'static StageConfig],
     quick: bool,
-    seen: &mut dyn FnMut(&Row),
-) -> Result<Vec<Row>> {
+    seen: &mut dyn FnMut(&SuiteRow),
+) -> Result<Vec<SuiteRow>> {
     run_by_clients(suite, configs, (1, quick), seen)
 }
 
@@ -194,12 +198,12 @@ pub fn run(
 ///
 /// Fails like [`run`], and for several clients of a configuration without a server.
 pub fn run_by_clients(
-    suite: Suite,
-    configs: &[&'static Config],
+    suite: ConformanceSuite,
+    configs: &[&'static StageConfig],
     (clients, quick): (usize, bool),
-    seen: &mut dyn FnMut(&Row),
-) -> Result<Vec<Row>> {
-    let mut rows: Vec<Row> = Vec::new();
+    seen: &mut dyn FnMut(&SuiteRow),
+) -> Result<Vec<SuiteRow>> {
+    let mut rows: Vec<SuiteRow> = Vec::new();
     let others = configs.iter().filter(|config| config.name != NATIVE.name);
     for config in std::iter::once(&&NATIVE).chain(others) {
         let needs_rings = config.args.iter().any(|arg| arg.starts_with("io_uring"));
@@ -210,8 +214,8 @@ pub fn run_by_clients(
         let begun = Instant::now();
         let clients = if config.name == NATIVE.name { 1 } else { clients };
         let mut stages = match clients {
-            1 => vec![Stage::new(config)?],
-            clients => Stage::crowd(config, clients)?,
+            1 => vec![MountedStage::new(config)?],
+            clients => MountedStage::crowd(config, clients)?,
         };
         let mut tally = run_on_each(suite, &mut stages, quick)?;
         stages.drain(..clients - 1);
@@ -222,7 +226,7 @@ pub fn run_by_clients(
         let unexpected = unexpected(suite, config, &tally, native);
         drop(stages);
         let (config, took) = (config.name, begun.elapsed());
-        let row = Row { config, suite, clients, tally, unexpected, took };
+        let row = SuiteRow { config, suite, clients, tally, unexpected, took };
         seen(&row);
         rows.push(row);
     }
@@ -230,11 +234,15 @@ pub fn run_by_clients(
 }
 
 /// Runs `suite` on all stages at once. Returns the cases of all.
-fn run_on_each(suite: Suite, stages: &mut [Stage], quick: bool) -> Result<Tally> {
+fn run_on_each(
+    suite: ConformanceSuite,
+    stages: &mut [MountedStage],
+    quick: bool,
+) -> Result<SuiteTally> {
     std::thread::scope(|scope| {
         let run = |stage| scope.spawn(move || suite.run_on(stage, quick));
         let running: Vec<_> = stages.iter_mut().map(run).collect();
-        let mut all = Tally::default();
+        let mut all = SuiteTally::default();
         for of_one in running {
             let of_one = of_one.join().map_err(|_| anyhow!("a thread of {suite:?} panicked"))??;
             all.passed += of_one.passed;
@@ -246,17 +254,17 @@ fn run_on_each(suite: Suite, stages: &mut [Stage], quick: bool) -> Result<Tally>
 }
 
 fn unexpected(
-    suite: Suite,
-    config: &Config,
-    tally: &Tally,
-    native: Option<&Tally>,
+    suite: ConformanceSuite,
+    config: &StageConfig,
+    tally: &SuiteTally,
+    native: Option<&SuiteTally>,
 ) -> Vec<(String, String)> {
     let is_new = |(case, _): &&(String, String)| match native {
         Some(native) => {
             !native.has_failed(case) && exclusions::reason(suite, config.name, case).is_none()
         }
         // Native ext4 is correct by definition, except for our own exercisers, which it validates.
-        None => matches!(suite, Suite::File | Suite::Tree),
+        None => matches!(suite, ConformanceSuite::File | ConformanceSuite::Tree),
     };
     tally.failed.iter().filter(is_new).cloned().collect()
 }
@@ -264,16 +272,18 @@ fn unexpected(
 /// Runs the POSIX cases in `dir`, a directory of the configuration `config`, for a separate process
 /// (`conformance --cases`) that alone has the files.
 pub fn posix_cases(dir: &Path, config: &str) {
-    crate::posix::run_except(dir, "", &|case| exclusions::hangs(Suite::Posix, config, case));
+    crate::posix::run_except(dir, "", &|case| {
+        exclusions::hangs(ConformanceSuite::Posix, config, case)
+    });
 }
 
 /// Runs them in such a process. For a run it must be this program in a release build: in a debug build of
 /// `rustix`, the numbers of system calls cannot be read, so that none is served.
-fn posix_apart(stage: &Stage) -> Result<Tally> {
+fn posix_apart(stage: &MountedStage) -> Result<SuiteTally> {
     let mut command = stage.command(&std::env::current_exe()?)?;
     command.arg("--cases").arg(stage.path()).arg(stage.config().name);
     let output = command.output()?;
-    let mut tally = Tally::default();
+    let mut tally = SuiteTally::default();
     for line in String::from_utf8_lossy(&output.stdout).lines() {
         let Some((word, rest)) = line.split_once(' ') else { continue };
         let (case, how) = rest.split_once(": ").unwrap_or((rest, ""));
@@ -294,15 +304,15 @@ fn posix_apart(stage: &Stage) -> Result<Tally> {
     Ok(tally)
 }
 
-fn posix(stage: &Stage) -> Tally {
-    let hangs = |case: &str| exclusions::hangs(Suite::Posix, stage.config().name, case);
+fn posix(stage: &MountedStage) -> SuiteTally {
+    let hangs = |case: &str| exclusions::hangs(ConformanceSuite::Posix, stage.config().name, case);
     let report = crate::posix::run_except(stage.path(), "", &hangs);
-    let mut tally = Tally::default();
+    let mut tally = SuiteTally::default();
     for (case, outcome, _) in report.outcomes {
         match outcome {
-            crate::posix::Outcome::Passed => tally.passed += 1,
-            crate::posix::Outcome::Failed(how) => tally.failed.push((case.to_owned(), how)),
-            crate::posix::Outcome::Skipped(why) => tally.skipped.push((case.to_owned(), why)),
+            crate::posix::CaseOutcome::Passed => tally.passed += 1,
+            crate::posix::CaseOutcome::Failed(how) => tally.failed.push((case.to_owned(), how)),
+            crate::posix::CaseOutcome::Skipped(why) => tally.skipped.push((case.to_owned(), why)),
         }
     }
     tally

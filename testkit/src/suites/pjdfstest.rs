@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Stage, Tally, tools};
+use super::{MountedStage, SuiteTally, tools};
 
 /// Enables all features of Linux. The users exist on Debian.
 const SETTINGS: &str = r#"
@@ -36,11 +36,11 @@ done
 
 /// Runs the whole suite. Cases that remount run in separate processes, because others leave files
 /// open in the process of the suite, which prevents a remount.
-pub(super) fn run(stage: &Stage) -> Result<Tally> {
+pub(super) fn run(stage: &MountedStage) -> Result<SuiteTally> {
     let place = stage.beside("pjdfstest")?;
     let all = place.join("all.toml");
     fs::write(&all, SETTINGS)?;
-    let mut tally = Tally::default();
+    let mut tally = SuiteTally::default();
     let output = suite(stage, &place)?.arg("-c").arg(&all).output()?;
     read(&String::from_utf8_lossy(&output.stdout), &mut tally);
     ensure!(tally.passed > 300, "{}", String::from_utf8_lossy(&output.stderr));
@@ -65,7 +65,7 @@ pub(super) fn run(stage: &Stage) -> Result<Tally> {
     Ok(tally)
 }
 
-fn suite(stage: &Stage, place: &Path) -> Result<Command> {
+fn suite(stage: &MountedStage, place: &Path) -> Result<Command> {
     let mut command = stage.command(&tools::path("pjdfstest"))?;
     command.arg("-s").arg(place).arg("-p").arg(stage.path());
     if let Ok(path) = with_mount(place) {
@@ -87,7 +87,7 @@ fn with_mount(place: &Path) -> Result<String> {
 }
 
 /// Parses lines of a name and `ok`, `FAILED` or `skipped`, with the reason on the next line.
-fn read(output: &str, tally: &mut Tally) {
+fn read(output: &str, tally: &mut SuiteTally) {
     let mut lines = output.lines().peekable();
     while let Some(line) = lines.next() {
         let mut words = line.split_whitespace();
@@ -112,7 +112,7 @@ mod tests {
     fn lines_are_read() {
         let output = "a::b        ok\nc::d    FAILED\n\tcalled it\ne::f  skipped\n\tno x\n\
                       \nSummary: 1 failed, 1 skipped\n";
-        let mut tally = Tally::default();
+        let mut tally = SuiteTally::default();
         read(output, &mut tally);
         assert_eq!(tally.passed, 1);
         assert_eq!(tally.failed, [("c::d".to_owned(), "called it".to_owned())]);

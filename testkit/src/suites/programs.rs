@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Stage, Tally};
+use super::{MountedStage, SuiteTally};
 use crate::mounted::succeed;
 
 /// The programs, each with its Debian package.
@@ -26,9 +26,9 @@ pub(super) const PACKAGES: &[(&str, &str)] = &[
 /// Python's tests about files.
 const PYTHON: &[&str] = &["test_shutil", "test_mmap", "test_os", "test_tarfile"];
 
-type Check = fn(&Bench) -> Result<()>;
+type ProgramCheck = fn(&ProgramDirectory) -> Result<()>;
 
-const CHECKS: &[(&str, Check)] = &[
+const CHECKS: &[(&str, ProgramCheck)] = &[
     ("git", git),
     ("sqlite3 with a write-ahead log", sqlite),
     ("make and gcc", make),
@@ -37,20 +37,20 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// A directory on the file system under test, one beside it, and the amount of work.
-struct Bench {
+struct ProgramDirectory {
     dir: PathBuf,
     beside: PathBuf,
     quick: bool,
 }
 
 /// Each program is a case, and so is each of Python's tests.
-pub(super) fn run(stage: &Stage, quick: bool) -> Result<Tally> {
-    let mut tally = Tally::default();
+pub(super) fn run(stage: &MountedStage, quick: bool) -> Result<SuiteTally> {
+    let mut tally = SuiteTally::default();
     for (number, (name, check)) in CHECKS.iter().enumerate() {
         let dir = stage.path().join(format!("program{number}"));
         fs::create_dir(&dir)?;
         let beside = stage.beside(&format!("program{number}"))?;
-        let bench = Bench { dir, beside, quick };
+        let bench = ProgramDirectory { dir, beside, quick };
         tally.add(name, check(&bench));
         let removed = fs::remove_dir_all(&bench.dir).context("what it left cannot be removed");
         tally.add(&format!("{name}: removed"), removed);
@@ -113,7 +113,7 @@ fn same(left: &Path, right: &Path) -> Result<()> {
     Ok(())
 }
 
-fn git(bench: &Bench) -> Result<()> {
+fn git(bench: &ProgramDirectory) -> Result<()> {
     let count = if bench.quick { 1000 } else { 5000 };
     shell(&bench.dir, "git init -q repository")?;
     let repository = bench.dir.join("repository");
@@ -134,7 +134,7 @@ fn git(bench: &Bench) -> Result<()> {
     .map(drop)
 }
 
-fn sqlite(bench: &Bench) -> Result<()> {
+fn sqlite(bench: &ProgramDirectory) -> Result<()> {
     let rows = if bench.quick { 20_000 } else { 200_000 };
     let script = format!(
         "sqlite3 a.db 'pragma journal_mode=wal; create table t(a integer primary key, b text);
@@ -155,7 +155,7 @@ fn sqlite(bench: &Bench) -> Result<()> {
     shell(&bench.dir, &script).map(drop)
 }
 
-fn make(bench: &Bench) -> Result<()> {
+fn make(bench: &ProgramDirectory) -> Result<()> {
     let count = if bench.quick { 20 } else { 100 };
     let mut main =
         String::from("#include <stdio.h>\n#include \"all.h\"\nint main(void) { int n = 0;\n");
@@ -181,7 +181,7 @@ fn make(bench: &Bench) -> Result<()> {
     shell(&bench.dir, &script).map(drop)
 }
 
-fn tar(bench: &Bench) -> Result<()> {
+fn tar(bench: &ProgramDirectory) -> Result<()> {
     let (outside, inside) = (bench.beside.join("tree"), bench.dir.join("tree"));
     fs::create_dir(&outside)?;
     rich_tree(&outside, if bench.quick { 500 } else { 5000 })?;
@@ -209,7 +209,7 @@ fn tar(bench: &Bench) -> Result<()> {
     same(&outside, &copy)
 }
 
-fn rsync(bench: &Bench) -> Result<()> {
+fn rsync(bench: &ProgramDirectory) -> Result<()> {
     let (outside, inside) = (bench.beside.join("tree"), bench.dir.join("tree"));
     fs::create_dir(&outside)?;
     rich_tree(&outside, if bench.quick { 500 } else { 5000 })?;
@@ -233,7 +233,7 @@ fn rsync(bench: &Bench) -> Result<()> {
 }
 
 /// Each failed Python test is a case; the passed tests of a module are counted.
-fn python(stage: &Stage, modules: &[&str], tally: &mut Tally) -> Result<()> {
+fn python(stage: &MountedStage, modules: &[&str], tally: &mut SuiteTally) -> Result<()> {
     let Some(python) = python_with_tests() else {
         let why = "no Python with the package `test` (libpython3.*-testsuite)".to_owned();
         println!("skipped: {why}");

@@ -9,11 +9,11 @@ use defuse_measure::server::ServerProcess;
 use tempfile::TempDir;
 
 use crate::gluster::{GlusterServers, HOST};
-use crate::mounted::{Ext4, Mount, program, scratch, succeed};
+use crate::mounted::{Ext4Mount, ServedMount, program, scratch, succeed};
 
 /// The server of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum ConfigBackend {
     /// ext4 itself.
     Native,
     /// `defuse mount passthrough:` over a directory of ext4.
@@ -36,20 +36,24 @@ pub enum Backend {
 
 /// A file system with its options.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct StageConfig {
     /// Its name in the table and on the command line.
     pub name: &'static str,
     /// The server.
-    pub backend: Backend,
+    pub backend: ConfigBackend,
     /// Arguments of `defuse mount`, `defuse run` or glusterfs(8).
     pub args: &'static [&'static str],
 }
 
-const fn config(name: &'static str, backend: Backend, args: &'static [&'static str]) -> Config {
-    Config { name, backend, args }
+const fn config(
+    name: &'static str,
+    backend: ConfigBackend,
+    args: &'static [&'static str],
+) -> StageConfig {
+    StageConfig { name, backend, args }
 }
 
-impl Config {
+impl StageConfig {
     /// True if it has servers of GlusterFS.
     pub fn needs_servers(&self) -> bool {
         match self.backend {
@@ -67,7 +71,7 @@ impl Config {
     /// The source, with `SOURCE` and `IMAGE`, and if a server has it; `None` for ext4 itself.
     fn source(&self) -> Option<(String, bool)> {
         let (text, is_shared) = match self.backend {
-            Backend::Native => return None,
+            ConfigBackend::Native => return None,
             Passthrough => ("passthrough:SOURCE", false),
             Memory => ("memory:", false),
             Uhs => ("uhs:IMAGE", false),
@@ -83,14 +87,14 @@ impl Config {
     }
 }
 
-use Backend::{Gluster, Memory, NativeGluster, Passthrough, Run, Shared, Uhs};
+use ConfigBackend::{Gluster, Memory, NativeGluster, Passthrough, Run, Shared, Uhs};
 
 /// The reference.
-pub static NATIVE: Config = config("native", Backend::Native, &[]);
+pub static NATIVE: StageConfig = config("native", ConfigBackend::Native, &[]);
 
 /// All other configurations.
 #[rustfmt::skip]
-pub static CONFIGS: &[Config] = &[
+pub static CONFIGS: &[StageConfig] = &[
     config("passthrough", Passthrough, &[]),
     config("passthrough-writeback", Passthrough, &["-o", "writeback"]),
     config("passthrough-locks", Passthrough, &["-o", "locks=filesystem"]),
@@ -118,7 +122,7 @@ pub static CONFIGS: &[Config] = &[
 ];
 
 /// The configurations without a mount.
-pub static RUNS: &[Config] = &[
+pub static RUNS: &[StageConfig] = &[
     config("run-passthrough", Run("passthrough:SOURCE"), &[]),
     config("run-passthrough-backing_off", Run("passthrough:SOURCE,backing=off"), &[]),
     config("run-memory", Run("memory:"), &[]),
@@ -130,11 +134,11 @@ pub static RUNS: &[Config] = &[
 
 /// One more without a mount, for the exercisers: the parent of the run serves the files to all of
 /// its programs.
-pub static SERVED: Config =
+pub static SERVED: StageConfig =
     config("run-passthrough-served", Run("passthrough:SOURCE"), &["--fork", "server"]);
 
 /// The configurations with servers of GlusterFS, which take seconds to start.
-pub static VOLUMES: &[Config] = &[
+pub static VOLUMES: &[StageConfig] = &[
     config("gluster-dist", Gluster("dist"), &[]),
     config("gluster-repl", Gluster("repl"), &[]),
     config("run-gluster-dist", Run("gluster://127.1.1.1/dist"), &[]),
@@ -155,14 +159,14 @@ fn new_image(place: &Path) -> Result<PathBuf> {
 }
 
 /// A mounted configuration, initially empty. Everything is removed when it is dropped.
-pub struct Stage {
-    config: &'static Config,
+pub struct MountedStage {
+    config: &'static StageConfig,
     /// The source of the mount or the run.
     text: OsString,
-    mount: Option<Mount>,
+    mount: Option<ServedMount>,
     /// The server of a source that is shared.
     server: Option<ServerProcess>,
-    lower: Option<Ext4>,
+    lower: Option<Ext4Mount>,
     /// The image of uhs.
     image: Option<PathBuf>,
     /// The servers of a volume.
@@ -173,10 +177,10 @@ pub struct Stage {
     place: TempDir,
 }
 
-impl Stage {
+impl MountedStage {
     /// `config` with nothing mounted.
-    fn bare(config: &'static Config) -> Result<Stage> {
-        Ok(Stage {
+    fn bare(config: &'static StageConfig) -> Result<MountedStage> {
+        Ok(MountedStage {
             config,
             text: OsString::new(),
             mount: None,
@@ -190,8 +194,8 @@ impl Stage {
     }
 
     /// Mounts `config`.
-    pub fn new(config: &'static Config) -> Result<Stage> {
-        let mut stage = Stage::bare(config)?;
+    pub fn new(config: &'static StageConfig) -> Result<MountedStage> {
+        let mut stage = MountedStage::bare(config)?;
         if config.needs_servers() {
             stage.servers = Some(GlusterServers::start()?);
         }
@@ -229,18 +233,19 @@ impl Stage {
     ///
     /// # Errors
     ///
-    /// Like [`Stage::new`].
-    pub fn crowd(config: &'static Config, count: usize) -> Result<Vec<Stage>> {
+    /// Like [`MountedStage::new`].
+    pub fn crowd(config: &'static StageConfig, count: usize) -> Result<Vec<MountedStage>> {
         ensure!(config.is_shared(), "{}: has no server for several clients", config.name);
-        let owner = Stage::new(config)?;
+        let owner = MountedStage::new(config)?;
         let another = |_| {
-            let mut stage = Stage { text: owner.text.clone(), ..Stage::bare(config)? };
+            let mut stage =
+                MountedStage { text: owner.text.clone(), ..MountedStage::bare(config)? };
             if !stage.is_in_process() {
                 stage.mount = Some(stage.new_mount()?);
             }
             Ok(stage)
         };
-        let mut stages: Vec<Stage> = (1..count).map(another).collect::<Result<_>>()?;
+        let mut stages: Vec<MountedStage> = (1..count).map(another).collect::<Result<_>>()?;
         stages.push(owner);
         for (number, stage) in stages.iter_mut().enumerate() {
             let own = stage.path().join(format!("client-{number}"));
@@ -250,22 +255,22 @@ impl Stage {
         Ok(stages)
     }
 
-    fn new_ext4(&self) -> Result<Ext4> {
-        Ext4::new(&self.place.path().join("ext4"), 4 << 30, 200_000)
+    fn new_ext4(&self) -> Result<Ext4Mount> {
+        Ext4Mount::new(&self.place.path().join("ext4"), 4 << 30, 200_000)
     }
 
-    fn new_mount(&self) -> Result<Mount> {
+    fn new_mount(&self) -> Result<ServedMount> {
         let (source, place, args) = (&self.text, self.place.path(), self.config.args);
         match (&self.servers, self.config.backend) {
             (Some(servers), NativeGluster(volume)) => {
-                Mount::native(servers, (HOST, volume), place, args)
+                ServedMount::native(servers, (HOST, volume), place, args)
             }
             (Some(servers), _) => {
                 let inside = servers.inside();
                 let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
-                Mount::under(&inside, source, place, args)
+                ServedMount::under(&inside, source, place, args)
             }
-            (None, _) => Mount::new(source, place, args),
+            (None, _) => ServedMount::new(source, place, args),
         }
     }
 
@@ -281,7 +286,7 @@ impl Stage {
     ///
     /// Fails if the server does not exit successfully.
     pub fn unmount(&mut self) -> Result<()> {
-        self.mount.take().map_or(Ok(()), Mount::end)
+        self.mount.take().map_or(Ok(()), ServedMount::end)
     }
 
     /// Mounts the same directory again.
@@ -305,7 +310,7 @@ impl Stage {
     /// Unmounts, ends the server, and checks the image; `None` without one.
     pub fn check_image(&mut self) -> Option<Result<()>> {
         let image = self.image.clone()?;
-        let check = |stage: &mut Stage| -> Result<()> {
+        let check = |stage: &mut MountedStage| -> Result<()> {
             stage.unmount()?;
             stage.server.take().map_or(Ok(()), ServerProcess::end)?;
             succeed(Command::new(program()?).arg("fsck").arg(image)).map(drop)
@@ -314,7 +319,7 @@ impl Stage {
     }
 
     /// Its configuration.
-    pub fn config(&self) -> &'static Config {
+    pub fn config(&self) -> &'static StageConfig {
         self.config
     }
 
@@ -334,12 +339,12 @@ impl Stage {
         }
     }
 
-    /// True if only programs started by [`command`](Stage::command) have the files.
+    /// True if only programs started by [`command`](MountedStage::command) have the files.
     pub fn is_in_process(&self) -> bool {
         matches!(self.config.backend, Run(_))
     }
 
-    /// A program that has the files at [`path`](Stage::path). It is killed after five minutes.
+    /// A program that has the files at [`path`](MountedStage::path). It is killed after five minutes.
     ///
     /// # Errors
     ///

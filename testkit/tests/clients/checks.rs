@@ -2,15 +2,20 @@
 
 use std::time::Duration;
 
-use super::history::Look;
-use super::world::{At, NAMES, World, names};
+use super::history::ClientLook;
+use super::world::{ClientWorld, NAMES, NameNumber, names};
 
 /// The answer to an operation: words, or the number of an error.
-pub type Answer = Result<Vec<String>, i32>;
+pub type OperationAnswer = Result<Vec<String>, i32>;
 
-impl World {
+impl ClientWorld {
     /// The answer to `stat`. True if it is the present state.
-    pub fn check_stat(&self, at: At, look: Look, answer: &Answer) -> Result<bool, String> {
+    pub fn check_stat(
+        &self,
+        at: NameNumber,
+        look: ClientLook,
+        answer: &OperationAnswer,
+    ) -> Result<bool, String> {
         let words = match answer {
             Err(libc::ENOENT) => return self.check_missing(at, look),
             Err(errno) => return Err(format!("errno {errno}")),
@@ -38,7 +43,12 @@ impl World {
     }
 
     /// The answer to `read`: of a file that was closed before it was opened.
-    pub fn check_read(&self, at: At, look: Look, answer: &Answer) -> Result<(), String> {
+    pub fn check_read(
+        &self,
+        at: NameNumber,
+        look: ClientLook,
+        answer: &OperationAnswer,
+    ) -> Result<(), String> {
         let kinds: Vec<char> =
             self.names[at].seen(look).flatten().map(|&node| self.nodes[node].kind).collect();
         let words = match answer {
@@ -56,7 +66,7 @@ impl World {
     }
 
     /// True if a look may have found a directory at a name that had a name in the other directory before.
-    pub fn has_moved(&self, at: At, look: Look) -> bool {
+    pub fn has_moved(&self, at: NameNumber, look: ClientLook) -> bool {
         let mut found = self.names[at].seen(look).flatten();
         found.any(|&node| {
             let elsewhere = names().filter(|other| other / NAMES != at / NAMES);
@@ -66,14 +76,19 @@ impl World {
     }
 
     /// True if a name lost two files, one after the other, during a look.
-    fn is_replaced_twice(&self, at: At, look: Look) -> bool {
+    fn is_replaced_twice(&self, at: NameNumber, look: ClientLook) -> bool {
         let seen: Vec<_> = self.names[at].seen(look.at_once()).collect();
         let (_, lost) = seen.split_last().expect("there is a value");
         lost.iter().filter(|node| node.is_some()).count() >= 2
     }
 
     /// The answer to `held`, for an open file of a node.
-    pub fn check_held(&self, node: usize, look: Look, answer: &Answer) -> Result<(), String> {
+    pub fn check_held(
+        &self,
+        node: usize,
+        look: ClientLook,
+        answer: &OperationAnswer,
+    ) -> Result<(), String> {
         match answer {
             Ok(words) => self.check_data(node, look, words),
             Err(errno) => Err(format!("errno {errno} of an open file")),
@@ -87,8 +102,8 @@ impl World {
     pub fn check_list(
         &self,
         dir: usize,
-        look: Look,
-        (answer, is_native): (&Answer, bool),
+        look: ClientLook,
+        (answer, is_native): (&OperationAnswer, bool),
     ) -> Result<(), String> {
         let words = answer.as_ref().map_err(|errno| format!("errno {errno}"))?;
         // Then a name may be in it twice: bricks order the names of a directory by the times of renamings.
@@ -125,14 +140,14 @@ impl World {
         Ok(())
     }
 
-    fn check_missing(&self, at: At, look: Look) -> Result<bool, String> {
+    fn check_missing(&self, at: NameNumber, look: ClientLook) -> Result<bool, String> {
         if self.names[at].has(look, &None) {
             return Ok(self.names[at].latest().is_none());
         }
         Err(stale("name", "missing", self.names[at].age(&None, look.begun)))
     }
 
-    fn check_data(&self, node: usize, look: Look, words: &[String]) -> Result<(), String> {
+    fn check_data(&self, node: usize, look: ClientLook, words: &[String]) -> Result<(), String> {
         let (node, sum) = (&self.nodes[node], u64::from_str_radix(&words[2], 16).unwrap());
         if node.ino.to_string() != words[0] {
             return Err(format!("inode {} instead of {}", words[0], node.ino));
@@ -147,7 +162,13 @@ impl World {
     }
 
     /// The node with a number that a name may lead to.
-    fn find(&self, at: At, look: Look, ino: u64, kind: &str) -> Result<usize, String> {
+    fn find(
+        &self,
+        at: NameNumber,
+        look: ClientLook,
+        ino: u64,
+        kind: &str,
+    ) -> Result<usize, String> {
         let mut seen = self.names[at].seen(look).flatten();
         let found = seen.find(|&&node| self.nodes[node].ino == ino);
         let Some(&node) = found else {

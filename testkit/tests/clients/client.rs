@@ -6,28 +6,28 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use defuse_testkit::agent::{Agent, errno};
+use defuse_testkit::agent::{FileAgent, errno};
 
 /// A client.
-pub struct Client {
+pub struct ComparedClient {
     pub name: &'static str,
     /// The longest time for which it may not know of a change by another client.
     promise: Duration,
     /// Its directory for the test.
     dir: String,
-    way: Way,
+    way: ClientBackend,
     /// Calls that took long, with their ends.
     slow: Mutex<Vec<(Instant, Duration)>>,
 }
 
-enum Way {
+enum ClientBackend {
     /// A mount.
-    Mount(Agent),
+    Mount(FileAgent),
     /// A program in a run.
-    Program(Mutex<Program>),
+    Program(Mutex<AgentProgram>),
 }
 
-struct Program {
+struct AgentProgram {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
@@ -39,10 +39,10 @@ const SLOW: Duration = Duration::from_millis(20);
 /// Time for which calls are noted.
 const NOTED: Duration = Duration::from_secs(30);
 
-impl Client {
+impl ComparedClient {
     /// A client by a mount.
-    pub fn mounted(name: &'static str, dir: &Path, promise: Duration) -> Client {
-        Client::by(name, dir, promise, Way::Mount(Agent::default()))
+    pub fn mounted(name: &'static str, dir: &Path, promise: Duration) -> ComparedClient {
+        ComparedClient::by(name, dir, promise, ClientBackend::Mount(FileAgent::default()))
     }
 
     /// A client by a program that answers operations (`file_agent`), in a run with `dir`.
@@ -51,13 +51,13 @@ impl Client {
         dir: &Path,
         promise: Duration,
         mut command: Command,
-    ) -> Client {
+    ) -> ComparedClient {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().unwrap());
-        let program = Program { child, input, output };
-        Client::by(name, dir, promise, Way::Program(Mutex::new(program)))
+        let program = AgentProgram { child, input, output };
+        ComparedClient::by(name, dir, promise, ClientBackend::Program(Mutex::new(program)))
     }
 
     /// True for GlusterFS's own client, which promises nothing.
@@ -67,25 +67,25 @@ impl Client {
 
     /// True if the kernel is between a program and the client.
     pub fn is_mount(&self) -> bool {
-        matches!(self.way, Way::Mount(_))
+        matches!(self.way, ClientBackend::Mount(_))
     }
 
-    fn by(name: &'static str, dir: &Path, promise: Duration, way: Way) -> Client {
+    fn by(name: &'static str, dir: &Path, promise: Duration, way: ClientBackend) -> ComparedClient {
         let dir = format!("{}/", dir.display());
-        Client { name, promise, dir, way, slow: Mutex::default() }
+        ComparedClient { name, promise, dir, way, slow: Mutex::default() }
     }
 
-    /// Carries out an operation in words of [`Agent`]: the words of its answer, or the number of its error. `@` is the
+    /// Carries out an operation in words of [`FileAgent`]: the words of its answer, or the number of its error. `@` is the
     /// directory of the client.
     pub fn call(&self, words: &str) -> Result<Vec<String>, i32> {
         let line = words.replace('@', &self.dir);
         let begun = Instant::now();
         let answer = match &self.way {
-            Way::Mount(agent) => {
+            ClientBackend::Mount(agent) => {
                 let words: Vec<&str> = line.split(' ').collect();
                 agent.run(&words).map_err(|error| errno(&error))
             }
-            Way::Program(program) => {
+            ClientBackend::Program(program) => {
                 program.lock().unwrap_or_else(PoisonError::into_inner).call(&line)
             }
         };
@@ -107,7 +107,7 @@ impl Client {
     }
 }
 
-impl Program {
+impl AgentProgram {
     fn call(&mut self, line: &str) -> Result<String, i32> {
         let input = self.input.as_mut().unwrap();
         writeln!(input, "{line}").unwrap();
@@ -122,7 +122,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for AgentProgram {
     fn drop(&mut self) {
         // It ends with its input.
         drop(self.input.take());

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::checks::Answer;
-use super::client::Client;
-use super::history::Look;
-use super::world::{At, Change, DIRS, NAMES, World, names};
+use super::checks::OperationAnswer;
+use super::client::ComparedClient;
+use super::history::ClientLook;
+use super::world::{ClientWorld, DIRS, NAMES, NameNumber, WorldChange, names};
 
 /// Numbers of operations of all episodes.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct EpisodeCounts {
     pub changes: AtomicU64,
     pub looks: AtomicU64,
     /// Changes that were left out, because the client did not know the present state yet.
@@ -28,18 +28,18 @@ pub struct Counts {
 const CHANGES: u32 = 80;
 
 /// An open file.
-struct Held {
+struct EpisodeFile {
     id: String,
     client: usize,
     node: usize,
 }
 
 /// An episode.
-pub struct Episode<'a> {
-    clients: &'a [Client],
-    counts: &'a Counts,
-    world: Mutex<World>,
-    held: Mutex<Vec<Held>>,
+pub struct ClientEpisode<'a> {
+    clients: &'a [ComparedClient],
+    counts: &'a EpisodeCounts,
+    world: Mutex<ClientWorld>,
+    held: Mutex<Vec<EpisodeFile>>,
     /// The servers refuse a change of the model to every client, so that nothing can be compared from then on.
     refused: AtomicBool,
     /// The changes so far, for errors.
@@ -47,17 +47,21 @@ pub struct Episode<'a> {
     begun: Instant,
 }
 
-impl<'a> Episode<'a> {
+impl<'a> ClientEpisode<'a> {
     /// Runs the episode of a seed.
     ///
     /// # Errors
     ///
     /// The first wrong answer.
-    pub fn run(clients: &'a [Client], counts: &'a Counts, seed: u64) -> Result<(), String> {
-        let episode = Episode {
+    pub fn run(
+        clients: &'a [ComparedClient],
+        counts: &'a EpisodeCounts,
+        seed: u64,
+    ) -> Result<(), String> {
+        let episode = ClientEpisode {
             clients,
             counts,
-            world: Mutex::new(World::new(format!("@e{seed}"))),
+            world: Mutex::new(ClientWorld::new(format!("@e{seed}"))),
             held: Mutex::default(),
             refused: AtomicBool::new(false),
             log: Mutex::default(),
@@ -145,8 +149,8 @@ impl<'a> Episode<'a> {
     }
 
     /// False if the client does not know the present state yet.
-    fn make(&self, change: &Change, client: usize) -> Result<bool, String> {
-        for at in World::concerned(change) {
+    fn make(&self, change: &WorldChange, client: usize) -> Result<bool, String> {
+        for at in ClientWorld::concerned(change) {
             if !self.look_at(client, at)? {
                 self.counts.left_out.fetch_add(1, Ordering::Relaxed);
                 return Ok(false);
@@ -162,14 +166,14 @@ impl<'a> Episode<'a> {
         self.counts.changes.fetch_add(1, Ordering::Relaxed);
         let ino = match (&answer, change) {
             (Err(errno), _) => {
-                if matches!(change, Change::Rename { .. }) && *errno == libc::EEXIST {
+                if matches!(change, WorldChange::Rename { .. }) && *errno == libc::EEXIST {
                     self.refused.store(self.is_refused_natively(&words), Ordering::Release);
                 }
                 self.lock().end(client, None);
                 return Err(format!("{} {words}: errno {errno}", self.clients[client].name));
             }
-            (Ok(words), Change::Create { .. }) => Some(words[0].clone()),
-            (Ok(_), Change::Symlink { at, .. } | Change::Mkdir { at }) => {
+            (Ok(words), WorldChange::Create { .. }) => Some(words[0].clone()),
+            (Ok(_), WorldChange::Symlink { at, .. } | WorldChange::Mkdir { at }) => {
                 let path = self.lock().path(*at);
                 let found = self.clients[client].call(&format!("stat {path}"));
                 Some(found.map_err(|errno| format!("a new {path}: errno {errno}"))?[0].clone())
@@ -182,7 +186,7 @@ impl<'a> Episode<'a> {
 
     /// Carries a change out. Another look of the same client, which began before the last change, may have brought the former
     /// state back, with which the kernel refuses the change for as long as is promised.
-    fn carry_out(&self, client: usize, words: &str, last: Instant) -> Answer {
+    fn carry_out(&self, client: usize, words: &str, last: Instant) -> OperationAnswer {
         loop {
             let begun = Instant::now();
             let answer = self.clients[client].call(words);
@@ -213,7 +217,7 @@ impl<'a> Episode<'a> {
         let answer = self.clients[client].call(&format!("hold {id} {path}"));
         self.note(format!("{} hold {path}: {answer:?}", self.clients[client].name));
         answer.map_err(|errno| format!("an open of {path}: errno {errno}"))?;
-        self.held.lock().unwrap().push(Held { id, client, node });
+        self.held.lock().unwrap().push(EpisodeFile { id, client, node });
         Ok(())
     }
 
@@ -269,7 +273,7 @@ impl<'a> Episode<'a> {
     }
 
     /// Looks at a name. True if the client knows the present state.
-    fn look_at(&self, client: usize, at: At) -> Result<bool, String> {
+    fn look_at(&self, client: usize, at: NameNumber) -> Result<bool, String> {
         let path = self.lock().path(at);
         let is_latest =
             self.ask(client, &format!("stat {path}"), Some(at), |world, look, answer| {
@@ -279,7 +283,7 @@ impl<'a> Episode<'a> {
         Ok(is_latest)
     }
 
-    fn read(&self, client: usize, at: At) -> Result<(), String> {
+    fn read(&self, client: usize, at: NameNumber) -> Result<(), String> {
         let path = self.lock().path(at);
         self.ask(client, &format!("read {path}"), Some(at), |world, look, answer| {
             world.check_read(at, look, answer)
@@ -316,8 +320,8 @@ impl<'a> Episode<'a> {
         &self,
         client: usize,
         words: &str,
-        at: Option<At>,
-        check: impl Fn(&World, Look, &Answer) -> Result<T, String>,
+        at: Option<NameNumber>,
+        check: impl Fn(&ClientWorld, ClientLook, &OperationAnswer) -> Result<T, String>,
     ) -> Result<T, String> {
         let once = || {
             self.counts.looks.fetch_add(1, Ordering::Relaxed);
@@ -340,13 +344,18 @@ impl<'a> Episode<'a> {
 
     /// The answer of a client to a look. The kernel refuses a name of a directory with `ESTALE` if it knows the directory
     /// by a name in another one, and another thread renames something on the same mount (`__d_unalias`): asks again then.
-    fn answer(&self, client: usize, words: &str, at: Option<At>) -> (Answer, Look) {
+    fn answer(
+        &self,
+        client: usize,
+        words: &str,
+        at: Option<NameNumber>,
+    ) -> (OperationAnswer, ClientLook) {
         const TIMES: u32 = 10;
         let once = || {
             let begun = Instant::now();
             let answer = self.clients[client].call(words);
             let promise = self.clients[client].promise(begun);
-            (answer, Look { by: client, begun, ended: Instant::now(), promise })
+            (answer, ClientLook { by: client, begun, ended: Instant::now(), promise })
         };
         let mut asked = once();
         for _ in 0..TIMES {
@@ -368,7 +377,7 @@ impl<'a> Episode<'a> {
         }
         let client = random.usize(..self.clients.len());
         for at in names() {
-            if self.lock().kind(at).is_some() && !self.make(&Change::Remove { at }, client)? {
+            if self.lock().kind(at).is_some() && !self.make(&WorldChange::Remove { at }, client)? {
                 return Err(format!("n{at} is not known before its removal"));
             }
         }
@@ -409,12 +418,12 @@ impl<'a> Episode<'a> {
         text + &format!("it took {:?}", self.begun.elapsed())
     }
 
-    fn lock(&self) -> MutexGuard<'_, World> {
+    fn lock(&self) -> MutexGuard<'_, ClientWorld> {
         self.world.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The model while no change runs, whose inode the model would not know.
-    fn lock_after_change(&self) -> MutexGuard<'_, World> {
+    fn lock_after_change(&self) -> MutexGuard<'_, ClientWorld> {
         loop {
             let world = self.lock();
             if !world.running {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// A look by a client: what it saw was true at some time between the start of the look and its end, or a promise earlier.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct ClientLook {
     /// The client.
     pub by: usize,
     pub begun: Instant,
@@ -13,15 +13,15 @@ pub struct Look {
     pub promise: Duration,
 }
 
-impl Look {
+impl ClientLook {
     /// Like this, without a time for changes to arrive: of data, after the file was opened.
-    pub fn at_once(self) -> Look {
-        Look { promise: Duration::ZERO, ..self }
+    pub fn at_once(self) -> ClientLook {
+        ClientLook { promise: Duration::ZERO, ..self }
     }
 }
 
 #[derive(Debug)]
-struct Version<T> {
+struct FactVersion<T> {
     value: T,
     /// The start of the change that made it.
     from: Instant,
@@ -31,16 +31,16 @@ struct Version<T> {
 
 /// The values of a fact, the oldest first. While a change runs, the value before and after it are both true.
 #[derive(Debug)]
-pub struct History<T>(Vec<Version<T>>);
+pub struct FactHistory<T>(Vec<FactVersion<T>>);
 
-impl<T: PartialEq> History<T> {
-    pub fn new(value: T, from: Instant) -> History<T> {
-        History(vec![Version { value, from, until: None }])
+impl<T: PartialEq> FactHistory<T> {
+    pub fn new(value: T, from: Instant) -> FactHistory<T> {
+        FactHistory(vec![FactVersion { value, from, until: None }])
     }
 
     /// A change to `value` begins.
     pub fn begin(&mut self, value: T, now: Instant) {
-        self.0.push(Version { value, from: now, until: None });
+        self.0.push(FactVersion { value, from: now, until: None });
     }
 
     /// The change by a client has ended.
@@ -56,8 +56,8 @@ impl<T: PartialEq> History<T> {
     }
 
     /// The values that a look may have found. A client knows its own changes at once.
-    pub fn seen(&self, look: Look) -> impl Iterator<Item = &T> {
-        let is_seen = move |version: &&Version<T>| {
+    pub fn seen(&self, look: ClientLook) -> impl Iterator<Item = &T> {
+        let is_seen = move |version: &&FactVersion<T>| {
             let is_early = version.from <= look.ended;
             is_early
                 && version.until.is_none_or(|(until, by)| {
@@ -69,7 +69,7 @@ impl<T: PartialEq> History<T> {
     }
 
     /// All values until the end of a look.
-    pub fn until(&self, look: Look) -> impl Iterator<Item = &T> {
+    pub fn until(&self, look: ClientLook) -> impl Iterator<Item = &T> {
         self.0
             .iter()
             .filter(move |version| version.from <= look.ended)
@@ -77,7 +77,7 @@ impl<T: PartialEq> History<T> {
     }
 
     /// True if a look may have found `value`.
-    pub fn has(&self, look: Look, value: &T) -> bool {
+    pub fn has(&self, look: ClientLook, value: &T) -> bool {
         self.seen(look).any(|seen| seen == value)
     }
 
@@ -92,9 +92,9 @@ impl<T: PartialEq> History<T> {
 fn a_replaced_value_may_be_seen_for_the_time_of_the_promise_and_never_by_who_replaced_it() {
     let start = Instant::now();
     let at = |ms| start + Duration::from_millis(ms);
-    let mut fact = History::new('a', at(0));
+    let mut fact = FactHistory::new('a', at(0));
     fact.begin('b', at(100));
-    let look = |by, begun, ended| Look {
+    let look = |by, begun, ended| ClientLook {
         by,
         begun: at(begun),
         ended: at(ended),

@@ -6,5 +6,5 @@ mod episode;
 mod history;
 mod world;
 
-pub use client::Client;
-pub use episode::{Counts, Episode};
+pub use client::ComparedClient;
+pub use episode::{ClientEpisode, EpisodeCounts};

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use defuse_testkit::agent::{content, sum};
 
-use super::history::History;
+use super::history::FactHistory;
 
 pub const DIRS: [&str; 2] = ["a", "b"];
 pub const NAMES: usize = 5;
@@ -12,57 +12,57 @@ pub const NAMES: usize = 5;
 const PAGE: u64 = 4096;
 
 /// A name, by its number.
-pub type At = usize;
+pub type NameNumber = usize;
 
 /// All names.
-pub fn names() -> std::ops::Range<At> {
+pub fn names() -> std::ops::Range<NameNumber> {
     0..DIRS.len() * NAMES
 }
 
 /// A file, directory or symbolic link.
 #[derive(Debug)]
-pub struct Node {
+pub struct WorldNode {
     /// Its number, on all clients; 0 until it is known.
     pub ino: u64,
     /// `f`, `d` or `l`.
     pub kind: char,
     /// The target of a symbolic link.
     text: String,
-    pub mode: History<u32>,
-    pub size: History<u64>,
-    pub links: History<u64>,
+    pub mode: FactHistory<u32>,
+    pub size: FactHistory<u64>,
+    pub links: FactHistory<u64>,
     /// The sums of the contents.
-    pub data: History<u64>,
+    pub data: FactHistory<u64>,
     bytes: Vec<u8>,
     /// Number of open files.
     held: usize,
     /// Names of it that a renaming has replaced. The servers refuse to link it there again.
-    replaced: Vec<At>,
+    replaced: Vec<NameNumber>,
 }
 
 /// A change.
 #[derive(Clone, Debug)]
-pub enum Change {
-    Create { at: At, len: usize, seed: u64 },
-    Symlink { at: At, text: String },
-    Mkdir { at: At },
-    Overwrite { at: At, len: usize, seed: u64 },
-    Write { at: At, offset: usize, len: usize, seed: u64 },
-    Append { at: At, len: usize, seed: u64 },
-    Truncate { at: At, size: usize },
-    Chmod { at: At, mode: u32 },
-    Remove { at: At },
-    Rename { from: At, to: At },
-    Link { from: At, to: At },
+pub enum WorldChange {
+    Create { at: NameNumber, len: usize, seed: u64 },
+    Symlink { at: NameNumber, text: String },
+    Mkdir { at: NameNumber },
+    Overwrite { at: NameNumber, len: usize, seed: u64 },
+    Write { at: NameNumber, offset: usize, len: usize, seed: u64 },
+    Append { at: NameNumber, len: usize, seed: u64 },
+    Truncate { at: NameNumber, size: usize },
+    Chmod { at: NameNumber, mode: u32 },
+    Remove { at: NameNumber },
+    Rename { from: NameNumber, to: NameNumber },
+    Link { from: NameNumber, to: NameNumber },
 }
 
 /// The model.
 #[derive(Debug)]
-pub struct World {
+pub struct ClientWorld {
     /// The directory, for [`Client::call`](super::client::Client::call).
     pub place: String,
-    pub names: Vec<History<Option<usize>>>,
-    pub nodes: Vec<Node>,
+    pub names: Vec<FactHistory<Option<usize>>>,
+    pub nodes: Vec<WorldNode>,
     /// Names that were replaced without a message of the servers: the former file is open.
     silent: Vec<bool>,
     /// A change that runs.
@@ -70,33 +70,33 @@ pub struct World {
     pub last_change: Instant,
 }
 
-impl World {
-    pub fn new(place: String) -> World {
+impl ClientWorld {
+    pub fn new(place: String) -> ClientWorld {
         let now = Instant::now();
-        let names: Vec<_> = names().map(|_| History::new(None, now)).collect();
+        let names: Vec<_> = names().map(|_| FactHistory::new(None, now)).collect();
         let silent = vec![false; names.len()];
-        World { place, silent, names, nodes: Vec::new(), running: false, last_change: now }
+        ClientWorld { place, silent, names, nodes: Vec::new(), running: false, last_change: now }
     }
 
-    pub fn path(&self, at: At) -> String {
+    pub fn path(&self, at: NameNumber) -> String {
         format!("{}/{}/n{}", self.place, DIRS[at / NAMES], at % NAMES)
     }
 
     /// The kind of what has a name.
-    pub fn kind(&self, at: At) -> Option<char> {
+    pub fn kind(&self, at: NameNumber) -> Option<char> {
         self.names[at].latest().map(|node| self.nodes[node].kind)
     }
 
-    pub fn node(&self, at: At) -> Option<usize> {
+    pub fn node(&self, at: NameNumber) -> Option<usize> {
         *self.names[at].latest()
     }
 
-    pub fn text(&self, at: At) -> Option<&str> {
+    pub fn text(&self, at: NameNumber) -> Option<&str> {
         self.node(at).map(|node| &*self.nodes[node].text)
     }
 
     /// A change that is possible now.
-    pub fn choose(&self, random: &mut fastrand::Rng) -> Change {
+    pub fn choose(&self, random: &mut fastrand::Rng) -> WorldChange {
         let len = |random: &mut fastrand::Rng| match random.u32(..10) {
             0 => 0,
             1 => random.usize(..200_000),
@@ -110,28 +110,28 @@ impl World {
             let size = node.map_or(0, |node| node.bytes.len());
             let was_replaced = node.is_some_and(|node| node.replaced.contains(&to));
             return match (random.u32(..12), node.map(|node| node.kind)) {
-                (0..6, None) => Change::Create { at, len: len(random), seed },
-                (6, None) => Change::Symlink { at, text: format!("text-{seed}") },
-                (7, None) => Change::Mkdir { at },
-                (0, Some('f')) => Change::Overwrite { at, len: len(random), seed },
+                (0..6, None) => WorldChange::Create { at, len: len(random), seed },
+                (6, None) => WorldChange::Symlink { at, text: format!("text-{seed}") },
+                (7, None) => WorldChange::Mkdir { at },
+                (0, Some('f')) => WorldChange::Overwrite { at, len: len(random), seed },
                 (1, Some('f')) => {
                     let offset = random.usize(..size + 3000);
-                    Change::Write { at, offset, len: 1 + random.usize(..3000), seed }
+                    WorldChange::Write { at, offset, len: 1 + random.usize(..3000), seed }
                 }
-                (2, Some('f')) => Change::Append { at, len: 1 + random.usize(..3000), seed },
-                (3, Some('f')) => Change::Truncate { at, size: random.usize(..size + 3000) },
+                (2, Some('f')) => WorldChange::Append { at, len: 1 + random.usize(..3000), seed },
+                (3, Some('f')) => WorldChange::Truncate { at, size: random.usize(..size + 3000) },
                 (4, Some('f' | 'd')) => {
-                    Change::Chmod { at, mode: random.choice([0o600, 0o640, 0o755]).unwrap() }
+                    WorldChange::Chmod { at, mode: random.choice([0o600, 0o640, 0o755]).unwrap() }
                 }
-                (5 | 6, Some(_)) => Change::Remove { at },
+                (5 | 6, Some(_)) => WorldChange::Remove { at },
                 (7..10, Some(kind)) if at != to => match other {
                     // Two names of one file stay.
                     Some(_) if self.node(at) == self.node(to) => continue,
                     Some(other) if (kind == 'd') != (other.kind == 'd') => continue,
-                    _ => Change::Rename { from: at, to },
+                    _ => WorldChange::Rename { from: at, to },
                 },
                 (10 | 11, Some('f')) if other.is_none() && !was_replaced => {
-                    Change::Link { from: at, to }
+                    WorldChange::Link { from: at, to }
                 }
                 _ => continue,
             };
@@ -139,81 +139,85 @@ impl World {
     }
 
     /// The names that a change concerns.
-    pub fn concerned(change: &Change) -> Vec<At> {
+    pub fn concerned(change: &WorldChange) -> Vec<NameNumber> {
         match *change {
-            Change::Rename { from, to } | Change::Link { from, to } => vec![from, to],
-            Change::Create { at, .. }
-            | Change::Symlink { at, .. }
-            | Change::Mkdir { at }
-            | Change::Overwrite { at, .. }
-            | Change::Write { at, .. }
-            | Change::Append { at, .. }
-            | Change::Truncate { at, .. }
-            | Change::Chmod { at, .. }
-            | Change::Remove { at } => vec![at],
+            WorldChange::Rename { from, to } | WorldChange::Link { from, to } => vec![from, to],
+            WorldChange::Create { at, .. }
+            | WorldChange::Symlink { at, .. }
+            | WorldChange::Mkdir { at }
+            | WorldChange::Overwrite { at, .. }
+            | WorldChange::Write { at, .. }
+            | WorldChange::Append { at, .. }
+            | WorldChange::Truncate { at, .. }
+            | WorldChange::Chmod { at, .. }
+            | WorldChange::Remove { at } => vec![at],
         }
     }
 
     /// The words for the change.
-    pub fn words(&self, change: &Change) -> String {
-        let path = |at: &At| self.path(*at);
+    pub fn words(&self, change: &WorldChange) -> String {
+        let path = |at: &NameNumber| self.path(*at);
         match change {
-            Change::Create { at, len, seed } => format!("create {} {len} {seed}", path(at)),
-            Change::Symlink { at, text } => format!("symlink {text} {}", path(at)),
-            Change::Mkdir { at } => format!("mkdir {}", path(at)),
-            Change::Overwrite { at, len, seed } => format!("overwrite {} {len} {seed}", path(at)),
-            Change::Write { at, offset, len, seed } => {
+            WorldChange::Create { at, len, seed } => format!("create {} {len} {seed}", path(at)),
+            WorldChange::Symlink { at, text } => format!("symlink {text} {}", path(at)),
+            WorldChange::Mkdir { at } => format!("mkdir {}", path(at)),
+            WorldChange::Overwrite { at, len, seed } => {
+                format!("overwrite {} {len} {seed}", path(at))
+            }
+            WorldChange::Write { at, offset, len, seed } => {
                 format!("write {} {offset} {len} {seed}", path(at))
             }
-            Change::Append { at, len, seed } => format!("append {} {len} {seed}", path(at)),
-            Change::Truncate { at, size } => format!("truncate {} {size}", path(at)),
-            Change::Chmod { at, mode } => format!("chmod {} {mode:o}", path(at)),
-            Change::Remove { at } if self.kind(*at) == Some('d') => format!("rmdir {}", path(at)),
-            Change::Remove { at } => format!("unlink {}", path(at)),
-            Change::Rename { from, to } => format!("rename {} {}", path(from), path(to)),
-            Change::Link { from, to } => format!("link {} {}", path(from), path(to)),
+            WorldChange::Append { at, len, seed } => format!("append {} {len} {seed}", path(at)),
+            WorldChange::Truncate { at, size } => format!("truncate {} {size}", path(at)),
+            WorldChange::Chmod { at, mode } => format!("chmod {} {mode:o}", path(at)),
+            WorldChange::Remove { at } if self.kind(*at) == Some('d') => {
+                format!("rmdir {}", path(at))
+            }
+            WorldChange::Remove { at } => format!("unlink {}", path(at)),
+            WorldChange::Rename { from, to } => format!("rename {} {}", path(from), path(to)),
+            WorldChange::Link { from, to } => format!("link {} {}", path(from), path(to)),
         }
     }
 
     /// A change begins: both states are true until its end.
-    pub fn begin(&mut self, change: &Change) {
+    pub fn begin(&mut self, change: &WorldChange) {
         let now = Instant::now();
         self.running = true;
         match change {
-            Change::Create { at, len, seed } => {
+            WorldChange::Create { at, len, seed } => {
                 self.make(*at, 'f', String::new(), now);
                 self.fill(*at, content(*seed, *len), now);
             }
-            Change::Symlink { at, text } => self.make(*at, 'l', text.clone(), now),
-            Change::Mkdir { at } => self.make(*at, 'd', String::new(), now),
-            Change::Overwrite { at, len, seed } => {
+            WorldChange::Symlink { at, text } => self.make(*at, 'l', text.clone(), now),
+            WorldChange::Mkdir { at } => self.make(*at, 'd', String::new(), now),
+            WorldChange::Overwrite { at, len, seed } => {
                 // In two steps.
                 self.fill(*at, Vec::new(), now);
                 self.fill(*at, content(*seed, *len), now);
             }
-            Change::Write { at, offset, len, seed } => {
+            WorldChange::Write { at, offset, len, seed } => {
                 let mut bytes = self.bytes(*at);
                 bytes.resize(bytes.len().max(offset + len), 0);
                 bytes[*offset..offset + len].copy_from_slice(&content(*seed, *len));
                 self.fill(*at, bytes, now);
             }
-            Change::Append { at, len, seed } => {
+            WorldChange::Append { at, len, seed } => {
                 self.fill(*at, [self.bytes(*at), content(*seed, *len)].concat(), now);
             }
-            Change::Truncate { at, size } => {
+            WorldChange::Truncate { at, size } => {
                 let mut bytes = self.bytes(*at);
                 bytes.resize(*size, 0);
                 self.fill(*at, bytes, now);
             }
-            Change::Chmod { at, mode } => {
+            WorldChange::Chmod { at, mode } => {
                 let node = self.node(*at).unwrap();
                 self.nodes[node].mode.begin(*mode, now);
             }
-            Change::Remove { at } => {
+            WorldChange::Remove { at } => {
                 self.leave(*at, now);
                 self.names[*at].begin(None, now);
             }
-            Change::Rename { from, to } => {
+            WorldChange::Rename { from, to } => {
                 if let Some(replaced) = self.node(*to) {
                     self.silent[*to] = self.nodes[replaced].held > 0;
                     self.nodes[replaced].replaced.push(*to);
@@ -227,7 +231,7 @@ impl World {
                 self.names[*from].begin(None, now);
                 self.names[*to].begin(Some(node), now);
             }
-            Change::Link { from, to } => {
+            WorldChange::Link { from, to } => {
                 let node = self.node(*from).unwrap();
                 let links = self.nodes[node].links.latest() + 1;
                 self.nodes[node].links.begin(links, now);
@@ -259,20 +263,20 @@ impl World {
         *held = if is_open { *held + 1 } else { *held - 1 };
     }
 
-    pub fn is_silent(&self, at: At) -> bool {
+    pub fn is_silent(&self, at: NameNumber) -> bool {
         self.silent[at]
     }
 
-    fn make(&mut self, at: At, kind: char, text: String, now: Instant) {
+    fn make(&mut self, at: NameNumber, kind: char, text: String, now: Instant) {
         let mode = if kind == 'd' { 0o700 } else { 0o600 };
-        let node = Node {
+        let node = WorldNode {
             ino: 0,
             kind,
             text,
-            mode: History::new(mode, now),
-            size: History::new(0, now),
-            links: History::new(1, now),
-            data: History::new(sum(&[]), now),
+            mode: FactHistory::new(mode, now),
+            size: FactHistory::new(0, now),
+            links: FactHistory::new(1, now),
+            data: FactHistory::new(sum(&[]), now),
             bytes: Vec::new(),
             held: 0,
             replaced: Vec::new(),
@@ -281,7 +285,7 @@ impl World {
         self.nodes.push(node);
     }
 
-    fn fill(&mut self, at: At, bytes: Vec<u8>, now: Instant) {
+    fn fill(&mut self, at: NameNumber, bytes: Vec<u8>, now: Instant) {
         let node = self.node(at).unwrap();
         let node = &mut self.nodes[node];
         // The kernel may send a write page by page.
@@ -293,11 +297,11 @@ impl World {
         node.bytes = bytes;
     }
 
-    fn bytes(&self, at: At) -> Vec<u8> {
+    fn bytes(&self, at: NameNumber) -> Vec<u8> {
         self.nodes[self.node(at).unwrap()].bytes.clone()
     }
 
-    fn leave(&mut self, at: At, now: Instant) {
+    fn leave(&mut self, at: NameNumber, now: Instant) {
         let node = self.node(at).unwrap();
         let links = self.nodes[node].links.latest() - 1;
         self.nodes[node].links.begin(links, now);

@@ -16,13 +16,13 @@ const BLOCKS: u64 = 16;
 pub const LONG: u64 = 4096;
 
 /// Running writers, each of which has a file of its own.
-pub struct Load {
+pub struct WriterLoad {
     stop: Arc<AtomicBool>,
-    writers: Vec<JoinHandle<Written>>,
+    writers: Vec<JoinHandle<WriterResult>>,
 }
 
 /// The work of a writer.
-pub struct Written {
+pub struct WriterResult {
     name: String,
     /// The version of each block that fsync(2) has acknowledged, and the last one that was written.
     blocks: Vec<(u64, u64)>,
@@ -38,55 +38,55 @@ pub struct Written {
     pub longest_of_data: Duration,
 }
 
-impl Load {
+impl WriterLoad {
     /// Starts a writer for each name in `dir`.
-    pub fn start(dir: &Path, names: impl IntoIterator<Item = String>) -> Load {
-        Load::with(dir, names, 1)
+    pub fn start(dir: &Path, names: impl IntoIterator<Item = String>) -> WriterLoad {
+        WriterLoad::with(dir, names, 1)
     }
 
     /// Starts writers that begin again after `rounds`.
-    pub fn with(dir: &Path, names: impl IntoIterator<Item = String>, rounds: u64) -> Load {
+    pub fn with(dir: &Path, names: impl IntoIterator<Item = String>, rounds: u64) -> WriterLoad {
         let stop = Arc::new(AtomicBool::new(false));
         let writer = |name: String| {
             let (path, stop) = (dir.join(&name), Arc::clone(&stop));
             std::thread::spawn(move || write(path, name, rounds, &stop))
         };
         let writers = names.into_iter().map(writer).collect();
-        Load { stop, writers }
+        WriterLoad { stop, writers }
     }
 
     /// Ends the writers.
-    pub fn stop(self) -> Vec<Written> {
+    pub fn stop(self) -> Vec<WriterResult> {
         self.stop.store(true, Ordering::Release);
         self.writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     }
 }
 
 /// Threads that each have one request at a time.
-pub struct Callers {
+pub struct CallerThreads {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Duration>>,
 }
 
-impl Callers {
+impl CallerThreads {
     /// Starts this number of threads, which ask for the attributes of a file by its name.
-    pub fn by_name(path: PathBuf, count: usize) -> Callers {
-        Callers::start((0..count).map(|_| {
+    pub fn by_name(path: PathBuf, count: usize) -> CallerThreads {
+        CallerThreads::start((0..count).map(|_| {
             let path = path.clone();
             move || drop(path.metadata())
         }))
     }
 
     /// Starts a thread for each file, which changes its mode through an open file.
-    pub fn by_open_files(paths: impl Iterator<Item = PathBuf>) -> Callers {
-        Callers::start(paths.map(|path| {
+    pub fn by_open_files(paths: impl Iterator<Item = PathBuf>) -> CallerThreads {
+        CallerThreads::start(paths.map(|path| {
             let file = File::open(path).unwrap();
             move || drop(file.set_permissions(Permissions::from_mode(0o644)))
         }))
     }
 
     /// Calls may fail while a server is away.
-    fn start<C: Fn() + Send + 'static>(calls: impl Iterator<Item = C>) -> Callers {
+    fn start<C: Fn() + Send + 'static>(calls: impl Iterator<Item = C>) -> CallerThreads {
         let stop = Arc::new(AtomicBool::new(false));
         let caller = |call: C| {
             let stop = Arc::clone(&stop);
@@ -103,7 +103,7 @@ impl Callers {
             })
         };
         let threads = calls.map(caller).collect();
-        Callers { stop, threads }
+        CallerThreads { stop, threads }
     }
 
     /// Ends the threads. Returns the time of the longest call.
@@ -113,9 +113,9 @@ impl Callers {
     }
 }
 
-fn write(path: PathBuf, name: String, rounds: u64, stop: &AtomicBool) -> Written {
+fn write(path: PathBuf, name: String, rounds: u64, stop: &AtomicBool) -> WriterResult {
     let blocks = vec![(0, 0); (rounds * BLOCKS) as usize];
-    let mut written = Written {
+    let mut written = WriterResult {
         name,
         blocks,
         syncs: 0,
@@ -137,7 +137,7 @@ fn write(path: PathBuf, name: String, rounds: u64, stop: &AtomicBool) -> Written
     written
 }
 
-impl Written {
+impl WriterResult {
     /// Writes a version to the blocks of this round, and has it acknowledged.
     fn round(&mut self, path: &Path, open: &mut Option<File>, version: u64) -> io::Result<()> {
         if open.is_none() {
@@ -219,7 +219,7 @@ fn lost_torn_and_foreign_blocks_are_found() {
     let place = defuse_testkit::mounted::scratch().unwrap();
     let blocks = vec![(5, 6); BLOCKS as usize];
     let none = Duration::ZERO;
-    let written = Written {
+    let written = WriterResult {
         name: "a".to_owned(),
         blocks,
         syncs: 1,

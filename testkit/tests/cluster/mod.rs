@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use defuse_testkit::cluster::GlusterCluster;
-use defuse_testkit::mounted::Mount;
+use defuse_testkit::mounted::ServedMount;
 
-pub use load::{Callers, LONG, Load, Written};
+pub use load::{CallerThreads, LONG, WriterLoad, WriterResult};
 
 /// Seconds without an answer after which GlusterFS gives up a connection.
 pub const PING: &str = "4";
@@ -35,16 +35,16 @@ pub fn until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 /// Mounts a volume by this program. The third server has no bricks, and never fails.
-pub fn mount(cluster: &GlusterCluster, volume: &str, place: &Path) -> Mount {
+pub fn mount(cluster: &GlusterCluster, volume: &str, place: &Path) -> ServedMount {
     let inside = cluster.servers().inside();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{}/{volume}", cluster.host(3));
-    Mount::under(&inside, source.as_ref(), place, &[]).unwrap()
+    ServedMount::under(&inside, source.as_ref(), place, &[]).unwrap()
 }
 
 /// Mounts a volume by GlusterFS's own client.
-pub fn native(cluster: &GlusterCluster, volume: &str, place: &Path) -> Mount {
-    Mount::native(cluster.servers(), (&cluster.host(3), volume), place, &[]).unwrap()
+pub fn native(cluster: &GlusterCluster, volume: &str, place: &Path) -> ServedMount {
+    ServedMount::native(cluster.servers(), (&cluster.host(3), volume), place, &[]).unwrap()
 }
 
 /// Resident memory of a process in KiB.

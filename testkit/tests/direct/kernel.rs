@@ -5,25 +5,25 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use defuse_direct::Credentials;
+use defuse_direct::TaskCredentials;
 use rustix::fs::{
     Access, AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom,
     Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
 
-use super::ops::{Op, PATHS, TARGETS, XATTRS, acl};
+use super::ops::{DirectOp, PATHS, TARGETS, XATTRS, acl};
 
 type Result<T> = std::result::Result<T, Errno>;
 
 /// Runs `ops` in `root` on a new thread with the credentials `who`. Returns the results as text.
-pub fn run(root: &Path, who: &Credentials, ops: &[Op]) -> Vec<String> {
+pub fn run(root: &Path, who: &TaskCredentials, ops: &[DirectOp]) -> Vec<String> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let root = rustix::fs::open(root, flags, Mode::empty()).unwrap();
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             become_user(who);
-            let mut side = Kernel { root: root.as_fd(), files: Vec::new() };
+            let mut side = KernelSide { root: root.as_fd(), files: Vec::new() };
             ops.iter().map(|op| side.step(op)).collect()
         });
         thread.join().unwrap()
@@ -31,7 +31,7 @@ pub fn run(root: &Path, who: &Credentials, ops: &[Op]) -> Vec<String> {
 }
 
 /// Changes the credentials of this thread only, which ends soon.
-fn become_user(who: &Credentials) {
+fn become_user(who: &TaskCredentials) {
     let groups: Vec<_> = who.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
     let (uid, gid) = (Uid::from_raw(who.uid), Gid::from_raw(who.gid));
     rustix::thread::set_thread_groups(&groups).unwrap();
@@ -67,7 +67,7 @@ pub fn tree(root: &Path) -> String {
     out
 }
 
-struct Kernel<'a> {
+struct KernelSide<'a> {
     root: BorrowedFd<'a>,
     files: Vec<OwnedFd>,
 }
@@ -92,8 +92,8 @@ fn at_flags(follow: bool) -> AtFlags {
     if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW }
 }
 
-impl Kernel<'_> {
-    fn step(&mut self, op: &Op) -> String {
+impl KernelSide<'_> {
+    fn step(&mut self, op: &DirectOp) -> String {
         let file = |file: usize| self.files.get(file % self.files.len().max(1));
         macro_rules! file {
             ($number:expr) => {
@@ -104,7 +104,7 @@ impl Kernel<'_> {
             };
         }
         match *op {
-            Op::Open { path, flags, mode } => {
+            DirectOp::Open { path, flags, mode } => {
                 let (flags, mode) = (OFlags::from_bits_retain(flags), Mode::from_raw_mode(mode));
                 match rustix::fs::openat(self.root, PATHS[path], flags, mode) {
                     Ok(file) => {
@@ -114,7 +114,7 @@ impl Kernel<'_> {
                     Err(errno) => text::<()>(Err(errno)),
                 }
             }
-            Op::OpenIn { dir, path, flags, mode } => {
+            DirectOp::OpenIn { dir, path, flags, mode } => {
                 let (flags, mode) = (OFlags::from_bits_retain(flags), Mode::from_raw_mode(mode));
                 match rustix::fs::openat(file!(dir), PATHS[path], flags, mode) {
                     Ok(file) => {
@@ -124,86 +124,88 @@ impl Kernel<'_> {
                     Err(errno) => text::<()>(Err(errno)),
                 }
             }
-            Op::Dup { file } => {
+            DirectOp::Dup { file } => {
                 let copy = rustix::io::fcntl_dupfd_cloexec(file!(file), 0).unwrap();
                 self.files.push(copy);
                 "open".to_owned()
             }
-            Op::Append { file, on } => {
+            DirectOp::Append { file, on } => {
                 let flags = if on { OFlags::APPEND } else { OFlags::empty() };
                 text(rustix::fs::fcntl_setfl(file!(file), flags))
             }
-            Op::RenameIn { dirs, from, to } => {
+            DirectOp::RenameIn { dirs, from, to } => {
                 let (old, new) = (file!(dirs.0), file!(dirs.1));
                 text(rustix::fs::renameat(old, PATHS[from], new, PATHS[to]))
             }
-            Op::UnlinkIn { dir, path } => {
+            DirectOp::UnlinkIn { dir, path } => {
                 text(rustix::fs::unlinkat(file!(dir), PATHS[path], AtFlags::empty()))
             }
-            Op::Close { file } => {
+            DirectOp::Close { file } => {
                 if self.files.is_empty() {
                     return String::new();
                 }
                 drop(self.files.remove(file % self.files.len()));
                 "()".to_owned()
             }
-            Op::Read { file, len } => {
+            DirectOp::Read { file, len } => {
                 let mut room = vec![0; len];
                 let result = rustix::io::read(file!(file), &mut room[..]);
                 text(result.map(|count| room[..count].to_vec()))
             }
-            Op::Write { file, len, byte } => text(rustix::io::write(file!(file), &vec![byte; len])),
-            Op::Pread { file, len, offset } => {
+            DirectOp::Write { file, len, byte } => {
+                text(rustix::io::write(file!(file), &vec![byte; len]))
+            }
+            DirectOp::Pread { file, len, offset } => {
                 let mut room = vec![0; len];
                 let result = rustix::io::pread(file!(file), &mut room[..], offset);
                 text(result.map(|count| room[..count].to_vec()))
             }
-            Op::Pwrite { file, len, offset, byte } => {
+            DirectOp::Pwrite { file, len, offset, byte } => {
                 text(rustix::io::pwrite(file!(file), &vec![byte; len], offset))
             }
-            Op::Seek { file, offset, whence } => seek(file!(file), offset, whence),
-            Op::Ftruncate { file, length } => {
+            DirectOp::Seek { file, offset, whence } => seek(file!(file), offset, whence),
+            DirectOp::Ftruncate { file, length } => {
                 text(rustix::fs::ftruncate(file!(file), length as u64))
             }
-            Op::Fallocate { file, mode, offset, length } => {
+            DirectOp::Fallocate { file, mode, offset, length } => {
                 let mode = FallocateFlags::from_bits_retain(mode);
                 text(rustix::fs::fallocate(file!(file), mode, offset as u64, length as u64))
             }
-            Op::Copy { from, to, len } => {
+            DirectOp::Copy { from, to, len } => {
                 text(rustix::fs::copy_file_range(file!(from), None, file!(to), None, len))
             }
-            Op::List { file } => list(file!(file)),
-            Op::Fstat { file } => {
+            DirectOp::List { file } => list(file!(file)),
+            DirectOp::Fstat { file } => {
                 let stat = rustix::fs::fstat(file!(file)).map(stat_text);
                 text(stat)
             }
-            Op::Fchmod { file, mode } => {
+            DirectOp::Fchmod { file, mode } => {
                 text(rustix::fs::fchmod(file!(file), Mode::from_raw_mode(mode)))
             }
             _ => self.step_path(op),
         }
     }
 
-    fn step_path(&self, op: &Op) -> String {
+    fn step_path(&self, op: &DirectOp) -> String {
         let (p, root) = (|path: usize| PATHS[path], self.root);
         match *op {
-            Op::Stat { path, follow } => {
+            DirectOp::Stat { path, follow } => {
                 text(rustix::fs::statat(root, p(path), at_flags(follow)).map(stat_text))
             }
-            Op::Access { path, mask } => {
+            DirectOp::Access { path, mask } => {
                 let access = Access::from_bits_retain(mask);
                 text(rustix::fs::accessat(root, p(path), access, AtFlags::empty()))
             }
-            Op::Chmod { path, mode } => {
+            DirectOp::Chmod { path, mode } => {
                 let mode = Mode::from_raw_mode(mode);
                 text(rustix::fs::chmodat(root, p(path), mode, AtFlags::empty()))
             }
-            Op::Chown { path, uid, gid, follow } => {
+            DirectOp::Chown { path, uid, gid, follow } => {
                 let user = (uid != u32::MAX).then(|| Uid::from_raw(uid));
                 let group = (gid != u32::MAX).then(|| Gid::from_raw(gid));
                 text(rustix::fs::chownat(root, p(path), user, group, at_flags(follow)))
             }
-            Op::Utimens { path, now, follow } => {
+            DirectOp::Utimens { path, now, follow } => {
                 let nsec = |value| Timespec { tv_sec: 1, tv_nsec: value };
                 let times = match now {
                     true => [nsec(rustix::fs::UTIME_NOW), nsec(rustix::fs::UTIME_NOW)],
@@ -212,32 +214,36 @@ impl Kernel<'_> {
                 let times = Timestamps { last_access: times[0], last_modification: times[1] };
                 text(rustix::fs::utimensat(root, p(path), &times, at_flags(follow)))
             }
-            Op::Truncate { path, length } => self.truncate(p(path), length),
-            Op::Mkdir { path, mode } => {
+            DirectOp::Truncate { path, length } => self.truncate(p(path), length),
+            DirectOp::Mkdir { path, mode } => {
                 text(rustix::fs::mkdirat(root, p(path), Mode::from_raw_mode(mode)))
             }
-            Op::Mknod { path, mode } => {
+            DirectOp::Mknod { path, mode } => {
                 let (kind, perm) = (mode & 0o170000, Mode::from_raw_mode(mode));
                 let kind =
                     if kind == 0 { FileType::RegularFile } else { FileType::from_raw_mode(kind) };
                 text(rustix::fs::mknodat(root, p(path), kind, perm, 0xf005))
             }
-            Op::Rmdir { path } => text(rustix::fs::unlinkat(root, p(path), AtFlags::REMOVEDIR)),
-            Op::Unlink { path } => text(rustix::fs::unlinkat(root, p(path), AtFlags::empty())),
-            Op::Symlink { target, path } => {
+            DirectOp::Rmdir { path } => {
+                text(rustix::fs::unlinkat(root, p(path), AtFlags::REMOVEDIR))
+            }
+            DirectOp::Unlink { path } => {
+                text(rustix::fs::unlinkat(root, p(path), AtFlags::empty()))
+            }
+            DirectOp::Symlink { target, path } => {
                 text(rustix::fs::symlinkat(TARGETS[target], root, p(path)))
             }
-            Op::Readlink { path } => {
+            DirectOp::Readlink { path } => {
                 let link = rustix::fs::readlinkat(root, p(path), Vec::new());
                 // The kernel takes an empty path for the directory, which is no link.
                 let link = if p(path).is_empty() { Err(Errno::NOENT) } else { link };
                 text(link.map(|link| link.into_bytes()))
             }
-            Op::Link { from, to, follow } => {
+            DirectOp::Link { from, to, follow } => {
                 let flags = if follow { AtFlags::SYMLINK_FOLLOW } else { AtFlags::empty() };
                 text(rustix::fs::linkat(root, p(from), root, p(to), flags))
             }
-            Op::Rename { from, to, flags } => {
+            DirectOp::Rename { from, to, flags } => {
                 let flags = RenameFlags::from_bits_retain(flags);
                 text(rustix::fs::renameat_with(root, p(from), root, p(to), flags))
             }
@@ -264,18 +270,18 @@ impl Kernel<'_> {
         format!("/proc/thread-self/fd/{}/{path}", self.root.as_raw_fd())
     }
 
-    fn step_xattr(&self, op: &Op) -> String {
+    fn step_xattr(&self, op: &DirectOp) -> String {
         let place = |path: usize| match PATHS[path] {
             "" => String::new(),
             path => self.full(path),
         };
         match *op {
-            Op::SetXattr { path, name, len, flags } => {
+            DirectOp::SetXattr { path, name, len, flags } => {
                 let flags = XattrFlags::from_bits_retain(flags);
                 let value = vec![b'v'; len];
                 text(rustix::fs::setxattr(place(path), XATTRS[name], &value, flags))
             }
-            Op::GetXattr { path, name, room } => {
+            DirectOp::GetXattr { path, name, room } => {
                 let mut value = vec![0u8; room];
                 match rustix::fs::getxattr(place(path), XATTRS[name], &mut value[..]) {
                     Ok(len) if room == 0 => format!("{len}"),
@@ -283,17 +289,17 @@ impl Kernel<'_> {
                     Err(errno) => text::<()>(Err(errno)),
                 }
             }
-            Op::ListXattr { path } => {
+            DirectOp::ListXattr { path } => {
                 let mut names = vec![0u8; 4096];
                 text(rustix::fs::listxattr(place(path), &mut names[..]).map(|len| {
                     names.truncate(len);
                     names
                 }))
             }
-            Op::RemoveXattr { path, name } => {
+            DirectOp::RemoveXattr { path, name } => {
                 text(rustix::fs::removexattr(place(path), XATTRS[name]))
             }
-            Op::SetAcl { path, perm } => {
+            DirectOp::SetAcl { path, perm } => {
                 let name = "system.posix_acl_access";
                 text(rustix::fs::setxattr(place(path), name, &acl(perm), XattrFlags::empty()))
             }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 /// One call. Paths and open files are selected by number.
 #[derive(Clone, Copy, Debug)]
-pub enum Op {
+pub enum DirectOp {
     Open {
         path: usize,
         flags: u32,
@@ -270,82 +270,82 @@ fn id() -> impl Strategy<Value = u32> {
 }
 
 /// Up to 40 calls.
-pub fn sequence() -> impl Strategy<Value = Vec<Op>> {
+pub fn sequence() -> impl Strategy<Value = Vec<DirectOp>> {
     vec(prop_oneof![5 => files(), 6 => names(), 4 => attributes()], 1..40)
 }
 
-fn files() -> impl Strategy<Value = Op> {
+fn files() -> impl Strategy<Value = DirectOp> {
     let (path, file, len) = (0..PATHS.len(), 0..4usize, 0..6000usize);
     let offset = prop_oneof![0..9000i64, Just(-1), Just(i64::MAX)];
     let range = prop_oneof![Just(0), Just(1), Just(3), Just(4096), Just(8192)];
     prop_oneof![
-        6 => (path, flags(), mode()).prop_map(|(path, flags, mode)| Op::Open { path, flags, mode }),
+        6 => (path, flags(), mode()).prop_map(|(path, flags, mode)| DirectOp::Open { path, flags, mode }),
         2 => (file.clone(), 0..PATHS.len(), flags(), mode())
-            .prop_map(|(dir, path, flags, mode)| Op::OpenIn { dir, path, flags, mode }),
-        1 => file.clone().prop_map(|file| Op::Dup { file }),
-        1 => (file.clone(), any::<bool>()).prop_map(|(file, on)| Op::Append { file, on }),
-        1 => file.clone().prop_map(|file| Op::Close { file }),
-        2 => (file.clone(), len.clone()).prop_map(|(file, len)| Op::Read { file, len }),
+            .prop_map(|(dir, path, flags, mode)| DirectOp::OpenIn { dir, path, flags, mode }),
+        1 => file.clone().prop_map(|file| DirectOp::Dup { file }),
+        1 => (file.clone(), any::<bool>()).prop_map(|(file, on)| DirectOp::Append { file, on }),
+        1 => file.clone().prop_map(|file| DirectOp::Close { file }),
+        2 => (file.clone(), len.clone()).prop_map(|(file, len)| DirectOp::Read { file, len }),
         3 => (file.clone(), len.clone(), any::<u8>())
-            .prop_map(|(file, len, byte)| Op::Write { file, len, byte }),
+            .prop_map(|(file, len, byte)| DirectOp::Write { file, len, byte }),
         1 => (file.clone(), len.clone(), 0..9000u64)
-            .prop_map(|(file, len, offset)| Op::Pread { file, len, offset }),
+            .prop_map(|(file, len, offset)| DirectOp::Pread { file, len, offset }),
         1 => (file.clone(), len.clone(), 0..9000u64, any::<u8>())
-            .prop_map(|(file, len, offset, byte)| Op::Pwrite { file, len, offset, byte }),
+            .prop_map(|(file, len, offset, byte)| DirectOp::Pwrite { file, len, offset, byte }),
         2 => (file.clone(), offset.clone(), 0..6u32)
-            .prop_map(|(file, offset, whence)| Op::Seek { file, offset, whence }),
-        1 => (file.clone(), offset.clone()).prop_map(|(file, length)| Op::Ftruncate {
+            .prop_map(|(file, offset, whence)| DirectOp::Seek { file, offset, whence }),
+        1 => (file.clone(), offset.clone()).prop_map(|(file, length)| DirectOp::Ftruncate {
             file,
             length: length.min(100_000)
         }),
         1 => (file.clone(), range, offset, 0..9000i64).prop_map(|(file, mode, offset, length)| {
-            Op::Fallocate { file, mode: mode as u32 & 0x13, offset: offset.min(100_000), length }
+            DirectOp::Fallocate { file, mode: mode as u32 & 0x13, offset: offset.min(100_000), length }
         }),
-        1 => (file.clone(), file.clone(), len).prop_map(|(from, to, len)| Op::Copy { from, to, len }),
-        1 => file.clone().prop_map(|file| Op::List { file }),
-        1 => file.clone().prop_map(|file| Op::Fstat { file }),
-        1 => (file, mode()).prop_map(|(file, mode)| Op::Fchmod { file, mode }),
+        1 => (file.clone(), file.clone(), len).prop_map(|(from, to, len)| DirectOp::Copy { from, to, len }),
+        1 => file.clone().prop_map(|file| DirectOp::List { file }),
+        1 => file.clone().prop_map(|file| DirectOp::Fstat { file }),
+        1 => (file, mode()).prop_map(|(file, mode)| DirectOp::Fchmod { file, mode }),
     ]
 }
 
-fn names() -> impl Strategy<Value = Op> {
+fn names() -> impl Strategy<Value = DirectOp> {
     let path = 0..PATHS.len();
     let flags = prop_oneof![4 => Just(0u32), 1 => 0..9u32];
     let kind = prop_oneof![Just(0u32), Just(0o100000), Just(0o140000), Just(0o020000)];
     prop_oneof![
-        3 => (path.clone(), mode()).prop_map(|(path, mode)| Op::Mkdir { path, mode }),
-        1 => (path.clone(), kind, mode()).prop_map(|(path, kind, mode)| Op::Mknod { path, mode: kind | mode }),
-        2 => path.clone().prop_map(|path| Op::Rmdir { path }),
-        2 => path.clone().prop_map(|path| Op::Unlink { path }),
-        2 => (0..TARGETS.len(), path.clone()).prop_map(|(target, path)| Op::Symlink { target, path }),
-        1 => path.clone().prop_map(|path| Op::Readlink { path }),
+        3 => (path.clone(), mode()).prop_map(|(path, mode)| DirectOp::Mkdir { path, mode }),
+        1 => (path.clone(), kind, mode()).prop_map(|(path, kind, mode)| DirectOp::Mknod { path, mode: kind | mode }),
+        2 => path.clone().prop_map(|path| DirectOp::Rmdir { path }),
+        2 => path.clone().prop_map(|path| DirectOp::Unlink { path }),
+        2 => (0..TARGETS.len(), path.clone()).prop_map(|(target, path)| DirectOp::Symlink { target, path }),
+        1 => path.clone().prop_map(|path| DirectOp::Readlink { path }),
         2 => (path.clone(), path.clone(), any::<bool>())
-            .prop_map(|(from, to, follow)| Op::Link { from, to, follow }),
+            .prop_map(|(from, to, follow)| DirectOp::Link { from, to, follow }),
         1 => ((0..4usize, 0..4usize), path.clone(), path.clone())
-            .prop_map(|(dirs, from, to)| Op::RenameIn { dirs, from, to }),
-        1 => (0..4usize, path.clone()).prop_map(|(dir, path)| Op::UnlinkIn { dir, path }),
-        4 => (path.clone(), path, flags).prop_map(|(from, to, flags)| Op::Rename { from, to, flags }),
+            .prop_map(|(dirs, from, to)| DirectOp::RenameIn { dirs, from, to }),
+        1 => (0..4usize, path.clone()).prop_map(|(dir, path)| DirectOp::UnlinkIn { dir, path }),
+        4 => (path.clone(), path, flags).prop_map(|(from, to, flags)| DirectOp::Rename { from, to, flags }),
     ]
 }
 
-fn attributes() -> impl Strategy<Value = Op> {
+fn attributes() -> impl Strategy<Value = DirectOp> {
     let (path, name) = (0..PATHS.len(), 0..XATTRS.len());
     prop_oneof![
-        3 => (path.clone(), any::<bool>()).prop_map(|(path, follow)| Op::Stat { path, follow }),
-        2 => (path.clone(), 0..8u32).prop_map(|(path, mask)| Op::Access { path, mask }),
-        3 => (path.clone(), mode()).prop_map(|(path, mode)| Op::Chmod { path, mode }),
+        3 => (path.clone(), any::<bool>()).prop_map(|(path, follow)| DirectOp::Stat { path, follow }),
+        2 => (path.clone(), 0..8u32).prop_map(|(path, mask)| DirectOp::Access { path, mask }),
+        3 => (path.clone(), mode()).prop_map(|(path, mode)| DirectOp::Chmod { path, mode }),
         3 => (path.clone(), id(), id(), any::<bool>())
-            .prop_map(|(path, uid, gid, follow)| Op::Chown { path, uid, gid, follow }),
+            .prop_map(|(path, uid, gid, follow)| DirectOp::Chown { path, uid, gid, follow }),
         2 => (path.clone(), any::<bool>(), any::<bool>())
-            .prop_map(|(path, now, follow)| Op::Utimens { path, now, follow }),
-        1 => (path.clone(), -1..20_000i64).prop_map(|(path, length)| Op::Truncate { path, length }),
+            .prop_map(|(path, now, follow)| DirectOp::Utimens { path, now, follow }),
+        1 => (path.clone(), -1..20_000i64).prop_map(|(path, length)| DirectOp::Truncate { path, length }),
         2 => (path.clone(), name.clone(), 0..100usize, 0..3u32)
-            .prop_map(|(path, name, len, flags)| Op::SetXattr { path, name, len, flags }),
+            .prop_map(|(path, name, len, flags)| DirectOp::SetXattr { path, name, len, flags }),
         1 => (path.clone(), name.clone(), 0..60usize)
-            .prop_map(|(path, name, room)| Op::GetXattr { path, name, room }),
-        1 => path.clone().prop_map(|path| Op::ListXattr { path }),
-        1 => (path.clone(), name).prop_map(|(path, name)| Op::RemoveXattr { path, name }),
-        1 => (path, 0..8u8).prop_map(|(path, perm)| Op::SetAcl { path, perm }),
+            .prop_map(|(path, name, room)| DirectOp::GetXattr { path, name, room }),
+        1 => path.clone().prop_map(|path| DirectOp::ListXattr { path }),
+        1 => (path.clone(), name).prop_map(|(path, name)| DirectOp::RemoveXattr { path, name }),
+        1 => (path, 0..8u8).prop_map(|(path, perm)| DirectOp::SetAcl { path, perm }),
     ]
 }
 
@@ -368,28 +368,28 @@ pub fn acl(perm: u8) -> Vec<u8> {
 }
 
 /// An item of the initial tree of both sides.
-pub struct Item {
+pub struct InitialItem {
     pub path: &'static str,
-    pub what: What,
+    pub what: ItemKind,
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
 }
 
-pub enum What {
+pub enum ItemKind {
     Dir,
     File,
     Link(&'static str),
 }
 
-impl Item {
+impl InitialItem {
     pub fn content(&self) -> String {
         self.path.repeat(100)
     }
 }
 
-const fn item(path: &'static str, what: What, mode: u32, uid: u32, gid: u32) -> Item {
-    Item { path, what, mode, uid, gid }
+const fn item(path: &'static str, what: ItemKind, mode: u32, uid: u32, gid: u32) -> InitialItem {
+    InitialItem { path, what, mode, uid, gid }
 }
 
 pub const USER: u32 = 5000;
@@ -397,20 +397,20 @@ pub const GROUP: u32 = 6000;
 pub const EXTRA: u32 = 6001;
 
 /// The initial tree, in the order of creation.
-pub const ITEMS: &[Item] = &[
-    item("", What::Dir, 0o777, 0, 0),
-    item("d", What::Dir, 0o777, 0, 0),
-    item("s", What::Dir, 0o1777, 0, 0),
-    item("g", What::Dir, 0o2775, USER, EXTRA),
-    item("x", What::Dir, 0o711, 0, 0),
-    item("n", What::Dir, 0o700, 0, 0),
-    item("a", What::File, 0o644, 0, 0),
-    item("s/a", What::File, 0o666, 0, 0),
-    item("x/a", What::File, 0o640, 0, EXTRA),
-    item("n/a", What::File, 0o666, 0, 0),
-    item("d/a", What::File, 0o6755, USER, GROUP),
-    item("g/a", What::File, 0o604, 0, GROUP),
-    item("l", What::Link("d"), 0, 0, 0),
-    item("d/l", What::Link("../a"), 0, 0, 0),
-    item("o", What::Link("o"), 0, 0, 0),
+pub const ITEMS: &[InitialItem] = &[
+    item("", ItemKind::Dir, 0o777, 0, 0),
+    item("d", ItemKind::Dir, 0o777, 0, 0),
+    item("s", ItemKind::Dir, 0o1777, 0, 0),
+    item("g", ItemKind::Dir, 0o2775, USER, EXTRA),
+    item("x", ItemKind::Dir, 0o711, 0, 0),
+    item("n", ItemKind::Dir, 0o700, 0, 0),
+    item("a", ItemKind::File, 0o644, 0, 0),
+    item("s/a", ItemKind::File, 0o666, 0, 0),
+    item("x/a", ItemKind::File, 0o640, 0, EXTRA),
+    item("n/a", ItemKind::File, 0o666, 0, 0),
+    item("d/a", ItemKind::File, 0o6755, USER, GROUP),
+    item("g/a", ItemKind::File, 0o604, 0, GROUP),
+    item("l", ItemKind::Link("d"), 0, 0, 0),
+    item("d/l", ItemKind::Link("../a"), 0, 0, 0),
+    item("o", ItemKind::Link("o"), 0, 0, 0),
 ];

@@ -4,30 +4,35 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use defuse_direct::{
-    Access, At, Client, Credentials, Description, How, MountArgs, Options, Owner, Resolve, Result,
-    Stat, Stop, Task, Times, WorkDir,
+    CallError, ClientMountArgs, ClientOptions, ClientTask, DirectClient, FileDescription, FileStat,
+    NeededAccess, NewOwner, NewTimes, OpenHow, ResolveFlags, Result, TaskCredentials, WalkStart,
+    WorkDir,
 };
 use defuse_fs::{FileKind, FileSystem, RenameFlags, SetTime, SetXattrFlags, Timestamp, Xattr};
 
-use super::ops::{ITEMS, Op, PATHS, TARGETS, What, XATTRS, acl};
+use super::ops::{DirectOp, ITEMS, ItemKind, PATHS, TARGETS, XATTRS, acl};
 
 /// Runs `ops` as `who` on the file systems of `mounts`, the first of which is at `t:`. Returns the
 /// results as text, and the final tree.
-pub fn run(mounts: &[Mounted], who: &Credentials, ops: &[Op]) -> (Vec<String>, String) {
-    let client = Client::new(Options::default());
+pub fn run(
+    mounts: &[TestedMount],
+    who: &TaskCredentials,
+    ops: &[DirectOp],
+) -> (Vec<String>, String) {
+    let client = DirectClient::new(ClientOptions::default());
     for mounted in mounts {
         let (target, fs) = (mounted.target.as_bytes(), Arc::clone(&mounted.fs));
-        client.mount(target, fs, &MountArgs::default()).unwrap();
+        client.mount(target, fs, &ClientMountArgs::default()).unwrap();
         if mounted.is_empty {
             prepare(&client, mounted.target);
         }
     }
-    let task = Task::new(who.clone(), WorkDir::Outside(b"/".to_vec()));
+    let task = ClientTask::new(who.clone(), WorkDir::Outside(b"/".to_vec()));
     task.set_umask(0o022);
-    let how = How { flags: 0o200000, ..How::default() };
-    let top = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
-    let root = client.open(&top, At::Cwd, b"t:/r", how).unwrap();
-    let mut ours = Ours { client: &client, task: &task, root: &root, files: Vec::new() };
+    let how = OpenHow { flags: 0o200000, ..OpenHow::default() };
+    let top = ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+    let root = client.open(&top, WalkStart::Cwd, b"t:/r", how).unwrap();
+    let mut ours = ClientSide { client: &client, task: &task, root: &root, files: Vec::new() };
     let answers = ops.iter().map(|op| ours.step(op)).collect();
     drop(ours);
     drop(root);
@@ -39,56 +44,59 @@ pub fn run(mounts: &[Mounted], who: &Credentials, ops: &[Op]) -> (Vec<String>, S
 }
 
 /// A file system under test.
-pub struct Mounted {
+pub struct TestedMount {
     pub target: &'static str,
     pub fs: Arc<dyn FileSystem>,
     /// It gets the same initial tree as the other side.
     pub is_empty: bool,
 }
 
-fn prepare(client: &Client, target: &str) {
-    let top = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+fn prepare(client: &DirectClient, target: &str) {
+    let top = ClientTask::new(TaskCredentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     top.set_umask(0);
     for item in ITEMS {
         let path = format!("{target}/r/{}", item.path);
         let path = path.trim_end_matches('/').as_bytes();
         match item.what {
-            What::Dir => client.mkdir(&top, At::Cwd, path, 0o777).unwrap(),
-            What::Link(to) => client.symlink(&top, to.as_bytes(), At::Cwd, path).unwrap(),
-            What::File => {
-                let how = How { flags: 0o101, mode: 0o666, ..How::default() };
-                let file = client.open(&top, At::Cwd, path, how).unwrap();
+            ItemKind::Dir => client.mkdir(&top, WalkStart::Cwd, path, 0o777).unwrap(),
+            ItemKind::Link(to) => {
+                client.symlink(&top, to.as_bytes(), WalkStart::Cwd, path).unwrap()
+            }
+            ItemKind::File => {
+                let how = OpenHow { flags: 0o101, mode: 0o666, ..OpenHow::default() };
+                let file = client.open(&top, WalkStart::Cwd, path, how).unwrap();
                 client.write(&top, &file, item.content().as_bytes()).unwrap();
             }
         }
-        if !matches!(item.what, What::Link(_)) {
-            let owner = Owner { uid: Some(item.uid), gid: Some(item.gid) };
-            client.chown(&top, At::Cwd, path, owner, true).unwrap();
-            client.chmod(&top, At::Cwd, path, item.mode, true).unwrap();
+        if !matches!(item.what, ItemKind::Link(_)) {
+            let owner = NewOwner { uid: Some(item.uid), gid: Some(item.gid) };
+            client.chown(&top, WalkStart::Cwd, path, owner, true).unwrap();
+            client.chmod(&top, WalkStart::Cwd, path, item.mode, true).unwrap();
         }
     }
 }
 
 /// Every path with attributes and contents, in the format of the other side.
-fn tree(client: &Client, top: &Task) -> String {
+fn tree(client: &DirectClient, top: &ClientTask) -> String {
     let mut out = String::new();
     let mut dirs = vec![String::new()];
     while let Some(dir) = dirs.pop() {
         let full = |name: &str| format!("t:/{dir}{name}");
-        let how = How { flags: 0o200000, ..How::default() };
-        let open = client.open(top, At::Cwd, full("").as_bytes(), how).unwrap();
+        let how = OpenHow { flags: 0o200000, ..OpenHow::default() };
+        let open = client.open(top, WalkStart::Cwd, full("").as_bytes(), how).unwrap();
         let entries = client.read_dir(top, &open).unwrap();
         let mut names: Vec<_> =
             entries.into_iter().map(|e| String::from_utf8(e.name).unwrap()).collect();
         names.sort();
         for name in names.iter().filter(|name| !matches!(name.as_str(), "." | "..")) {
-            let found = client.stat(top, At::Cwd, full(name).as_bytes(), false).unwrap();
+            let found = client.stat(top, WalkStart::Cwd, full(name).as_bytes(), false).unwrap();
             let kind = found.attr.kind;
             write!(out, "{dir}{name} {}", stat(found)).unwrap();
             match kind {
                 FileKind::Directory => dirs.push(format!("{dir}{name}/")),
                 FileKind::Regular => {
-                    let file = client.open(top, At::Cwd, full(name).as_bytes(), How::default());
+                    let file =
+                        client.open(top, WalkStart::Cwd, full(name).as_bytes(), OpenHow::default());
                     let mut bytes = vec![0; found.attr.size as usize];
                     let len = client.pread(top, &file.unwrap(), &mut bytes, 0).unwrap();
                     let sum = bytes[..len]
@@ -104,22 +112,22 @@ fn tree(client: &Client, top: &Task) -> String {
     out
 }
 
-struct Ours<'a> {
-    client: &'a Client,
-    task: &'a Task,
-    root: &'a Description,
-    files: Vec<Arc<Description>>,
+struct ClientSide<'a> {
+    client: &'a DirectClient,
+    task: &'a ClientTask,
+    root: &'a FileDescription,
+    files: Vec<Arc<FileDescription>>,
 }
 
 fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
     match result {
         Ok(value) => format!("{value:?}"),
-        Err(Stop::Errno(errno)) => format!("error {}", errno.raw()),
+        Err(CallError::Errno(errno)) => format!("error {}", errno.raw()),
         Err(other) => format!("{other:?}"),
     }
 }
 
-pub fn stat(stat: Stat) -> String {
+pub fn stat(stat: FileStat) -> String {
     let attr = stat.attr;
     let size = if attr.kind == defuse_fs::FileKind::Directory { 0 } else { attr.size };
     format!("{:o} {} {} {} {} {}", attr.mode(), attr.nlink, attr.uid, attr.gid, size, attr.rdev)
@@ -132,12 +140,12 @@ fn xattr(value: Xattr) -> String {
     }
 }
 
-impl<'a> Ours<'a> {
-    fn at(&self) -> At<'a> {
-        At::Dir(self.root)
+impl<'a> ClientSide<'a> {
+    fn at(&self) -> WalkStart<'a> {
+        WalkStart::Dir(self.root)
     }
 
-    fn step(&mut self, op: &Op) -> String {
+    fn step(&mut self, op: &DirectOp) -> String {
         let p = |path: usize| PATHS[path].as_bytes();
         let (client, task, at) = (self.client, self.task, self.at());
         let file = |file: usize| self.files.get(file % self.files.len().max(1)).cloned();
@@ -150,8 +158,8 @@ impl<'a> Ours<'a> {
             };
         }
         match *op {
-            Op::Open { path, flags, mode } => {
-                let how = How { flags, mode, resolve: Resolve::default() };
+            DirectOp::Open { path, flags, mode } => {
+                let how = OpenHow { flags, mode, resolve: ResolveFlags::default() };
                 match client.open(task, at, p(path), how) {
                     Ok(file) => {
                         self.files.push(file);
@@ -160,10 +168,10 @@ impl<'a> Ours<'a> {
                     Err(stop) => text::<()>(Err(stop)),
                 }
             }
-            Op::OpenIn { dir, path, flags, mode } => {
-                let how = How { flags, mode, resolve: Resolve::default() };
+            DirectOp::OpenIn { dir, path, flags, mode } => {
+                let how = OpenHow { flags, mode, resolve: ResolveFlags::default() };
                 let dir = file!(dir);
-                match client.open(task, At::Dir(&dir), p(path), how) {
+                match client.open(task, WalkStart::Dir(&dir), p(path), how) {
                     Ok(file) => {
                         self.files.push(file);
                         "open".to_owned()
@@ -171,24 +179,24 @@ impl<'a> Ours<'a> {
                     Err(stop) => text::<()>(Err(stop)),
                 }
             }
-            Op::Dup { file } => {
+            DirectOp::Dup { file } => {
                 let copy = file!(file);
                 self.files.push(copy);
                 "open".to_owned()
             }
-            Op::Append { file, on } => {
+            DirectOp::Append { file, on } => {
                 text(client.set_flags(task, &*file!(file), if on { 0o2000 } else { 0 }))
             }
-            Op::RenameIn { dirs, from, to } => {
+            DirectOp::RenameIn { dirs, from, to } => {
                 let (old, new) = (file!(dirs.0), file!(dirs.1));
-                let (old, new) = ((At::Dir(&old), p(from)), (At::Dir(&new), p(to)));
+                let (old, new) = ((WalkStart::Dir(&old), p(from)), (WalkStart::Dir(&new), p(to)));
                 text(client.rename(task, old, new, RenameFlags::default()))
             }
-            Op::UnlinkIn { dir, path } => {
+            DirectOp::UnlinkIn { dir, path } => {
                 let dir = file!(dir);
-                text(client.unlink(task, At::Dir(&dir), p(path)))
+                text(client.unlink(task, WalkStart::Dir(&dir), p(path)))
             }
-            Op::Close { file } => {
+            DirectOp::Close { file } => {
                 if self.files.is_empty() {
                     return String::new();
                 }
@@ -197,25 +205,25 @@ impl<'a> Ours<'a> {
                     // Another descriptor refers to it, so only this one is removed.
                     return "()".to_owned();
                 }
-                text(file.close(task).map_err(Stop::from))
+                text(file.close(task).map_err(CallError::from))
             }
-            Op::Read { file, len } => {
+            DirectOp::Read { file, len } => {
                 let mut room = vec![0; len];
                 let result = client.read(task, &*file!(file), &mut room);
                 text(result.map(|count| room[..count].to_vec()))
             }
-            Op::Write { file, len, byte } => {
+            DirectOp::Write { file, len, byte } => {
                 text(client.write(task, &*file!(file), &vec![byte; len]))
             }
-            Op::Pread { file, len, offset } => {
+            DirectOp::Pread { file, len, offset } => {
                 let mut room = vec![0; len];
                 let result = client.pread(task, &*file!(file), &mut room, offset);
                 text(result.map(|count| room[..count].to_vec()))
             }
-            Op::Pwrite { file, len, offset, byte } => {
+            DirectOp::Pwrite { file, len, offset, byte } => {
                 text(client.pwrite(task, &*file!(file), &vec![byte; len], offset))
             }
-            Op::Seek { file, offset, whence } => {
+            DirectOp::Seek { file, offset, whence } => {
                 let file = file!(file);
                 // Only the file system can interpret positions in a directory.
                 if file.kind() == defuse_fs::FileKind::Directory {
@@ -223,14 +231,16 @@ impl<'a> Ours<'a> {
                 }
                 text(client.lseek(task, &file, offset, whence))
             }
-            Op::Ftruncate { file, length } => text(client.ftruncate(task, &*file!(file), length)),
-            Op::Fallocate { file, mode, offset, length } => {
+            DirectOp::Ftruncate { file, length } => {
+                text(client.ftruncate(task, &*file!(file), length))
+            }
+            DirectOp::Fallocate { file, mode, offset, length } => {
                 text(client.fallocate(task, &*file!(file), mode, (offset, length)))
             }
-            Op::Copy { from, to, len } => {
+            DirectOp::Copy { from, to, len } => {
                 text(client.copy_file_range(task, (&*file!(from), None), (&*file!(to), None), len))
             }
-            Op::List { file } => {
+            DirectOp::List { file } => {
                 let file = file!(file);
                 let listed = client.seek_dir(&file, 0).and_then(|()| client.read_dir(task, &file));
                 text(listed.map(|entries| {
@@ -239,49 +249,51 @@ impl<'a> Ours<'a> {
                     names
                 }))
             }
-            Op::Fstat { file } => text(client.fstat(task, &*file!(file)).map(stat)),
-            Op::Fchmod { file, mode } => text(client.fchmod(task, &*file!(file), mode)),
+            DirectOp::Fstat { file } => text(client.fstat(task, &*file!(file)).map(stat)),
+            DirectOp::Fchmod { file, mode } => text(client.fchmod(task, &*file!(file), mode)),
             _ => self.step_path(op),
         }
     }
 
-    fn step_path(&self, op: &Op) -> String {
+    fn step_path(&self, op: &DirectOp) -> String {
         let p = |path: usize| PATHS[path].as_bytes();
         let x = |name: usize| XATTRS[name].as_bytes();
         let (client, task, at) = (self.client, self.task, self.at());
         match *op {
-            Op::Stat { path, follow } => text(client.stat(task, at, p(path), follow).map(stat)),
-            Op::Access { path, mask } => {
-                text(client.access(task, at, p(path), Access::from_bits(mask), (true, false)))
+            DirectOp::Stat { path, follow } => {
+                text(client.stat(task, at, p(path), follow).map(stat))
             }
-            Op::Chmod { path, mode } => text(client.chmod(task, at, p(path), mode, true)),
-            Op::Chown { path, uid, gid, follow } => {
+            DirectOp::Access { path, mask } => {
+                text(client.access(task, at, p(path), NeededAccess::from_bits(mask), (true, false)))
+            }
+            DirectOp::Chmod { path, mode } => text(client.chmod(task, at, p(path), mode, true)),
+            DirectOp::Chown { path, uid, gid, follow } => {
                 let id = |id: u32| (id != u32::MAX).then_some(id);
-                let owner = Owner { uid: id(uid), gid: id(gid) };
+                let owner = NewOwner { uid: id(uid), gid: id(gid) };
                 text(client.chown(task, at, p(path), owner, follow))
             }
-            Op::Utimens { path, now, follow } => {
+            DirectOp::Utimens { path, now, follow } => {
                 let time = SetTime::At(Timestamp { secs: 1, nanos: 2 });
-                let set = Times { atime: Some(time), mtime: None };
-                let times = if now { Times::NOW } else { set };
+                let set = NewTimes { atime: Some(time), mtime: None };
+                let times = if now { NewTimes::NOW } else { set };
                 text(client.utimens(task, at, p(path), times, follow))
             }
-            Op::Truncate { path, length } => text(client.truncate(task, at, p(path), length)),
-            Op::Mkdir { path, mode } => text(client.mkdir(task, at, p(path), mode)),
-            Op::Mknod { path, mode } => text(client.mknod(task, at, p(path), mode, 0xf005)),
-            Op::Rmdir { path } => text(client.rmdir(task, at, p(path))),
-            Op::Unlink { path } => text(client.unlink(task, at, p(path))),
-            Op::Symlink { target, path } => {
+            DirectOp::Truncate { path, length } => text(client.truncate(task, at, p(path), length)),
+            DirectOp::Mkdir { path, mode } => text(client.mkdir(task, at, p(path), mode)),
+            DirectOp::Mknod { path, mode } => text(client.mknod(task, at, p(path), mode, 0xf005)),
+            DirectOp::Rmdir { path } => text(client.rmdir(task, at, p(path))),
+            DirectOp::Unlink { path } => text(client.unlink(task, at, p(path))),
+            DirectOp::Symlink { target, path } => {
                 text(client.symlink(task, TARGETS[target].as_bytes(), at, p(path)))
             }
-            Op::Readlink { path } => text(client.readlink(task, at, p(path))),
-            Op::Link { from, to, follow } => {
+            DirectOp::Readlink { path } => text(client.readlink(task, at, p(path))),
+            DirectOp::Link { from, to, follow } => {
                 text(client.link(task, (at, p(from)), (at, p(to)), follow))
             }
-            Op::Rename { from, to, flags } => {
+            DirectOp::Rename { from, to, flags } => {
                 text(client.rename(task, (at, p(from)), (at, p(to)), RenameFlags(flags)))
             }
-            Op::SetXattr { path, name, len, flags } => {
+            DirectOp::SetXattr { path, name, len, flags } => {
                 let flags = SetXattrFlags {
                     create: flags & 1 != 0,
                     replace: flags & 2 != 0,
@@ -289,18 +301,18 @@ impl<'a> Ours<'a> {
                 };
                 text(client.setxattr(task, (at, p(path), true), x(name), &vec![b'v'; len], flags))
             }
-            Op::GetXattr { path, name, room } => {
+            DirectOp::GetXattr { path, name, room } => {
                 let got = client.getxattr(task, (at, p(path), true), x(name), room);
                 got.map_or_else(|stop| text::<()>(Err(stop)), xattr)
             }
-            Op::ListXattr { path } => {
+            DirectOp::ListXattr { path } => {
                 let listed = client.listxattr(task, at, p(path), true, 4096);
                 listed.map_or_else(|stop| text::<()>(Err(stop)), xattr)
             }
-            Op::RemoveXattr { path, name } => {
+            DirectOp::RemoveXattr { path, name } => {
                 text(client.removexattr(task, (at, p(path), true), x(name)))
             }
-            Op::SetAcl { path, perm } => {
+            DirectOp::SetAcl { path, perm } => {
                 let name = b"system.posix_acl_access";
                 let place = (at, p(path), true);
                 text(client.setxattr(task, place, name, &acl(perm), SetXattrFlags::default()))

@@ -7,31 +7,35 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use defuse_fs::{FileSystem, delegate};
-use defuse_remote::{Remote, RemoteOptions};
-use defuse_socket::{Server, ServerOptions};
+use defuse_remote::{RemoteClient, RemoteOptions};
+use defuse_socket::{ServerOptions, SocketServer};
 use defuse_testkit::settled;
 use tempfile::TempDir;
 
 pub use files::{context, create, name, read, write};
 
 /// A server on a new socket, stopped when dropped.
-pub struct Served {
-    pub server: Arc<Server>,
+pub struct TestServer {
+    pub server: Arc<SocketServer>,
     pub path: PathBuf,
     clients: RemoteOptions,
     thread: Option<JoinHandle<bool>>,
     _dir: TempDir,
 }
 
-impl Served {
+impl TestServer {
     /// Serves `fs` to clients with the options `clients`.
-    pub fn new(fs: Arc<dyn FileSystem>, options: ServerOptions, clients: RemoteOptions) -> Served {
+    pub fn new(
+        fs: Arc<dyn FileSystem>,
+        options: ServerOptions,
+        clients: RemoteOptions,
+    ) -> TestServer {
         let dir = TempDir::with_prefix("defuse-served-").unwrap();
         let path = dir.path().join("socket");
-        let server = Arc::new(Server::bind(&path, fs, options).unwrap());
+        let server = Arc::new(SocketServer::bind(&path, fs, options).unwrap());
         let running = Arc::clone(&server);
         let thread = Some(std::thread::spawn(move || running.run()));
-        Served { server, path, clients, thread, _dir: dir }
+        TestServer { server, path, clients, thread, _dir: dir }
     }
 
     /// The number of requests that the clients have made.
@@ -51,17 +55,17 @@ impl Served {
         })
     }
 
-    pub fn client(&self) -> Remote {
-        Remote::connect(&self.path, self.clients).unwrap()
+    pub fn client(&self) -> RemoteClient {
+        RemoteClient::connect(&self.path, self.clients).unwrap()
     }
 
     /// A new client that keeps the server.
-    pub fn with_client(self) -> Both {
-        Both { client: self.client(), _served: self }
+    pub fn with_client(self) -> ClientAndServer {
+        ClientAndServer { client: self.client(), _served: self }
     }
 }
 
-impl Drop for Served {
+impl Drop for TestServer {
     fn drop(&mut self) {
         self.server.shut_down();
         let clean = self.thread.take().unwrap().join().unwrap();
@@ -70,11 +74,11 @@ impl Drop for Served {
 }
 
 /// A client and its server.
-pub struct Both {
-    client: Remote,
-    _served: Served,
+pub struct ClientAndServer {
+    client: RemoteClient,
+    _served: TestServer,
 }
 
-impl FileSystem for Both {
+impl FileSystem for ClientAndServer {
     delegate!(to client);
 }

@@ -7,13 +7,13 @@ use std::thread::JoinHandle;
 
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate, Fh, File,
-    FileSystem, Ino, LockOwner, Name, NewNode, NoNotify, NormalPath, OpenArgs, OpenFlags, Opened,
-    Origin, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags,
-    Shortcuts, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    FileSystem, Ino, LockOwner, Name, NewNode, NoNotify, NormalPath, OpenArgs, OpenFlags,
+    OpenReply, Origin, PathResolution, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
+    SetAttr, SetXattrFlags, Shortcuts, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
-use defuse_remote::Remote;
+use defuse_remote::RemoteClient;
 
-use crate::served::{Served, context, read};
+use crate::served::{TestServer, context, read};
 
 /// Paths that the other clients look at: names of the model.
 const PATHS: [&[u8]; 8] =
@@ -21,10 +21,10 @@ const PATHS: [&[u8]; 8] =
 
 /// Each operation is that of one client, by chance. Every client knows every inode, and has every file open. A file that is
 /// made without a name is only that of the first client, until it has a name.
-pub struct Spread {
-    clients: Vec<Arc<Remote>>,
+pub struct SpreadClients {
+    clients: Vec<Arc<RemoteClient>>,
     random: Mutex<fastrand::Rng>,
-    open: Arc<Mutex<HashMap<Fh, Handles>>>,
+    open: Arc<Mutex<HashMap<Fh, SpreadFile>>>,
     next: AtomicU64,
     /// Inodes that were made without a name, and if they still have none.
     nameless: Mutex<HashMap<Ino, bool>>,
@@ -33,30 +33,30 @@ pub struct Spread {
     /// The clients keep names and attributes.
     keep: bool,
     /// The names that each inode has or had.
-    places: Mutex<HashMap<Ino, Places>>,
-    _served: Served,
+    places: Mutex<HashMap<Ino, NamePlaces>>,
+    _served: TestServer,
 }
 
 /// Names, each with its directory.
-type Places = BTreeSet<(Ino, Vec<u8>)>;
+type NamePlaces = BTreeSet<(Ino, Vec<u8>)>;
 
 /// An open file in each client that has it.
 #[derive(Clone)]
-struct Handles {
+struct SpreadFile {
     ino: Ino,
     of: Vec<Fh>,
 }
 
-impl Handles {
+impl SpreadFile {
     fn file(&self, client: usize) -> File {
         File { ino: self.ino, fh: self.of[client] }
     }
 }
 
 /// Entries that nobody wants.
-struct Ignored;
+struct IgnoredEntries;
 
-impl DirSink for Ignored {
+impl DirSink for IgnoredEntries {
     fn wants_entries(&self) -> bool {
         true
     }
@@ -66,12 +66,13 @@ impl DirSink for Ignored {
     fn add(&mut self, _: DirItem<'_>, _: Option<&Entry>) {}
 }
 
-impl Spread {
+impl SpreadClients {
     /// `count` clients, which keep names and attributes if `keep`.
-    pub fn over(served: Served, count: usize, keep: bool) -> Spread {
-        let clients: Vec<Arc<Remote>> = (0..count).map(|_| Arc::new(served.client())).collect();
+    pub fn over(served: TestServer, count: usize, keep: bool) -> SpreadClients {
+        let clients: Vec<Arc<RemoteClient>> =
+            (0..count).map(|_| Arc::new(served.client())).collect();
         clients.iter().for_each(|client| client.attached(Origin::new(), Arc::new(NoNotify)));
-        let (open, ends) = (Arc::<Mutex<HashMap<Fh, Handles>>>::default(), Arc::default());
+        let (open, ends) = (Arc::<Mutex<HashMap<Fh, SpreadFile>>>::default(), Arc::default());
         let looking = clients.iter().enumerate().map(|(number, client)| {
             let (client, open) = (Arc::clone(client), Arc::clone(&open));
             let ends = Arc::clone(&ends);
@@ -79,7 +80,7 @@ impl Spread {
         });
         let looking = looking.collect();
         let random = Mutex::new(fastrand::Rng::with_seed(count as u64));
-        Spread {
+        SpreadClients {
             clients,
             random,
             open,
@@ -97,7 +98,7 @@ impl Spread {
         lock(&self.random).usize(..self.clients.len())
     }
 
-    fn one(&self) -> &Remote {
+    fn one(&self) -> &RemoteClient {
         &self.clients[self.any()]
     }
 
@@ -106,18 +107,18 @@ impl Spread {
         if lock(&self.nameless).get(&ino) == Some(&true) { 0 } else { self.any() }
     }
 
-    fn one_for(&self, ino: Ino) -> &Remote {
+    fn one_for(&self, ino: Ino) -> &RemoteClient {
         &self.clients[self.any_for(ino)]
     }
 
     /// A client with the open file, and its handle.
-    fn with(&self, fh: Fh) -> (&Remote, File) {
+    fn with(&self, fh: Fh) -> (&RemoteClient, File) {
         let handles = lock(&self.open)[&fh].clone();
         let client = lock(&self.random).usize(..handles.of.len());
         (&self.clients[client], handles.file(client))
     }
 
-    fn others(&self, of: usize) -> impl Iterator<Item = &Remote> {
+    fn others(&self, of: usize) -> impl Iterator<Item = &RemoteClient> {
         let others = self.clients.iter().enumerate().filter(move |(number, _)| *number != of);
         others.map(|(_, client)| &**client)
     }
@@ -147,10 +148,10 @@ impl Spread {
     fn resolved_by_all(&self, cx: &Context<'_>, at: (Ino, Name<'_>), entry: &Result<Entry>) {
         for client in &self.clients {
             match (client.resolve(cx, at.0, at.1.into()), entry) {
-                (Ok(Resolved::Inode { ino, attr, .. }), Ok(entry)) => {
+                (Ok(PathResolution::Inode { ino, attr, .. }), Ok(entry)) => {
                     assert_eq!((ino, seen(&attr)), (entry.ino, seen(&entry.attr)), "{at:?}");
                 }
-                (Ok(Resolved::Missing { .. }) | Err(Errno::ENOENT), Err(Errno::ENOENT)) => {}
+                (Ok(PathResolution::Missing { .. }) | Err(Errno::ENOENT), Err(Errno::ENOENT)) => {}
                 (Err(Errno::ENOSYS), _) if !self.keep => {}
                 (found, _) => panic!("{at:?}: {found:?}, {entry:?}"),
             }
@@ -175,7 +176,7 @@ impl Spread {
         &self,
         cx: &Context<'_>,
         at: (Ino, Name<'_>),
-        remove: impl FnOnce(&Remote) -> Result<()>,
+        remove: impl FnOnce(&RemoteClient) -> Result<()>,
     ) -> Result<()> {
         let found = self.clients[0].lookup(cx, at.0, at.1);
         let removed = remove(self.one());
@@ -194,7 +195,7 @@ impl Spread {
         &self,
         cx: &Context<'_>,
         file: File,
-        change: impl FnOnce(&Remote, File) -> Result<T>,
+        change: impl FnOnce(&RemoteClient, File) -> Result<T>,
     ) -> Result<T> {
         let (client, own) = self.with(file.fh);
         let changed = change(client, own);
@@ -206,17 +207,17 @@ impl Spread {
         &self,
         cx: &Context<'_>,
         at: (Ino, Name<'_>),
-        make: impl FnOnce(&Remote) -> Result<Entry>,
+        make: impl FnOnce(&RemoteClient) -> Result<Entry>,
     ) -> Result<Entry> {
         let of = self.any();
         let made = make(&self.clients[of])?;
         self.known_to_all(cx, of, at, Ok(made))
     }
 
-    fn opened(&self, ino: Ino, of: Vec<Fh>, opened: Opened) -> Opened {
+    fn opened(&self, ino: Ino, of: Vec<Fh>, opened: OpenReply) -> OpenReply {
         let fh = Fh(self.next.fetch_add(1, Ordering::Relaxed));
-        lock(&self.open).insert(fh, Handles { ino, of });
-        Opened { fh, ..opened }
+        lock(&self.open).insert(fh, SpreadFile { ino, of });
+        OpenReply { fh, ..opened }
     }
 
     /// Opens by all clients, with `first` by the client `of`.
@@ -224,8 +225,8 @@ impl Spread {
         &self,
         cx: &Context<'_>,
         ino: Ino,
-        (of, first): (usize, Opened),
-    ) -> Result<Opened> {
+        (of, first): (usize, OpenReply),
+    ) -> Result<OpenReply> {
         let again = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), kill_suidgid: false };
         let handles = self.clients.iter().enumerate().map(|(number, client)| match number == of {
             true => Ok(first.fh),
@@ -249,14 +250,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// many looks found something.
 fn look(
     number: usize,
-    client: &Remote,
-    open: &Mutex<HashMap<Fh, Handles>>,
+    client: &RemoteClient,
+    open: &Mutex<HashMap<Fh, SpreadFile>>,
     ends: &AtomicBool,
 ) -> u64 {
     let (cx, mut random, mut found) = (context(), fastrand::Rng::with_seed(number as u64), 0);
     while !ends.load(Ordering::Relaxed) {
         let path = NormalPath::new(PATHS[random.usize(..PATHS.len())]).unwrap();
-        if let Ok(Resolved::Inode { ino, .. }) = client.resolve(&cx, Ino::ROOT, path) {
+        if let Ok(PathResolution::Inode { ino, .. }) = client.resolve(&cx, Ino::ROOT, path) {
             found += u64::from(client.getattr(&cx, ino, None).is_ok());
             if let Ok(opened) = client.open(&cx, ino, OpenArgs::default()) {
                 let file = File { ino, fh: opened.fh };
@@ -264,7 +265,7 @@ fn look(
                 let _ = client.release(&cx, file, ReleaseArgs::default());
             } else if let Ok(opened) = client.opendir(&cx, ino, OpenFlags::default()) {
                 let dir = File { ino, fh: opened.fh };
-                let _ = client.readdir(&cx, dir, 0, &mut DirBuf::new(&mut Ignored));
+                let _ = client.readdir(&cx, dir, 0, &mut DirBuf::new(&mut IgnoredEntries));
                 let _ = client.releasedir(&cx, dir);
             }
         }
@@ -277,7 +278,7 @@ fn look(
     found
 }
 
-impl Drop for Spread {
+impl Drop for SpreadClients {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         for thread in self.looking.drain(..) {
@@ -286,7 +287,7 @@ impl Drop for Spread {
     }
 }
 
-impl FileSystem for Spread {
+impl FileSystem for SpreadClients {
     fn caps(&self) -> Caps {
         self.clients[0].caps()
     }
@@ -412,7 +413,7 @@ impl FileSystem for Spread {
         self.one_for(ino).removexattr(cx, ino, name)
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let of = self.any_for(ino);
         let first = self.clients[of].open(cx, ino, args)?;
         if lock(&self.nameless).get(&ino) == Some(&true) {
@@ -428,7 +429,7 @@ impl FileSystem for Spread {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let of = self.any();
         let (entry, first) = self.clients[of].create(cx, parent, name, node, args)?;
         let entry = self.known_to_all(cx, of, (parent, name), Ok(entry))?;
@@ -441,7 +442,7 @@ impl FileSystem for Spread {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.clients[0].tmpfile(cx, parent, node, args)?;
         lock(&self.nameless).insert(entry.ino, true);
         let opened = self.opened(entry.ino, vec![opened.fh], opened);
@@ -500,10 +501,10 @@ impl FileSystem for Spread {
         copied
     }
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         let handles = self.clients.iter().map(|client| Ok(client.opendir(cx, ino, flags)?.fh));
         let handles: Result<Vec<Fh>> = handles.collect();
-        Ok(self.opened(ino, handles?, Opened::default()))
+        Ok(self.opened(ino, handles?, OpenReply::default()))
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {

@@ -5,44 +5,49 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Task, WorkDir};
+use defuse_direct::{
+    ClientMountArgs, ClientTask, DirectClient, FileDescription, OpenHow, TaskCredentials,
+    WalkStart, WorkDir,
+};
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{IoUring, Session, SessionOptions};
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use defuse_shared::LaneOffers;
-use defuse_socket::{Server, ServerOptions};
+use defuse_socket::{ServerOptions, SocketServer};
 
 const RDWR: u32 = libc::O_RDWR as u32;
 
 /// An open file; its last clone closes it.
 #[derive(Clone)]
-pub enum Open {
+pub enum TestedFile {
     Kernel(Arc<File>),
-    Direct(Arc<Client>, Arc<Task>, Arc<Closing>),
+    Direct(Arc<DirectClient>, Arc<ClientTask>, Arc<CloseOnDrop>),
 }
 
 /// Closes an open file of the in-process client when dropped.
-pub struct Closing(Arc<Description>, Arc<Task>);
+pub struct CloseOnDrop(Arc<FileDescription>, Arc<ClientTask>);
 
-impl Drop for Closing {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.close(&self.1).unwrap();
     }
 }
 
-impl Open {
+impl TestedFile {
     pub fn pread(&self, room: &mut [u8], offset: u64) -> usize {
         match self {
-            Open::Kernel(file) => file.read_at(room, offset).unwrap(),
-            Open::Direct(client, task, file) => client.pread(task, &file.0, room, offset).unwrap(),
+            TestedFile::Kernel(file) => file.read_at(room, offset).unwrap(),
+            TestedFile::Direct(client, task, file) => {
+                client.pread(task, &file.0, room, offset).unwrap()
+            }
         }
     }
 
     pub fn pwrite(&self, bytes: &[u8], offset: u64) -> usize {
         match self {
-            Open::Kernel(file) => file.write_at(bytes, offset).unwrap(),
-            Open::Direct(client, task, file) => {
+            TestedFile::Kernel(file) => file.write_at(bytes, offset).unwrap(),
+            TestedFile::Direct(client, task, file) => {
                 client.pwrite(task, &file.0, bytes, offset).unwrap()
             }
         }
@@ -53,7 +58,7 @@ impl Open {
 /// client, the socket and the lanes with that client in front of them, and the kernel mount over both transports.
 pub fn each<F: FileSystem + 'static>(
     make: impl Fn() -> Arc<F>,
-    test: impl Fn(&str, &Arc<F>, &dyn Fn() -> Open),
+    test: impl Fn(&str, &Arc<F>, &dyn Fn() -> TestedFile),
 ) {
     let fs = make();
     in_process(fs.clone(), |open| test("direct", &fs, open));
@@ -67,29 +72,34 @@ pub fn each<F: FileSystem + 'static>(
     }
 }
 
-fn in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> Open)) {
-    let client = Arc::new(Client::new(defuse_direct::Options::default()));
-    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
+fn in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> TestedFile)) {
+    let client = Arc::new(DirectClient::new(defuse_direct::ClientOptions::default()));
+    client.mount(b"a:", fs, &ClientMountArgs::default()).unwrap();
     let outside = WorkDir::Outside(b"/".to_vec());
-    let task = Arc::new(Task::new(Credentials::user(0, 0, &[]), outside));
+    let task = Arc::new(ClientTask::new(TaskCredentials::user(0, 0, &[]), outside));
     test(&|| {
-        let how = How { flags: RDWR | libc::O_CREAT as u32, mode: 0o600, ..How::default() };
-        let file = client.open(&task, At::Cwd, b"a:/file", how).unwrap();
-        Open::Direct(client.clone(), task.clone(), Arc::new(Closing(file, task.clone())))
+        let how = OpenHow { flags: RDWR | libc::O_CREAT as u32, mode: 0o600, ..OpenHow::default() };
+        let file = client.open(&task, WalkStart::Cwd, b"a:/file", how).unwrap();
+        TestedFile::Direct(client.clone(), task.clone(), Arc::new(CloseOnDrop(file, task.clone())))
     });
     client.unmount(b"a:", false).unwrap();
 }
 
-fn over_a_socket(fs: Arc<dyn FileSystem>, lanes: LaneUse, test: impl FnOnce(&dyn Fn() -> Open)) {
+fn over_a_socket(
+    fs: Arc<dyn FileSystem>,
+    lanes: LaneUse,
+    test: impl FnOnce(&dyn Fn() -> TestedFile),
+) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let options = ServerOptions { lines, ..ServerOptions::default() };
-    let server = Server::bind(&path, fs, options).unwrap();
+    let server = SocketServer::bind(&path, fs, options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let remote =
-            Remote::connect(&path, RemoteOptions { lanes, ..RemoteOptions::default() }).unwrap();
+            RemoteClient::connect(&path, RemoteOptions { lanes, ..RemoteOptions::default() })
+                .unwrap();
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             in_process(Arc::new(remote), test);
         }));
@@ -98,7 +108,7 @@ fn over_a_socket(fs: Arc<dyn FileSystem>, lanes: LaneUse, test: impl FnOnce(&dyn
     });
 }
 
-fn mounted(fs: Arc<dyn FileSystem>, io_uring: IoUring, test: impl FnOnce(&dyn Fn() -> Open)) {
+fn mounted(fs: Arc<dyn FileSystem>, io_uring: IoUring, test: impl FnOnce(&dyn Fn() -> TestedFile)) {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         println!("skipped: needs root and /dev/fuse");
         return;
@@ -113,7 +123,7 @@ fn mounted(fs: Arc<dyn FileSystem>, io_uring: IoUring, test: impl FnOnce(&dyn Fn
         test(&|| {
             let mut how = File::options();
             let how = how.read(true).write(true).create(true).truncate(false);
-            Open::Kernel(Arc::new(how.open(dir.path().join("file")).unwrap()))
+            TestedFile::Kernel(Arc::new(how.open(dir.path().join("file")).unwrap()))
         });
     }));
     mount::abort(dir.path()).unwrap();

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// The layout of a structure, for comparison with the C header.
 #[cfg(test)]
-pub(super) struct Layout {
+pub(super) struct StructLayout {
     pub(super) name: &'static str,
     pub(super) size: usize,
     pub(super) fields: &'static [(&'static str, usize)],
@@ -34,7 +34,7 @@ macro_rules! structs {
         )*
 
         #[cfg(test)]
-        pub(super) const LAYOUTS: &[Layout] = &[$(Layout {
+        pub(super) const LAYOUTS: &[StructLayout] = &[$(StructLayout {
             name: stringify!($c_name),
             size: size_of::<$name>(),
             fields: &[$((stringify!($field), std::mem::offset_of!($name, $field)),)*],

@@ -10,15 +10,15 @@ const NAME_MAX: usize = 1024;
 
 /// The entry does not fit. Send the entries before it, and the kernel requests the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
+pub struct DirBufferFull;
 
-impl fmt::Display for Full {
+impl fmt::Display for DirBufferFull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the directory buffer is full")
     }
 }
 
-impl std::error::Error for Full {}
+impl std::error::Error for DirBufferFull {}
 
 /// Fills a buffer with entries of READDIR or READDIRPLUS.
 ///
@@ -39,15 +39,26 @@ impl<'a> DirEncoder<'a> {
 
     /// Adds an entry of READDIR. `off` is the position of the next entry, and `kind` is the file
     /// type as in `d_type` (`mode >> 12`).
-    pub fn push(&mut self, name: &[u8], ino: u64, off: u64, kind: u32) -> Result<(), Full> {
+    pub fn push(
+        &mut self,
+        name: &[u8],
+        ino: u64,
+        off: u64,
+        kind: u32,
+    ) -> Result<(), DirBufferFull> {
         let dirent = Dirent { ino, off, namelen: name.len() as u32, type_: kind };
         self.append(dirent.as_bytes(), name)
     }
 
     /// Adds an entry of READDIRPLUS. On success it counts as a lookup, unless its `nodeid` is 0 or
-    /// it is `.` or `..`. On [`Full`] it does not. The inode number and type come from the
+    /// it is `.` or `..`. On [`DirBufferFull`] it does not. The inode number and type come from the
     /// attributes.
-    pub fn push_plus(&mut self, name: &[u8], off: u64, entry: &EntryOut) -> Result<(), Full> {
+    pub fn push_plus(
+        &mut self,
+        name: &[u8],
+        off: u64,
+        entry: &EntryOut,
+    ) -> Result<(), DirBufferFull> {
         let (ino, type_) = (entry.attr.ino, (entry.attr.mode & 0o170000) >> 12);
         let dirent = Dirent { ino, off, namelen: name.len() as u32, type_ };
         self.append(Direntplus { entry_out: *entry, dirent }.as_bytes(), name)
@@ -69,11 +80,11 @@ impl<'a> DirEncoder<'a> {
         self.len == 0
     }
 
-    fn append(&mut self, head: &[u8], name: &[u8]) -> Result<(), Full> {
+    fn append(&mut self, head: &[u8], name: &[u8]) -> Result<(), DirBufferFull> {
         debug_assert!(!name.is_empty() && name.len() <= NAME_MAX);
         let used = head.len() + name.len();
-        let end = self.len.checked_add(rec_align(used)).ok_or(Full)?;
-        let record = self.buf.get_mut(self.len..end).ok_or(Full)?;
+        let end = self.len.checked_add(rec_align(used)).ok_or(DirBufferFull)?;
+        let record = self.buf.get_mut(self.len..end).ok_or(DirBufferFull)?;
         record[..head.len()].copy_from_slice(head);
         record[head.len()..used].copy_from_slice(name);
         // The buffer is reused: padding must not reveal earlier content.
@@ -125,11 +136,11 @@ mod tests {
         dir.push(b"one", 1, 1, 8).unwrap();
         // 31 bytes are left, and the shortest entry needs 32.
         assert!(!dir.fits(1, false));
-        assert_eq!(dir.push(b"x", 2, 2, 8), Err(Full));
+        assert_eq!(dir.push(b"x", 2, 2, 8), Err(DirBufferFull));
         assert_eq!(dir.len(), 32);
         assert_eq!(buf[32..], [0xff; 31]);
         let mut dir = DirEncoder::new(&mut []);
-        assert_eq!(dir.push(b"x", 2, 2, 8), Err(Full));
+        assert_eq!(dir.push(b"x", 2, 2, 8), Err(DirBufferFull));
         assert!(dir.is_empty());
     }
 
@@ -142,7 +153,7 @@ mod tests {
         assert!(dir.fits(8, true));
         dir.push_plus(b"directory", 3, &entry).unwrap();
         assert_eq!(dir.len(), 128 + 24 + 16);
-        assert_eq!(dir.push_plus(b"directory", 3, &entry), Err(Full));
+        assert_eq!(dir.push_plus(b"directory", 3, &entry), Err(DirBufferFull));
         let (plus, rest) = Direntplus::read_from_prefix(&buf[..]).unwrap();
         assert_eq!((plus.entry_out, plus.dirent.ino, plus.dirent.type_), (entry, 77, 4));
         assert_eq!(&rest[..9], b"directory");

@@ -12,12 +12,12 @@ pub struct DecodeError {
     /// The number for the reply, if the header was complete.
     pub unique: Option<u64>,
     /// The problem.
-    pub problem: Problem,
+    pub problem: DecodeProblem,
 }
 
 /// A problem of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum DecodeProblem {
     /// The opcode is unknown.
     #[error("unknown opcode")]
     UnknownOpcode,
@@ -57,7 +57,7 @@ pub enum Problem {
 }
 
 impl DecodeError {
-    pub(super) fn of(header: &InHeader, problem: Problem) -> DecodeError {
+    pub(super) fn of(header: &InHeader, problem: DecodeProblem) -> DecodeError {
         DecodeError { opcode: Some(header.opcode), unique: Some(header.unique), problem }
     }
 
@@ -69,7 +69,7 @@ impl DecodeError {
             return None;
         }
         let errno = match self.problem {
-            Problem::UnknownOpcode => Errno::NOSYS,
+            DecodeProblem::UnknownOpcode => Errno::NOSYS,
             _ => Errno::IO,
         };
         self.unique.map(|unique| (unique, errno))

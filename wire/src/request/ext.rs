@@ -4,7 +4,7 @@
 //! `fs/fuse/dir.c`. Each extension is a multiple of 8 bytes, and so is each
 //! security context within one.
 
-use super::Records;
+use super::PackedRecords;
 use super::reader::split_nul;
 use crate::abi::{self, ExtHeader, FUSE_EXT_GROUPS, FUSE_MAX_NR_SECCTX, Secctx, rec_align};
 use crate::vendor::EXT_CALLER_GROUPS;
@@ -14,10 +14,10 @@ use zerocopy::FromBytes;
 /// [`abi::FUSE_CREATE_SUPP_GROUP`] were negotiated. Validated completely when the request is
 /// decoded.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Extensions<'a> {
+pub struct RequestExtensions<'a> {
     contexts: SecurityContexts<'a>,
-    groups: Records<'a, u32>,
-    pub(super) caller_groups: Option<Records<'a, u32>>,
+    groups: PackedRecords<'a, u32>,
+    pub(super) caller_groups: Option<PackedRecords<'a, u32>>,
 }
 
 /// An initial extended attribute of the new inode.
@@ -29,7 +29,7 @@ pub struct SecurityContext<'a> {
     pub value: &'a [u8],
 }
 
-impl<'a> Extensions<'a> {
+impl<'a> RequestExtensions<'a> {
     /// Initial extended attributes of the new inode.
     pub fn security_contexts(&self) -> SecurityContexts<'a> {
         self.contexts
@@ -37,11 +37,11 @@ impl<'a> Extensions<'a> {
 
     /// Supplementary groups of the caller. The kernel sends the one that equals the group of the
     /// parent directory, for set-group-id directories.
-    pub fn groups(&self) -> Records<'a, u32> {
+    pub fn groups(&self) -> PackedRecords<'a, u32> {
         self.groups
     }
 
-    pub(super) fn parse(mut bytes: &'a [u8]) -> Result<Extensions<'a>, &'static str> {
+    pub(super) fn parse(mut bytes: &'a [u8]) -> Result<RequestExtensions<'a>, &'static str> {
         let (mut contexts, mut groups, mut caller_groups) = (None, None, None);
         while !bytes.is_empty() {
             let (header, _) =
@@ -65,7 +65,7 @@ impl<'a> Extensions<'a> {
             bytes = bytes.get(rec_align(size)..).unwrap_or_default();
         }
         let (contexts, groups) = (contexts.unwrap_or_default(), groups.unwrap_or_default());
-        Ok(Extensions { contexts, groups, caller_groups })
+        Ok(RequestExtensions { contexts, groups, caller_groups })
     }
 }
 
@@ -78,12 +78,12 @@ fn parse_contexts(content: &[u8], count: u32) -> Result<SecurityContexts<'_>, &'
     Ok(all)
 }
 
-fn parse_groups(content: &[u8]) -> Result<Records<'_, u32>, &'static str> {
+fn parse_groups(content: &[u8]) -> Result<PackedRecords<'_, u32>, &'static str> {
     let (header, rest) =
         abi::SuppGroups::read_from_prefix(content).map_err(|_| "too short for groups")?;
     let len = (header.nr_groups as usize).checked_mul(size_of::<u32>());
     let groups = len.and_then(|len| rest.get(..len)).ok_or("the groups do not fit")?;
-    Ok(Records::new(groups))
+    Ok(PackedRecords::new(groups))
 }
 
 /// The security contexts of a creation.

@@ -1,11 +1,11 @@
 //! One request of each opcode, for tests and as seeds for fuzzing.
 
 use crate::abi::*;
-use crate::chain::{Chain, CompoundIn, Link};
+use crate::chain::{ChainLink, CompoundIn, RequestChain};
 use zerocopy::IntoBytes;
 
 /// A request in parts.
-pub struct Sample {
+pub struct RequestSample {
     /// The operation.
     pub opcode: Opcode,
     /// The structure of the operation.
@@ -16,7 +16,7 @@ pub struct Sample {
     pub ext: Vec<u8>,
 }
 
-impl Sample {
+impl RequestSample {
     fn header(&self) -> InHeader {
         let len = 40 + self.op.len() + self.rest.len() + self.ext.len();
         InHeader {
@@ -38,12 +38,16 @@ impl Sample {
     }
 }
 
-fn sample(opcode: Opcode, op: &(impl IntoBytes + zerocopy::Immutable), rest: &[u8]) -> Sample {
-    Sample { opcode, op: op.as_bytes().to_vec(), rest: rest.to_vec(), ext: Vec::new() }
+fn sample(
+    opcode: Opcode,
+    op: &(impl IntoBytes + zerocopy::Immutable),
+    rest: &[u8],
+) -> RequestSample {
+    RequestSample { opcode, op: op.as_bytes().to_vec(), rest: rest.to_vec(), ext: Vec::new() }
 }
 
-fn bare(opcode: Opcode, rest: &[u8]) -> Sample {
-    Sample { opcode, op: Vec::new(), rest: rest.to_vec(), ext: Vec::new() }
+fn bare(opcode: Opcode, rest: &[u8]) -> RequestSample {
+    RequestSample { opcode, op: Vec::new(), rest: rest.to_vec(), ext: Vec::new() }
 }
 
 /// Two security contexts of odd lengths, then one group.
@@ -61,7 +65,7 @@ fn extensions() -> Vec<u8> {
 }
 
 /// One request of each opcode.
-pub fn samples() -> Vec<Sample> {
+pub fn samples() -> Vec<RequestSample> {
     let write = WriteIn { fh: 3, offset: 4096, size: 5, ..Default::default() };
     let setxattr = SetxattrIn { size: 3, flags: 1, setxattr_flags: 1, padding: 0 };
     let ioctl = IoctlIn { in_size: 4, out_size: 8, cmd: 9, ..Default::default() };
@@ -69,10 +73,10 @@ pub fn samples() -> Vec<Sample> {
     let forgets = [ForgetOne { nodeid: 5, nlookup: 1 }, ForgetOne { nodeid: 6, nlookup: 2 }];
     let mapping = RemovemappingOne { moffset: 0, len: 4096 };
     let create = CreateIn { flags: 0o102, mode: 0o100644, umask: 0o22, open_flags: 0 };
-    let mut chain = Chain::default();
-    chain.add(Link::default(), &[&bare(Opcode::Lookup, b"name\0").bytes()]);
+    let mut chain = RequestChain::default();
+    chain.add(ChainLink::default(), &[&bare(Opcode::Lookup, b"name\0").bytes()]);
     let open = sample(Opcode::Open, &OpenIn::default(), b"").bytes();
-    chain.add(Link { uses: Link::INODE, of: 0 }, &[&open]);
+    chain.add(ChainLink { uses: ChainLink::INODE, of: 0 }, &[&open]);
     let compound = CompoundIn { len: chain.as_bytes().len() as u32, reserved: 0 };
     let mut samples = vec![
         bare(Opcode::Lookup, b"name\0"),

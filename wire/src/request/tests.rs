@@ -1,7 +1,7 @@
 //! Tests that every opcode decodes from the kernel's format, contiguous and split. All other input
 //! is an error that names its request.
 
-use super::samples::{Sample, samples};
+use super::samples::{RequestSample, samples};
 use super::*;
 use crate::abi::*;
 use zerocopy::IntoBytes;
@@ -9,12 +9,12 @@ use zerocopy::IntoBytes;
 const EXT: DecodeOptions = DecodeOptions { setxattr_ext: true, payload_in_pipe: false };
 const PIPE: DecodeOptions = DecodeOptions { setxattr_ext: true, payload_in_pipe: true };
 
-fn of(opcode: Opcode) -> Sample {
+fn of(opcode: Opcode) -> RequestSample {
     samples().into_iter().find(|sample| sample.opcode == opcode).unwrap()
 }
 
-fn problem(bytes: &[u8], options: &DecodeOptions) -> Problem {
-    Request::parse(bytes, options).unwrap_err().problem
+fn problem(bytes: &[u8], options: &DecodeOptions) -> DecodeProblem {
+    DecodedRequest::parse(bytes, options).unwrap_err().problem
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn every_opcode_decodes_contiguous_and_split() {
     assert_eq!(samples.len(), Opcode::COUNT);
     for (sample, &opcode) in samples.iter().zip(Opcode::ALL) {
         let bytes = sample.bytes();
-        let whole = Request::parse(&bytes, &EXT).unwrap();
+        let whole = DecodedRequest::parse(&bytes, &EXT).unwrap();
         assert_eq!(whole.opcode, opcode);
         assert_eq!((whole.unique, whole.nodeid, whole.pid), (0x1234, 7, 42));
         assert_eq!((whole.uid, whole.gid), (1000, 100));
@@ -34,7 +34,7 @@ fn every_opcode_decodes_contiguous_and_split() {
         let mut op = sample.op.clone();
         op.resize(FUSE_URING_OP_IN_OUT_SZ, 0);
         let payload = [&sample.rest[..], &sample.ext].concat();
-        let split = Request::parse_split(&bytes[..40], &op, &payload, &EXT).unwrap();
+        let split = DecodedRequest::parse_split(&bytes[..40], &op, &payload, &EXT).unwrap();
         assert_eq!(format!("{:?}", split.body), format!("{:?}", whole.body));
     }
 }
@@ -45,12 +45,12 @@ fn no_prefix_of_a_request_decodes() {
         let bytes = sample.bytes();
         for len in 0..bytes.len() {
             let mut cut = bytes[..len].to_vec();
-            assert!(Request::parse(&cut, &EXT).is_err(), "{:?} cut to {len}", sample.opcode);
+            assert!(DecodedRequest::parse(&cut, &EXT).is_err(), "{:?} cut to {len}", sample.opcode);
             // It also fails if the header has the shorter length, except for INIT, which has a
             // shorter form.
             if len >= 40 {
                 cut[..4].copy_from_slice(&(len as u32).to_ne_bytes());
-                let decoded = Request::parse(&cut, &EXT);
+                let decoded = DecodedRequest::parse(&cut, &EXT);
                 let short_init = sample.opcode == Opcode::Init && len >= 56;
                 assert!(decoded.is_err() || short_init, "{:?} cut to {len}", sample.opcode);
             }
@@ -61,21 +61,21 @@ fn no_prefix_of_a_request_decodes() {
 #[test]
 fn a_write_decodes_with_its_data_in_the_pipe() {
     let bytes = of(Opcode::Write).bytes();
-    let request = Request::parse(&bytes[..80], &PIPE).unwrap();
-    let Body::Write { args, data } = request.body else { panic!("{request:?}") };
-    assert_eq!((args.offset, data), (4096, Payload::Pipe(5)));
+    let request = DecodedRequest::parse(&bytes[..80], &PIPE).unwrap();
+    let RequestBody::Write { args, data } = request.body else { panic!("{request:?}") };
+    assert_eq!((args.offset, data), (4096, RequestPayload::Pipe(5)));
     assert!(matches!(
-        Request::parse(&bytes, &PIPE).unwrap().body,
-        Body::Write { data: Payload::Memory(b"hello"), .. }
+        DecodedRequest::parse(&bytes, &PIPE).unwrap().body,
+        RequestBody::Write { data: RequestPayload::Memory(b"hello"), .. }
     ));
     // Part of the data in memory is an error.
-    assert_eq!(problem(&bytes[..82], &PIPE), Problem::TrailingBytes(2));
-    assert_eq!(problem(&bytes[..80], &EXT), Problem::Length { header: 85, read: 80 });
+    assert_eq!(problem(&bytes[..82], &PIPE), DecodeProblem::TrailingBytes(2));
+    assert_eq!(problem(&bytes[..80], &EXT), DecodeProblem::Length { header: 85, read: 80 });
     // Other requests must be completely in memory.
     let bytes = of(Opcode::Rename).bytes();
-    assert!(Request::parse(&bytes[..52], &PIPE).is_err());
+    assert!(DecodedRequest::parse(&bytes[..52], &PIPE).is_err());
     let bytes = of(Opcode::Getattr).bytes();
-    assert!(Request::parse(&bytes[..48], &PIPE).is_err());
+    assert!(DecodedRequest::parse(&bytes[..48], &PIPE).is_err());
 }
 
 #[test]
@@ -85,8 +85,10 @@ fn setxattr_has_two_layouts() {
     short.op.truncate(8);
     for (sample, options, flags) in [(long, EXT, 1), (short, DecodeOptions::default(), 0)] {
         let bytes = sample.bytes();
-        let request = Request::parse(&bytes, &options).unwrap();
-        let Body::Setxattr { args, name, value } = request.body else { panic!("{request:?}") };
+        let request = DecodedRequest::parse(&bytes, &options).unwrap();
+        let RequestBody::Setxattr { args, name, value } = request.body else {
+            panic!("{request:?}")
+        };
         assert_eq!((name, value, args.flags), (&b"user.a"[..], &b"abc"[..], 1));
         assert_eq!(args.setxattr_flags, flags);
     }
@@ -98,8 +100,8 @@ fn init_has_a_short_form_and_may_grow() {
     for len in [16, 64, 80] {
         init.op.resize(len, 0xff);
         let bytes = init.bytes();
-        let request = Request::parse(&bytes, &EXT).unwrap();
-        let Body::Init(args) = request.body else { panic!("{request:?}") };
+        let request = DecodedRequest::parse(&bytes, &EXT).unwrap();
+        let RequestBody::Init(args) = request.body else { panic!("{request:?}") };
         assert_eq!((args.major, args.minor), (7, 45));
         assert_eq!(args.flags2, if len == 16 { 0 } else { u32::MAX });
     }
@@ -108,8 +110,8 @@ fn init_has_a_short_form_and_may_grow() {
 #[test]
 fn a_creation_carries_contexts_and_groups() {
     let bytes = of(Opcode::Symlink).bytes();
-    let request = Request::parse(&bytes, &EXT).unwrap();
-    let Body::Symlink { name, target, ext } = request.body else { panic!("{request:?}") };
+    let request = DecodedRequest::parse(&bytes, &EXT).unwrap();
+    let RequestBody::Symlink { name, target, ext } = request.body else { panic!("{request:?}") };
     assert_eq!((name, target), (&b"name"[..], &b"../target"[..]));
     let contexts: Vec<_> = ext.security_contexts().map(|c| (c.name, c.value)).collect();
     assert_eq!(contexts, [(&b"security.selinux"[..], &b"a:b:c\0"[..]), (b"security.x", b"")]);
@@ -120,8 +122,8 @@ fn a_creation_carries_contexts_and_groups() {
 fn malformed_extensions_are_errors() {
     let mut mkdir = of(Opcode::Mkdir);
     let good = mkdir.ext.clone();
-    let fails = |mkdir: &Sample, what: &str| match problem(&mkdir.bytes(), &EXT) {
-        Problem::Extension(text) => assert_eq!(text, what),
+    let fails = |mkdir: &RequestSample, what: &str| match problem(&mkdir.bytes(), &EXT) {
+        DecodeProblem::Extension(text) => assert_eq!(text, what),
         other => panic!("{other:?}"),
     };
     mkdir.ext[0] = 4;
@@ -143,39 +145,39 @@ fn malformed_extensions_are_errors() {
     mkdir.ext.clear();
     let mut bytes = mkdir.bytes();
     bytes[36] = 200;
-    assert_eq!(problem(&bytes, &EXT), Problem::Truncated { need: 1600, have: 12 });
+    assert_eq!(problem(&bytes, &EXT), DecodeProblem::Truncated { need: 1600, have: 12 });
 }
 
 #[test]
 fn batch_forget_counts_must_agree() {
     let mut sample = of(Opcode::BatchForget);
     let bytes = sample.bytes();
-    let request = Request::parse(&bytes, &EXT).unwrap();
-    let Body::BatchForget(items) = request.body else { panic!("{request:?}") };
+    let request = DecodedRequest::parse(&bytes, &EXT).unwrap();
+    let RequestBody::BatchForget(items) = request.body else { panic!("{request:?}") };
     assert_eq!(items.map(|one| (one.nodeid, one.nlookup)).collect::<Vec<_>>(), [(5, 1), (6, 2)]);
     sample.op = BatchForgetIn { count: u32::MAX, dummy: 0 }.as_bytes().to_vec();
     let declared = u64::from(u32::MAX) * 16;
-    assert_eq!(problem(&sample.bytes(), &EXT), Problem::DataLength { declared, present: 32 });
+    assert_eq!(problem(&sample.bytes(), &EXT), DecodeProblem::DataLength { declared, present: 32 });
 }
 
 #[test]
 fn errors_have_the_request_and_the_reply() {
     let mut bytes = of(Opcode::Lookup).bytes();
     bytes[4..8].copy_from_slice(&999u32.to_ne_bytes());
-    let error = Request::parse(&bytes, &EXT).unwrap_err();
+    let error = DecodedRequest::parse(&bytes, &EXT).unwrap_err();
     assert_eq!(error.to_string(), "request with opcode 999 (unique 4660): unknown opcode");
     assert_eq!(error.reply(), Some((0x1234, rustix::io::Errno::NOSYS)));
 
     let mut bytes = of(Opcode::Lookup).bytes();
     *bytes.last_mut().unwrap() = b'x';
-    let error = Request::parse(&bytes, &EXT).unwrap_err();
+    let error = DecodedRequest::parse(&bytes, &EXT).unwrap_err();
     assert_eq!(error.to_string(), "request LOOKUP (unique 4660): a name does not end with NUL");
     assert_eq!(error.reply(), Some((0x1234, rustix::io::Errno::IO)));
 
     let mut forget = of(Opcode::Forget);
     forget.op.truncate(4);
-    assert_eq!(Request::parse(&forget.bytes(), &EXT).unwrap_err().reply(), None);
-    let error = Request::parse(&[0; 39], &EXT).unwrap_err();
+    assert_eq!(DecodedRequest::parse(&forget.bytes(), &EXT).unwrap_err().reply(), None);
+    let error = DecodedRequest::parse(&[0; 39], &EXT).unwrap_err();
     assert_eq!(error.to_string(), "request: 40 bytes are needed, 39 are left");
     assert_eq!(error.reply(), None);
 }
@@ -184,7 +186,7 @@ fn errors_have_the_request_and_the_reply() {
 fn a_resent_request_is_recognized() {
     let mut bytes = of(Opcode::Statfs).bytes();
     bytes[8..16].copy_from_slice(&(FUSE_UNIQUE_RESEND | 6).to_ne_bytes());
-    let request = Request::parse(&bytes, &EXT).unwrap();
+    let request = DecodedRequest::parse(&bytes, &EXT).unwrap();
     assert!(request.is_resend());
     assert_eq!(request.unique, FUSE_UNIQUE_RESEND | 6);
 }

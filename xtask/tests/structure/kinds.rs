@@ -19,7 +19,7 @@ struct DescribedKind {
     name: String,
 }
 
-/// All kinds that backends describe: `pub static ITEM: Description<...>`, with `name: "..."` after it.
+/// All kinds that backends describe: `pub static ITEM: SourceDescription<...>`, with `name: "..."` after it.
 fn described_kinds() -> Vec<DescribedKind> {
     let mut found = Vec::new();
     for package in packages().into_iter().filter(|package| package.folder != "fs") {
@@ -27,7 +27,7 @@ fn described_kinds() -> Vec<DescribedKind> {
         for path in sources().into_iter().filter(|path| relative(path).starts_with(&folder)) {
             let text = read(&path);
             for part in text.split("pub static ").skip(1) {
-                let Some((item, rest)) = part.split_once(": Description<") else { continue };
+                let Some((item, rest)) = part.split_once(": SourceDescription<") else { continue };
                 let name = rest.split("name: \"").nth(1).and_then(|rest| rest.split('"').next());
                 found.push(DescribedKind {
                     krate: package.name.replace('-', "_"),

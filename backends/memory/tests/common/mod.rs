@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use defuse_fs::*;
-use defuse_memory::{Memory, Options};
+use defuse_memory::{MemoryFileSystem, MemoryOptions};
 
 pub const FH: Fh = Fh(0);
 
@@ -17,8 +17,8 @@ pub fn user() -> Context<'static> {
     Context::new(Caller { uid: 1000, gid: 1000, pid: 2 })
 }
 
-pub fn memory(size: Option<u64>, inodes: Option<u64>) -> Memory {
-    Memory::new(Options { size, inodes, ..Options::default() })
+pub fn memory(size: Option<u64>, inodes: Option<u64>) -> MemoryFileSystem {
+    MemoryFileSystem::new(MemoryOptions { size, inodes, ..MemoryOptions::default() })
 }
 
 pub fn name(text: &str) -> Name<'_> {
@@ -33,11 +33,11 @@ pub fn node(kind: FileKind, perm: u32) -> NewNode<'static> {
     NewNode::new(kind, perm, root().caller)
 }
 
-pub fn file(fs: &Memory, parent: Ino, text: &str) -> Ino {
+pub fn file(fs: &MemoryFileSystem, parent: Ino, text: &str) -> Ino {
     fs.mknod(&root(), parent, name(text), &node(FileKind::Regular, 0o644)).unwrap().ino
 }
 
-pub fn dir(fs: &Memory, parent: Ino, text: &str) -> Ino {
+pub fn dir(fs: &MemoryFileSystem, parent: Ino, text: &str) -> Ino {
     fs.mkdir(&root(), parent, name(text), &node(FileKind::Directory, 0o755)).unwrap().ino
 }
 
@@ -46,24 +46,24 @@ pub fn handle(ino: Ino) -> File {
     File { ino, fh: FH }
 }
 
-pub fn open(fs: &Memory, ino: Ino) -> File {
+pub fn open(fs: &MemoryFileSystem, ino: Ino) -> File {
     File { ino, fh: fs.open(&root(), ino, OpenArgs::default()).unwrap().fh }
 }
 
-pub fn write(fs: &Memory, ino: Ino, offset: u64, bytes: &[u8]) -> Result<usize> {
+pub fn write(fs: &MemoryFileSystem, ino: Ino, offset: u64, bytes: &[u8]) -> Result<usize> {
     write_open(fs, handle(ino), offset, bytes)
 }
 
-pub fn write_open(fs: &Memory, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
+pub fn write_open(fs: &MemoryFileSystem, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
     let args = WriteArgs { offset, ..WriteArgs::default() };
     fs.write(&root(), file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
 }
 
-pub fn read(fs: &Memory, ino: Ino, offset: u64, len: usize) -> Result<Vec<u8>> {
+pub fn read(fs: &MemoryFileSystem, ino: Ino, offset: u64, len: usize) -> Result<Vec<u8>> {
     read_open(fs, handle(ino), offset, len)
 }
 
-pub fn read_open(fs: &Memory, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
+pub fn read_open(fs: &MemoryFileSystem, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut memory = vec![0xee; len];
     let mut sink = SliceSink::new(&mut memory);
     let mut out = ReadBuf::new(&mut sink, len);
@@ -73,13 +73,13 @@ pub fn read_open(fs: &Memory, file: File, offset: u64, len: usize) -> Result<Vec
     Ok(memory)
 }
 
-pub fn rename(fs: &Memory, from: (Ino, &str), to: (Ino, &str), flags: u32) -> Result<()> {
+pub fn rename(fs: &MemoryFileSystem, from: (Ino, &str), to: (Ino, &str), flags: u32) -> Result<()> {
     fs.rename(&root(), (from.0, name(from.1)), (to.0, name(to.1)), RenameFlags(flags))
 }
 
 /// Lists a directory, `room` entries at a time.
 #[derive(Default)]
-pub struct Listing {
+pub struct DirLister {
     pub room: usize,
     pub entries: bool,
     /// The handle of the directory; 0 if it is not open.
@@ -89,7 +89,7 @@ pub struct Listing {
     pub inos: Vec<Option<Ino>>,
 }
 
-impl DirSink for Listing {
+impl DirSink for DirLister {
     fn wants_entries(&self) -> bool {
         self.entries
     }
@@ -104,9 +104,9 @@ impl DirSink for Listing {
     }
 }
 
-impl Listing {
+impl DirLister {
     /// Lists up to `room` more entries, and returns their number.
-    pub fn more(&mut self, fs: &Memory, dir: Ino, room: usize) -> usize {
+    pub fn more(&mut self, fs: &MemoryFileSystem, dir: Ino, room: usize) -> usize {
         let before = self.names.len();
         self.room = room;
         let from = self.last;
@@ -118,7 +118,7 @@ impl Listing {
 
 /// Submits a wait for a lock; returns where the answer will come, and the interrupt.
 pub fn wait_lock(
-    fs: &Memory,
+    fs: &MemoryFileSystem,
     ino: Ino,
     lock: LockRequest,
 ) -> (Receiver<Result<()>>, Arc<InterruptToken>) {

@@ -5,15 +5,15 @@
 use std::path::{Path, PathBuf};
 
 use defuse_fs::*;
-use defuse_passthrough::{Options, Passthrough};
+use defuse_passthrough::{Passthrough, PassthroughOptions};
 
 /// A served temporary directory.
-pub struct Served {
+pub struct ServedDirectory {
     pub fs: Passthrough,
     dir: tempfile::TempDir,
 }
 
-impl Drop for Served {
+impl Drop for ServedDirectory {
     fn drop(&mut self) {
         // The directory is in a sticky one and is removed after this.
         self.act_as_myself();
@@ -29,14 +29,14 @@ pub fn bases() -> Vec<PathBuf> {
 }
 
 /// Runs `test` in every base, with and without file handles.
-pub fn everywhere(options: &Options, test: impl Fn(&Served)) {
+pub fn everywhere(options: &PassthroughOptions, test: impl Fn(&ServedDirectory)) {
     for base in bases() {
         for file_handles in
             [defuse_passthrough::FileHandles::Auto, defuse_passthrough::FileHandles::Off]
         {
-            let options = Options { file_handles, ..options.clone() };
+            let options = PassthroughOptions { file_handles, ..options.clone() };
             eprintln!("{} {file_handles:?}", base.display());
-            test(&Served::new(&base, options));
+            test(&ServedDirectory::new(&base, options));
         }
     }
 }
@@ -71,11 +71,11 @@ pub fn flags(flags: u32) -> OpenArgs {
     OpenArgs { flags: OpenFlags(flags), kill_suidgid: false }
 }
 
-impl Served {
-    pub fn new(base: &Path, options: Options) -> Self {
+impl ServedDirectory {
+    pub fn new(base: &Path, options: PassthroughOptions) -> Self {
         let dir = tempfile::Builder::new().prefix("defuse-pt-").tempdir_in(base).unwrap();
         let fs = Passthrough::new(dir.path(), options).unwrap();
-        Served { fs, dir }
+        ServedDirectory { fs, dir }
     }
 
     /// Makes this thread act as the process again, since it keeps the credentials of its last
@@ -147,7 +147,7 @@ impl Served {
         self.fs.setxattr(&me(), ino, name, value, SetXattrFlags::default())
     }
 
-    pub fn list(&self, ino: Ino, room: usize, plus: bool) -> Result<Vec<Listed>> {
+    pub fn list(&self, ino: Ino, room: usize, plus: bool) -> Result<Vec<ListedEntry>> {
         let opened = self.fs.opendir(&me(), ino, OpenFlags::default())?;
         let dir = File { ino, fh: opened.fh };
         let (mut all, mut from) = (Vec::new(), 0);
@@ -162,15 +162,21 @@ impl Served {
         Ok(all)
     }
 
-    pub fn list_some(&self, dir: File, from: u64, room: usize, plus: bool) -> Result<Vec<Listed>> {
-        let mut sink = Listing { room, plus, items: Vec::new() };
+    pub fn list_some(
+        &self,
+        dir: File,
+        from: u64,
+        room: usize,
+        plus: bool,
+    ) -> Result<Vec<ListedEntry>> {
+        let mut sink = EntryListing { room, plus, items: Vec::new() };
         self.fs.readdir(&me(), dir, from, &mut DirBuf::new(&mut sink))?;
         Ok(sink.items)
     }
 }
 
 /// An entry of a listing.
-pub struct Listed {
+pub struct ListedEntry {
     pub name: String,
     pub ino: u64,
     pub next: u64,
@@ -178,13 +184,13 @@ pub struct Listed {
     pub entry: Option<Entry>,
 }
 
-struct Listing {
+struct EntryListing {
     room: usize,
     plus: bool,
-    items: Vec<Listed>,
+    items: Vec<ListedEntry>,
 }
 
-impl DirSink for Listing {
+impl DirSink for EntryListing {
     fn wants_entries(&self) -> bool {
         self.plus
     }
@@ -192,7 +198,7 @@ impl DirSink for Listing {
         self.items.len() < self.room
     }
     fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
-        self.items.push(Listed {
+        self.items.push(ListedEntry {
             name: String::from_utf8_lossy(item.name).into_owned(),
             ino: item.ino,
             next: item.next,

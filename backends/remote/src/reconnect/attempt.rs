@@ -3,30 +3,33 @@
 use std::cell::Cell;
 
 use defuse_fs::{
-    Context, Entry, Errno, Fh, File, FileSystem, Ino, Name, OpenArgs, OpenFlags, Opened, Result,
+    Context, Entry, Errno, Fh, File, FileSystem, Ino, Name, OpenArgs, OpenFlags, OpenReply, Result,
 };
 
-use super::table::{Epoch, Handle, Identity, Place, Returned, Search, Whereabouts};
-use super::{Present, Reconnecting, Repeat, nobody_knows};
+use super::table::{
+    ConnectionEpoch, HandleState, InodeIdentity, InodeSearch, InodeWhereabouts, NamePlace,
+    ReturnedLookups,
+};
+use super::{CurrentConnection, ReconnectingClient, RepeatRule, nobody_knows};
 
-pub(super) struct Attempt<'a> {
-    client: &'a Reconnecting,
+pub(super) struct CallAttempt<'a> {
+    client: &'a ReconnectingClient,
     cx: &'a Context<'a>,
-    connected: Present,
-    repeat: Repeat,
+    connected: CurrentConnection,
+    repeat: RepeatRule,
     /// An earlier attempt may have been done.
     unsure: bool,
     sent: Cell<bool>,
 }
 
-impl<'a> Attempt<'a> {
+impl<'a> CallAttempt<'a> {
     pub(super) fn new(
-        client: &'a Reconnecting,
+        client: &'a ReconnectingClient,
         cx: &'a Context<'a>,
-        connected: Present,
-        (repeat, unsure): (Repeat, bool),
-    ) -> Attempt<'a> {
-        Attempt { client, cx, connected, repeat, unsure, sent: Cell::new(false) }
+        connected: CurrentConnection,
+        (repeat, unsure): (RepeatRule, bool),
+    ) -> CallAttempt<'a> {
+        CallAttempt { client, cx, connected, repeat, unsure, sent: Cell::new(false) }
     }
 
     /// Makes `name` in `dir`, a number of this connection. If an earlier attempt may have made it, fails with `EIO`
@@ -66,13 +69,13 @@ impl<'a> Attempt<'a> {
         self.sent.get()
     }
 
-    pub(super) fn epoch(&self) -> Epoch {
+    pub(super) fn epoch(&self) -> ConnectionEpoch {
         self.connected.epoch
     }
 
     /// The server, for the request itself, after everything that it names was found.
     pub(super) fn server(&self) -> Result<&dyn FileSystem> {
-        if self.repeat != Repeat::Again {
+        if self.repeat != RepeatRule::Again {
             // A server that ended while nobody asked it anything has not got the request.
             self.connected.look_for_end();
         }
@@ -102,7 +105,8 @@ impl<'a> Attempt<'a> {
         if !self.client.moves {
             return Ok(None);
         }
-        let Whereabouts::Lost(search) = self.client.table().whereabouts(ino, self.epoch())? else {
+        let InodeWhereabouts::Lost(search) = self.client.table().whereabouts(ino, self.epoch())?
+        else {
             return Ok(None);
         };
         match self.connected.fs().getattr(self.cx, search.number, None) {
@@ -116,16 +120,16 @@ impl<'a> Attempt<'a> {
     }
 
     /// Gathers what has to be found, from the inode up. Returns the number of the lowest directory that is known.
-    fn lost(&self, ino: Ino, searches: &mut Vec<Search>) -> Result<Ino> {
+    fn lost(&self, ino: Ino, searches: &mut Vec<InodeSearch>) -> Result<Ino> {
         let (mut next, table) = (ino, self.client.table());
         loop {
             match table.whereabouts(next, self.epoch())? {
-                Whereabouts::Known(known) => return Ok(known),
+                InodeWhereabouts::Known(known) => return Ok(known),
                 // A server that lies could make a directory lie in itself.
-                Whereabouts::Lost(_) if searches.len() > table.sizes().0 => {
+                InodeWhereabouts::Lost(_) if searches.len() > table.sizes().0 => {
                     return Err(Errno::ESTALE);
                 }
-                Whereabouts::Lost(search) => {
+                InodeWhereabouts::Lost(search) => {
                     let Some(place) = &search.place else { return Err(Errno::ESTALE) };
                     next = place.dir;
                     searches.push(search);
@@ -134,8 +138,8 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    fn search(&self, dir: Ino, search: &Search) -> Result<Ino> {
-        let Search { ino, place, identity, birth, .. } = search;
+    fn search(&self, dir: Ino, search: &InodeSearch) -> Result<Ino> {
+        let InodeSearch { ino, place, identity, birth, .. } = search;
         let Some(place) = place else { return self.gone(search) };
         let remote = self.connected.fs();
         let name = Name::new(&place.name).map_err(|_| Errno::ESTALE)?;
@@ -144,7 +148,7 @@ impl<'a> Attempt<'a> {
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE) => return self.gone(search),
             Err(errno) => return Err(errno),
         };
-        let mut is_same = Identity::of(&entry) == *identity;
+        let mut is_same = InodeIdentity::of(&entry) == *identity;
         if is_same && birth.is_some() {
             let attr = remote.getattr(self.cx, entry.ino, None);
             match attr {
@@ -160,13 +164,13 @@ impl<'a> Attempt<'a> {
             return self.gone(search);
         }
         let superfluous = self.client.table().found(*ino, entry.ino, self.epoch());
-        if let Some(Returned { ino, lookups, .. }) = superfluous {
+        if let Some(ReturnedLookups { ino, lookups, .. }) = superfluous {
             remote.forget(ino, lookups);
         }
         Ok(entry.ino)
     }
 
-    fn gone(&self, search: &Search) -> Result<Ino> {
+    fn gone(&self, search: &InodeSearch) -> Result<Ino> {
         let name = search.place.as_ref().map(|place| place.name.escape_ascii().to_string());
         let name = name.unwrap_or_default();
         log::warn!("after the end of a server, {name} is not found again: ESTALE");
@@ -176,7 +180,7 @@ impl<'a> Attempt<'a> {
 
     /// Notes an entry of this connection. Returns it with its number for the frontend.
     pub(super) fn learn(&self, place: Option<(Ino, Name<'_>)>, entry: Entry) -> Entry {
-        let place = place.map(|(dir, name)| Place { dir, name: name.as_bytes().into() });
+        let place = place.map(|(dir, name)| NamePlace { dir, name: name.as_bytes().into() });
         let opened = place.as_ref().and_then(|place| self.client.table().lost_opened(place));
         if let Some(ino) = opened {
             // If it is found here, it keeps its number.
@@ -200,8 +204,8 @@ impl<'a> Attempt<'a> {
         let handle = self.client.table().handle(file, self.epoch())?;
         let ino = self.ino(file.ino)?;
         let (caller, flags, is_dir) = match handle {
-            Handle::Open(fh) => return Ok(File { ino, fh }),
-            Handle::Closed { caller, flags, is_dir } => (caller, flags, is_dir),
+            HandleState::Open(fh) => return Ok(File { ino, fh }),
+            HandleState::Closed { caller, flags, is_dir } => (caller, flags, is_dir),
         };
         let remote = self.connected.fs();
         let cx = Context::new(caller);
@@ -228,8 +232,8 @@ impl<'a> Attempt<'a> {
         // Another thread was faster.
         self.close(inner, is_dir);
         match self.client.table().handle(file, self.epoch())? {
-            Handle::Open(fh) => Ok(File { ino, fh }),
-            Handle::Closed { .. } => Err(Errno::EBADF),
+            HandleState::Open(fh) => Ok(File { ino, fh }),
+            HandleState::Closed { .. } => Err(Errno::EBADF),
         }
     }
 
@@ -260,7 +264,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Notes an open file. Returns it with its handle for the frontend.
-    pub(super) fn opened(&self, ino: Ino, how: (OpenFlags, bool), opened: Opened) -> Opened {
+    pub(super) fn opened(&self, ino: Ino, how: (OpenFlags, bool), opened: OpenReply) -> OpenReply {
         let (caller, file) = (self.cx.caller, File { ino, fh: opened.fh });
         let mut table = self.client.table();
         let fh = table.opened(file, (caller, how.0, how.1), self.epoch());
@@ -268,7 +272,7 @@ impl<'a> Attempt<'a> {
             table.flush_ends_locks(fh);
         }
         // This client looks at each close(2) for lost changes.
-        self.client.told_open(Opened { fh, no_flush: false, ..opened })
+        self.client.told_open(OpenReply { fh, no_flush: false, ..opened })
     }
 
     /// An inode with an open file, if the call has one.
@@ -279,12 +283,12 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    /// As [`file`](Attempt::file), with `ENOLCK` for lost locks.
+    /// As [`file`](CallAttempt::file), with `ENOLCK` for lost locks.
     pub(super) fn file_for_lock(&self, file: File) -> Result<File> {
         self.file_or(file, Errno::ENOLCK)
     }
 
-    pub(super) fn connected(&self) -> Present {
+    pub(super) fn connected(&self) -> CurrentConnection {
         self.connected.clone()
     }
 }

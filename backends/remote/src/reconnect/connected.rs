@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use defuse_fs::{Absent, Errno, FileSystem};
+use defuse_fs::{AbsentFileSystem, Errno, FileSystem};
 
-use super::table::Epoch;
-use crate::{Remote, Shared};
+use super::table::ConnectionEpoch;
+use crate::{RemoteClient, RemoteShared};
 
 /// The thing that answers calls.
-pub(super) enum Server {
-    Remote(Box<Remote>),
+pub(super) enum CallServer {
+    Remote(Box<RemoteClient>),
     /// A file system of this process.
     Own(Arc<dyn FileSystem>),
     /// None: calls wait.
@@ -18,23 +18,23 @@ pub(super) enum Server {
 }
 
 /// A connection.
-pub(super) struct Connected {
-    pub(super) epoch: Epoch,
-    server: Server,
-    life: Arc<Life>,
+pub(super) struct ServerConnection {
+    pub(super) epoch: ConnectionEpoch,
+    server: CallServer,
+    life: Arc<ConnectionLife>,
 }
 
 /// The end of a connection, which whoever waits for an answer sees without keeping the connection.
-pub(super) struct Life {
+pub(super) struct ConnectionLife {
     /// No call begins any more.
     parting: AtomicBool,
     gone: AtomicBool,
     /// The client's part of the connection, which answers all calls when the server has ended, before anybody asks
     /// here.
-    client: Weak<Shared>,
+    client: Weak<RemoteShared>,
 }
 
-impl Life {
+impl ConnectionLife {
     /// True if the connection ends or has ended.
     pub(super) fn is_over(&self) -> bool {
         let is_dead = || self.client.upgrade().is_some_and(|client| client.connection.is_dead());
@@ -42,37 +42,37 @@ impl Life {
     }
 }
 
-impl Connected {
-    pub(super) fn new(epoch: Epoch, server: Server) -> Connected {
+impl ServerConnection {
+    pub(super) fn new(epoch: ConnectionEpoch, server: CallServer) -> ServerConnection {
         let client = match &server {
-            Server::Remote(remote) => Arc::downgrade(&remote.shared),
-            Server::Own(_) | Server::Absent => Weak::new(),
+            CallServer::Remote(remote) => Arc::downgrade(&remote.shared),
+            CallServer::Own(_) | CallServer::Absent => Weak::new(),
         };
         let (parting, gone) = (AtomicBool::new(false), AtomicBool::new(false));
-        Connected { epoch, server, life: Arc::new(Life { parting, gone, client }) }
+        ServerConnection { epoch, server, life: Arc::new(ConnectionLife { parting, gone, client }) }
     }
 
     pub(super) fn fs(&self) -> &dyn FileSystem {
         match &self.server {
-            Server::Remote(remote) => &**remote,
-            Server::Own(fs) => &**fs,
-            Server::Absent => &Absent(Errno::ENOTCONN),
+            CallServer::Remote(remote) => &**remote,
+            CallServer::Own(fs) => &**fs,
+            CallServer::Absent => &AbsentFileSystem(Errno::ENOTCONN),
         }
     }
 
     /// The server at the other end of a socket.
-    pub(super) fn remote(&self) -> Option<&Remote> {
+    pub(super) fn remote(&self) -> Option<&RemoteClient> {
         match &self.server {
-            Server::Remote(remote) => Some(remote),
-            Server::Own(_) | Server::Absent => None,
+            CallServer::Remote(remote) => Some(remote),
+            CallServer::Own(_) | CallServer::Absent => None,
         }
     }
 
     /// The file system of this process.
     pub(super) fn own(&self) -> Option<&dyn FileSystem> {
         match &self.server {
-            Server::Own(fs) => Some(&**fs),
-            Server::Remote(_) | Server::Absent => None,
+            CallServer::Own(fs) => Some(&**fs),
+            CallServer::Remote(_) | CallServer::Absent => None,
         }
     }
 
@@ -84,9 +84,9 @@ impl Connected {
     /// True if nobody can say any more whether changes are durable.
     pub(super) fn has_ended(&self) -> bool {
         let ended = match &self.server {
-            Server::Remote(remote) => remote.is_dead(),
-            Server::Own(_) => false,
-            Server::Absent => true,
+            CallServer::Remote(remote) => remote.is_dead(),
+            CallServer::Own(_) => false,
+            CallServer::Absent => true,
         };
         if ended {
             self.life.gone.store(true, Ordering::SeqCst);
@@ -101,7 +101,7 @@ impl Connected {
         }
     }
 
-    pub(super) fn life(&self) -> Arc<Life> {
+    pub(super) fn life(&self) -> Arc<ConnectionLife> {
         Arc::clone(&self.life)
     }
 
@@ -110,7 +110,7 @@ impl Connected {
     }
 }
 
-impl Drop for Connected {
+impl Drop for ServerConnection {
     fn drop(&mut self) {
         self.life.gone.store(true, Ordering::SeqCst);
     }

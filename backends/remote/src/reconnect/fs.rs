@@ -5,20 +5,20 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate,
-    Fh, Figure, File, FileSystem, Ino, Interrupted, IoctlArgs, IoctlReply, Lock, LockOwner,
-    LockRequest, LockType, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin,
+    Fh, Figure, File, FileSystem, Ino, InterruptCheck, IoctlArgs, IoctlReply, Lock, LockOwner,
+    LockRequest, LockType, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, OpenReply, Origin,
     PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags,
     SliceSource, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
-use super::attempt::Attempt;
+use super::attempt::CallAttempt;
 use super::link::PART_PAUSE;
-use super::table::Place;
-use super::{Reconnecting, Repeat};
+use super::table::NamePlace;
+use super::{ReconnectingClient, RepeatRule};
 use crate::lock;
-use Repeat::{Again, IfMissing, Never};
+use RepeatRule::{Again, IfMissing, Never};
 
-impl FileSystem for Reconnecting {
+impl FileSystem for ReconnectingClient {
     fn caps(&self) -> Caps {
         self.caps.clone()
     }
@@ -204,7 +204,7 @@ impl FileSystem for Reconnecting {
         })
     }
 
-    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         self.call(cx, Again, |at| {
             let inner = at.ino(ino)?;
             let opened = at.server()?.open(cx, inner, args)?;
@@ -226,7 +226,7 @@ impl FileSystem for Reconnecting {
         name: Name<'_>,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         self.call(cx, IfMissing, |at| {
             let dir = at.ino(parent)?;
             let make = |server: &dyn FileSystem| server.create(cx, dir, name, node, args);
@@ -246,7 +246,7 @@ impl FileSystem for Reconnecting {
         parent: Ino,
         node: &NewNode<'_>,
         args: OpenArgs,
-    ) -> Result<(Entry, Opened)> {
+    ) -> Result<(Entry, OpenReply)> {
         // One whose answer is lost has ended with its server.
         self.call(cx, Again, |at| {
             let dir = at.ino(parent)?;
@@ -441,7 +441,7 @@ impl FileSystem for Reconnecting {
         connected.fs().setlkw(wait);
     }
 
-    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
         self.call(cx, Again, |at| {
             let inner = at.ino(ino)?;
             let opened = at.server()?.opendir(cx, inner, flags)?;
@@ -452,7 +452,7 @@ impl FileSystem for Reconnecting {
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         self.call(cx, Again, |at| {
             let inner = at.file(dir)?;
-            let mut listing = Listing { at, dir: dir.ino, out };
+            let mut listing = RenumberedListing { at, dir: dir.ino, out };
             at.server()?.readdir(cx, inner, from, &mut DirBuf::new(&mut listing))
         })
     }
@@ -480,14 +480,14 @@ impl FileSystem for Reconnecting {
     }
 }
 
-impl Reconnecting {
+impl ReconnectingClient {
     /// Creates a name.
     fn make(
         &self,
         cx: &Context<'_>,
         parent: Ino,
         name: Name<'_>,
-        make: impl Fn(&Attempt<'_>, Ino) -> Result<Entry>,
+        make: impl Fn(&CallAttempt<'_>, Ino) -> Result<Entry>,
     ) -> Result<Entry> {
         self.call(cx, IfMissing, |at| {
             let entry = make(at, at.ino(parent)?)?;
@@ -502,7 +502,7 @@ impl Reconnecting {
         cx: &Context<'_>,
         parent: Ino,
         name: Name<'_>,
-        remove: impl Fn(&Attempt<'_>, Ino) -> Result<()>,
+        remove: impl Fn(&CallAttempt<'_>, Ino) -> Result<()>,
     ) -> Result<()> {
         self.call(cx, Never, |at| {
             remove(at, at.ino(parent)?)?;
@@ -517,7 +517,7 @@ impl Reconnecting {
         &self,
         cx: &Context<'_>,
         file: File,
-        sync: impl Fn(&Attempt<'_>, File) -> Result<()>,
+        sync: impl Fn(&CallAttempt<'_>, File) -> Result<()>,
     ) -> Result<()> {
         self.call(cx, Again, |at| {
             let inner = at.file(file)?;
@@ -546,18 +546,18 @@ impl Reconnecting {
     }
 }
 
-fn place(dir: Ino, name: Name<'_>) -> Place {
-    Place { dir, name: name.as_bytes().into() }
+fn place(dir: Ino, name: Name<'_>) -> NamePlace {
+    NamePlace { dir, name: name.as_bytes().into() }
 }
 
 /// Gives the entries of a listing the numbers of the frontend.
-struct Listing<'a, 'b> {
-    at: &'a Attempt<'a>,
+struct RenumberedListing<'a, 'b> {
+    at: &'a CallAttempt<'a>,
     dir: Ino,
     out: &'a mut DirBuf<'b>,
 }
 
-impl DirSink for Listing<'_, '_> {
+impl DirSink for RenumberedListing<'_, '_> {
     fn wants_entries(&self) -> bool {
         self.out.wants_entries()
     }

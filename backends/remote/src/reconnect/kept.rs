@@ -11,23 +11,26 @@ const MOST_ASKING: u32 = 2;
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// An answer. While [`MOST_ASKING`] calls ask the server, others get the last answer, if those have not ended in time.
-pub(super) struct Kept<T> {
-    state: Mutex<State<T>>,
+pub(super) struct LastAnswer<T> {
+    state: Mutex<LastAnswerState<T>>,
     ended: Condvar,
 }
 
-struct State<T> {
+struct LastAnswerState<T> {
     last: Option<T>,
     asking: u32,
 }
 
-impl<T> Default for Kept<T> {
+impl<T> Default for LastAnswer<T> {
     fn default() -> Self {
-        Kept { state: Mutex::new(State { last: None, asking: 0 }), ended: Condvar::new() }
+        LastAnswer {
+            state: Mutex::new(LastAnswerState { last: None, asking: 0 }),
+            ended: Condvar::new(),
+        }
     }
 }
 
-impl<T: Copy> Kept<T> {
+impl<T: Copy> LastAnswer<T> {
     pub(super) fn ask(&self, ask: impl FnOnce() -> Result<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         let mut state = self.lock();
@@ -44,7 +47,7 @@ impl<T: Copy> Kept<T> {
         }
         state.asking += 1;
         drop(state);
-        let asking = Asking(self);
+        let asking = QuestionGuard(self);
         let answer = ask();
         if let Ok(answer) = answer {
             self.lock().last = Some(answer);
@@ -53,15 +56,15 @@ impl<T: Copy> Kept<T> {
         answer
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, LastAnswerState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Ends a question, also by a panic.
-struct Asking<'a, T: Copy>(&'a Kept<T>);
+struct QuestionGuard<'a, T: Copy>(&'a LastAnswer<T>);
 
-impl<T: Copy> Drop for Asking<'_, T> {
+impl<T: Copy> Drop for QuestionGuard<'_, T> {
     fn drop(&mut self) {
         self.0.lock().asking -= 1;
         self.0.ended.notify_one();
@@ -79,7 +82,7 @@ mod tests {
     /// Every path through a device that did not answer held a thread of its client.
     #[test]
     fn few_calls_wait_for_a_server_that_does_not_answer_and_others_get_the_last_answer() {
-        let kept = Kept::default();
+        let kept = LastAnswer::default();
         assert_eq!(kept.ask(|| Ok(1)), Ok(1));
         assert_eq!(kept.ask(|| Ok(2)), Ok(2));
         std::thread::scope(|scope| {

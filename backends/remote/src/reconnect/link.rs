@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Context, Errno, Notify, Origin, Renumbered, Result};
+use defuse_fs::{Context, Errno, Notify, Origin, RenumberedNotify, Result};
 
-use super::Present;
-use super::connected::{Connected, Server};
-use super::table::{Epoch, Table};
+use super::CurrentConnection;
+use super::connected::{CallServer, ServerConnection};
+use super::table::{ConnectionEpoch, ReconnectTable};
 use crate::sys::peer_user;
-use crate::{Remote, RemoteError, RemoteOptions, lock};
+use crate::{RemoteClient, RemoteError, RemoteOptions, lock};
 
 /// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -20,7 +20,7 @@ pub(super) const PART_PAUSE: Duration = Duration::from_micros(200);
 const LATE: Duration = Duration::from_secs(1);
 
 /// The way to the next server.
-enum Next {
+enum NextServer {
     /// Whoever serves at a path.
     AtPath {
         path: PathBuf,
@@ -28,25 +28,25 @@ enum Next {
         /// The user of the first server. No other user is trusted with what the first one was.
         uid: u32,
     },
-    /// Somebody gives it ([`Link::give`]). Without one in time, calls fail with `EIO`.
+    /// Somebody gives it ([`ServerLink::give`]). Without one in time, calls fail with `EIO`.
     Given {
         /// The file system, for messages.
         name: String,
     },
 }
 
-pub(super) struct Link {
-    next: Next,
+pub(super) struct ServerLink {
+    next: NextServer,
     limit: Duration,
-    present: RwLock<Present>,
+    present: RwLock<CurrentConnection>,
     outage: Mutex<Outage>,
     over: Condvar,
-    table: Arc<Mutex<Table>>,
-    listeners: Mutex<Vec<Listener>>,
+    table: Arc<Mutex<ReconnectTable>>,
+    listeners: Mutex<Vec<FrontendListener>>,
 }
 
 /// A frontend, and its notifier.
-type Listener = (Origin, Arc<dyn Notify>);
+type FrontendListener = (Origin, Arc<dyn Notify>);
 
 /// The time without a server.
 #[derive(Default)]
@@ -61,41 +61,50 @@ struct Outage {
 
 /// The patience of one call, over all connections.
 #[derive(Default)]
-pub(super) struct Wait {
+pub(super) struct CallPatience {
     since: Option<Instant>,
     has_tried: bool,
 }
 
 /// The next step of a call without a server.
-enum Step {
+enum OutageStep {
     Connect { patience: Duration },
     Sleep,
     Fail(Errno),
 }
 
-impl Link {
+impl ServerLink {
     pub(super) fn connect(
         path: &Path,
         options: RemoteOptions,
         limit: Duration,
-        table: Arc<Mutex<Table>>,
-    ) -> std::result::Result<Link, RemoteError> {
-        let remote = Remote::connect(path, options)?;
+        table: Arc<Mutex<ReconnectTable>>,
+    ) -> std::result::Result<ServerLink, RemoteError> {
+        let remote = RemoteClient::connect(path, options)?;
         let uid = peer_user(remote.shared.connection.as_fd()).map_err(RemoteError::Socket)?;
-        let next = Next::AtPath { path: path.to_path_buf(), options, uid };
-        Ok(Link::with(next, limit, table, Server::Remote(Box::new(remote))))
+        let next = NextServer::AtPath { path: path.to_path_buf(), options, uid };
+        Ok(ServerLink::with(next, limit, table, CallServer::Remote(Box::new(remote))))
     }
 
     /// A link without a server, to which somebody gives them.
-    pub(super) fn to_be_given(name: String, limit: Duration, table: Arc<Mutex<Table>>) -> Link {
-        Link::with(Next::Given { name }, limit, table, Server::Absent)
+    pub(super) fn to_be_given(
+        name: String,
+        limit: Duration,
+        table: Arc<Mutex<ReconnectTable>>,
+    ) -> ServerLink {
+        ServerLink::with(NextServer::Given { name }, limit, table, CallServer::Absent)
     }
 
-    fn with(next: Next, limit: Duration, table: Arc<Mutex<Table>>, server: Server) -> Link {
-        Link {
+    fn with(
+        next: NextServer,
+        limit: Duration,
+        table: Arc<Mutex<ReconnectTable>>,
+        server: CallServer,
+    ) -> ServerLink {
+        ServerLink {
             next,
             limit,
-            present: RwLock::new(Arc::new(Connected::new(1, server))),
+            present: RwLock::new(Arc::new(ServerConnection::new(1, server))),
             outage: Mutex::default(),
             over: Condvar::new(),
             table,
@@ -104,7 +113,7 @@ impl Link {
     }
 
     /// The last connection, whether its server runs or not.
-    pub(super) fn present(&self) -> Present {
+    pub(super) fn present(&self) -> CurrentConnection {
         Arc::clone(&self.present.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -120,15 +129,19 @@ impl Link {
         }
     }
 
-    fn attach_to(&self, connected: &Connected, (origin, notify): Listener) {
+    fn attach_to(&self, connected: &ServerConnection, (origin, notify): FrontendListener) {
         let (table, epoch) = (Arc::clone(&self.table), connected.epoch);
         let map = move |ino| lock(&table).outer_in(ino, epoch);
-        connected.fs().attached(origin, Arc::new(Renumbered::new(notify, map)));
+        connected.fs().attached(origin, Arc::new(RenumberedNotify::new(notify, map)));
     }
 
     /// A connection to a server that was alive a moment ago. Waits for one, but not beyond the limits of the
     /// outage and of the call; then fails with `ENOTCONN`.
-    pub(super) fn connected(&self, cx: &Context<'_>, wait: &mut Wait) -> Result<Present> {
+    pub(super) fn connected(
+        &self,
+        cx: &Context<'_>,
+        wait: &mut CallPatience,
+    ) -> Result<CurrentConnection> {
         loop {
             let present = self.present();
             if !present.is_dead() {
@@ -138,28 +151,28 @@ impl Link {
             // Whoever parts from it waits until nobody has it.
             drop(present);
             match self.next_step(cx, wait) {
-                Step::Connect { patience } => {
+                OutageStep::Connect { patience } => {
                     let next = self.try_once(epoch + 1, patience);
                     self.end_of_attempt(next);
                 }
-                Step::Sleep => {
+                OutageStep::Sleep => {
                     let outage = lock(&self.outage);
                     drop(self.over.wait_timeout(outage, PAUSE));
                 }
-                Step::Fail(errno) => return Err(errno),
+                OutageStep::Fail(errno) => return Err(errno),
             }
         }
     }
 
-    fn next_step(&self, cx: &Context<'_>, wait: &mut Wait) -> Step {
+    fn next_step(&self, cx: &Context<'_>, wait: &mut CallPatience) -> OutageStep {
         let now = Instant::now();
         let mut outage = lock(&self.outage);
         if !self.present().is_dead() {
-            return Step::Sleep;
+            return OutageStep::Sleep;
         }
         if outage.since.is_none() {
             outage.since = Some(now);
-            if let Next::AtPath { path, .. } = &self.next {
+            if let NextServer::AtPath { path, .. } = &self.next {
                 let (path, limit) = (path.display(), self.limit);
                 log::warn!("no server at {path}: calls wait for one, up to {limit:?}");
             }
@@ -169,34 +182,34 @@ impl Link {
         // The time of the outage bounds the first wait of a call, and that of the call all its waits together.
         let left = (since.min(begun) + self.limit).saturating_duration_since(now);
         let is_time = outage.tried.is_none_or(|tried| now - tried >= PAUSE);
-        let is_given = matches!(self.next, Next::Given { .. });
+        let is_given = matches!(self.next, NextServer::Given { .. });
         if left.is_zero() && (is_given || wait.has_tried || outage.connecting || !is_time) {
             let errno = self.given_up(outage.given_up);
             outage.given_up = true;
-            return Step::Fail(errno);
+            return OutageStep::Fail(errno);
         }
         if cx.interrupted() {
-            return Step::Fail(Errno::EINTR);
+            return OutageStep::Fail(Errno::EINTR);
         }
         if is_given || outage.connecting || !is_time {
-            return Step::Sleep;
+            return OutageStep::Sleep;
         }
         wait.has_tried = true;
         (outage.connecting, outage.tried) = (true, Some(now));
-        Step::Connect { patience: if left.is_zero() { LATE.min(self.limit) } else { left } }
+        OutageStep::Connect { patience: if left.is_zero() { LATE.min(self.limit) } else { left } }
     }
 
     /// The error of calls without a server. The log has it once, unless it was `told`.
     fn given_up(&self, told: bool) -> Errno {
         let limit = self.limit;
         match &self.next {
-            Next::AtPath { path, .. } => {
+            NextServer::AtPath { path, .. } => {
                 if !told {
                     log::error!("no server at {} within {limit:?}", path.display());
                 }
                 Errno::ENOTCONN
             }
-            Next::Given { name } => {
+            NextServer::Given { name } => {
                 if !told {
                     log::error!("{name}: nobody has it for {limit:?}: calls fail with EIO");
                 }
@@ -205,11 +218,12 @@ impl Link {
         }
     }
 
-    fn try_once(&self, epoch: Epoch, patience: Duration) -> Option<Connected> {
-        let Next::AtPath { path, options, uid: own } = &self.next else { return None };
-        let remote = Remote::connect_within(path, *options, Some(patience), |uid| uid == *own);
+    fn try_once(&self, epoch: ConnectionEpoch, patience: Duration) -> Option<ServerConnection> {
+        let NextServer::AtPath { path, options, uid: own } = &self.next else { return None };
+        let remote =
+            RemoteClient::connect_within(path, *options, Some(patience), |uid| uid == *own);
         match remote {
-            Ok(remote) => Some(Connected::new(epoch, Server::Remote(Box::new(remote)))),
+            Ok(remote) => Some(ServerConnection::new(epoch, CallServer::Remote(Box::new(remote)))),
             Err(error @ RemoteError::Stranger { .. }) => {
                 log::error!("{error}; it is not used");
                 None
@@ -221,7 +235,7 @@ impl Link {
         }
     }
 
-    fn end_of_attempt(&self, next: Option<Connected>) {
+    fn end_of_attempt(&self, next: Option<ServerConnection>) {
         let Some(next) = next else {
             lock(&self.outage).connecting = false;
             return self.over.notify_all();
@@ -234,7 +248,7 @@ impl Link {
             std::mem::take(&mut *outage).since.map(|since| since.elapsed())
         };
         self.over.notify_all();
-        if let Next::AtPath { path, .. } = &self.next {
+        if let NextServer::AtPath { path, .. } = &self.next {
             let (path, after) = (path.display(), taken.unwrap_or_default());
             log::warn!("a server at {path} answers after {after:.1?}: calls continue with it");
         }
@@ -253,9 +267,9 @@ impl Link {
     }
 
     /// Continues with `server`, if the present one has ended.
-    pub(super) fn give(&self, server: Server) {
+    pub(super) fn give(&self, server: CallServer) {
         let epoch = self.present().epoch + 1;
-        self.end_of_attempt(Some(Connected::new(epoch, server)));
+        self.end_of_attempt(Some(ServerConnection::new(epoch, server)));
     }
 
     /// Begins no more calls with the present server, and waits up to `patience` for the end of those that have begun. Returns
@@ -275,7 +289,7 @@ impl Link {
         true
     }
 
-    /// Goes on with the present server, from which it has [parted](Link::part).
+    /// Goes on with the present server, from which it has [parted](ServerLink::part).
     pub(super) fn stay(&self) {
         self.present().part(false);
         // The outage is over, whoever noticed it.
@@ -283,12 +297,14 @@ impl Link {
         self.over.notify_all();
     }
 
-    /// Takes the present server away, which has ended or [was parted from](Link::part).
+    /// Takes the present server away, which has ended or [was parted from](ServerLink::part).
     pub(super) fn take(&self) {
         let mut present = self.present.write().unwrap_or_else(PoisonError::into_inner);
         let epoch = present.epoch;
-        let before =
-            std::mem::replace(&mut *present, Arc::new(Connected::new(epoch, Server::Absent)));
+        let before = std::mem::replace(
+            &mut *present,
+            Arc::new(ServerConnection::new(epoch, CallServer::Absent)),
+        );
         drop(present);
         // A frontend that begins or ends may look at it at this moment.
         let deadline = Instant::now() + LATE;

@@ -1,4 +1,4 @@
-//! A file system of a server that may end and come back: [`Reconnecting`].
+//! A file system of a server that may end and come back: [`ReconnectingClient`].
 //!
 //! docs/socket.md says what calls do meanwhile. Everything that the server gave ends with it. So the frontend gets
 //! numbers of a [`table`], and an inode or an open file is found again by its path when a call needs it.
@@ -18,22 +18,22 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use defuse_fs::{Attr, CacheMode, Caps, Context, Entry, Errno, Opened, Result};
+use defuse_fs::{Attr, CacheMode, Caps, Context, Entry, Errno, OpenReply, Result};
 
 use super::{RemoteError, RemoteOptions, lock};
-use attempt::Attempt;
-use connected::Connected;
-use link::{Link, Wait};
-pub use moving::Moving;
-use table::Table;
+use attempt::CallAttempt;
+use connected::ServerConnection;
+use link::{CallPatience, ServerLink};
+pub use moving::MovingClient;
+use table::ReconnectTable;
 
 /// A file system on a socket, whose calls wait for another server if the first one ends.
 ///
 /// Any number of threads may call it at once. A child process must not use that of its parent (`ENOTCONN`).
-pub struct Reconnecting {
-    link: Link,
+pub struct ReconnectingClient {
+    link: ServerLink,
     caps: Caps,
-    table: Arc<Mutex<Table>>,
+    table: Arc<Mutex<ReconnectTable>>,
     /// A lock was requested: flush may have to end it.
     has_locked: AtomicBool,
     /// It is one file system, whoever serves it: numbers of inodes stay. A frontend may cache nothing, because the next server may
@@ -43,7 +43,7 @@ pub struct Reconnecting {
 
 /// The fate of a call whose answer is lost with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Repeat {
+enum RepeatRule {
     /// It is made again: twice is as once.
     Again,
     /// It makes a name, and is made again unless the name is there: then nobody knows who made it.
@@ -52,20 +52,20 @@ enum Repeat {
     Never,
 }
 
-impl Reconnecting {
-    /// Connects to the server that listens at `path`, as [`Remote::connect`](crate::Remote::connect) does. If a server ends, calls wait up to
+impl ReconnectingClient {
+    /// Connects to the server that listens at `path`, as [`RemoteClient::connect`](crate::RemoteClient::connect) does. If a server ends, calls wait up to
     /// `limit` for another one of the same user.
     pub fn connect(
         path: &Path,
         options: RemoteOptions,
         limit: Duration,
-    ) -> std::result::Result<Reconnecting, RemoteError> {
-        let table = Arc::new(Mutex::new(Table::new()));
-        let link = Link::connect(path, options, limit, Arc::clone(&table))?;
+    ) -> std::result::Result<ReconnectingClient, RemoteError> {
+        let table = Arc::new(Mutex::new(ReconnectTable::new()));
+        let link = ServerLink::connect(path, options, limit, Arc::clone(&table))?;
         // A server without locks leaves them to the frontend, which does not lose them.
         let caps = link.present().fs().caps();
         let has_locked = AtomicBool::new(false);
-        Ok(Reconnecting { link, caps, table, has_locked, moves: false })
+        Ok(ReconnectingClient { link, caps, table, has_locked, moves: false })
     }
 
     /// The number of servers that were found again.
@@ -73,7 +73,7 @@ impl Reconnecting {
         self.link.present().epoch - 1
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ReconnectTable> {
         lock(&self.table)
     }
 
@@ -81,21 +81,21 @@ impl Reconnecting {
     fn call<T>(
         &self,
         cx: &Context<'_>,
-        repeat: Repeat,
-        mut act: impl FnMut(&Attempt<'_>) -> Result<T>,
+        repeat: RepeatRule,
+        mut act: impl FnMut(&CallAttempt<'_>) -> Result<T>,
     ) -> Result<T> {
-        let (mut wait, mut unsure) = (Wait::default(), false);
+        let (mut wait, mut unsure) = (CallPatience::default(), false);
         loop {
             let connected = match self.link.connected(cx, &mut wait) {
                 Err(_) if unsure => return Err(nobody_knows()),
                 found => found?,
             };
-            let attempt = Attempt::new(self, cx, connected, (repeat, unsure));
+            let attempt = CallAttempt::new(self, cx, connected, (repeat, unsure));
             match act(&attempt) {
                 Err(Errno::ENOTCONN) if attempt.is_lost() => match repeat {
-                    Repeat::Never if attempt.was_sent() => return Err(nobody_knows()),
-                    Repeat::IfMissing => unsure |= attempt.was_sent(),
-                    Repeat::Never | Repeat::Again => {}
+                    RepeatRule::Never if attempt.was_sent() => return Err(nobody_knows()),
+                    RepeatRule::IfMissing => unsure |= attempt.was_sent(),
+                    RepeatRule::Never | RepeatRule::Again => {}
                 },
                 outcome => return outcome,
             }
@@ -103,7 +103,7 @@ impl Reconnecting {
     }
 
     /// Returns lookups to the server that counts them.
-    fn give_back(&self, returned: &[table::Returned]) {
+    fn give_back(&self, returned: &[table::ReturnedLookups]) {
         let present = self.link.present();
         if present.is_dead() {
             return;
@@ -125,12 +125,12 @@ impl Reconnecting {
         if self.moves { Attr { valid_for: Duration::ZERO, ..attr } } else { attr }
     }
 
-    fn told_open(&self, opened: Opened) -> Opened {
-        if self.moves { Opened { cache: CacheMode::Direct, ..opened } } else { opened }
+    fn told_open(&self, opened: OpenReply) -> OpenReply {
+        if self.moves { OpenReply { cache: CacheMode::Direct, ..opened } } else { opened }
     }
 }
 
-impl fmt::Debug for Reconnecting {
+impl fmt::Debug for ReconnectingClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (inodes, files) = self.table().sizes();
         f.debug_struct("Reconnecting").field("inodes", &inodes).field("files", &files).finish()
@@ -144,4 +144,4 @@ fn nobody_knows() -> Errno {
 }
 
 /// The connection of an attempt.
-type Present = Arc<Connected>;
+type CurrentConnection = Arc<ServerConnection>;

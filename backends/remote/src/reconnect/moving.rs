@@ -9,30 +9,30 @@ use defuse_fs::{
     Name, NoNotify, Notify, Origin, Result, StatFs, delegate,
 };
 
-use super::Reconnecting;
-use super::connected::Server;
-use super::kept::Kept;
-use super::link::Link;
-use super::table::Table;
-use crate::{Remote, lock};
+use super::ReconnectingClient;
+use super::connected::CallServer;
+use super::kept::LastAnswer;
+use super::link::ServerLink;
+use super::table::ReconnectTable;
+use crate::{RemoteClient, lock};
 
 /// A file system whose server is now one of this process, now one of another process.
 ///
-/// Its inodes and open files outlive each of them, as those of [`Reconnecting`] do. Numbers of inodes are those of the
+/// Its inodes and open files outlive each of them, as those of [`ReconnectingClient`] do. Numbers of inodes are those of the
 /// file system itself, which stay from one server to the next: so an inode is found by its
 /// number, and by its path where that is another file now. Frontends cache nothing, because the process that has the file system changes it unseen.
-pub struct Moving {
-    inner: Reconnecting,
-    attr: Kept<Attr>,
-    space: Kept<StatFs>,
+pub struct MovingClient {
+    inner: ReconnectingClient,
+    attr: LastAnswer<Attr>,
+    space: LastAnswer<StatFs>,
 }
 
-impl Moving {
+impl MovingClient {
     /// A file system that nobody has yet. Without a server, calls wait up to `limit`, and then fail with `EIO`. `name` is for
     /// messages.
-    pub fn new(name: String, limit: Duration) -> Moving {
-        let table = Arc::new(Mutex::new(Table::new()));
-        let link = Link::to_be_given(name, limit, Arc::clone(&table));
+    pub fn new(name: String, limit: Duration) -> MovingClient {
+        let table = Arc::new(Mutex::new(ReconnectTable::new()));
+        let link = ServerLink::to_be_given(name, limit, Arc::clone(&table));
         let caps = Caps {
             exclusive: false,
             blocking: true,
@@ -45,21 +45,21 @@ impl Moving {
             ..Caps::default()
         };
         let has_locked = AtomicBool::new(false);
-        let inner = Reconnecting { link, caps, table, has_locked, moves: true };
-        Moving { inner, attr: Kept::default(), space: Kept::default() }
+        let inner = ReconnectingClient { link, caps, table, has_locked, moves: true };
+        MovingClient { inner, attr: LastAnswer::default(), space: LastAnswer::default() }
     }
 
-    /// Continues with a file system of this process, after [`leave`](Moving::leave) or [`lose`](Moving::lose). Its numbers of
+    /// Continues with a file system of this process, after [`leave`](MovingClient::leave) or [`lose`](MovingClient::lose). Its numbers of
     /// inodes are those that all earlier servers gave.
     pub fn give_own(&self, fs: Arc<dyn FileSystem>) {
         // Its one frontend is this, which keeps nothing.
         fs.attached(Origin::new(), Arc::new(NoNotify));
-        self.inner.link.give(Server::Own(fs));
+        self.inner.link.give(CallServer::Own(fs));
     }
 
     /// Continues with the server of another process.
-    pub fn give_remote(&self, remote: Remote) {
-        self.inner.link.give(Server::Remote(Box::new(remote)));
+    pub fn give_remote(&self, remote: RemoteClient) {
+        self.inner.link.give(CallServer::Remote(Box::new(remote)));
     }
 
     /// Makes everything durable, and ends the present server when nothing is in progress. Calls wait from then on.
@@ -104,13 +104,13 @@ impl Moving {
     }
 }
 
-impl std::fmt::Debug for Moving {
+impl std::fmt::Debug for MovingClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.inner.fmt(f)
     }
 }
 
-impl FileSystem for Moving {
+impl FileSystem for MovingClient {
     delegate!(to inner, except attached, detached, figures, notes, negative_valid_for, failure_domain, getattr, statfs);
 
     /// For the root directory, which every path leads through, a server that does not answer holds up few calls.

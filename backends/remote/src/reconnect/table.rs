@@ -9,142 +9,142 @@ use defuse_fs::{
     Attr, Caller, Entry, Errno, Fh, File, FileKind, Ino, OpenFlags, PollHandle, Result, Timestamp,
 };
 
-use super::unsynced::{Heard, Unsynced};
+use super::unsynced::{KnownLosses, UnsyncedChanges};
 
 /// The number of a connection.
-pub(super) type Epoch = u64;
+pub(super) type ConnectionEpoch = u64;
 
 /// The place of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct NamePlace {
     pub(super) dir: Ino,
     pub(super) name: Box<[u8]>,
 }
 
 /// The properties by which an inode is recognized on another connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct InodeIdentity {
     st_ino: u64,
     generation: u64,
     kind: FileKind,
 }
 
-impl Identity {
-    pub(super) fn of(entry: &Entry) -> Identity {
+impl InodeIdentity {
+    pub(super) fn of(entry: &Entry) -> InodeIdentity {
         let Attr { st_ino, kind, .. } = entry.attr;
-        Identity { st_ino, generation: entry.generation, kind }
+        InodeIdentity { st_ino, generation: entry.generation, kind }
     }
 }
 
 /// An inode of the server, in one connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
-    pub(super) epoch: Epoch,
+pub(super) struct ServerInode {
+    pub(super) epoch: ConnectionEpoch,
     pub(super) ino: Ino,
     /// The lookups that the server counts.
     lookups: u64,
 }
 
-struct Inode {
+struct TrackedInode {
     /// The lookups that the frontend counts.
     lookups: u64,
     /// The names below it and the open files that need it.
     users: u64,
-    place: Option<Place>,
-    identity: Identity,
+    place: Option<NamePlace>,
+    identity: InodeIdentity,
     /// The time of creation, for a file that was opened. `Some(None)`: the file system has none.
     birth: Option<Option<Timestamp>>,
-    found: Found,
+    found: ServerInode,
     /// A later connection does not have it.
     gone: bool,
-    unsynced: Unsynced,
+    unsynced: UnsyncedChanges,
 }
 
-struct OpenFile {
+struct TrackedFile {
     ino: Ino,
     caller: Caller,
     flags: OpenFlags,
     is_dir: bool,
-    epoch: Epoch,
+    epoch: ConnectionEpoch,
     fh: Fh,
-    heard: Heard,
+    heard: KnownLosses,
     /// The connection in which it took a lock.
-    locked: Option<Epoch>,
+    locked: Option<ConnectionEpoch>,
     /// The server said that flush only ends locks.
     no_flush: bool,
     gone: bool,
 }
 
 /// The way to an inode that has to be found again.
-pub(super) struct Search {
+pub(super) struct InodeSearch {
     pub(super) ino: Ino,
     /// `None` for an inode without a known name.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<NamePlace>,
     /// Its number on the connection on which it was found last.
     pub(super) number: Ino,
-    pub(super) identity: Identity,
+    pub(super) identity: InodeIdentity,
     pub(super) birth: Option<Timestamp>,
 }
 
-impl Search {
+impl InodeSearch {
     /// True if `attr` is that of the inode, as far as attributes tell.
     pub(super) fn is_same(&self, attr: &Attr) -> bool {
-        let Identity { st_ino, kind, .. } = self.identity;
+        let InodeIdentity { st_ino, kind, .. } = self.identity;
         let same_birth = self.birth.is_none() || attr.btime == self.birth;
         (attr.st_ino, attr.kind) == (st_ino, kind) && same_birth && attr.nlink > 0
     }
 }
 
 /// The state of an inode in a connection.
-pub(super) enum Whereabouts {
+pub(super) enum InodeWhereabouts {
     Known(Ino),
-    Lost(Search),
+    Lost(InodeSearch),
 }
 
 /// The state of an open file in a connection.
-pub(super) enum Handle {
+pub(super) enum HandleState {
     Open(Fh),
     Closed { caller: Caller, flags: OpenFlags, is_dir: bool },
 }
 
 /// Lookups to return to the server of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Returned {
-    pub(super) epoch: Epoch,
+pub(super) struct ReturnedLookups {
+    pub(super) epoch: ConnectionEpoch,
     pub(super) ino: Ino,
     pub(super) lookups: u64,
 }
 
 /// An open file that was closed, as the server of a connection knows it.
-pub(super) struct Closed {
-    pub(super) epoch: Epoch,
+pub(super) struct ClosedFile {
+    pub(super) epoch: ConnectionEpoch,
     pub(super) file: File,
     /// Return them after the file.
-    pub(super) returned: Vec<Returned>,
+    pub(super) returned: Vec<ReturnedLookups>,
 }
 
 #[derive(Default)]
-pub(super) struct Table {
-    inodes: HashMap<Ino, Inode>,
+pub(super) struct ReconnectTable {
+    inodes: HashMap<Ino, TrackedInode>,
     names: HashMap<Ino, HashMap<Box<[u8]>, Ino>>,
     /// The numbers that the server of the present connection gives, with those of the frontend.
     numbers: HashMap<Ino, Ino>,
-    epoch: Epoch,
-    files: HashMap<Fh, OpenFile>,
+    epoch: ConnectionEpoch,
+    files: HashMap<Fh, TrackedFile>,
     last_ino: u64,
     last_fh: u64,
     /// Changes of inodes that the frontend has forgotten.
-    forgotten: Unsynced,
+    forgotten: UnsyncedChanges,
     polled: HashSet<u64>,
 }
 
-impl Table {
-    pub(super) fn new() -> Table {
-        Table { epoch: 1, last_ino: Ino::ROOT.0, ..Table::default() }
+impl ReconnectTable {
+    pub(super) fn new() -> ReconnectTable {
+        ReconnectTable { epoch: 1, last_ino: Ino::ROOT.0, ..ReconnectTable::default() }
     }
 
     /// Begins a connection. Returns the handles for which somebody waits, whose files have no waker any more.
-    pub(super) fn begin(&mut self, epoch: Epoch) -> Vec<PollHandle> {
+    pub(super) fn begin(&mut self, epoch: ConnectionEpoch) -> Vec<PollHandle> {
         self.epoch = epoch;
         self.numbers.clear();
         self.polled.drain().map(PollHandle).collect()
@@ -155,8 +155,8 @@ impl Table {
         if ino == Ino::ROOT { Some(ino) } else { self.numbers.get(&ino).copied() }
     }
 
-    /// As [`outer`](Table::outer), of the connection `epoch`; `None` if it is not the present one.
-    pub(super) fn outer_in(&self, ino: Ino, epoch: Epoch) -> Option<Ino> {
+    /// As [`outer`](ReconnectTable::outer), of the connection `epoch`; `None` if it is not the present one.
+    pub(super) fn outer_in(&self, ino: Ino, epoch: ConnectionEpoch) -> Option<Ino> {
         self.outer(ino).filter(|_| epoch == self.epoch)
     }
 
@@ -166,7 +166,7 @@ impl Table {
     }
 
     /// The inode that had this name in an earlier connection, if it was opened.
-    pub(super) fn lost_opened(&self, place: &Place) -> Option<Ino> {
+    pub(super) fn lost_opened(&self, place: &NamePlace) -> Option<Ino> {
         let ino = *self.names.get(&place.dir)?.get(&place.name)?;
         let inode = self.inodes.get(&ino)?;
         let was_opened = matches!(inode.birth, Some(Some(_)));
@@ -185,7 +185,12 @@ impl Table {
     // ---- inodes -----------------------------------------------------------------------------
 
     /// Notes an entry that a server has given, with one lookup of it. Returns its number for the frontend.
-    pub(super) fn learn(&mut self, place: Option<Place>, entry: &Entry, epoch: Epoch) -> Ino {
+    pub(super) fn learn(
+        &mut self,
+        place: Option<NamePlace>,
+        entry: &Entry,
+        epoch: ConnectionEpoch,
+    ) -> Ino {
         if entry.ino == Ino::ROOT {
             return Ino::ROOT;
         }
@@ -199,7 +204,7 @@ impl Table {
             if inode.found.epoch == epoch {
                 inode.found.lookups += 1;
             } else if is_present {
-                inode.found = Found { epoch, ino: entry.ino, lookups: 1 };
+                inode.found = ServerInode { epoch, ino: entry.ino, lookups: 1 };
             }
         }
         if is_present {
@@ -212,66 +217,72 @@ impl Table {
     }
 
     /// The inode of an earlier connection that had this name, if `entry` is the same one.
-    fn known_at(&self, place: &Place, entry: &Entry) -> Option<Ino> {
+    fn known_at(&self, place: &NamePlace, entry: &Entry) -> Option<Ino> {
         let ino = *self.names.get(&place.dir)?.get(&place.name)?;
         let inode = self.inodes.get(&ino)?;
         let earlier = inode.found.epoch < self.epoch && !inode.gone;
         // The birth of an opened file is compared only where it is found again.
-        let same = inode.identity == Identity::of(entry) && !matches!(inode.birth, Some(Some(_)));
+        let same =
+            inode.identity == InodeIdentity::of(entry) && !matches!(inode.birth, Some(Some(_)));
         (earlier && same).then_some(ino)
     }
 
-    fn add(&mut self, entry: &Entry, epoch: Epoch) -> Ino {
+    fn add(&mut self, entry: &Entry, epoch: ConnectionEpoch) -> Ino {
         self.last_ino += 1;
-        let inode = Inode {
+        let inode = TrackedInode {
             lookups: 0,
             users: 0,
             place: None,
-            identity: Identity::of(entry),
+            identity: InodeIdentity::of(entry),
             birth: None,
-            found: Found { epoch, ino: entry.ino, lookups: 0 },
+            found: ServerInode { epoch, ino: entry.ino, lookups: 0 },
             gone: false,
-            unsynced: Unsynced::default(),
+            unsynced: UnsyncedChanges::default(),
         };
         self.inodes.insert(Ino(self.last_ino), inode);
         Ino(self.last_ino)
     }
 
     /// The inode in a connection. Fails with `ESTALE` for an unknown one, and for one that cannot be found again.
-    pub(super) fn whereabouts(&self, ino: Ino, epoch: Epoch) -> Result<Whereabouts> {
+    pub(super) fn whereabouts(&self, ino: Ino, epoch: ConnectionEpoch) -> Result<InodeWhereabouts> {
         if ino == Ino::ROOT {
-            return Ok(Whereabouts::Known(ino));
+            return Ok(InodeWhereabouts::Known(ino));
         }
         let inode = self.inodes.get(&ino).filter(|inode| !inode.gone).ok_or(Errno::ESTALE)?;
         if inode.found.epoch == epoch {
-            return Ok(Whereabouts::Known(inode.found.ino));
+            return Ok(InodeWhereabouts::Known(inode.found.ino));
         }
         let (place, number) = (inode.place.clone(), inode.found.ino);
         let (identity, birth) = (inode.identity, inode.birth.flatten());
-        Ok(Whereabouts::Lost(Search { ino, place, number, identity, birth }))
+        Ok(InodeWhereabouts::Lost(InodeSearch { ino, place, number, identity, birth }))
     }
 
     /// Notes that an inode was found again, with one lookup. Returns the lookups that are too many.
-    pub(super) fn found(&mut self, ino: Ino, inner: Ino, epoch: Epoch) -> Option<Returned> {
-        let superfluous = Some(Returned { epoch, ino: inner, lookups: 1 });
+    pub(super) fn found(
+        &mut self,
+        ino: Ino,
+        inner: Ino,
+        epoch: ConnectionEpoch,
+    ) -> Option<ReturnedLookups> {
+        let superfluous = Some(ReturnedLookups { epoch, ino: inner, lookups: 1 });
         let Some(inode) = self.inodes.get_mut(&ino).filter(|_| epoch == self.epoch) else {
             return superfluous;
         };
         if inode.found.epoch == epoch {
             return superfluous;
         }
-        inode.found = Found { epoch, ino: inner, lookups: 1 };
+        inode.found = ServerInode { epoch, ino: inner, lookups: 1 };
         self.numbers.entry(inner).or_insert(ino);
         None
     }
 
     /// Notes that an inode was found again without a lookup.
-    pub(super) fn found_by_number(&mut self, ino: Ino, number: Ino, epoch: Epoch) {
+    pub(super) fn found_by_number(&mut self, ino: Ino, number: Ino, epoch: ConnectionEpoch) {
         let is_present = epoch == self.epoch;
         if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| is_present)
             && inode.found.epoch != epoch
         {
-            inode.found = Found { epoch, ino: number, lookups: 0 };
+            inode.found = ServerInode { epoch, ino: number, lookups: 0 };
             self.numbers.entry(number).or_insert(ino);
         }
     }
@@ -283,7 +294,7 @@ impl Table {
     }
 
     /// Returns lookups of the frontend.
-    pub(super) fn forget(&mut self, ino: Ino, lookups: u64) -> Vec<Returned> {
+    pub(super) fn forget(&mut self, ino: Ino, lookups: u64) -> Vec<ReturnedLookups> {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.lookups = inode.lookups.saturating_sub(lookups);
         }
@@ -291,7 +302,7 @@ impl Table {
     }
 
     /// Removes an inode that nobody needs, and then perhaps the directories above it.
-    fn tidy(&mut self, ino: Ino) -> Vec<Returned> {
+    fn tidy(&mut self, ino: Ino) -> Vec<ReturnedLookups> {
         let mut returned = Vec::new();
         let mut next = Some(ino);
         while let Some(ino) = next.take() {
@@ -302,8 +313,8 @@ impl Table {
                 self.numbers.remove(&inode.found.ino);
             }
             self.forgotten.add(&inode.unsynced);
-            let Found { epoch, ino: inner, lookups } = inode.found;
-            returned.push(Returned { epoch, ino: inner, lookups });
+            let ServerInode { epoch, ino: inner, lookups } = inode.found;
+            returned.push(ReturnedLookups { epoch, ino: inner, lookups });
             if let Some(place) = inode.place {
                 self.clear(&place);
                 next = Some(place.dir);
@@ -313,7 +324,7 @@ impl Table {
     }
 
     /// Removes a name and its use of the directory.
-    fn clear(&mut self, place: &Place) {
+    fn clear(&mut self, place: &NamePlace) {
         if let Some(names) = self.names.get_mut(&place.dir) {
             names.remove(&place.name);
             if names.is_empty() {
@@ -326,7 +337,7 @@ impl Table {
     }
 
     /// Gives an inode a place. One that had the name before has none any more.
-    fn put(&mut self, ino: Ino, place: Place) {
+    fn put(&mut self, ino: Ino, place: NamePlace) {
         if self.inodes.get(&ino).is_none_or(|inode| inode.place.as_ref() == Some(&place)) {
             return;
         }
@@ -348,7 +359,7 @@ impl Table {
     }
 
     /// Takes a name from the inode that has it.
-    fn take(&mut self, place: &Place) -> Option<Ino> {
+    fn take(&mut self, place: &NamePlace) -> Option<Ino> {
         let ino = *self.names.get(&place.dir)?.get(&place.name)?;
         self.clear(place);
         self.inodes.get_mut(&ino)?.place = None;
@@ -356,12 +367,12 @@ impl Table {
     }
 
     /// Notes that a name does not exist any more.
-    pub(super) fn removed(&mut self, place: &Place) {
+    pub(super) fn removed(&mut self, place: &NamePlace) {
         self.take(place);
     }
 
     /// Notes that a name has another place now; with `exchanged` the other one has its.
-    pub(super) fn renamed(&mut self, from: &Place, to: &Place, exchanged: bool) {
+    pub(super) fn renamed(&mut self, from: &NamePlace, to: &NamePlace, exchanged: bool) {
         if from == to {
             return;
         }
@@ -380,16 +391,16 @@ impl Table {
         &mut self,
         file: File,
         (caller, flags, is_dir): (Caller, OpenFlags, bool),
-        epoch: Epoch,
+        epoch: ConnectionEpoch,
     ) -> Fh {
         self.last_fh += 1;
         let fh = Fh(self.last_fh);
-        let mut heard = Heard::default();
+        let mut heard = KnownLosses::default();
         if let Some(inode) = self.inodes.get_mut(&file.ino) {
             inode.users += 1;
             heard = inode.unsynced.heard_at_open(epoch);
         }
-        let open = OpenFile {
+        let open = TrackedFile {
             ino: file.ino,
             caller,
             flags: again(flags),
@@ -414,21 +425,21 @@ impl Table {
 
     /// The open file in a connection. Fails with `EBADF` for an unknown one, and with `ESTALE` for one that was not
     /// found again.
-    pub(super) fn handle(&self, file: File, epoch: Epoch) -> Result<Handle> {
+    pub(super) fn handle(&self, file: File, epoch: ConnectionEpoch) -> Result<HandleState> {
         let open = self.files.get(&file.fh).filter(|open| open.ino == file.ino);
         let open = open.ok_or(Errno::EBADF)?;
         if open.gone {
             return Err(Errno::ESTALE);
         }
         if open.epoch == epoch {
-            return Ok(Handle::Open(open.fh));
+            return Ok(HandleState::Open(open.fh));
         }
-        let OpenFile { caller, flags, is_dir, .. } = *open;
-        Ok(Handle::Closed { caller, flags, is_dir })
+        let TrackedFile { caller, flags, is_dir, .. } = *open;
+        Ok(HandleState::Closed { caller, flags, is_dir })
     }
 
     /// Notes that a file was opened again. Returns false if it is open in this connection already, or was closed.
-    pub(super) fn reopened(&mut self, fh: Fh, inner: Fh, epoch: Epoch) -> bool {
+    pub(super) fn reopened(&mut self, fh: Fh, inner: Fh, epoch: ConnectionEpoch) -> bool {
         let Some(open) = self.files.get_mut(&fh).filter(|open| open.epoch < epoch) else {
             return false;
         };
@@ -443,7 +454,7 @@ impl Table {
     }
 
     /// Removes an open file.
-    pub(super) fn closed(&mut self, fh: Fh) -> Option<Closed> {
+    pub(super) fn closed(&mut self, fh: Fh) -> Option<ClosedFile> {
         let open = self.files.remove(&fh)?;
         let inner = match self.inodes.get_mut(&open.ino) {
             Some(inode) => {
@@ -453,16 +464,16 @@ impl Table {
             None => open.ino,
         };
         let returned = self.tidy(open.ino);
-        Some(Closed { epoch: open.epoch, file: File { ino: inner, fh: open.fh }, returned })
+        Some(ClosedFile { epoch: open.epoch, file: File { ino: inner, fh: open.fh }, returned })
     }
 
     /// True once after the locks that an open file took were lost.
-    pub(super) fn has_lost_locks(&mut self, fh: Fh, epoch: Epoch) -> bool {
+    pub(super) fn has_lost_locks(&mut self, fh: Fh, epoch: ConnectionEpoch) -> bool {
         let open = self.files.get_mut(&fh);
         open.is_some_and(|open| open.locked.take_if(|taken| *taken < epoch).is_some())
     }
 
-    pub(super) fn locked(&mut self, fh: Fh, epoch: Epoch) {
+    pub(super) fn locked(&mut self, fh: Fh, epoch: ConnectionEpoch) {
         if let Some(open) = self.files.get_mut(&fh) {
             open.locked.get_or_insert(epoch);
         }
@@ -482,7 +493,7 @@ impl Table {
     // ---- durability -------------------------------------------------------------------------
 
     /// Notes a change that the server of a connection has acknowledged.
-    pub(super) fn changed(&mut self, ino: Ino, epoch: Epoch) {
+    pub(super) fn changed(&mut self, ino: Ino, epoch: ConnectionEpoch) {
         match self.inodes.get_mut(&ino) {
             Some(inode) => inode.unsynced.changed(epoch),
             None => self.forgotten.changed(epoch),
@@ -490,7 +501,7 @@ impl Table {
     }
 
     /// Before fsync(2): the count of changes. Fails with `EIO`, once for each open file, if changes may be lost.
-    pub(super) fn before_sync(&mut self, file: File, epoch: Epoch) -> Result<u64> {
+    pub(super) fn before_sync(&mut self, file: File, epoch: ConnectionEpoch) -> Result<u64> {
         let (Some(inode), Some(open)) =
             (self.inodes.get_mut(&file.ino), self.files.get_mut(&file.fh))
         else {
@@ -503,7 +514,11 @@ impl Table {
     /// if it is open there, and true if flush only ends locks: all changes are durable, so that nobody needs to know
     /// that the server is still there. Fails with `EIO`, any number of times, if locks may be lost, or changes since the file was
     /// opened for writing, of which the open file was not told.
-    pub(super) fn at_flush(&mut self, file: File, epoch: Epoch) -> Result<Option<(File, bool)>> {
+    pub(super) fn at_flush(
+        &mut self,
+        file: File,
+        epoch: ConnectionEpoch,
+    ) -> Result<Option<(File, bool)>> {
         let open = self.files.get(&file.fh).ok_or(Errno::EBADF)?;
         let lost_locks = open.locked.is_some_and(|taken| taken < epoch);
         let Some(inode) = self.inodes.get_mut(&file.ino) else { return Ok(None) };
@@ -534,7 +549,7 @@ impl Table {
     }
 
     /// Before syncfs(2). Fails with `EIO`, once, if changes of any file may be lost.
-    pub(super) fn before_syncfs(&mut self, epoch: Epoch) -> Result<()> {
+    pub(super) fn before_syncfs(&mut self, epoch: ConnectionEpoch) -> Result<()> {
         let mut lost = self.forgotten.lose(epoch);
         for inode in self.inodes.values_mut() {
             lost |= inode.unsynced.lose(epoch);

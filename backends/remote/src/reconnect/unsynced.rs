@@ -2,15 +2,15 @@
 
 use defuse_fs::{Errno, Result};
 
-use super::table::Epoch;
+use super::table::ConnectionEpoch;
 
 /// The changes of an inode. If the connection in which they were acknowledged has ended, they may be lost.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Unsynced {
+pub(super) struct UnsyncedChanges {
     changes: u64,
     synced: u64,
     /// The connection of the oldest change that is not durable.
-    since: Epoch,
+    since: ConnectionEpoch,
     /// How often changes may have been lost.
     losses: u64,
     /// Somebody was told of the last loss.
@@ -19,15 +19,15 @@ pub(super) struct Unsynced {
 
 /// The losses that an open file knows.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct KnownLosses {
     /// It was told of these.
     told: u64,
     /// These came before it was opened.
     earlier: u64,
 }
 
-impl Unsynced {
-    pub(super) fn changed(&mut self, epoch: Epoch) {
+impl UnsyncedChanges {
+    pub(super) fn changed(&mut self, epoch: ConnectionEpoch) {
         self.since = if self.is_clean() { epoch } else { self.since.min(epoch) };
         self.changes += 1;
     }
@@ -37,14 +37,14 @@ impl Unsynced {
     }
 
     /// The losses that a new open file need not be told of: all, unless nobody was told of the last.
-    pub(super) fn heard_at_open(&mut self, epoch: Epoch) -> Heard {
+    pub(super) fn heard_at_open(&mut self, epoch: ConnectionEpoch) -> KnownLosses {
         self.lose(epoch);
         let told = self.losses - u64::from(self.losses > 0 && !self.told);
-        Heard { told, earlier: self.losses }
+        KnownLosses { told, earlier: self.losses }
     }
 
     /// Counts changes of earlier connections as lost. True if there are some.
-    pub(super) fn lose(&mut self, epoch: Epoch) -> bool {
+    pub(super) fn lose(&mut self, epoch: ConnectionEpoch) -> bool {
         let lost = !self.is_clean() && self.since < epoch;
         if lost {
             self.synced = self.changes;
@@ -54,18 +54,22 @@ impl Unsynced {
         lost
     }
 
-    pub(super) fn is_news(&mut self, heard: Heard, epoch: Epoch) -> bool {
+    pub(super) fn is_news(&mut self, heard: KnownLosses, epoch: ConnectionEpoch) -> bool {
         self.lose(epoch);
         heard.told < self.losses
     }
 
     /// True for a loss that came while the file was open, and of which it was not told: of an earlier one a sync tells, and a close
     /// does not.
-    pub(super) fn is_news_at_close(&mut self, heard: Heard, epoch: Epoch) -> bool {
+    pub(super) fn is_news_at_close(&mut self, heard: KnownLosses, epoch: ConnectionEpoch) -> bool {
         self.is_news(heard, epoch) && heard.earlier < self.losses
     }
 
-    pub(super) fn before_sync(&mut self, heard: &mut Heard, epoch: Epoch) -> Result<u64> {
+    pub(super) fn before_sync(
+        &mut self,
+        heard: &mut KnownLosses,
+        epoch: ConnectionEpoch,
+    ) -> Result<u64> {
         if self.is_news(*heard, epoch) {
             heard.told = self.losses;
             self.told = true;
@@ -85,7 +89,7 @@ impl Unsynced {
     }
 
     /// Takes over the changes of a forgotten inode.
-    pub(super) fn add(&mut self, other: &Unsynced) {
+    pub(super) fn add(&mut self, other: &UnsyncedChanges) {
         if !other.is_clean() {
             self.changed(other.since);
         }
@@ -98,7 +102,7 @@ mod tests {
 
     #[test]
     fn each_open_file_is_told_once_of_changes_that_may_be_lost() {
-        let mut inode = Unsynced::default();
+        let mut inode = UnsyncedChanges::default();
         let (mut one, mut two) = (inode.heard_at_open(1), inode.heard_at_open(1));
         inode.changed(1);
         let count = inode.before_sync(&mut one, 1).unwrap();
@@ -115,7 +119,7 @@ mod tests {
 
     #[test]
     fn durable_changes_are_not_lost() {
-        let mut inode = Unsynced::default();
+        let mut inode = UnsyncedChanges::default();
         let mut open = inode.heard_at_open(1);
         inode.changed(1);
         let count = inode.before_sync(&mut open, 1).unwrap();
@@ -129,7 +133,7 @@ mod tests {
     /// A second application took the device before anybody had asked for what was lost with the first one.
     #[test]
     fn what_was_lost_stays_lost_when_everything_else_becomes_durable() {
-        let mut inode = Unsynced::default();
+        let mut inode = UnsyncedChanges::default();
         let mut open = inode.heard_at_open(1);
         inode.changed(1);
         inode.lose(2);
@@ -141,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_loss_of_which_nobody_was_told_is_told_to_the_next_opener() {
-        let mut inode = Unsynced::default();
+        let mut inode = UnsyncedChanges::default();
         inode.changed(1);
         assert!(inode.lose(2));
         let mut open = inode.heard_at_open(2);
@@ -151,7 +155,7 @@ mod tests {
     /// Every later open of the file, by anybody, failed at close until somebody synced it.
     #[test]
     fn a_close_tells_of_a_loss_that_came_while_the_file_was_open_and_of_no_earlier_one() {
-        let mut inode = Unsynced::default();
+        let mut inode = UnsyncedChanges::default();
         let before = inode.heard_at_open(1);
         inode.changed(1);
         // The loss is counted when somebody looks.

@@ -6,37 +6,37 @@ use defuse_hugepages::HugePages;
 use hashbrown::hash_map::Entry;
 use hashbrown::{DefaultHashBuilder, HashMap};
 
-type Table<T> = HashMap<u64, T, DefaultHashBuilder, HugePages>;
+type HugeHashMap<T> = HashMap<u64, T, DefaultHashBuilder, HugePages>;
 
 /// The copies of inodes: the one that counts, and those that do not but are on the device or on the way there.
 #[derive(Debug)]
-pub(super) struct Copies {
-    live: Table<u64>,
-    stale: Table<Stale>,
+pub(super) struct InodeCopies {
+    live: HugeHashMap<u64>,
+    stale: HugeHashMap<StaleSlots>,
 }
 
 /// The slots of stale copies, at least one. Most inodes have no second one; a forged image may say that all slots are those of one
 /// inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Stale {
+enum StaleSlots {
     One(u64),
     More(BTreeSet<u64>),
 }
 
-impl Stale {
+impl StaleSlots {
     fn blocks(&self) -> Vec<u64> {
         match self {
-            Stale::One(block) => vec![*block],
-            Stale::More(blocks) => blocks.iter().copied().collect(),
+            StaleSlots::One(block) => vec![*block],
+            StaleSlots::More(blocks) => blocks.iter().copied().collect(),
         }
     }
 
     fn add(&mut self, block: u64) {
         match self {
             // A slot that held an older copy already is there once.
-            Stale::One(first) if *first == block => {}
-            Stale::One(first) => *self = Stale::More(BTreeSet::from([*first, block])),
-            Stale::More(blocks) => {
+            StaleSlots::One(first) if *first == block => {}
+            StaleSlots::One(first) => *self = StaleSlots::More(BTreeSet::from([*first, block])),
+            StaleSlots::More(blocks) => {
                 blocks.insert(block);
             }
         }
@@ -45,8 +45,8 @@ impl Stale {
     /// Removes a slot. True where none is left.
     fn remove(&mut self, block: u64) -> bool {
         match self {
-            Stale::One(only) => *only == block,
-            Stale::More(blocks) => {
+            StaleSlots::One(only) => *only == block,
+            StaleSlots::More(blocks) => {
                 blocks.remove(&block);
                 blocks.is_empty()
             }
@@ -54,10 +54,13 @@ impl Stale {
     }
 }
 
-impl Copies {
+impl InodeCopies {
     pub(super) fn new() -> Self {
         let memory = HugePages::default();
-        Copies { live: Table::new_in(memory.clone()), stale: Table::new_in(memory) }
+        InodeCopies {
+            live: HugeHashMap::new_in(memory.clone()),
+            stale: HugeHashMap::new_in(memory),
+        }
     }
 
     /// The slot that counts of an inode.
@@ -91,7 +94,7 @@ impl Copies {
     /// A stale copy lies at `block`.
     pub(super) fn add_stale(&mut self, ino: u64, block: u64) {
         match self.stale.entry(ino) {
-            Entry::Vacant(entry) => drop(entry.insert(Stale::One(block))),
+            Entry::Vacant(entry) => drop(entry.insert(StaleSlots::One(block))),
             Entry::Occupied(mut entry) => entry.get_mut().add(block),
         }
     }
@@ -108,7 +111,7 @@ impl Copies {
 
     /// All stale copies, each as inode and slot, in order: that of a table differs from run to run.
     pub(super) fn all_stale(&self) -> Vec<(u64, u64)> {
-        let slots = |(ino, stale): (&u64, &Stale)| {
+        let slots = |(ino, stale): (&u64, &StaleSlots)| {
             let ino = *ino;
             stale.blocks().into_iter().map(move |block| (ino, block))
         };
@@ -129,7 +132,7 @@ mod tests {
     fn any_number_of_copies_of_one_inode_takes_no_longer_each() {
         let time = |count: u64| {
             let begun = Instant::now();
-            let mut copies = Copies::new();
+            let mut copies = InodeCopies::new();
             (0..count).for_each(|block| copies.add_stale(7, block));
             (0..count).for_each(|block| {
                 copies.remove_stale(7, block);
@@ -147,7 +150,7 @@ mod tests {
     #[test]
     fn stale_copies_are_a_set_of_slots_for_each_inode() {
         let mut random = fastrand::Rng::with_seed(1);
-        let (mut copies, mut model) = (Copies::new(), BTreeSet::new());
+        let (mut copies, mut model) = (InodeCopies::new(), BTreeSet::new());
         for _ in 0..20_000 {
             let (ino, block) = (random.u64(1..5), random.u64(..6));
             if random.bool() {

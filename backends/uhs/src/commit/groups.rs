@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, HashSet};
 
 use hashbrown::HashMap;
 
-use super::copies::Copies;
-use super::recover::Recovered;
-use super::slots::{NOBODY, Slot};
-use super::{Rules, Slots};
-use crate::format::slot::{Identity, Kind, REMOVALS, removals};
-use crate::format::superblock::Chunk;
+use super::copies::InodeCopies;
+use super::recover::RecoveredState;
+use super::slots::{InodeSlot, NOBODY};
+use super::{CommitRules, SlotTable};
+use crate::format::slot::{REMOVALS, SlotHeader, SlotKind, removals};
+use crate::format::superblock::SlotChunk;
 
 /// A change of one inode, as it is when the group closes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum InodeChange {
     /// The inode, new or not, with what its slot is to hold.
     Write {
         /// The number of the inode, not 0.
@@ -32,24 +32,24 @@ pub(crate) enum Change {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotWrite {
     pub(crate) block: u64,
-    pub(crate) identity: Identity,
+    pub(crate) identity: SlotHeader,
     pub(crate) body: Vec<u8>,
 }
 
 /// A closed group: its slots may be written in any order, and beside those of other groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct ClosedGroup {
     pub(crate) number: u64,
     pub(crate) writes: Vec<SlotWrite>,
 }
 
-/// See [`Groups::leftovers`].
-pub(crate) type Leftovers = (Vec<(u64, u64)>, Vec<(u64, Vec<u64>)>);
+/// See [`CommitState::leftovers`].
+pub(crate) type LeftoverSlots = (Vec<(u64, u64)>, Vec<(u64, Vec<u64>)>);
 
 /// There are too few slots that may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoSlots {
-    /// There will be enough when a superblock says that [`Groups::newest_durable`] is durable.
+    /// There will be enough when a superblock says that [`CommitState::newest_durable`] is durable.
     UntilMentioned,
     /// There may be enough when the groups that were closed are durable.
     UntilDurable,
@@ -59,9 +59,9 @@ pub(crate) enum NoSlots {
 
 /// The state of commits.
 #[derive(Debug)]
-pub(crate) struct Groups {
-    rules: Rules,
-    slots: Slots,
+pub(crate) struct CommitState {
+    rules: CommitRules,
+    slots: SlotTable,
     next_group: u64,
     next_stamp: u64,
     /// The newest group that is durable.
@@ -69,14 +69,14 @@ pub(crate) struct Groups {
     /// The newest group that a durable slot or superblock calls durable.
     mentioned: u64,
     /// For each group that is not durable, what its slots say.
-    mentions: BTreeMap<u64, Mention>,
-    copies: Copies,
+    mentions: BTreeMap<u64, GroupStatements>,
+    copies: InodeCopies,
     /// Slots whose overwriting is not durable: by group, with the inode whose copy goes.
     overwritten: BTreeMap<u64, Vec<(u64, Option<u64>)>>,
     /// Inodes that are gone and have stale copies, with the block that lists each.
     removed: HashMap<u64, u64>,
     /// Removal blocks that are needed.
-    removal_blocks: HashMap<u64, Removals>,
+    removal_blocks: HashMap<u64, RemovalBlock>,
     /// The stamps of those, each with their number.
     needed_stamps: BTreeMap<u64, usize>,
     /// Removal blocks that nobody needs, by stamp, until the device says so.
@@ -85,7 +85,7 @@ pub(crate) struct Groups {
 
 /// The statements that the slots of a group make about others.
 #[derive(Clone, Copy, Debug)]
-struct Mention {
+struct GroupStatements {
     /// The newest durable group.
     durable: u64,
     /// No older removal block is needed.
@@ -93,7 +93,7 @@ struct Mention {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Removals {
+struct RemovalBlock {
     /// Inodes in `removed` that need it.
     needed: usize,
     /// Its stamp. All blocks that were there before the mount have one number that is not above theirs: slots name a
@@ -101,28 +101,28 @@ struct Removals {
     stamp: u64,
 }
 
-impl Change {
+impl InodeChange {
     /// The inode.
     pub(crate) fn ino(&self) -> u64 {
         match self {
-            Change::Write { ino, .. } | Change::Remove { ino } => *ino,
+            InodeChange::Write { ino, .. } | InodeChange::Remove { ino } => *ino,
         }
     }
 }
 
-impl Groups {
+impl CommitState {
     /// Goes on from what a scan of `chunks` has found.
-    pub(crate) fn new(chunks: &[Chunk], found: &Recovered, rules: Rules) -> Self {
-        let mut groups = Groups {
+    pub(crate) fn new(chunks: &[SlotChunk], found: &RecoveredState, rules: CommitRules) -> Self {
+        let mut groups = CommitState {
             rules,
-            slots: Slots::new(chunks, rules.usable),
+            slots: SlotTable::new(chunks, rules.usable),
             next_group: found.durable + 1,
             // Slots of nothing have the one before.
             next_stamp: found.next_stamp + 1,
             durable: found.durable,
             mentioned: found.durable,
             mentions: BTreeMap::new(),
-            copies: Copies::new(),
+            copies: InodeCopies::new(),
             overwritten: BTreeMap::new(),
             removed: HashMap::new(),
             removal_blocks: HashMap::new(),
@@ -130,11 +130,11 @@ impl Groups {
             obsolete: BTreeMap::new(),
         };
         for (ino, block) in &found.copies {
-            let slot = Slot { owner: *ino, ..groups.slots.get(*block) };
+            let slot = InodeSlot { owner: *ino, ..groups.slots.get(*block) };
             groups.slots.set(*block, slot);
             match found.live.get(ino) {
                 Some(version) if version.block == *block => {
-                    groups.slots.set(*block, Slot { live: true, ..slot });
+                    groups.slots.set(*block, InodeSlot { live: true, ..slot });
                     groups.copies.set_live(*ino, *block);
                 }
                 _ => groups.copies.add_stale(*ino, *block),
@@ -161,14 +161,14 @@ impl Groups {
         self.removed.insert(ino, block);
         let block_of = self.removal_blocks.entry(block).or_insert_with(|| {
             *self.needed_stamps.entry(stamp).or_default() += 1;
-            Removals { needed: 0, stamp }
+            RemovalBlock { needed: 0, stamp }
         });
         block_of.needed += 1;
-        self.slots.set(block, Slot { live: true, ..self.slots.get(block) });
+        self.slots.set(block, InodeSlot { live: true, ..self.slots.get(block) });
     }
 
     /// Adds an empty chunk, which the superblock on the device must list already.
-    pub(crate) fn add(&mut self, chunk: &Chunk) {
+    pub(crate) fn add(&mut self, chunk: &SlotChunk) {
         self.slots.add(chunk);
     }
 
@@ -244,7 +244,7 @@ impl Groups {
 
     /// The slots that do not count, with their inodes, and the removal slots that must stay, each with the inodes
     /// for which it is needed. `None` unless all groups are durable and all slots hold what they should.
-    pub(crate) fn leftovers(&self) -> Option<Leftovers> {
+    pub(crate) fn leftovers(&self) -> Option<LeftoverSlots> {
         let at_rest = self.durable == self.newest() && self.mentions.is_empty();
         let lies = |ino: u64, block: u64| {
             let slot = self.slots.get(block);
@@ -273,19 +273,19 @@ impl Groups {
     /// [`NoSlots`] and the changes; nothing has changed then.
     pub(crate) fn close(
         &mut self,
-        changes: Vec<Change>,
-    ) -> Result<Option<Group>, (NoSlots, Vec<Change>)> {
+        changes: Vec<InodeChange>,
+    ) -> Result<Option<ClosedGroup>, (NoSlots, Vec<InodeChange>)> {
         debug_assert!(
-            changes.iter().map(Change::ino).collect::<HashSet<_>>().len() == changes.len(),
+            changes.iter().map(InodeChange::ino).collect::<HashSet<_>>().len() == changes.len(),
             "an inode changes once in a group"
         );
         // Of an inode without a copy there is nothing to come back.
-        let gone = |change: &Change| match change {
-            Change::Remove { ino } => self.copies.has_any(*ino).then_some(*ino),
-            Change::Write { .. } => None,
+        let gone = |change: &InodeChange| match change {
+            InodeChange::Remove { ino } => self.copies.has_any(*ino).then_some(*ino),
+            InodeChange::Write { .. } => None,
         };
         let gone: Vec<u64> = changes.iter().filter_map(gone).collect();
-        let written = changes.iter().filter(|change| matches!(change, Change::Write { .. }));
+        let written = changes.iter().filter(|change| matches!(change, InodeChange::Write { .. }));
         let count = written.count() + gone.len().div_ceil(REMOVALS);
         if count == 0 {
             return Ok(None);
@@ -297,22 +297,22 @@ impl Groups {
         let number = self.next_group;
         self.next_group += 1;
         let removals_from = self.removals_from();
-        let mut group = Group { number, writes: Vec::with_capacity(count) };
+        let mut group = ClosedGroup { number, writes: Vec::with_capacity(count) };
         let written = changes.into_iter().filter_map(|change| match change {
-            Change::Write { ino, body } => Some((ino, body)),
-            Change::Remove { .. } => None,
+            InodeChange::Write { ino, body } => Some((ino, body)),
+            InodeChange::Remove { .. } => None,
         });
         // One search after the other: they do not depend on each other, and the processor waits for several at once.
         let mut former = Vec::with_capacity(count);
         for ((ino, body), block) in written.zip(blocks.by_ref()) {
             former.extend(self.copies.set_live(ino, block).map(|old| (ino, old)));
-            self.write(&mut group, block, Kind::Inode, ino, body);
+            self.write(&mut group, block, SlotKind::Inode, ino, body);
         }
         former.iter().for_each(|(_, old)| self.slots.release(*old, number));
         former.into_iter().for_each(|(ino, old)| self.copies.add_stale(ino, old));
         for (inos, block) in gone.chunks(REMOVALS).zip(blocks) {
             let stamp = self.next_stamp;
-            self.write(&mut group, block, Kind::Removals, 0, removals(inos));
+            self.write(&mut group, block, SlotKind::Removals, 0, removals(inos));
             for ino in inos {
                 if let Some(old) = self.copies.remove_live(*ino) {
                     self.slots.release(old, number);
@@ -328,9 +328,9 @@ impl Groups {
         for (index, write) in (0..).zip(&mut group.writes) {
             let (group, durable) = (number, self.durable);
             write.identity =
-                Identity { group, index, count, durable, removals_from, ..write.identity };
+                SlotHeader { group, index, count, durable, removals_from, ..write.identity };
         }
-        self.mentions.insert(number, Mention { durable: self.durable, removals_from });
+        self.mentions.insert(number, GroupStatements { durable: self.durable, removals_from });
         Ok(Some(group))
     }
 
@@ -383,7 +383,7 @@ impl Groups {
         let later = self.overwritten.split_off(&(group + 1));
         let overwritten = std::mem::replace(&mut self.overwritten, later);
         for (block, _) in overwritten.values().flatten() {
-            self.slots.set(*block, Slot { writing: false, ..self.slots.get(*block) });
+            self.slots.set(*block, InodeSlot { writing: false, ..self.slots.get(*block) });
         }
         for (block, owner) in overwritten.into_values().flatten() {
             if let Some(ino) = owner {
@@ -425,12 +425,19 @@ impl Groups {
     }
 
     /// Adds a slot to a group that is being closed. What lay there is overwritten.
-    fn write(&mut self, group: &mut Group, block: u64, kind: Kind, ino: u64, body: Vec<u8>) {
-        let identity = Identity::new(kind, ino, self.next_stamp);
+    fn write(
+        &mut self,
+        group: &mut ClosedGroup,
+        block: u64,
+        kind: SlotKind,
+        ino: u64,
+        body: Vec<u8>,
+    ) {
+        let identity = SlotHeader::new(kind, ino, self.next_stamp);
         self.next_stamp += 1;
         group.writes.push(SlotWrite { block, identity, body });
         let old = self.slots.get(block).owner();
-        self.slots.set(block, Slot { owner: ino, live: true, writing: true });
+        self.slots.set(block, InodeSlot { owner: ino, live: true, writing: true });
         self.overwritten.entry(group.number).or_default().push((block, old));
     }
 
@@ -447,7 +454,9 @@ impl Groups {
             return;
         }
         let Some(list) = self.removed.remove(&ino) else { return };
-        let Some(Removals { needed, stamp }) = self.removal_blocks.get_mut(&list) else { return };
+        let Some(RemovalBlock { needed, stamp }) = self.removal_blocks.get_mut(&list) else {
+            return;
+        };
         *needed -= 1;
         if *needed == 0 {
             let stamp = *stamp;
@@ -466,7 +475,7 @@ impl Groups {
     fn is_obsolete(&mut self, block: u64, stamp: u64) {
         match self.rules.removals_wait_for_mention {
             true => {
-                self.slots.set(block, Slot { live: true, ..self.slots.get(block) });
+                self.slots.set(block, InodeSlot { live: true, ..self.slots.get(block) });
                 self.obsolete.entry(stamp).or_default().push(block);
             }
             false => self.slots.release(block, self.durable),

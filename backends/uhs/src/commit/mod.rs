@@ -1,9 +1,9 @@
 //! Commit groups: how changes of inodes become durable together, with neither a journal nor a bitmap.
 //!
-//! Nothing here does I/O. [`Groups::close`] turns changes into slots to write, [`Groups::durable`] is told
+//! Nothing here does I/O. [`CommitState::close`] turns changes into slots to write, [`CommitState::durable`] is told
 //! when they survive a power failure, and [`recover`] turns the slots of a device into the state that
 //! counts. DESIGN.md has the rule and the reasons; each sentence of it that a test can switch off is
-//! a field of [`Rules`].
+//! a field of [`CommitRules`].
 
 mod copies;
 mod groups;
@@ -14,17 +14,17 @@ mod tests;
 #[cfg(test)]
 pub(crate) use tests::crashes;
 
-pub(crate) use groups::Change;
-pub(crate) use groups::{Group, Groups, NoSlots};
-pub(crate) use recover::{Recovered, Scanned, Version, recover};
-pub(crate) use slots::Slots;
+pub(crate) use groups::InodeChange;
+pub(crate) use groups::{ClosedGroup, CommitState, NoSlots};
+pub(crate) use recover::{CurrentCopy, RecoveredState, ScannedSlot, recover};
+pub(crate) use slots::SlotTable;
 
 use crate::format::UNIT_BLOCKS;
 
 /// The sentences of the commit rule that tests switch off, to see that the crash suite notices. All hold in
 /// every other build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rules {
+pub(crate) struct CommitRules {
     /// A slot that a group freed is used again only when the group is durable.
     pub(crate) reuse_waits_for_group: bool,
     /// ... and when a durable slot or superblock says so.
@@ -69,9 +69,9 @@ pub(crate) struct Rules {
     pub(crate) stepped_time: bool,
 }
 
-impl Rules {
+impl CommitRules {
     /// The whole rule.
-    pub(crate) const ALL: Rules = Rules {
+    pub(crate) const ALL: CommitRules = CommitRules {
         reuse_waits_for_group: true,
         reuse_waits_for_mention: true,
         removals_outlive_copies: true,

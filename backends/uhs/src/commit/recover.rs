@@ -4,36 +4,37 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use hashbrown::HashMap;
 
-use super::Rules;
+use super::CommitRules;
 use crate::format::NUMBERS;
-use crate::format::slot::{Found, Identity, Kind, removed};
+use crate::format::slot::{FoundSlot, SlotHeader, SlotKind, removed};
 
 /// A slot as the scan found it, without its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Scanned {
+pub(crate) enum ScannedSlot {
     /// A whole slot, with the inodes that it lists as gone.
-    Whole(Identity, Vec<u64>),
+    Whole(SlotHeader, Vec<u64>),
     /// A torn or damaged one.
-    Broken(Identity, Option<Identity>),
+    Broken(SlotHeader, Option<SlotHeader>),
 }
 
-impl Scanned {
+impl ScannedSlot {
     /// The part of `found` that recovery needs; `None` for no slot.
-    pub(crate) fn of(found: &Found<'_>) -> Option<Scanned> {
+    pub(crate) fn of(found: &FoundSlot<'_>) -> Option<ScannedSlot> {
         match found {
-            Found::Nothing => None,
-            Found::Whole(identity, body) => {
-                let list = if identity.kind == Kind::Removals { removed(body) } else { Vec::new() };
-                Some(Scanned::Whole(*identity, list))
+            FoundSlot::Nothing => None,
+            FoundSlot::Whole(identity, body) => {
+                let list =
+                    if identity.kind == SlotKind::Removals { removed(body) } else { Vec::new() };
+                Some(ScannedSlot::Whole(*identity, list))
             }
-            Found::Broken(one, other) => Some(Scanned::Broken(*one, *other)),
+            FoundSlot::Broken(one, other) => Some(ScannedSlot::Broken(*one, *other)),
         }
     }
 }
 
 /// The copy of an inode that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Version {
+pub(crate) struct CurrentCopy {
     /// The block of the slot.
     pub(crate) block: u64,
     /// Grows with every slot that is written.
@@ -42,7 +43,7 @@ pub(crate) struct Version {
 
 /// The state of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recovered {
+pub(crate) struct RecoveredState {
     /// The newest group that counts. All before it count, too.
     pub(crate) durable: u64,
     /// Higher than all stamps on the device.
@@ -50,7 +51,7 @@ pub(crate) struct Recovered {
     /// Higher than all inode numbers on the device.
     pub(crate) next_ino: u64,
     /// The inodes.
-    pub(crate) live: HashMap<u64, Version>,
+    pub(crate) live: HashMap<u64, CurrentCopy>,
     /// All copies of inodes that lie about: inode and block.
     pub(crate) copies: Vec<(u64, u64)>,
     /// Removal blocks, with what they list.
@@ -60,23 +61,28 @@ pub(crate) struct Recovered {
     /// Slots of groups that do not count, which are zeroed before anything else is written.
     pub(crate) void: Vec<u64>,
     /// Inodes whose newest copy is damaged. They are not in `live`.
-    pub(crate) damaged: BTreeMap<u64, Version>,
+    pub(crate) damaged: BTreeMap<u64, CurrentCopy>,
     /// Removal blocks that are damaged: inodes may be in `live` that are gone.
     pub(crate) lost_removals: Vec<u64>,
 }
 
 /// Works out what counts of the slots `scan`, given by block and each once. `known` is the group that the
 /// superblock calls durable.
-pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Recovered {
+pub(crate) fn recover(
+    scan: &[(u64, ScannedSlot)],
+    known: u64,
+    rules: CommitRules,
+) -> RecoveredState {
     let durable = newest_group(scan, known, rules);
-    let mut found = Recovered { durable, next_stamp: 1, next_ino: 1, ..Recovered::default() };
+    let mut found =
+        RecoveredState { durable, next_stamp: 1, next_ino: 1, ..RecoveredState::default() };
     let mut newest: HashMap<u64, (u64, bool, u64)> = HashMap::with_capacity(scan.len());
     let (mut removals, mut lost) = (HashSet::new(), Vec::new());
     let mut needed_from = 0;
     for (block, scanned) in scan {
-        let identities: &[Option<Identity>] = match scanned {
-            Scanned::Whole(identity, _) => &[Some(*identity), None],
-            Scanned::Broken(one, other) => &[Some(*one), *other],
+        let identities: &[Option<SlotHeader>] = match scanned {
+            ScannedSlot::Whole(identity, _) => &[Some(*identity), None],
+            ScannedSlot::Broken(one, other) => &[Some(*one), *other],
         };
         for identity in identities.iter().flatten() {
             found.next_stamp = found.next_stamp.max(identity.stamp + 1);
@@ -86,10 +92,12 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
             found.void.push(*block);
             continue;
         }
-        if let Scanned::Whole(identity, _) = scanned {
+        if let ScannedSlot::Whole(identity, _) = scanned {
             needed_from = needed_from.max(identity.removals_from);
         }
-        if let Scanned::Whole(Identity { kind: Kind::Removals, stamp, .. }, list) = scanned {
+        if let ScannedSlot::Whole(SlotHeader { kind: SlotKind::Removals, stamp, .. }, list) =
+            scanned
+        {
             removals.insert(*stamp);
             let last = list.iter().copied().max().unwrap_or(0);
             found.next_ino = found.next_ino.max(last.saturating_add(1)).min(NUMBERS);
@@ -97,20 +105,21 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
             continue;
         }
         // Of two identities in a slot, the older one was overwritten: it counts no more.
-        let whole = matches!(scanned, Scanned::Whole(..));
+        let whole = matches!(scanned, ScannedSlot::Whole(..));
         let newer = identities.iter().flatten().max_by_key(|identity| identity.stamp);
-        for identity in identities.iter().flatten().filter(|identity| identity.kind == Kind::Inode)
+        for identity in
+            identities.iter().flatten().filter(|identity| identity.kind == SlotKind::Inode)
         {
             found.copies.push((identity.ino, *block));
         }
         match newer {
-            Some(Identity { kind: Kind::Inode, ino, stamp, .. }) => {
+            Some(SlotHeader { kind: SlotKind::Inode, ino, stamp, .. }) => {
                 // A slot whose write failed may hold a part of what lies elsewhere as a whole.
                 let version = (*stamp, whole, *block);
                 let best = newest.entry(*ino).or_insert(version);
                 *best = (*best).max(version);
             }
-            Some(Identity { kind: Kind::Removals, stamp, .. }) => lost.push((*stamp, *block)),
+            Some(SlotHeader { kind: SlotKind::Removals, stamp, .. }) => lost.push((*stamp, *block)),
             _ => {}
         }
     }
@@ -126,8 +135,8 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
     found.live.reserve(newest.len());
     for (ino, (stamp, whole, block)) in newest.into_iter().filter(|(ino, _)| !gone.contains(ino)) {
         match whole {
-            true => drop(found.live.insert(ino, Version { block, stamp })),
-            false => drop(found.damaged.insert(ino, Version { block, stamp })),
+            true => drop(found.live.insert(ino, CurrentCopy { block, stamp })),
+            false => drop(found.damaged.insert(ino, CurrentCopy { block, stamp })),
         }
     }
     found
@@ -135,11 +144,11 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
 
 /// The newest group that counts: the newest that anything calls durable, and after it all groups that are
 /// whole, up to the first that is not.
-fn newest_group(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> u64 {
+fn newest_group(scan: &[(u64, ScannedSlot)], known: u64, rules: CommitRules) -> u64 {
     let whole = || {
         scan.iter().filter_map(|(_, scanned)| match scanned {
-            Scanned::Whole(identity, _) => Some(identity),
-            Scanned::Broken(..) => None,
+            ScannedSlot::Whole(identity, _) => Some(identity),
+            ScannedSlot::Broken(..) => None,
         })
     };
     let mut durable = whole().map(|identity| identity.durable).fold(known, u64::max);

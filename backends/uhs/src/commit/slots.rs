@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::format::UNIT_BLOCKS;
-use crate::format::superblock::Chunk;
+use crate::format::superblock::SlotChunk;
 
 /// No inode.
 pub(super) const NOBODY: u64 = 0;
@@ -17,7 +17,7 @@ const LONG: usize = 64;
 /// A slot. It is used again when it is neither live nor being written, and the group that freed it is
 /// known to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct InodeSlot {
     /// The inode whose copy lies here, live or stale, or is on its way.
     pub(crate) owner: u64,
     /// Its content counts.
@@ -26,7 +26,7 @@ pub(crate) struct Slot {
     pub(crate) writing: bool,
 }
 
-impl Slot {
+impl InodeSlot {
     /// The inode whose copy lies here.
     pub(crate) fn owner(&self) -> Option<u64> {
         (self.owner != NOBODY).then_some(self.owner)
@@ -42,14 +42,14 @@ impl Slot {
     }
 
     fn unpack(word: u64) -> Self {
-        Slot { owner: word >> 2, live: word & 2 != 0, writing: word & 1 != 0 }
+        InodeSlot { owner: word >> 2, live: word & 2 != 0, writing: word & 1 != 0 }
     }
 }
 
 /// All slots, by the blocks in which they lie: 8 bytes and a bit for each.
 #[derive(Debug, Default)]
-pub(crate) struct Slots {
-    chunks: Vec<Run>,
+pub(crate) struct SlotTable {
+    chunks: Vec<SlotRange>,
     /// Where the search for free slots goes on: a chunk and a slot of it.
     cursor: (usize, usize),
     /// Slots that may be used, counted from the first of each chunk.
@@ -59,34 +59,34 @@ pub(crate) struct Slots {
     /// Slots that were freed, by the group that did it, until that group is known to be durable.
     freed: BTreeMap<u64, Vec<u64>>,
     /// Units whose slots nobody takes, with the bits of those that could be taken: they are to become empty.
-    closed: BTreeMap<u32, Words>,
+    closed: BTreeMap<u32, SlotBitmap>,
 }
 
 /// A bit for each slot of a unit.
-type Words = [u64; UNIT_SLOTS / 64];
+type SlotBitmap = [u64; UNIT_SLOTS / 64];
 
 #[derive(Debug)]
-struct Run {
+struct SlotRange {
     first: u64,
     slots: Vec<u64>,
     /// A bit for each slot that may be overwritten.
     free: Vec<u64>,
 }
 
-impl Slots {
+impl SlotTable {
     /// The slots of `chunks`, all empty, of which `usable` may be used.
-    pub(crate) fn new(chunks: &[Chunk], usable: usize) -> Self {
-        let mut slots = Slots { usable, ..Slots::default() };
+    pub(crate) fn new(chunks: &[SlotChunk], usable: usize) -> Self {
+        let mut slots = SlotTable { usable, ..SlotTable::default() };
         chunks.iter().for_each(|chunk| slots.add(chunk));
         slots
     }
 
     /// Adds an empty chunk.
-    pub(crate) fn add(&mut self, chunk: &Chunk) {
+    pub(crate) fn add(&mut self, chunk: &SlotChunk) {
         let first = u64::from(chunk.first_unit) * UNIT_BLOCKS;
         let count = (u64::from(chunk.units) * UNIT_BLOCKS) as usize;
         // A unit has a whole number of words.
-        let mut run = Run { first, slots: vec![0; count], free: vec![0; count / 64] };
+        let mut run = SlotRange { first, slots: vec![0; count], free: vec![0; count / 64] };
         (0..count.min(self.usable)).for_each(|at| run.set_free(at, true));
         self.free += count.min(self.usable);
         let at = self.chunks.partition_point(|other| other.first < first);
@@ -99,9 +99,9 @@ impl Slots {
     /// # Panics
     ///
     /// When no chunk has this block.
-    pub(crate) fn get(&self, block: u64) -> Slot {
+    pub(crate) fn get(&self, block: u64) -> InodeSlot {
         let (chunk, at) = self.find_place(block);
-        Slot::unpack(self.chunks[chunk].slots[at])
+        InodeSlot::unpack(self.chunks[chunk].slots[at])
     }
 
     /// Sets the slot at `block`. One that holds something, or will, is not free.
@@ -109,7 +109,7 @@ impl Slots {
     /// # Panics
     ///
     /// When no chunk has this block.
-    pub(crate) fn set(&mut self, block: u64, slot: Slot) {
+    pub(crate) fn set(&mut self, block: u64, slot: InodeSlot) {
         let (chunk, at) = self.find_place(block);
         let run = &mut self.chunks[chunk];
         run.slots[at] = slot.pack();
@@ -121,7 +121,7 @@ impl Slots {
 
     /// The content of the slot does not count from `group` on.
     pub(crate) fn release(&mut self, block: u64, group: u64) {
-        self.set(block, Slot { live: false, ..self.get(block) });
+        self.set(block, InodeSlot { live: false, ..self.get(block) });
         if self.find_place(block).1 < self.usable {
             self.freed.entry(group).or_default().push(block);
         }
@@ -130,8 +130,8 @@ impl Slots {
     /// The slot at `other` takes the place of the one at `block`, which is not used again.
     pub(crate) fn replace(&mut self, block: u64, other: u64) {
         let slot = self.get(block);
-        self.set(other, Slot { writing: true, ..slot });
-        self.set(block, Slot { live: false, writing: true, ..slot });
+        self.set(other, InodeSlot { writing: true, ..slot });
+        self.set(block, InodeSlot { live: false, writing: true, ..slot });
         let freed = self.freed.values_mut().flatten();
         freed.filter(|freed| **freed == block).for_each(|freed| *freed = other);
     }
@@ -183,7 +183,7 @@ impl Slots {
         self.free
     }
 
-    /// True where [`take`](Slots::take) finds so many slots when `durable` is that group.
+    /// True where [`take`](SlotTable::take) finds so many slots when `durable` is that group.
     pub(crate) fn has(&self, count: usize, durable: u64) -> bool {
         let freed = self.freed.range(..=durable).flat_map(|(_, blocks)| blocks);
         let freed = freed.filter(|block| !self.closed.contains_key(&unit_of(**block)));
@@ -201,7 +201,7 @@ impl Slots {
         for block in self.freed.remove(&group).unwrap_or_default() {
             let (chunk, at) = self.find_place(block);
             let run = &mut self.chunks[chunk];
-            let slot = Slot::unpack(run.slots[at]);
+            let slot = InodeSlot::unpack(run.slots[at]);
             if let Some(words) = self.closed.get_mut(&unit_of(block)).filter(|_| slot.is_idle()) {
                 let at = at % UNIT_SLOTS;
                 words[at / 64] |= 1 << (at % 64);
@@ -246,7 +246,7 @@ impl Slots {
     }
 
     /// Closes up to `most` units with the fewest slots that count, at most `live` each: nobody takes slots there before
-    /// [`reopen`](Slots::reopen). With `by_chunk`, units of small chunks come first. Returns them, and the inodes
+    /// [`reopen`](SlotTable::reopen). With `by_chunk`, units of small chunks come first. Returns them, and the inodes
     /// whose slots lie there. Units with removal blocks, or with writes on their way, are left out.
     pub(crate) fn close_units(
         &mut self,
@@ -271,11 +271,11 @@ impl Slots {
         for (.., unit) in &units {
             let (chunk, at) = self.find_place(u64::from(*unit) * UNIT_BLOCKS);
             let run = &mut self.chunks[chunk];
-            let mut words = Words::default();
+            let mut words = SlotBitmap::default();
             words.swap_with_slice(&mut run.free[at / 64..][..UNIT_SLOTS / 64]);
             self.free -= words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
             self.closed.insert(*unit, words);
-            let slots = run.slots[at..][..UNIT_SLOTS].iter().map(|word| Slot::unpack(*word));
+            let slots = run.slots[at..][..UNIT_SLOTS].iter().map(|word| InodeSlot::unpack(*word));
             inos.extend(slots.filter(|slot| slot.live).filter_map(|slot| slot.owner()));
         }
         (units.into_iter().map(|(.., unit)| unit).collect(), inos)
@@ -306,7 +306,7 @@ impl Slots {
             let empty = units.filter(|(_, words)| words.iter().all(|word| *word == u64::MAX));
             empty.map(|(nth, _)| (run.first / UNIT_BLOCKS) as u32 + nth as u32)
         });
-        let is_empty = |words: &Words| words.iter().all(|word| *word == u64::MAX);
+        let is_empty = |words: &SlotBitmap| words.iter().all(|word| *word == u64::MAX);
         let closed = self.closed.iter().filter(|(_, words)| is_empty(words)).map(|(unit, _)| *unit);
         closed.chain(empty.take(spare)).collect()
     }
@@ -316,11 +316,11 @@ impl Slots {
     pub(crate) fn remove_unit(&mut self, unit: u32) -> Vec<(u64, u64)> {
         let first = u64::from(unit) * UNIT_BLOCKS;
         let (chunk, at) = self.find_place(first);
-        let Run { first: begin, mut slots, mut free } = self.chunks.remove(chunk);
+        let SlotRange { first: begin, mut slots, mut free } = self.chunks.remove(chunk);
         let (after, gone) = (slots.split_off(at + UNIT_SLOTS), slots.split_off(at));
         let (free_after, _) = (free.split_off((at + UNIT_SLOTS) / 64), free.split_off(at / 64));
-        let rest = Run { first: first + UNIT_BLOCKS, slots: after, free: free_after };
-        let parts = [Run { first: begin, slots, free }, rest];
+        let rest = SlotRange { first: first + UNIT_BLOCKS, slots: after, free: free_after };
+        let parts = [SlotRange { first: begin, slots, free }, rest];
         let parts = parts.into_iter().filter(|run| !run.slots.is_empty());
         self.chunks.splice(chunk..chunk, parts);
         if self.closed.remove(&unit).is_none() {
@@ -329,7 +329,7 @@ impl Slots {
         self.cursor = (0, 0);
         let is_gone = |block: &u64| (first..first + UNIT_BLOCKS).contains(block);
         self.freed.values_mut().for_each(|blocks| blocks.retain(|block| !is_gone(block)));
-        let owned = (first..).zip(gone).map(|(block, word)| (block, Slot::unpack(word).owner));
+        let owned = (first..).zip(gone).map(|(block, word)| (block, InodeSlot::unpack(word).owner));
         owned.filter(|(_, owner)| *owner != NOBODY).collect()
     }
 
@@ -350,7 +350,7 @@ fn unit_of(block: u64) -> u32 {
 /// Slots that count of inodes. `None` where some cannot move: removal blocks, and those on their way.
 fn live_inodes(slots: &[u64]) -> Option<usize> {
     let mut count = 0;
-    for slot in slots.iter().map(|word| Slot::unpack(*word)) {
+    for slot in slots.iter().map(|word| InodeSlot::unpack(*word)) {
         if slot.writing || slot.live && slot.owner == NOBODY {
             return None;
         }
@@ -359,7 +359,7 @@ fn live_inodes(slots: &[u64]) -> Option<usize> {
     Some(count)
 }
 
-impl Run {
+impl SlotRange {
     fn is_free(&self, at: usize) -> bool {
         self.free[at / 64] >> (at % 64) & 1 != 0
     }
@@ -393,13 +393,13 @@ impl Run {
 mod tests {
     use super::*;
 
-    fn slots(usable: usize) -> Slots {
-        let chunk = |first_unit, units| Chunk { first_unit, units, key: 1 };
-        Slots::new(&[chunk(9, 1), chunk(1, 2)], usable)
+    fn slots(usable: usize) -> SlotTable {
+        let chunk = |first_unit, units| SlotChunk { first_unit, units, key: 1 };
+        SlotTable::new(&[chunk(9, 1), chunk(1, 2)], usable)
     }
 
-    fn live(slots: &mut Slots, blocks: &[u64]) {
-        let slot = Slot { owner: 7, live: true, writing: false };
+    fn live(slots: &mut SlotTable, blocks: &[u64]) {
+        let slot = InodeSlot { owner: 7, live: true, writing: false };
         blocks.iter().for_each(|block| slots.set(*block, slot));
     }
 
@@ -458,7 +458,7 @@ mod tests {
         let mut slots = slots(usize::MAX);
         live(&mut slots, &[9 * 512, 9 * 512 + 1, 512]);
         // A removal block cannot move, nor what is being written.
-        slots.set(2 * 512, Slot { owner: NOBODY, live: true, writing: false });
+        slots.set(2 * 512, InodeSlot { owner: NOBODY, live: true, writing: false });
         assert_eq!(slots.close_units((8, 1), false, 0), (vec![1], vec![7]));
         assert_eq!(slots.close_units((8, 8), false, 0), (vec![9], vec![7, 7]));
         assert_eq!((slots.closed(), slots.free()), (2, 511));
@@ -486,7 +486,8 @@ mod tests {
 
     #[test]
     fn the_middle_of_a_chunk_goes() {
-        let mut slots = Slots::new(&[Chunk { first_unit: 4, units: 3, key: 1 }], usize::MAX);
+        let mut slots =
+            SlotTable::new(&[SlotChunk { first_unit: 4, units: 3, key: 1 }], usize::MAX);
         slots.remove_unit(5);
         let mut left = slots.take(1024, 0).unwrap();
         left.sort_unstable();
@@ -499,18 +500,18 @@ mod tests {
         let mut slots = slots(2);
         let all = slots.take(4, 0).unwrap();
         assert_eq!(slots.take(1, 0), None);
-        let writing = Slot { owner: 7, live: true, writing: true };
+        let writing = InodeSlot { owner: 7, live: true, writing: true };
         all.iter().for_each(|block| slots.set(*block, writing));
         slots.release(all[0], 3);
         assert!(!slots.has(1, 3));
         assert_eq!(slots.take(1, 3), None);
-        slots.set(all[0], Slot { writing: false, ..slots.get(all[0]) });
+        slots.set(all[0], InodeSlot { writing: false, ..slots.get(all[0]) });
         assert!(slots.has(1, 3));
         let other = slots.take(1, 3).unwrap()[0];
         assert_eq!(other, all[0]);
         slots.release(all[1], 4);
         slots.replace(all[1], other);
-        slots.set(other, Slot { writing: false, ..slots.get(other) });
+        slots.set(other, InodeSlot { writing: false, ..slots.get(other) });
         assert_eq!((slots.take(1, 4), slots.take(1, 4)), (Some(vec![other]), None));
     }
 }

@@ -3,25 +3,25 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram, Sim};
+use defuse_block::{BlockDevice, RamDevice, SimDevice};
 
-use super::{Change, Groups, Recovered, Rules, Scanned, recover};
-use crate::format::slot::Kind;
-use crate::format::superblock::Chunk;
-use crate::store::{Begun, Store, StoreError, Survey, Writing, make, survey};
+use super::{CommitRules, CommitState, InodeChange, RecoveredState, ScannedSlot, recover};
+use crate::format::slot::SlotKind;
+use crate::format::superblock::SlotChunk;
+use crate::store::{CommitStart, GroupWrite, InodeStore, SlotSurvey, StoreError, make, survey};
 use crate::tests::device;
 
 /// Switches a rule off.
-type Switch = fn(&mut Rules);
+type RuleSwitch = fn(&mut CommitRules);
 
 /// Inodes and their bodies.
-type Model = BTreeMap<u64, Vec<u8>>;
+type CommitModel = BTreeMap<u64, Vec<u8>>;
 
 /// One run: the state after each group, and what was acknowledged when.
-struct Run {
-    sim: Sim,
+struct CommitRun {
+    sim: SimDevice,
     /// The state after each group; several where groups that did not count got their numbers again.
-    states: BTreeMap<u64, Vec<Model>>,
+    states: BTreeMap<u64, Vec<CommitModel>>,
     /// For each acknowledgement how many events there were, and the newest durable group.
     acknowledged: Vec<(usize, u64)>,
     next_ino: u64,
@@ -29,20 +29,23 @@ struct Run {
 
 const BLOCKS: u64 = 8 * 512;
 
-fn fresh(seed: u64) -> Ram {
-    let ram = Ram::new(4096, BLOCKS);
+fn fresh(seed: u64) -> RamDevice {
+    let ram = RamDevice::new(4096, BLOCKS);
     make(&ram, [9; 16], &mut fastrand::Rng::with_seed(seed)).unwrap();
     ram
 }
 
-fn open(device: impl Device + 'static, rules: Rules) -> (Store, Survey) {
+fn open(device: impl BlockDevice + 'static, rules: CommitRules) -> (InodeStore, SlotSurvey) {
     let survey = survey(&device, rules).unwrap();
     let random = fastrand::Rng::with_seed(5);
-    (Store::begin(Arc::new(device), &survey, rules, random).unwrap(), survey)
+    (InodeStore::begin(Arc::new(device), &survey, rules, random).unwrap(), survey)
 }
 
 /// The inodes that mounting `device` finds, and the newest group that counts.
-fn mounted(device: impl Device + 'static, rules: Rules) -> Result<(u64, Model), String> {
+fn mounted(
+    device: impl BlockDevice + 'static,
+    rules: CommitRules,
+) -> Result<(u64, CommitModel), String> {
     let (_, survey) = open(device, rules);
     let found = &survey.found;
     match found.damaged.is_empty() && found.lost_removals.is_empty() {
@@ -51,20 +54,26 @@ fn mounted(device: impl Device + 'static, rules: Rules) -> Result<(u64, Model), 
     }
 }
 
-impl Survey {
-    fn model(&self) -> Model {
+impl SlotSurvey {
+    fn model(&self) -> CommitModel {
         self.inodes().into_iter().map(|(ino, body)| (ino, body.to_vec())).collect()
     }
 }
 
-impl Run {
+impl CommitRun {
     /// Opens `ram`, which holds `model`, and carries out random groups.
-    fn new(ram: &Ram, model: Model, next_ino: u64, seed: u64, rules: Rules) -> Run {
+    fn new(
+        ram: &RamDevice,
+        model: CommitModel,
+        next_ino: u64,
+        seed: u64,
+        rules: CommitRules,
+    ) -> CommitRun {
         let mut random = fastrand::Rng::with_seed(seed);
         let sim = device(ram, seed);
         let (mut store, survey) = open(sim.clone(), rules);
         let durable = survey.found.durable;
-        let mut run = Run {
+        let mut run = CommitRun {
             sim,
             states: BTreeMap::from([(durable, vec![model.clone()])]),
             acknowledged: vec![(0, durable)],
@@ -92,7 +101,7 @@ impl Run {
             let mut changes = run.changes(&mut after, &mut random);
             let begun = loop {
                 match store.try_commit(changes, random.bool(), &mut |_, _| None) {
-                    Ok(Begun::Later(again)) => {
+                    Ok(CommitStart::Later(again)) => {
                         changes = again;
                         run.sync(&store, &mut flying);
                     }
@@ -100,14 +109,14 @@ impl Run {
                 }
             };
             let group = match begun {
-                Ok(Begun::Writing(writing)) => {
+                Ok(CommitStart::Writing(writing)) => {
                     let group = writing.group();
                     flying.push(writing);
                     group
                 }
-                Ok(Begun::Nothing(group)) => group,
+                Ok(CommitStart::Nothing(group)) => group,
                 Err(StoreError::Full) => continue,
-                Ok(Begun::Later(_)) => unreachable!("it was tried again"),
+                Ok(CommitStart::Later(_)) => unreachable!("it was tried again"),
                 Err(error) => panic!("{error}"),
             };
             model = after;
@@ -127,7 +136,7 @@ impl Run {
     }
 
     /// Completes all writes, and makes them durable.
-    fn sync(&mut self, store: &Store, flying: &mut Vec<Writing>) {
+    fn sync(&mut self, store: &InodeStore, flying: &mut Vec<GroupWrite>) {
         for writing in flying.drain(..) {
             store.finish(writing).unwrap();
         }
@@ -136,7 +145,7 @@ impl Run {
     }
 
     /// A few changes of different inodes, which `model` undergoes.
-    fn changes(&mut self, model: &mut Model, random: &mut fastrand::Rng) -> Vec<Change> {
+    fn changes(&mut self, model: &mut CommitModel, random: &mut fastrand::Rng) -> Vec<InodeChange> {
         let mut changes = Vec::new();
         let mut touched = Vec::new();
         for _ in 0..random.usize(1..5) {
@@ -147,15 +156,15 @@ impl Run {
                 (0, _) | (_, None) => {
                     let ino = self.next_ino;
                     self.next_ino += 1;
-                    (ino, Change::Write { ino, body })
+                    (ino, InodeChange::Write { ino, body })
                 }
-                (1 | 2, Some(ino)) => (ino, Change::Write { ino, body }),
-                (_, Some(ino)) => (ino, Change::Remove { ino }),
+                (1 | 2, Some(ino)) => (ino, InodeChange::Write { ino, body }),
+                (_, Some(ino)) => (ino, InodeChange::Remove { ino }),
             };
             touched.push(ino);
             match &change {
-                Change::Write { body, .. } => drop(model.insert(ino, body.clone())),
-                Change::Remove { .. } => drop(model.remove(&ino)),
+                InodeChange::Write { body, .. } => drop(model.insert(ino, body.clone())),
+                InodeChange::Remove { .. } => drop(model.remove(&ino)),
             }
             changes.push(change);
         }
@@ -163,7 +172,7 @@ impl Run {
     }
 
     /// Some states in which the power can fail, each with the group that was acknowledged by then.
-    fn failures(&self, random: &mut fastrand::Rng, wanted: usize) -> Vec<(u64, Ram)> {
+    fn failures(&self, random: &mut fastrand::Rng, wanted: usize) -> Vec<(u64, RamDevice)> {
         let mut found = Vec::new();
         let mut cuts = self.sim.cuts();
         let share = wanted as f64 / (self.sim.events() + 1) as f64;
@@ -174,7 +183,7 @@ impl Run {
                 found.push((group, cut.sample(random)));
             }
             if random.f64() < share / 4.0 {
-                let all: Vec<Ram> = cut.every().collect();
+                let all: Vec<RamDevice> = cut.every().collect();
                 found.extend(random.choice(all).map(|ram| (group, ram)));
             }
         }
@@ -182,7 +191,12 @@ impl Run {
     }
 
     /// Mounts `ram`, in which nothing before `acknowledged` may be missing. Returns what it holds.
-    fn check(&self, acknowledged: u64, ram: &Ram, rules: Rules) -> Result<(u64, Model), String> {
+    fn check(
+        &self,
+        acknowledged: u64,
+        ram: &RamDevice,
+        rules: CommitRules,
+    ) -> Result<(u64, CommitModel), String> {
         let (group, model) = mounted(ram.fork(), rules)?;
         if group < acknowledged {
             return Err(format!("group {acknowledged} was acknowledged, {group} is there"));
@@ -195,14 +209,14 @@ impl Run {
 }
 
 /// Lives of one device, each ended by a power failure; some fail again while they are mounted.
-fn lives(seed: u64, rules: Rules) -> Result<usize, String> {
+fn lives(seed: u64, rules: CommitRules) -> Result<usize, String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut ram = fresh(seed);
-    let rules = Rules { usable: 6 + random.usize(..10), ..rules };
+    let rules = CommitRules { usable: 6 + random.usize(..10), ..rules };
     // Nothing removes inode 1, the root.
-    let (mut model, mut next_ino, mut states) = (Model::new(), 2, 0);
+    let (mut model, mut next_ino, mut states) = (CommitModel::new(), 2, 0);
     for life in 0..6 {
-        let run = Run::new(&ram, model, next_ino, seed * 100 + life, rules);
+        let run = CommitRun::new(&ram, model, next_ino, seed * 100 + life, rules);
         next_ino = run.next_ino;
         let failures = run.failures(&mut random, 12);
         for (acknowledged, failed) in &failures {
@@ -211,7 +225,7 @@ fn lives(seed: u64, rules: Rules) -> Result<usize, String> {
         }
         let Some((acknowledged, mut failed)) = random.choice(failures) else { return Ok(states) };
         while random.u8(..3) == 0 {
-            let again = Sim::from_ram(&failed, random.u64(..));
+            let again = SimDevice::from_ram(&failed, random.u64(..));
             drop(open(again.clone(), rules));
             let mut cuts = again.cuts();
             let at = random.usize(..=again.events());
@@ -232,7 +246,7 @@ fn lives(seed: u64, rules: Rules) -> Result<usize, String> {
 /// The states that were judged for one seed.
 pub(crate) fn crashes(seed: u64) -> Result<usize, String> {
     // Lives take numbers from the seed on.
-    lives(seed % (1 << 40), Rules::ALL)
+    lives(seed % (1 << 40), CommitRules::ALL)
 }
 
 /// Slots that do not count were zeroed. When the power failed meanwhile (seed 111), a removal slot that had been overwritten before
@@ -241,14 +255,15 @@ pub(crate) fn crashes(seed: u64) -> Result<usize, String> {
 fn after_a_power_failure_the_state_is_that_after_a_group_not_before_the_last_sync() {
     let mut states = 0;
     for seed in 0..120 {
-        states += lives(seed, Rules::ALL).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        states +=
+            lives(seed, CommitRules::ALL).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     assert!(states > 4000, "{states} states");
 }
 
 #[test]
 fn each_sentence_of_the_rule_is_needed() {
-    let without: [(&str, Switch); 7] = [
+    let without: [(&str, RuleSwitch); 7] = [
         ("reuse waits for the group", |rules| rules.reuse_waits_for_group = false),
         ("reuse waits for the mention", |rules| rules.reuse_waits_for_mention = false),
         ("removals outlive copies", |rules| rules.removals_outlive_copies = false),
@@ -258,7 +273,7 @@ fn each_sentence_of_the_rule_is_needed() {
         ("a mount is recorded", |rules| rules.mount_is_recorded = false),
     ];
     for (name, switch_off) in without {
-        let mut rules = Rules::ALL;
+        let mut rules = CommitRules::ALL;
         switch_off(&mut rules);
         let found = (0..400).find(|seed| lives(*seed, rules).is_err());
         assert!(found.is_some(), "nothing fails without: {name}");
@@ -269,34 +284,35 @@ fn each_sentence_of_the_rule_is_needed() {
 /// A damaged removal block is missed as long as it is needed, and not when others may use its slot.
 #[test]
 fn slots_say_which_removal_blocks_are_needed() {
-    let chunks = [Chunk { first_unit: 1, units: 1, key: 1 }];
-    let found = Recovered { next_stamp: 1, next_ino: 1, ..Recovered::default() };
-    let mut groups = Groups::new(&chunks, &found, Rules { usable: 4, ..Rules::ALL });
-    let mut device: BTreeMap<u64, Scanned> = BTreeMap::new();
-    let mut commit = |change: Change, device: &mut BTreeMap<u64, Scanned>| {
+    let chunks = [SlotChunk { first_unit: 1, units: 1, key: 1 }];
+    let found = RecoveredState { next_stamp: 1, next_ino: 1, ..RecoveredState::default() };
+    let mut groups =
+        CommitState::new(&chunks, &found, CommitRules { usable: 4, ..CommitRules::ALL });
+    let mut device: BTreeMap<u64, ScannedSlot> = BTreeMap::new();
+    let mut commit = |change: InodeChange, device: &mut BTreeMap<u64, ScannedSlot>| {
         let group = groups.close(vec![change]).unwrap().unwrap();
         for write in &group.writes {
             let list = crate::format::slot::removed(&write.body);
-            let list = if write.identity.kind == Kind::Removals { list } else { Vec::new() };
-            device.insert(write.block, Scanned::Whole(write.identity, list));
+            let list = if write.identity.kind == SlotKind::Removals { list } else { Vec::new() };
+            device.insert(write.block, ScannedSlot::Whole(write.identity, list));
         }
         groups.durable(group.number);
         group.writes[0].block
     };
-    let write = |ino| Change::Write { ino, body: Vec::new() };
+    let write = |ino| InodeChange::Write { ino, body: Vec::new() };
     let first = commit(write(1), &mut device);
-    let removal = commit(Change::Remove { ino: 1 }, &mut device);
-    let Scanned::Whole(lost, _) = device[&removal].clone() else { panic!("it is whole") };
-    let misses = |device: &BTreeMap<u64, Scanned>| {
+    let removal = commit(InodeChange::Remove { ino: 1 }, &mut device);
+    let ScannedSlot::Whole(lost, _) = device[&removal].clone() else { panic!("it is whole") };
+    let misses = |device: &BTreeMap<u64, ScannedSlot>| {
         let mut device = device.clone();
-        device.insert(removal, Scanned::Broken(lost, None));
-        let scan: Vec<(u64, Scanned)> = device.into_iter().collect();
-        recover(&scan, 0, Rules::ALL).lost_removals == [removal]
+        device.insert(removal, ScannedSlot::Broken(lost, None));
+        let scan: Vec<(u64, ScannedSlot)> = device.into_iter().collect();
+        recover(&scan, 0, CommitRules::ALL).lost_removals == [removal]
     };
     for round in 0.. {
         assert!(round < 20, "its slot is never used again");
         let block = commit(write(2), &mut device);
-        let copy_is_there = matches!(&device[&first], Scanned::Whole(of, _) if of.ino == 1);
+        let copy_is_there = matches!(&device[&first], ScannedSlot::Whole(of, _) if of.ino == 1);
         if copy_is_there {
             assert!(misses(&device), "round {round}: the file would come back");
         }

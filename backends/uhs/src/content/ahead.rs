@@ -1,6 +1,6 @@
 //! Pages that a sequential reader is going to read.
 
-use super::Content;
+use super::FileContent;
 use crate::format::BLOCK;
 
 /// Bytes that are read ahead at first, and at most.
@@ -12,31 +12,31 @@ const READERS: usize = 4;
 
 /// The readers of a file, the latest first.
 #[derive(Default)]
-pub(super) struct Ahead([Reader; READERS]);
+pub(super) struct ReadaheadState([SequentialReader; READERS]);
 
 #[derive(Clone, Copy, Default)]
-struct Reader {
+struct SequentialReader {
     /// The end of its last read.
     end: u64,
     /// Bytes that were read ahead with the last one that needed the device.
     window: u64,
 }
 
-impl Ahead {
+impl ReadaheadState {
     /// The reader whose last read ended at one of the offsets, and false if it is a new one. Then the reader that has
     /// read nothing for longest is forgotten.
-    fn reader(&mut self, ends: [u64; 2]) -> (&mut Reader, bool) {
+    fn reader(&mut self, ends: [u64; 2]) -> (&mut SequentialReader, bool) {
         let known = self.0.iter().position(|reader| ends.contains(&reader.end));
         self.0[..=known.unwrap_or(READERS - 1)].rotate_right(1);
         let latest = &mut self.0[0];
         if known.is_none() {
-            *latest = Reader { end: ends[0], window: 0 };
+            *latest = SequentialReader { end: ends[0], window: 0 };
         }
         (latest, known.is_some())
     }
 }
 
-impl Content {
+impl FileContent {
     /// Takes in a read of pages that are in memory.
     pub(crate) fn has_read(&mut self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.size);

@@ -7,14 +7,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The batches that have begun.
 #[derive(Debug, Default)]
-pub(super) struct Batches {
-    state: Mutex<State>,
+pub(super) struct BatchTracker {
+    state: Mutex<BatchState>,
     /// All batches up to this one are on the device.
     written: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BatchState {
     newest: u64,
     /// Of groups, and early ones that the device refused.
     groups: BTreeSet<u64>,
@@ -23,7 +23,7 @@ struct State {
     has_early: bool,
 }
 
-impl State {
+impl BatchState {
     /// The newest batch up to which all are on the device.
     fn written(&self) -> u64 {
         let open = self.groups.first().into_iter().chain(self.early.first()).min();
@@ -31,8 +31,8 @@ impl State {
     }
 }
 
-impl Batches {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl BatchTracker {
+    fn lock(&self) -> MutexGuard<'_, BatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_batch_counts_as_written_when_those_before_it_are() {
-        let batches = Batches::default();
+        let batches = BatchTracker::default();
         let (first, second) = (batches.begin_early(), batches.begin_early());
         let (group, has_early) = batches.begin();
         assert!(has_early);
@@ -119,7 +119,7 @@ mod tests {
     // A batch that the device refused stays until the group has found another place for its pages.
     #[test]
     fn a_group_ends_what_was_left_before_it() {
-        let batches = Batches::default();
+        let batches = BatchTracker::default();
         let (refused, written) = (batches.begin_early(), batches.begin_early());
         let ((first, has_early), (again, has_more)) = (batches.begin(), batches.begin());
         assert!(has_early && !has_more);

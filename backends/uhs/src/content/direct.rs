@@ -21,30 +21,30 @@ use std::ops::Range;
 use defuse_fs::{Errno, Result};
 
 use super::pages::{PAGE, SIZE_MAX};
-use super::{Content, Pool};
-use crate::format::inode::{Data, Extent};
-use crate::space::Run;
+use super::{BlockPool, FileContent};
+use crate::format::inode::{DiskExtent, InodeData};
+use crate::space::BlockRun;
 
 /// Overwritten runs that are remembered. A page that was read before more of them ended is read again.
 const REMEMBERED: usize = 256;
 
 /// Direct writes of one file.
 #[derive(Default)]
-pub(super) struct Direct {
+pub(super) struct DirectWrites {
     /// Blocks that a device overwrites now.
-    flights: Vec<Run>,
+    flights: Vec<BlockRun>,
     /// Those of them that the file has given up.
-    kept: Vec<Run>,
+    kept: Vec<BlockRun>,
     /// Blocks that were overwritten, oldest first.
-    over: VecDeque<Run>,
+    over: VecDeque<BlockRun>,
     /// All that were, ever.
     count: u64,
 }
 
 /// The place of bytes that are read directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
-    pub(crate) run: Run,
+pub(crate) struct DirectSource {
+    pub(crate) run: BlockRun,
     /// Bytes of the file among them, from the beginning on.
     pub(crate) bytes: usize,
     /// The blocks are those of the file as long as this is its version.
@@ -53,15 +53,15 @@ pub(crate) struct Source {
 
 /// The blocks of a direct write.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct DirectTarget {
     pages: Range<u64>,
     /// In the order of the pages.
-    pub(crate) runs: Vec<Run>,
+    pub(crate) runs: Vec<BlockRun>,
     /// They are not blocks of the file yet.
     new: bool,
 }
 
-fn overlap(a: &Run, b: &Run) -> bool {
+fn overlap(a: &BlockRun, b: &BlockRun) -> bool {
     a.block < b.end() && b.block < a.end()
 }
 
@@ -72,9 +72,14 @@ pub(crate) fn whole_pages(offset: u64, len: u64) -> Option<Range<u64>> {
     is_whole.then_some(offset / PAGE..end / PAGE)
 }
 
-impl Content {
+impl FileContent {
     /// The place of `len` bytes from `offset` on. `None` where they lie apart, or not all on the device.
-    pub(crate) fn direct_source(&self, pool: &Pool, offset: u64, len: u64) -> Option<Source> {
+    pub(crate) fn direct_source(
+        &self,
+        pool: &BlockPool,
+        offset: u64,
+        len: u64,
+    ) -> Option<DirectSource> {
         let pages = whole_pages(offset, len)?;
         let bytes = self.size.checked_sub(offset).filter(|bytes| *bytes > 0)?.min(len);
         let count = bytes.div_ceil(PAGE);
@@ -84,12 +89,12 @@ impl Content {
         if !is_one || self.differs(pool, &pages) {
             return None;
         }
-        let run = Run { block: extent.block, count: count as u32 };
-        Some(Source { run, bytes: bytes as usize, version: self.version })
+        let run = BlockRun { block: extent.block, count: count as u32 };
+        Some(DirectSource { run, bytes: bytes as usize, version: self.version })
     }
 
     /// True where pages are not on the device, or on their way there.
-    fn differs(&self, pool: &Pool, pages: &Range<u64>) -> bool {
+    fn differs(&self, pool: &BlockPool, pages: &Range<u64>) -> bool {
         if self.pages.is_empty() {
             return false;
         }
@@ -99,30 +104,30 @@ impl Content {
     }
 
     /// Begins a write of whole pages. `None` where pages in memory take part, or only some of the pages have
-    /// blocks. Each target is to be given to [`end_direct`](Content::end_direct).
+    /// blocks. Each target is to be given to [`end_direct`](FileContent::end_direct).
     ///
     /// # Errors
     ///
     /// `ENOSPC`.
     pub(crate) fn begin_direct(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         offset: u64,
         len: u64,
-    ) -> Result<Option<Target>> {
+    ) -> Result<Option<DirectTarget>> {
         let Some(pages) = whole_pages(offset, len) else { return Ok(None) };
         if self.ended || self.has_inline_bytes() || self.differs(pool, &pages) {
             return Ok(None);
         }
         let count = pages.end - pages.start;
-        let here: Vec<Extent> = self.extents.within(pages.clone()).collect();
+        let here: Vec<DiskExtent> = self.extents.within(pages.clone()).collect();
         let has: u64 = here.iter().map(|extent| u64::from(extent.count)).sum();
         let shifted = self.is_shifted(pool, pages.end - 1);
         let target = match has {
             has if has == count && !shifted => {
-                let runs: Vec<Run> = here.into_iter().map(Run::from).collect();
+                let runs: Vec<BlockRun> = here.into_iter().map(BlockRun::from).collect();
                 self.direct.flights.extend(&runs);
-                Target { pages: pages.clone(), runs, new: false }
+                DirectTarget { pages: pages.clone(), runs, new: false }
             }
             0 => {
                 if !pool.promise(count, false) {
@@ -132,8 +137,8 @@ impl Content {
                     pool.unpromise(count);
                     Errno::ENOSPC
                 })?;
-                let runs = found.into_iter().map(Run::from).collect();
-                Target { pages: pages.clone(), runs, new: true }
+                let runs = found.into_iter().map(BlockRun::from).collect();
+                DirectTarget { pages: pages.clone(), runs, new: true }
             }
             _ => return Ok(None),
         };
@@ -150,11 +155,11 @@ impl Content {
     /// `ENOSPC`: there is no room for the records of its blocks.
     pub(crate) fn end_direct(
         &mut self,
-        pool: &Pool,
-        target: Target,
+        pool: &BlockPool,
+        target: DirectTarget,
         written: Result<()>,
     ) -> Result<()> {
-        let Target { pages, runs, new } = target;
+        let DirectTarget { pages, runs, new } = target;
         if !new {
             self.end_flights(pool, &runs);
         }
@@ -173,7 +178,7 @@ impl Content {
         Ok(())
     }
 
-    fn end_flights(&mut self, pool: &Pool, runs: &[Run]) {
+    fn end_flights(&mut self, pool: &BlockPool, runs: &[BlockRun]) {
         let direct = &mut self.direct;
         for run in runs {
             let at = direct.flights.iter().position(|flight| flight == run);
@@ -189,7 +194,7 @@ impl Content {
     }
 
     /// The file has new blocks. What others wrote there meanwhile was before.
-    fn add_new(&mut self, pool: &Pool, pages: &Range<u64>, runs: Vec<Run>) -> Result<()> {
+    fn add_new(&mut self, pool: &BlockPool, pages: &Range<u64>, runs: Vec<BlockRun>) -> Result<()> {
         let promised = self.promise_extents(pool, runs.len() + 2, false);
         if promised.is_err() || self.has_inline_bytes() {
             give_back(pool, runs, true);
@@ -197,12 +202,12 @@ impl Content {
             return promised.and(Err(Errno::EBUSY));
         }
         if self.is_inline() {
-            self.data = Data::Extents(Vec::new());
+            self.data = InodeData::Extents(Vec::new());
         }
         self.drop_pages(pool, pages.clone());
         let mut page = pages.start;
-        for Run { block, count } in runs {
-            self.extents.add(Extent { page, block, count, unwritten: false });
+        for BlockRun { block, count } in runs {
+            self.extents.add(DiskExtent { page, block, count, unwritten: false });
             page += u64::from(count);
         }
         self.early.push(pages.clone());
@@ -211,7 +216,12 @@ impl Content {
     }
 
     /// Blocks of the file have other bytes; perhaps some of them had none.
-    fn has_overwritten(&mut self, pool: &Pool, pages: &Range<u64>, runs: &[Run]) -> Result<()> {
+    fn has_overwritten(
+        &mut self,
+        pool: &BlockPool,
+        pages: &Range<u64>,
+        runs: &[BlockRun],
+    ) -> Result<()> {
         // Where the file was cut meanwhile, that was after the write.
         let last = self.extents.at(pages.end - 1).map(|extent| extent.block);
         if last == runs.last().map(|run| run.end() - 1) {
@@ -234,10 +244,10 @@ impl Content {
     }
 
     /// Those of `pages` whose blocks are among `runs`, and hold no bytes yet.
-    fn unwritten_of(&self, pages: Range<u64>, runs: &[Run]) -> Vec<Range<u64>> {
+    fn unwritten_of(&self, pages: Range<u64>, runs: &[BlockRun]) -> Vec<Range<u64>> {
         let unwritten = self.extents.within(pages).filter(|extent| extent.unwritten);
         let parts = unwritten.flat_map(|extent| {
-            let all = Run::from(extent);
+            let all = BlockRun::from(extent);
             runs.iter().filter(move |run| overlap(run, &all)).map(move |run| {
                 let first = extent.page + (run.block.max(all.block) - all.block);
                 let end = extent.page + (run.end().min(all.end()) - all.block);
@@ -248,17 +258,17 @@ impl Content {
     }
 
     fn has_inline_bytes(&self) -> bool {
-        matches!(&self.data, Data::Inline(bytes) if !bytes.is_empty())
+        matches!(&self.data, InodeData::Inline(bytes) if !bytes.is_empty())
     }
 
     /// Gives blocks up that the file does not have any more, when no device overwrites them.
-    pub(super) fn give_up(&mut self, pool: &Pool, runs: Vec<Run>) {
+    pub(super) fn give_up(&mut self, pool: &BlockPool, runs: Vec<BlockRun>) {
         let flights = &self.direct.flights;
         if flights.is_empty() {
             return pool.give_up(runs);
         }
-        let busy = |run: &Run| flights.iter().any(|flight| overlap(flight, run));
-        let (kept, free): (Vec<Run>, Vec<Run>) = runs.into_iter().partition(busy);
+        let busy = |run: &BlockRun| flights.iter().any(|flight| overlap(flight, run));
+        let (kept, free): (Vec<BlockRun>, Vec<BlockRun>) = runs.into_iter().partition(busy);
         pool.give_up(free);
         self.direct.kept.extend(kept);
     }
@@ -273,17 +283,17 @@ impl Content {
         if !self.is_overwriting() {
             return false;
         }
-        let run = self.extents.at(page).map(|extent| Run { block: extent.block, count: 1 });
+        let run = self.extents.at(page).map(|extent| BlockRun { block: extent.block, count: 1 });
         run.is_some_and(|run| self.direct.flights.iter().any(|flight| overlap(flight, &run)))
     }
 
-    /// A number for [`is_stale`](Content::is_stale), taken before blocks are read.
+    /// A number for [`is_stale`](FileContent::is_stale), taken before blocks are read.
     pub(crate) fn overwrites(&self) -> u64 {
         self.direct.count
     }
 
     /// True if blocks that were read after `before` may have been overwritten meanwhile.
-    pub(crate) fn is_stale(&self, run: Run, before: u64) -> bool {
+    pub(crate) fn is_stale(&self, run: BlockRun, before: u64) -> bool {
         let direct = &self.direct;
         let since = (direct.count - before) as usize;
         let recent = direct.over.iter().rev().take(since);
@@ -293,7 +303,7 @@ impl Content {
 }
 
 /// Gives blocks back that no inode has mentioned. Those that the device refused are left alone for a while.
-fn give_back(pool: &Pool, runs: Vec<Run>, are_good: bool) {
+fn give_back(pool: &BlockPool, runs: Vec<BlockRun>, are_good: bool) {
     match are_good {
         true => {
             let mut space = pool.space();

@@ -5,14 +5,14 @@ use std::ops::Bound::{Excluded, Included};
 use std::ops::Range;
 
 use super::tree::ExtentLeaf;
-use crate::format::inode::Extent;
-use crate::space::Run;
+use crate::format::inode::DiskExtent;
+use crate::space::BlockRun;
 
 /// The extents of a file. They do not overlap, and neighbours that go on are one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Extents {
+pub(crate) struct ExtentMap {
     /// By first page.
-    map: BTreeMap<u64, Piece>,
+    map: BTreeMap<u64, MappedExtent>,
     /// Blocks of all extents.
     blocks: u64,
     /// Where the device has the records of extents, if these lie in blocks of their own: by the first page, from which on the
@@ -21,37 +21,37 @@ pub(crate) struct Extents {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct MappedExtent {
     block: u64,
     count: u32,
     unwritten: bool,
 }
 
-impl Piece {
-    fn at(self, page: u64) -> Extent {
-        let Piece { block, count, unwritten } = self;
-        Extent { page, block, count, unwritten }
+impl MappedExtent {
+    fn at(self, page: u64) -> DiskExtent {
+        let MappedExtent { block, count, unwritten } = self;
+        DiskExtent { page, block, count, unwritten }
     }
 }
 
 /// The part of an extent that lies in `pages`, which touch it.
-fn part(extent: &Extent, pages: &Range<u64>) -> Extent {
+fn part(extent: &DiskExtent, pages: &Range<u64>) -> DiskExtent {
     let (from, to) = (extent.page.max(pages.start), extent.end().min(pages.end));
     let block = extent.block + (from - extent.page);
-    Extent { page: from, block, count: (to - from) as u32, ..*extent }
+    DiskExtent { page: from, block, count: (to - from) as u32, ..*extent }
 }
 
-impl FromIterator<Extent> for Extents {
-    fn from_iter<T: IntoIterator<Item = Extent>>(extents: T) -> Self {
-        let mut all = Extents::default();
+impl FromIterator<DiskExtent> for ExtentMap {
+    fn from_iter<T: IntoIterator<Item = DiskExtent>>(extents: T) -> Self {
+        let mut all = ExtentMap::default();
         extents.into_iter().for_each(|extent| all.add(extent));
         all
     }
 }
 
-impl Extents {
+impl ExtentMap {
     /// All extents, by page.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Extent> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = DiskExtent> {
         self.map.iter().map(|(page, piece)| piece.at(*page))
     }
 
@@ -75,7 +75,7 @@ impl Extents {
     }
 
     /// The extents that begin in `pages`.
-    pub(super) fn begin_in(&self, pages: Range<u64>) -> impl Iterator<Item = Extent> {
+    pub(super) fn begin_in(&self, pages: Range<u64>) -> impl Iterator<Item = DiskExtent> {
         self.map.range(pages).map(|(page, piece)| piece.at(*page))
     }
 
@@ -92,20 +92,20 @@ impl Extents {
     }
 
     /// The last extent that begins before `page`, up to there.
-    pub(crate) fn before(&self, page: u64) -> Option<Extent> {
+    pub(crate) fn before(&self, page: u64) -> Option<DiskExtent> {
         let (first, piece) = self.map.range(..page).next_back()?;
         Some(part(&piece.at(*first), &(0..page)))
     }
 
     /// The rest of the extent that holds `page`, from there on.
-    pub(crate) fn at(&self, page: u64) -> Option<Extent> {
+    pub(crate) fn at(&self, page: u64) -> Option<DiskExtent> {
         let (first, piece) = self.map.range(..=page).next_back()?;
         let extent = piece.at(*first);
         (page < extent.end()).then(|| part(&extent, &(page..u64::MAX)))
     }
 
     /// The extents of `pages`, cut off at both ends.
-    pub(crate) fn within(&self, pages: Range<u64>) -> impl Iterator<Item = Extent> {
+    pub(crate) fn within(&self, pages: Range<u64>) -> impl Iterator<Item = DiskExtent> {
         let before = self.map.range(..pages.start).next_back();
         let before = before.map(|(page, piece)| piece.at(*page));
         let from = self.map.range(pages.start..pages.end.max(pages.start));
@@ -132,18 +132,18 @@ impl Extents {
     }
 
     /// Takes the extents of `pages` out. Returns their blocks.
-    pub(crate) fn cut(&mut self, pages: Range<u64>) -> Vec<Run> {
-        self.remove(pages).into_iter().map(Run::from).collect()
+    pub(crate) fn cut(&mut self, pages: Range<u64>) -> Vec<BlockRun> {
+        self.remove(pages).into_iter().map(BlockRun::from).collect()
     }
 
-    fn remove(&mut self, pages: Range<u64>) -> Vec<Extent> {
+    fn remove(&mut self, pages: Range<u64>) -> Vec<DiskExtent> {
         if pages.is_empty() {
             return Vec::new();
         }
         self.split(pages.start);
         self.split(pages.end);
         let inside = self.map.range(pages).map(|(page, piece)| piece.at(*page));
-        let removed: Vec<Extent> = inside.collect();
+        let removed: Vec<DiskExtent> = inside.collect();
         for extent in &removed {
             self.map.remove(&extent.page);
             self.touch(extent.page);
@@ -158,18 +158,18 @@ impl Extents {
         let extent = piece.at(*first);
         if page < extent.end() {
             piece.count = (page - extent.page) as u32;
-            let Extent { block, count, unwritten, .. } = part(&extent, &(page..u64::MAX));
-            self.map.insert(page, Piece { block, count, unwritten });
+            let DiskExtent { block, count, unwritten, .. } = part(&extent, &(page..u64::MAX));
+            self.map.insert(page, MappedExtent { block, count, unwritten });
             self.touch(extent.page);
             self.touch(page);
         }
     }
 
     /// Adds an extent for pages that have none.
-    pub(crate) fn add(&mut self, new: Extent) {
+    pub(crate) fn add(&mut self, new: DiskExtent) {
         self.blocks += u64::from(new.count);
-        let Extent { page, block, count, unwritten } = new;
-        self.map.insert(page, Piece { block, count, unwritten });
+        let DiskExtent { page, block, count, unwritten } = new;
+        self.map.insert(page, MappedExtent { block, count, unwritten });
         self.touch(page);
         self.join(new.end());
         self.join(page);
@@ -193,16 +193,16 @@ impl Extents {
 
     /// The blocks of `pages` hold data from now on.
     pub(crate) fn written(&mut self, pages: Range<u64>) {
-        let unwritten = |extent: &Extent| extent.unwritten;
+        let unwritten = |extent: &DiskExtent| extent.unwritten;
         if !self.within(pages.clone()).any(|extent| unwritten(&extent)) {
             return;
         }
         let extents = self.remove(pages);
-        extents.into_iter().for_each(|extent| self.add(Extent { unwritten: false, ..extent }));
+        extents.into_iter().for_each(|extent| self.add(DiskExtent { unwritten: false, ..extent }));
     }
 
     /// Takes `pages` out, and moves all after them to their place. Returns the blocks that were taken out.
-    pub(crate) fn collapse(&mut self, pages: Range<u64>) -> Vec<Run> {
+    pub(crate) fn collapse(&mut self, pages: Range<u64>) -> Vec<BlockRun> {
         let freed = self.cut(pages.clone());
         self.split(pages.end);
         let by = pages.end - pages.start;
@@ -244,27 +244,27 @@ mod tests {
     use super::*;
 
     /// For each page its block, and whether it has data.
-    type Table = BTreeMap<u64, (u64, bool)>;
+    type PageMapping = BTreeMap<u64, (u64, bool)>;
 
-    fn blocks(runs: &[Run]) -> Vec<u64> {
+    fn blocks(runs: &[BlockRun]) -> Vec<u64> {
         let all = runs.iter().flat_map(|run| run.block..run.block + u64::from(run.count));
         let mut all: Vec<u64> = all.collect();
         all.sort_unstable();
         all
     }
 
-    fn taken(table: &mut Table, pages: &Range<u64>) -> Vec<u64> {
+    fn taken(table: &mut PageMapping, pages: &Range<u64>) -> Vec<u64> {
         let out = pages.clone().filter_map(|page| table.remove(&page)).map(|(block, _)| block);
         let mut out: Vec<u64> = out.collect();
         out.sort_unstable();
         out
     }
 
-    fn moved(table: &Table, from: u64, by: impl Fn(u64) -> u64) -> Table {
+    fn moved(table: &PageMapping, from: u64, by: impl Fn(u64) -> u64) -> PageMapping {
         table.iter().map(|(at, to)| (if *at >= from { by(*at) } else { *at }, *to)).collect()
     }
 
-    fn compare(extents: &Extents, table: &Table) {
+    fn compare(extents: &ExtentMap, table: &PageMapping) {
         for page in 0..400 {
             let here = extents.at(page);
             let found = here.map(|extent| (extent.block, extent.unwritten));
@@ -274,7 +274,7 @@ mod tests {
             assert_eq!(Some(extents.next_hole(page)), (page..1000).find(|at| !data(at)));
         }
         assert_eq!(extents.blocks(), table.len() as u64);
-        let all: Vec<Extent> = extents.iter().collect();
+        let all: Vec<DiskExtent> = extents.iter().collect();
         for pair in all.windows(2) {
             let one = pair[0].end() == pair[1].page
                 && pair[0].block + u64::from(pair[0].count) == pair[1].block
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn extents_are_like_a_table_of_blocks() {
         let mut random = fastrand::Rng::with_seed(8);
-        let (mut extents, mut table) = (Extents::default(), Table::new());
+        let (mut extents, mut table) = (ExtentMap::default(), PageMapping::new());
         let mut next = 1;
         for _ in 0..6000 {
             let first = random.u64(..200);
@@ -322,7 +322,7 @@ mod tests {
                     for hole in extents.holes(pages) {
                         let count = hole.end - hole.start;
                         let (page, block) = (hole.start, next);
-                        extents.add(Extent { page, block, count: count as u32, unwritten });
+                        extents.add(DiskExtent { page, block, count: count as u32, unwritten });
                         table.extend((0..count).map(|at| (page + at, (block + at, unwritten))));
                         next += count + random.u64(..2);
                     }
@@ -336,14 +336,14 @@ mod tests {
     #[test]
     fn a_hundred_thousand_extents_take_no_longer_each() {
         let time = |count: u64| {
-            let mut extents = Extents::default();
+            let mut extents = ExtentMap::default();
             let start = std::time::Instant::now();
             let mut random = fastrand::Rng::with_seed(1);
             for block in 0..count {
                 // No two of them are neighbours, so that each is an extent of its own.
                 let page = random.u64(..1 << 24) * 2;
                 extents.cut(page..page + 1);
-                extents.add(Extent { page, block: block * 2, count: 1, unwritten: false });
+                extents.add(DiskExtent { page, block: block * 2, count: 1, unwritten: false });
             }
             (start.elapsed().as_nanos() as u64 / count, extents.iter().count())
         };

@@ -3,20 +3,20 @@
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use super::Content;
+use super::FileContent;
 
 /// The fetches of a file that have begun. Those that have ended leave when the next one begins.
 #[derive(Default)]
-pub(super) struct Fetches(Vec<(Range<u64>, Arc<Fetch>)>);
+pub(super) struct FetchList(Vec<(Range<u64>, Arc<PageFetch>)>);
 
 /// One of them. Whoever needs its pages waits for its end.
 #[derive(Default)]
-pub(crate) struct Fetch {
+pub(crate) struct PageFetch {
     ended: Mutex<bool>,
     end: Condvar,
 }
 
-impl Fetch {
+impl PageFetch {
     /// Waits for the end, after which the pages are in memory, unless the fetch failed or something dropped them.
     pub(crate) fn wait(&self) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,28 +31,28 @@ impl Fetch {
 }
 
 /// The thread that fetches. The fetch ends when this is dropped, however that comes about.
-pub(crate) struct Fetcher(Arc<Fetch>);
+pub(crate) struct FetchGuard(Arc<PageFetch>);
 
-impl Drop for Fetcher {
+impl Drop for FetchGuard {
     fn drop(&mut self) {
         *self.0.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.0.end.notify_all();
     }
 }
 
-impl Content {
-    /// Begins a fetch of pages that are [missing](Content::missing) and that no other thread fetches.
-    pub(crate) fn begin_fetch(&mut self, pages: &[(u64, u64)]) -> Fetcher {
-        let fetch = Arc::new(Fetch::default());
+impl FileContent {
+    /// Begins a fetch of pages that are [missing](FileContent::missing) and that no other thread fetches.
+    pub(crate) fn begin_fetch(&mut self, pages: &[(u64, u64)]) -> FetchGuard {
+        let fetch = Arc::new(PageFetch::default());
         self.fetches.0.retain(|(_, fetch)| !fetch.has_ended());
         let runs = pages.chunk_by(|a, b| a.0 + 1 == b.0);
         let runs = runs.map(|run| (run[0].0..run[run.len() - 1].0 + 1, Arc::clone(&fetch)));
         self.fetches.0.extend(runs);
-        Fetcher(fetch)
+        FetchGuard(fetch)
     }
 
     /// Takes out the pages that another thread fetches. Returns one of its fetches.
-    pub(crate) fn leave_to_others(&self, pages: &mut Vec<(u64, u64)>) -> Option<Arc<Fetch>> {
+    pub(crate) fn leave_to_others(&self, pages: &mut Vec<(u64, u64)>) -> Option<Arc<PageFetch>> {
         let mut theirs = None;
         for (range, fetch) in self.fetches.0.iter().filter(|(_, fetch)| !fetch.has_ended()) {
             let before = pages.len();

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use defuse_block::{FRAME, Frames, Region, Segments};
+use defuse_block::{FRAME, FrameRun, MemoryRegion, MemorySegments};
 
-use super::{Content, Pool};
+use super::{BlockPool, FileContent};
 
 /// Frames of one run of new pages at most: 64 KiB, so that a page that stays keeps few others.
 pub(crate) const RUN: usize = 16;
@@ -20,14 +20,14 @@ const TURNS: usize = 64;
 /// The bytes of a page: a frame of a run that it shares with its neighbours, and with a group while that
 /// writes them.
 #[derive(Clone)]
-pub(crate) struct Frame {
-    run: Arc<Frames>,
+pub(crate) struct PageFrame {
+    run: Arc<FrameRun>,
     at: u16,
 }
 
-impl Frame {
+impl PageFrame {
     /// The frames of a run, each for a page. A long run becomes several, which are given back apart.
-    pub(crate) fn each(run: Frames) -> impl Iterator<Item = Frame> {
+    pub(crate) fn each(run: FrameRun) -> impl Iterator<Item = PageFrame> {
         let mut rest = Some(run);
         let runs = std::iter::from_fn(move || {
             let mut run = rest.take()?;
@@ -35,7 +35,7 @@ impl Frame {
             Some(Arc::new(run))
         });
         runs.flat_map(|run| {
-            (0..run.count() as u16).map(move |at| Frame { run: Arc::clone(&run), at })
+            (0..run.count() as u16).map(move |at| PageFrame { run: Arc::clone(&run), at })
         })
     }
 
@@ -46,15 +46,15 @@ impl Frame {
     /// Those of [`Region::new`].
     pub(crate) fn copies<'a>(
         blocks: impl ExactSizeIterator<Item = &'a [u8]>,
-    ) -> defuse_block::Result<Vec<Frame>> {
+    ) -> defuse_block::Result<Vec<PageFrame>> {
         if blocks.len() == 0 {
             return Ok(Vec::new());
         }
-        let region = Region::new(blocks.len() as u32)?;
+        let region = MemoryRegion::new(blocks.len() as u32)?;
         let copy = |block: &[u8]| {
             let mut run = region.take(1).ok_or(defuse_block::Errno::NOMEM)?;
             run.copy_from_slice(block);
-            Ok(Frame { run: Arc::new(run), at: 0 })
+            Ok(PageFrame { run: Arc::new(run), at: 0 })
         };
         blocks.map(copy).collect()
     }
@@ -75,12 +75,15 @@ impl Frame {
     }
 
     /// The memory of an operation that writes these frames one after the other.
-    pub(crate) fn segments<'a>(frames: impl IntoIterator<Item = &'a Frame>) -> Segments {
-        let mut pieces: Vec<defuse_block::Memory> = Vec::new();
-        let mut open: Option<(&Frame, usize)> = None;
-        let memory = |(first, count): (&Frame, usize)| {
+    pub(crate) fn segments<'a>(frames: impl IntoIterator<Item = &'a PageFrame>) -> MemorySegments {
+        let mut pieces: Vec<defuse_block::OperationMemory> = Vec::new();
+        let mut open: Option<(&PageFrame, usize)> = None;
+        let memory = |(first, count): (&PageFrame, usize)| {
             let from = usize::from(first.at) * FRAME;
-            defuse_block::Memory::Shared(Arc::clone(&first.run), from..from + count * FRAME)
+            defuse_block::OperationMemory::Shared(
+                Arc::clone(&first.run),
+                from..from + count * FRAME,
+            )
         };
         for frame in frames {
             open = match open {
@@ -97,10 +100,10 @@ impl Frame {
             };
         }
         match (pieces.is_empty(), open) {
-            (true, Some(only)) => Segments::One(memory(only)),
+            (true, Some(only)) => MemorySegments::One(memory(only)),
             (_, last) => {
                 pieces.extend(last.map(memory));
-                Segments::Many(pieces)
+                MemorySegments::Many(pieces)
             }
         }
     }
@@ -108,79 +111,79 @@ impl Frame {
 
 /// Frames for a change of a content, taken while nothing is locked.
 #[derive(Default)]
-pub(crate) struct Supply {
+pub(crate) struct FrameSupply {
     /// For pages that are written whole, in order.
-    whole: VecDeque<Frames>,
+    whole: VecDeque<FrameRun>,
     /// For pages that are changed in part.
-    single: Vec<Frames>,
+    single: Vec<FrameRun>,
 }
 
 /// The frames that a change needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct FrameDemand {
     /// Neighbouring pages that are written whole.
     pub(crate) whole: usize,
     /// Pages that are changed in part.
     pub(crate) single: usize,
 }
 
-impl Supply {
+impl FrameSupply {
     /// True if it has what is wanted.
-    pub(crate) fn has(&self, wanted: Wanted) -> bool {
-        let whole: u32 = self.whole.iter().map(Frames::count).sum();
+    pub(crate) fn has(&self, wanted: FrameDemand) -> bool {
+        let whole: u32 = self.whole.iter().map(FrameRun::count).sum();
         whole as usize == wanted.whole && self.single.len() >= wanted.single
     }
 
     /// The next run, for at most `pages` pages.
-    pub(super) fn whole(&mut self, pages: u64) -> Option<Frames> {
+    pub(super) fn whole(&mut self, pages: u64) -> Option<FrameRun> {
         let fits = self.whole.front().is_some_and(|run| u64::from(run.count()) <= pages);
         fits.then(|| self.whole.pop_front()).flatten()
     }
 
-    pub(super) fn single(&mut self) -> Option<Frames> {
+    pub(super) fn single(&mut self) -> Option<FrameRun> {
         self.single.pop()
     }
 }
 
 /// Pages of a content that came into memory together. Each of them has the number of the entry, so that no
 /// other entry keeps it.
-struct Entry {
-    content: Weak<Mutex<Content>>,
+struct CacheEntry {
+    content: Weak<Mutex<FileContent>>,
     number: u64,
     first: u64,
     count: u64,
 }
 
 /// The frames of all contents.
-pub(crate) struct Memory {
-    region: Arc<Region>,
+pub(crate) struct FrameCache {
+    region: Arc<MemoryRegion>,
     /// Frames in use, from which on pages that are on the device are dropped.
     limit: usize,
-    clock: Mutex<VecDeque<Entry>>,
+    clock: Mutex<VecDeque<CacheEntry>>,
     /// The number of the newest entry.
     newest: AtomicU64,
 }
 
-impl Memory {
+impl FrameCache {
     /// Memory for `cache` pages, and `dirty` pages beside them.
     pub(super) fn new(cache: usize, dirty: usize) -> defuse_block::Result<Self> {
         let frames = cache.saturating_add(dirty).saturating_add(SPARE);
-        let region = Region::new(u32::try_from(frames).unwrap_or(u32::MAX))?;
-        Ok(Memory { region, limit: cache, clock: Mutex::default(), newest: AtomicU64::new(0) })
+        let region = MemoryRegion::new(u32::try_from(frames).unwrap_or(u32::MAX))?;
+        Ok(FrameCache { region, limit: cache, clock: Mutex::default(), newest: AtomicU64::new(0) })
     }
 
     fn in_use(&self) -> usize {
         (self.region.frames() - self.region.free_frames()) as usize
     }
 
-    fn clock(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+    fn clock(&self) -> MutexGuard<'_, VecDeque<CacheEntry>> {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Pool {
+impl BlockPool {
     /// The region of the frames, so that devices can register it.
-    pub(crate) fn region(&self) -> Option<&Arc<Region>> {
+    pub(crate) fn region(&self) -> Option<&Arc<MemoryRegion>> {
         self.memory().map(|memory| &memory.region)
     }
 
@@ -191,7 +194,7 @@ impl Pool {
 
     /// Takes up to `count` neighbouring frames, at the cost of pages that are on the device. `None` where
     /// all frames hold pages that are not, or that somebody uses.
-    pub(crate) fn frames(&self, count: usize) -> Option<Frames> {
+    pub(crate) fn frames(&self, count: usize) -> Option<FrameRun> {
         let memory = self.memory()?;
         while memory.in_use() + count > memory.limit && self.evict(memory, TURNS) > 0 {}
         let mut count = count as u32;
@@ -209,7 +212,7 @@ impl Pool {
     }
 
     /// Adds what is wanted to a supply. False where there is no memory.
-    pub(crate) fn supply(&self, wanted: Wanted, supply: &mut Supply) -> bool {
+    pub(crate) fn supply(&self, wanted: FrameDemand, supply: &mut FrameSupply) -> bool {
         supply.whole.clear();
         let mut left = wanted.whole;
         while left > 0 {
@@ -226,12 +229,12 @@ impl Pool {
 
     /// Drops pages that nobody has used since the clock came by, if up to `most` entries show some.
     /// Returns how many.
-    fn evict(&self, memory: &Memory, most: usize) -> usize {
+    fn evict(&self, memory: &FrameCache, most: usize) -> usize {
         let mut turns = memory.clock().len().saturating_mul(2).min(most);
         while turns > 0 {
             let mut clock = memory.clock();
             let count = clock.len().min(8);
-            let some: Vec<Entry> = clock.drain(..count).collect();
+            let some: Vec<CacheEntry> = clock.drain(..count).collect();
             drop(clock);
             turns = turns.saturating_sub(count.max(1));
             let dropped = self.turn(memory, some, None);
@@ -244,7 +247,12 @@ impl Pool {
 
     /// Looks at some entries, of which the caller has locked the content `mine`. Those that keep pages go to
     /// the end of the clock.
-    fn turn(&self, memory: &Memory, entries: Vec<Entry>, mut mine: Option<&mut Content>) -> usize {
+    fn turn(
+        &self,
+        memory: &FrameCache,
+        entries: Vec<CacheEntry>,
+        mut mine: Option<&mut FileContent>,
+    ) -> usize {
         let mut dropped = 0;
         for entry in entries {
             let own = mine.as_deref_mut().filter(|mine| mine.me.ptr_eq(&entry.content));
@@ -277,17 +285,17 @@ impl Pool {
     }
 }
 
-impl Content {
-    /// Pages are in memory that were not. They leave in the parts that share their memory ([`Frame::each`]).
+impl FileContent {
+    /// Pages are in memory that were not. They leave in the parts that share their memory ([`PageFrame::each`]).
     /// The clock has no more entries than twice the number of frames, and few more.
-    pub(super) fn remember(&mut self, pool: &Pool, first: u64, count: u64) {
+    pub(super) fn remember(&mut self, pool: &BlockPool, first: u64, count: u64) {
         let Some(memory) = pool.memory() else { return };
         let mut new = Vec::new();
         for before in (0..count).step_by(RUN) {
             let number = memory.newest.fetch_add(1, Ordering::Relaxed) + 1;
             let (first, count) = (first + before, (count - before).min(RUN as u64));
             self.pages.range_mut(first..first + count).for_each(|(_, page)| page.entry = number);
-            new.push(Entry { content: Weak::clone(&self.me), number, first, count });
+            new.push(CacheEntry { content: Weak::clone(&self.me), number, first, count });
         }
         let added = new.len();
         let mut clock = memory.clock();

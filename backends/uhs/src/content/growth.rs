@@ -2,14 +2,14 @@
 //!
 //! The more a file has grown since it was opened, the more is kept: as many blocks again, then whole units. So a file that is
 //! appended to with a sync each has few extents, however many such files there are. When the file is closed, or space is
-//! short, they are given back ([`Space`]).
+//! short, they are given back ([`BlockSpace`]).
 
 use std::ops::Range;
 
 use super::pages::PAGE;
-use super::{Content, Pool};
+use super::{BlockPool, FileContent};
 use crate::format::UNIT_BLOCKS;
-use crate::space::{Run, Space};
+use crate::space::{BlockRun, BlockSpace};
 
 /// Blocks that are kept at first.
 const FEWEST: u64 = 16;
@@ -29,7 +29,7 @@ pub(super) struct FileGrowth {
     pages: u64,
 }
 
-impl Content {
+impl FileContent {
     /// True where pages that take blocks now go on at the end of the file, behind pages that have some.
     pub(super) fn grows(&mut self, pages: &Range<u64>) -> bool {
         let before =
@@ -46,11 +46,11 @@ impl Content {
     /// Takes up to `count` blocks for the pages from `page` on from those ahead. Where there are none, others are kept first.
     pub(super) fn take_ahead(
         &mut self,
-        pool: &Pool,
-        space: &mut Space,
+        pool: &BlockPool,
+        space: &mut BlockSpace,
         (page, count): (u64, u32),
         near: Option<u64>,
-    ) -> Option<Run> {
+    ) -> Option<BlockRun> {
         if self.growth.owner == 0 {
             self.growth.owner = space.new_owner();
         }
@@ -65,8 +65,8 @@ impl Content {
 
     fn keep_ahead(
         &self,
-        pool: &Pool,
-        space: &mut Space,
+        pool: &BlockPool,
+        space: &mut BlockSpace,
         (page, count): (u64, u32),
         near: Option<u64>,
     ) -> Option<u64> {
@@ -82,7 +82,7 @@ impl Content {
         pool.has_plenty(space, wanted).then(|| space.keep_ahead(owner, wanted, near, keep + 1))?
     }
 
-    /// The units of pages of which the last group wrote some for the first time, and that are [scattered](Content::is_scattered).
+    /// The units of pages of which the last group wrote some for the first time, and that are [scattered](FileContent::is_scattered).
     pub(crate) fn scattered(&self) -> Vec<u64> {
         if self.extents.count() <= SCATTERED {
             return Vec::new();
@@ -117,7 +117,7 @@ impl Content {
     }
 
     /// The file is closed: what is ahead is for others.
-    pub(crate) fn stop_growing(&mut self, pool: &Pool) {
+    pub(crate) fn stop_growing(&mut self, pool: &BlockPool) {
         let FileGrowth { owner, .. } = std::mem::take(&mut self.growth);
         if owner != 0 {
             let mut space = pool.space();

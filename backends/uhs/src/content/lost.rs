@@ -5,14 +5,14 @@
 //! hole, and every commit tries again. Until then each sync of the file fails.
 
 use super::page_set::PageSet;
-use super::{Content, Pool};
-use crate::format::inode::Extent;
-use crate::space::Run;
+use super::{BlockPool, FileContent};
+use crate::format::inode::DiskExtent;
+use crate::space::BlockRun;
 
-impl Content {
+impl FileContent {
     /// Takes in which blocks could not be written, in order. Their pages get other blocks, if there is space;
     /// with `stuck`, not in the group that is being written. True where the inode has one of them.
-    pub(crate) fn lose_blocks(&mut self, pool: &Pool, lost: &[u64], stuck: bool) -> bool {
+    pub(crate) fn lose_blocks(&mut self, pool: &BlockPool, lost: &[u64], stuck: bool) -> bool {
         let is_lost = |block: u64| lost.binary_search(&block).is_ok();
         let mut concerned = self.has_records_at(is_lost);
         if concerned {
@@ -30,7 +30,7 @@ impl Content {
         concerned
     }
 
-    fn lose_page(&mut self, pool: &Pool, (page, block): (u64, u64), stuck: bool) {
+    fn lose_page(&mut self, pool: &BlockPool, (page, block): (u64, u64), stuck: bool) {
         let in_place = !self.placed.iter().any(|pages| pages.contains(&page));
         if !stuck && in_place {
             self.replaced.insert(page, block);
@@ -68,9 +68,9 @@ impl Content {
     }
 
     /// All that was lost is written, or stuck.
-    pub(crate) fn end_loss(&mut self, pool: &Pool) {
+    pub(crate) fn end_loss(&mut self, pool: &BlockPool) {
         let replaced = std::mem::take(&mut self.replaced).into_values();
-        pool.shun(replaced.map(|block| Run { block, count: 1 }).collect());
+        pool.shun(replaced.map(|block| BlockRun { block, count: 1 }).collect());
     }
 
     /// True where bytes of the file are in memory alone, because the device does not take them. Once also where
@@ -87,7 +87,7 @@ impl Content {
     }
 
     /// Gives the pages up that are stuck: what was written there is lost.
-    pub(crate) fn give_up_stuck(&mut self, pool: &Pool) {
+    pub(crate) fn give_up_stuck(&mut self, pool: &BlockPool) {
         for page in std::mem::take(&mut self.stuck).iter() {
             self.forget_pages(pool, page..page + 1);
             self.given_up = true;
@@ -103,6 +103,6 @@ impl Content {
 }
 
 /// An extent of one page.
-fn one(page: u64, block: u64) -> Extent {
-    Extent { page, block, count: 1, unwritten: false }
+fn one(page: u64, block: u64) -> DiskExtent {
+    DiskExtent { page, block, count: 1, unwritten: false }
 }

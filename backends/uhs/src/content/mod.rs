@@ -2,21 +2,21 @@
 //!
 //! Nothing here knows a name, a permission or a time, and nothing does I/O. Others build on these rules:
 //!
-//! - A [`Content`] is the `Arc<Mutex<Content>>` of one inode. Names and attributes are in `names/`, which
-//!   keeps copies of size and blocks ([`Facts`]), so that stat(2) needs no content. Whoever changes a
-//!   content takes the new [`Facts`] there (`Names::settle`) before it unlocks the content.
-//! - Lock order: handle of the running group, content, names, [`Pool`]. No lock is held while a device
-//!   works: [`Content::missing`] says what to read, [`Content::fill`] takes it in. [`Content::begin_fetch`] tells other
+//! - A [`FileContent`] is the `Arc<Mutex<Content>>` of one inode. Names and attributes are in `names/`, which
+//!   keeps copies of size and blocks ([`ContentSummary`]), so that stat(2) needs no content. Whoever changes a
+//!   content takes the new [`ContentSummary`] there (`Names::settle`) before it unlocks the content.
+//! - Lock order: handle of the running group, content, names, [`BlockPool`]. No lock is held while a device
+//!   works: [`FileContent::missing`] says what to read, [`FileContent::fill`] takes it in. [`FileContent::begin_fetch`] tells other
 //!   readers meanwhile.
-//! - A method that changes a content is called with a handle of the running group (`Gate::enter`), and
+//! - A method that changes a content is called with a handle of the running group (`GroupLock::enter`), and
 //!   returns without waiting for anything.
 //! - A change needs pages and frames ([`Need`]), which are read and taken while nothing is locked.
-//! - A closing group stops all handles and calls [`Content::place`] for each content with dirty pages:
+//! - A closing group stops all handles and calls [`FileContent::place`] for each content with dirty pages:
 //!   pages get their blocks, and their frames are *shared* with the group. A later write to a shared page
 //!   takes another frame. So the group writes while everybody goes on.
-//! - [`Content::end`] is called once, when the inode has neither names nor users. Later calls of other
+//! - [`FileContent::end`] is called once, when the inode has neither names nor users. Later calls of other
 //!   methods find an empty content.
-//! - Blocks that a content gives up go to [`Pool::give_up`]: they are free when the group that no
+//! - Blocks that a content gives up go to [`BlockPool::give_up`]: they are free when the group that no
 //!   longer mentions them is durable.
 
 mod ahead;
@@ -44,37 +44,37 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::format::inode::{Data, Extent, INLINE};
-use ahead::Ahead;
-use direct::Direct;
-pub(crate) use direct::{Source, Target, whole_pages};
-use extents::Extents;
-use fetches::Fetches;
-pub(crate) use frames::{Frame, Supply, Wanted};
+use crate::format::inode::{DiskExtent, INLINE, InodeData};
+use ahead::ReadaheadState;
+use direct::DirectWrites;
+pub(crate) use direct::{DirectSource, DirectTarget, whole_pages};
+use extents::ExtentMap;
+use fetches::FetchList;
+pub(crate) use frames::{FrameDemand, FrameSupply, PageFrame};
 use growth::FileGrowth;
 use page_set::PageSet;
 use page_table::PageTable;
-pub(crate) use pages::Need;
-pub(crate) use pool::{INODE_MEMORY, Pool};
-use records::Outside;
+pub(crate) use pages::ChangeDemand;
+pub(crate) use pool::{BlockPool, INODE_MEMORY};
+use records::OverflowRecords;
 use tree::ExtentTree;
 
 /// A content that its inode and its users share.
-pub(crate) type Shared = Arc<Mutex<Content>>;
+pub(crate) type SharedContent = Arc<Mutex<FileContent>>;
 
 /// The bytes of a file, the target of a symbolic link, or nothing.
 #[derive(Default)]
-pub(crate) struct Content {
+pub(crate) struct FileContent {
     /// All data but the extents.
-    data: Data,
-    extents: Extents,
+    data: InodeData,
+    extents: ExtentMap,
     size: u64,
     pages: PageTable,
     /// Pages that differ from the device.
     dirty: PageSet,
     /// Dirty pages that take a new block when they are written, which is set aside for them.
     promised: PageSet,
-    outside: Outside,
+    outside: OverflowRecords,
     tree: ExtentTree,
     /// Dirty pages that the device does not take.
     stuck: PageSet,
@@ -93,18 +93,18 @@ pub(crate) struct Content {
     shifted: Option<(u64, u64)>,
     /// Changes with the blocks, and when dirty pages are written.
     version: u64,
-    ahead: Ahead,
-    fetches: Fetches,
+    ahead: ReadaheadState,
+    fetches: FetchList,
     growth: FileGrowth,
-    direct: Direct,
+    direct: DirectWrites,
     /// The inode is gone.
     ended: bool,
-    me: Weak<Mutex<Content>>,
+    me: Weak<Mutex<FileContent>>,
 }
 
 /// The facts about a content that its inode repeats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct ContentSummary {
     /// Bytes.
     pub(crate) size: u64,
     /// Blocks that it has, or that are promised to it.
@@ -115,16 +115,16 @@ pub(crate) struct Facts {
     pub(crate) records: u64,
 }
 
-impl Content {
+impl FileContent {
     /// The content of an inode as the device has it.
-    pub(crate) fn new(mut data: Data, size: u64) -> Shared {
+    pub(crate) fn new(mut data: InodeData, size: u64) -> SharedContent {
         let extents = match &mut data {
-            Data::Extents(extents) => std::mem::take(extents).into_iter().collect(),
-            _ => Extents::default(),
+            InodeData::Extents(extents) => std::mem::take(extents).into_iter().collect(),
+            _ => ExtentMap::default(),
         };
         Arc::new_cyclic(|me| {
             let me = Weak::clone(me);
-            Mutex::new(Content { data, extents, size, me, ..Content::default() })
+            Mutex::new(FileContent { data, extents, size, me, ..FileContent::default() })
         })
     }
 
@@ -134,36 +134,36 @@ impl Content {
     }
 
     /// The data as the inode stores it.
-    pub(crate) fn data(&self) -> Cow<'_, Data> {
+    pub(crate) fn data(&self) -> Cow<'_, InodeData> {
         match &self.data {
-            Data::Extents(_) => Cow::Owned(Data::Extents(self.extents.iter().collect())),
+            InodeData::Extents(_) => Cow::Owned(InodeData::Extents(self.extents.iter().collect())),
             data => Cow::Borrowed(data),
         }
     }
 
     fn is_inline(&self) -> bool {
-        matches!(self.data, Data::Inline(_))
+        matches!(self.data, InodeData::Inline(_))
     }
 
-    pub(crate) fn facts(&self) -> Facts {
+    pub(crate) fn facts(&self) -> ContentSummary {
         let kept = match &self.data {
             // Programs such as tar take a file without blocks for a hole.
-            Data::Inline(bytes) => u64::from(!bytes.is_empty()),
+            InodeData::Inline(bytes) => u64::from(!bytes.is_empty()),
             _ => self.extents.blocks(),
         };
         // A page that moves has a block and a promise.
         let blocks = kept + self.promised.len() as u64;
         let dirty = !self.dirty.is_empty() || !self.early.is_empty() || self.is_shifting();
-        Facts { size: self.size, blocks, dirty, records: self.outside.copy_blocks() }
+        ContentSummary { size: self.size, blocks, dirty, records: self.outside.copy_blocks() }
     }
 
     /// Gives everything up.
-    pub(crate) fn end(&mut self, pool: &Pool) {
+    pub(crate) fn end(&mut self, pool: &BlockPool) {
         self.drop_pages(pool, 0..u64::MAX);
         self.stop_growing(pool);
         self.end_records(pool);
         self.early.clear();
-        self.data = Data::Nothing;
+        self.data = InodeData::Nothing;
         self.size = 0;
         self.ended = true;
     }
@@ -171,16 +171,18 @@ impl Content {
     /// Drops everything that can be read again: pages, inline data, a target. Returns what is left to
     /// remember, which is at most one extent; `None` where more is needed, or the device does not have it
     /// yet.
-    pub(crate) fn retire(&mut self, pool: &Pool) -> Option<Data> {
+    pub(crate) fn retire(&mut self, pool: &BlockPool) -> Option<InodeData> {
         let mut extents = self.extents.iter();
         let left = match (&self.data, extents.next(), extents.next()) {
-            (Data::Nothing, ..) => Data::Nothing,
+            (InodeData::Nothing, ..) => InodeData::Nothing,
             // With a longer one, another name may be more than the slot has room for.
-            (Data::Target(target), ..) if target.len() > INLINE => return None,
-            (Data::Inline(_) | Data::Target(_), ..) => Data::Inline(Vec::new()),
-            (Data::Extents(_), Some(only @ Extent { page: 0, unwritten: false, .. }), None) => {
-                Data::Extents(vec![only])
-            }
+            (InodeData::Target(target), ..) if target.len() > INLINE => return None,
+            (InodeData::Inline(_) | InodeData::Target(_), ..) => InodeData::Inline(Vec::new()),
+            (
+                InodeData::Extents(_),
+                Some(only @ DiskExtent { page: 0, unwritten: false, .. }),
+                None,
+            ) => InodeData::Extents(vec![only]),
             _ => return None,
         };
         let written = pool.written();

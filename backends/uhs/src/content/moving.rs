@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use defuse_fs::{Errno, Result};
 
-use super::pages::{Need, PAGE};
-use super::{Content, Pool};
+use super::pages::{ChangeDemand, PAGE};
+use super::{BlockPool, FileContent};
 use crate::format::UNIT_BLOCKS;
-use crate::format::inode::Extent;
+use crate::format::inode::DiskExtent;
 
-impl Content {
+impl FileContent {
     /// True where a block of the file, or one with its records, is one of these. All blocks of a unit are, or none.
     pub(crate) fn has_blocks_at(&self, is: &dyn Fn(u64) -> bool) -> bool {
         self.has_records_at(is) || self.next_at(0, 1, is).is_some()
@@ -23,7 +23,7 @@ impl Content {
         most: u64,
         is: &dyn Fn(u64) -> bool,
     ) -> Option<Range<u64>> {
-        self.extents.within(page..u64::MAX).find_map(|Extent { page, block, count, .. }| {
+        self.extents.within(page..u64::MAX).find_map(|DiskExtent { page, block, count, .. }| {
             let end = block + u64::from(count);
             let mut at = block;
             while at < end {
@@ -38,12 +38,12 @@ impl Content {
         })
     }
 
-    /// The need of [`leave_blocks`](Content::leave_blocks): their bytes.
-    pub(crate) fn need_move(&self, pages: &Range<u64>) -> Need {
+    /// The need of [`leave_blocks`](FileContent::leave_blocks): their bytes.
+    pub(crate) fn need_move(&self, pages: &Range<u64>) -> ChangeDemand {
         // A forged extent may lie behind the last page of a file.
         let bytes = |pages: u64| pages.saturating_mul(PAGE);
         let missing = self.missing(bytes(pages.start), bytes(pages.end - pages.start));
-        Need { missing, ..Need::default() }
+        ChangeDemand { missing, ..ChangeDemand::default() }
     }
 
     /// Lets the next group write these pages to other blocks, as far as theirs are among these. Returns how many
@@ -54,11 +54,11 @@ impl Content {
     /// `ENOSPC`.
     pub(crate) fn leave_blocks(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         pages: &Range<u64>,
         is: &dyn Fn(u64) -> bool,
     ) -> Result<u64> {
-        let extents: Vec<Extent> = self.extents.within(pages.clone()).collect();
+        let extents: Vec<DiskExtent> = self.extents.within(pages.clone()).collect();
         let mut moved = 0;
         for extent in extents {
             if extent.unwritten {
@@ -80,8 +80,8 @@ impl Content {
     /// Gives pages without bytes other blocks at once.
     fn move_unwritten(
         &mut self,
-        pool: &Pool,
-        extent: Extent,
+        pool: &BlockPool,
+        extent: DiskExtent,
         is: &dyn Fn(u64) -> bool,
     ) -> Result<u64> {
         let (pages, count) = (extent.page..extent.end(), u64::from(extent.count));
@@ -99,7 +99,7 @@ impl Content {
         })?;
         let given_up = self.extents.cut(pages.clone());
         self.give_up(pool, given_up);
-        taken.into_iter().for_each(|new| self.extents.add(Extent { unwritten: true, ..new }));
+        taken.into_iter().for_each(|new| self.extents.add(DiskExtent { unwritten: true, ..new }));
         // The inode that is durable has other blocks there.
         self.has_shifted(pages.start);
         Ok(count)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::pages::Page;
+use super::pages::CachedPage;
 
 /// Pages of a group.
 const GROUP: usize = 16;
@@ -13,12 +13,12 @@ const GROUP: usize = 16;
 #[derive(Default)]
 pub(super) struct PageTable {
     /// By the number of the first page divided by [`GROUP`]. No group is empty.
-    groups: BTreeMap<u64, Box<Group>>,
+    groups: BTreeMap<u64, Box<PageGroup>>,
 }
 
 #[derive(Default)]
-struct Group {
-    pages: [Option<Page>; GROUP],
+struct PageGroup {
+    pages: [Option<CachedPage>; GROUP],
     used: usize,
 }
 
@@ -46,18 +46,18 @@ impl PageTable {
         self.get(page).is_some()
     }
 
-    pub(super) fn get(&self, page: u64) -> Option<&Page> {
+    pub(super) fn get(&self, page: u64) -> Option<&CachedPage> {
         let (group, at) = place(page);
         self.groups.get(&group)?.pages[at].as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, page: u64) -> Option<&mut Page> {
+    pub(super) fn get_mut(&mut self, page: u64) -> Option<&mut CachedPage> {
         let (group, at) = place(page);
         self.groups.get_mut(&group)?.pages[at].as_mut()
     }
 
     /// Adds a page, in place of the one that was there, which it returns.
-    pub(super) fn insert(&mut self, page: u64, new: Page) -> Option<Page> {
+    pub(super) fn insert(&mut self, page: u64, new: CachedPage) -> Option<CachedPage> {
         let (group, at) = place(page);
         let group = self.groups.entry(group).or_default();
         let old = group.pages[at].replace(new);
@@ -66,7 +66,7 @@ impl PageTable {
     }
 
     /// Takes a range out, and calls `see` with each page.
-    pub(super) fn take_out(&mut self, range: Range<u64>, mut see: impl FnMut(u64, Page)) {
+    pub(super) fn take_out(&mut self, range: Range<u64>, mut see: impl FnMut(u64, CachedPage)) {
         let found = groups(&range);
         if found.is_empty() {
             return;
@@ -88,7 +88,7 @@ impl PageTable {
     }
 
     /// The pages of a range in order.
-    pub(super) fn range(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &Page)> {
+    pub(super) fn range(&self, range: Range<u64>) -> impl Iterator<Item = (u64, &CachedPage)> {
         let found = groups(&range);
         let found = found.start..found.end.max(found.start);
         self.groups.range(found).flat_map(move |(number, group)| {
@@ -103,7 +103,7 @@ impl PageTable {
     pub(super) fn range_mut(
         &mut self,
         range: Range<u64>,
-    ) -> impl Iterator<Item = (u64, &mut Page)> {
+    ) -> impl Iterator<Item = (u64, &mut CachedPage)> {
         let found = groups(&range);
         let found = found.start..found.end.max(found.start);
         self.groups.range_mut(found).flat_map(move |(number, group)| {
@@ -121,15 +121,15 @@ impl PageTable {
 
 #[cfg(test)]
 mod tests {
-    use defuse_block::Region;
+    use defuse_block::MemoryRegion;
 
-    use super::super::frames::Frame;
+    use super::super::frames::PageFrame;
     use super::*;
 
     #[test]
     fn a_table_of_pages_is_a_map() {
-        let region = Region::new(1).unwrap();
-        let frame = Frame::each(region.take(1).unwrap()).next().unwrap();
+        let region = MemoryRegion::new(1).unwrap();
+        let frame = PageFrame::each(region.take(1).unwrap()).next().unwrap();
         let mut random = fastrand::Rng::with_seed(4);
         let (mut table, mut model) = (PageTable::default(), BTreeMap::new());
         for round in 0..10_000 {
@@ -137,7 +137,7 @@ mod tests {
             let range = page..[u64::MAX, page, page + random.u64(..60)][random.usize(..3)];
             match random.u32(..4) {
                 0 | 1 => {
-                    let mut new = Page::new(frame.clone());
+                    let mut new = CachedPage::new(frame.clone());
                     new.batch = mark;
                     let old = table.insert(page, new).map(|old| old.batch);
                     assert_eq!(old, model.insert(page, mark));

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use defuse_block::{FRAME, Frames};
+use defuse_block::{FRAME, FrameRun};
 use defuse_fs::{Errno, ReadBuf, Result};
 
-use super::frames::{Frame, Supply, Wanted};
-use super::{Content, Pool};
+use super::frames::{FrameDemand, FrameSupply, PageFrame};
+use super::{BlockPool, FileContent};
 use crate::format::BLOCK;
-use crate::format::inode::{Data, Extent, INLINE};
+use crate::format::inode::{DiskExtent, INLINE, InodeData};
 
 /// The largest size of a file: 2^63 - 1, as off_t has it.
 pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
@@ -16,8 +16,8 @@ pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
 pub(super) const PAGE: u64 = BLOCK as u64;
 
 /// A page. Its bytes past the end of the file are zeros.
-pub(super) struct Page {
-    pub(super) frame: Frame,
+pub(super) struct CachedPage {
+    pub(super) frame: PageFrame,
     /// Somebody has used it since the clock came by.
     used: bool,
     /// The batch that wrote it: the page stays until the batch is on the device.
@@ -26,18 +26,18 @@ pub(super) struct Page {
     pub(super) entry: u64,
 }
 
-impl Page {
-    pub(super) fn new(frame: Frame) -> Self {
-        Page { frame, used: true, batch: 0, entry: 0 }
+impl CachedPage {
+    pub(super) fn new(frame: PageFrame) -> Self {
+        CachedPage { frame, used: true, batch: 0, entry: 0 }
     }
 }
 
 /// Everything that a change needs before it can be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct ChangeDemand {
     /// Pages that are on the device and not in memory, each with its block.
     pub(crate) missing: Vec<(u64, u64)>,
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: FrameDemand,
 }
 
 /// The pages that a range of bytes touches.
@@ -45,7 +45,7 @@ fn touched(offset: u64, end: u64) -> Range<u64> {
     offset / PAGE..end.div_ceil(PAGE)
 }
 
-impl Content {
+impl FileContent {
     /// The pages of a range of bytes that are on the device and not in memory, each with its block.
     pub(crate) fn missing(&self, offset: u64, len: u64) -> Vec<(u64, u64)> {
         let end = offset.saturating_add(len).min(self.size);
@@ -56,7 +56,7 @@ impl Content {
         let mut cached = self.pages.range(pages.clone()).map(|(page, _)| page).peekable();
         let mut missing = Vec::new();
         // What a device is about to write there has to be waited for.
-        let has_data = |extent: &Extent| !extent.unwritten || self.is_overwriting();
+        let has_data = |extent: &DiskExtent| !extent.unwritten || self.is_overwriting();
         for extent in self.extents.within(pages).filter(has_data) {
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
                 if extent.unwritten && !self.is_overwritten(page) {
@@ -72,8 +72,8 @@ impl Content {
     }
 
     /// The need of a change of the pages at the edges of a range.
-    pub(super) fn need_edges(&self, offset: u64, end: u64) -> Need {
-        let mut need = Need::default();
+    pub(super) fn need_edges(&self, offset: u64, end: u64) -> ChangeDemand {
+        let mut need = ChangeDemand::default();
         let edge = |at: u64| (offset < end && !at.is_multiple_of(PAGE)).then_some(at / PAGE);
         let first = edge(offset);
         for page in first.into_iter().chain(edge(end).filter(|last| Some(*last) != first)) {
@@ -89,10 +89,10 @@ impl Content {
     }
 
     /// The need of a write of `len` bytes at `offset`.
-    pub(crate) fn need_write(&self, offset: u64, len: u64) -> Need {
+    pub(crate) fn need_write(&self, offset: u64, len: u64) -> ChangeDemand {
         let end = offset.saturating_add(len);
         if self.is_inline() && end <= INLINE as u64 {
-            return Need::default();
+            return ChangeDemand::default();
         }
         let mut need = self.need_edges(offset, end);
         need.wanted.whole = (end / PAGE).saturating_sub(offset.div_ceil(PAGE)) as usize;
@@ -101,8 +101,8 @@ impl Content {
     }
 
     /// The need of a change of the size to `size` bytes.
-    pub(crate) fn need_size(&self, size: u64) -> Need {
-        let mut need = Need::default();
+    pub(crate) fn need_size(&self, size: u64) -> ChangeDemand {
+        let mut need = ChangeDemand::default();
         if size < self.size && !size.is_multiple_of(PAGE) {
             need.missing = self.missing(size - 1, 1);
         }
@@ -115,13 +115,13 @@ impl Content {
         self.version
     }
 
-    /// Takes in pages that were read from the device while the [`version`](Content::version) was the same.
-    pub(crate) fn fill(&mut self, pool: &Pool, first: u64, frames: &[Frame]) {
+    /// Takes in pages that were read from the device while the [`version`](FileContent::version) was the same.
+    pub(crate) fn fill(&mut self, pool: &BlockPool, first: u64, frames: &[PageFrame]) {
         let mut new = false;
         for (page, frame) in (first..).zip(frames) {
             if !self.pages.contains(page) {
                 new = true;
-                self.pages.insert(page, Page::new(frame.clone()));
+                self.pages.insert(page, CachedPage::new(frame.clone()));
             }
         }
         if new {
@@ -139,7 +139,7 @@ impl Content {
         if offset >= end {
             return Ok(());
         }
-        if let Data::Inline(bytes) = &self.data {
+        if let InodeData::Inline(bytes) = &self.data {
             out.put(&bytes[offset as usize..end as usize])?;
             return Ok(());
         }
@@ -156,7 +156,7 @@ impl Content {
         put_zeros(out, end.saturating_sub(at))
     }
 
-    /// Writes at `offset`, with what [`need_write`](Content::need_write) says. Returns how many bytes
+    /// Writes at `offset`, with what [`need_write`](FileContent::need_write) says. Returns how many bytes
     /// were taken: fewer where space has run out.
     ///
     /// # Errors
@@ -164,10 +164,10 @@ impl Content {
     /// `EFBIG`, `ENOSPC`.
     pub(crate) fn write(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         offset: u64,
         data: &[u8],
-        supply: &mut Supply,
+        supply: &mut FrameSupply,
     ) -> Result<usize> {
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= SIZE_MAX);
         let end = end.ok_or(Errno::EFBIG)?;
@@ -181,7 +181,7 @@ impl Content {
             self.promise_inline(pool, self.size.max(end) as usize)?;
         }
         let taken = match &mut self.data {
-            Data::Inline(bytes) => {
+            InodeData::Inline(bytes) => {
                 if bytes.len() < end as usize {
                     bytes.resize(end as usize, 0);
                 }
@@ -196,10 +196,10 @@ impl Content {
 
     fn write_pages(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         offset: u64,
         data: &[u8],
-        supply: &mut Supply,
+        supply: &mut FrameSupply,
     ) -> Result<usize> {
         let mut taken = 0;
         while taken < data.len() {
@@ -233,9 +233,9 @@ impl Content {
     /// Writes whole pages from `first` on: as many as the run has, or as there is space for.
     fn replace_pages(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         first: u64,
-        mut run: Frames,
+        mut run: FrameRun,
         data: &[u8],
     ) -> Result<usize> {
         let pages = first..first + u64::from(run.count());
@@ -253,7 +253,7 @@ impl Content {
         let bytes = (end - first) as usize * FRAME;
         run[..bytes].copy_from_slice(&data[..bytes]);
         let mut new = false;
-        for (page, frame) in (first..end).zip(Frame::each(run)) {
+        for (page, frame) in (first..end).zip(PageFrame::each(run)) {
             new |= self.put(pool, page, frame);
         }
         if new {
@@ -264,7 +264,7 @@ impl Content {
 
     /// Makes sure that there will be blocks for pages that have none, all at once. False, with nothing changed, where
     /// each page must be looked at.
-    fn promise_new(&mut self, pool: &Pool, pages: &Range<u64>) -> bool {
+    fn promise_new(&mut self, pool: &BlockPool, pages: &Range<u64>) -> bool {
         let count = (pages.end - pages.start) as usize;
         let known = self.promised.count(pages.clone()) > 0
             || self.extents.within(pages.clone()).next().is_some();
@@ -286,7 +286,7 @@ impl Content {
 
     /// Makes sure that there will be a block for a page that is about to change. `moves` says that the
     /// one that it has must not be overwritten, because a durable inode uses it. `ENOSPC`.
-    pub(super) fn promise(&mut self, pool: &Pool, page: u64, moves: bool) -> Result<()> {
+    pub(super) fn promise(&mut self, pool: &BlockPool, page: u64, moves: bool) -> Result<()> {
         let promised = self.promised.contains(page);
         let moves = moves || self.is_shifted(pool, page) || self.is_overwritten(page);
         let extent = self.extents.at(page);
@@ -318,15 +318,15 @@ impl Content {
     }
 
     /// Gives a page other bytes. It is dirty then. True where it was not in memory.
-    fn put(&mut self, pool: &Pool, page: u64, frame: Frame) -> bool {
+    fn put(&mut self, pool: &BlockPool, page: u64, frame: PageFrame) -> bool {
         self.set_dirty(pool, page);
         let entry = self.pages.get(page).map(|old| old.entry);
-        let new = Page { entry: entry.unwrap_or_default(), ..Page::new(frame) };
+        let new = CachedPage { entry: entry.unwrap_or_default(), ..CachedPage::new(frame) };
         self.pages.insert(page, new);
         entry.is_none()
     }
 
-    pub(super) fn set_dirty(&mut self, pool: &Pool, page: u64) {
+    pub(super) fn set_dirty(&mut self, pool: &BlockPool, page: u64) {
         if self.dirty.insert(page) {
             pool.page_is_dirty();
         }
@@ -339,10 +339,10 @@ impl Content {
     /// `ENOSPC`.
     pub(super) fn change_page(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         page: u64,
         moves: bool,
-        supply: &mut Supply,
+        supply: &mut FrameSupply,
     ) -> Result<&mut [u8]> {
         let fresh = match self.can_change(page) {
             true => None,
@@ -354,7 +354,7 @@ impl Content {
                 Some(old) => fresh.copy_from_slice(old.frame.bytes()),
                 None => fresh.fill(0),
             }
-            for frame in Frame::each(fresh) {
+            for frame in PageFrame::each(fresh) {
                 if self.put(pool, page, frame) {
                     self.remember(pool, page, 1);
                 }
@@ -367,29 +367,38 @@ impl Content {
     }
 
     /// Moves inline data to a page. `ENOSPC`.
-    pub(super) fn leave_inline(&mut self, pool: &Pool, supply: &mut Supply) -> Result<()> {
-        let Data::Inline(bytes) = &mut self.data else { return Ok(()) };
+    pub(super) fn leave_inline(
+        &mut self,
+        pool: &BlockPool,
+        supply: &mut FrameSupply,
+    ) -> Result<()> {
+        let InodeData::Inline(bytes) = &mut self.data else { return Ok(()) };
         let bytes = std::mem::take(bytes);
-        self.data = Data::Extents(Vec::new());
+        self.data = InodeData::Extents(Vec::new());
         if bytes.is_empty() {
             return Ok(());
         }
         match self.change_page(pool, 0, false, supply) {
             Ok(page) => page[..bytes.len()].copy_from_slice(&bytes),
             Err(errno) => {
-                self.data = Data::Inline(bytes);
+                self.data = InodeData::Inline(bytes);
                 return Err(errno);
             }
         }
         Ok(())
     }
 
-    /// Makes the file longer or shorter, with what [`need_size`](Content::need_size) says.
+    /// Makes the file longer or shorter, with what [`need_size`](FileContent::need_size) says.
     ///
     /// # Errors
     ///
     /// `EFBIG`, `ENOSPC`.
-    pub(crate) fn set_size(&mut self, pool: &Pool, size: u64, supply: &mut Supply) -> Result<()> {
+    pub(crate) fn set_size(
+        &mut self,
+        pool: &BlockPool,
+        size: u64,
+        supply: &mut FrameSupply,
+    ) -> Result<()> {
         if size > SIZE_MAX {
             return Err(Errno::EFBIG);
         }
@@ -399,7 +408,7 @@ impl Content {
         if self.is_inline() && size > self.size {
             self.promise_inline(pool, size as usize)?;
         }
-        if let Data::Inline(bytes) = &mut self.data {
+        if let InodeData::Inline(bytes) = &mut self.data {
             bytes.resize(size as usize, 0);
         } else if size < self.size {
             self.cut_pages(pool, size, supply)?;
@@ -408,7 +417,7 @@ impl Content {
         Ok(())
     }
 
-    fn cut_pages(&mut self, pool: &Pool, size: u64, supply: &mut Supply) -> Result<()> {
+    fn cut_pages(&mut self, pool: &BlockPool, size: u64, supply: &mut FrameSupply) -> Result<()> {
         // The end of the last page becomes zeros, in another block: the old size may come back.
         let last = size / PAGE;
         if !size.is_multiple_of(PAGE) && self.has_data(last) {
@@ -417,7 +426,7 @@ impl Content {
         }
         self.drop_pages(pool, size.div_ceil(PAGE)..u64::MAX);
         if size == 0 {
-            self.data = Data::Inline(Vec::new());
+            self.data = InodeData::Inline(Vec::new());
         }
         Ok(())
     }
@@ -428,7 +437,7 @@ impl Content {
     }
 
     /// Takes pages and their blocks away.
-    pub(super) fn drop_pages(&mut self, pool: &Pool, pages: Range<u64>) {
+    pub(super) fn drop_pages(&mut self, pool: &BlockPool, pages: Range<u64>) {
         self.forget_pages(pool, pages.clone());
         let given_up = self.extents.cut(pages);
         self.give_up(pool, given_up);
@@ -436,7 +445,7 @@ impl Content {
     }
 
     /// Takes pages out of memory, whatever they hold.
-    pub(super) fn forget_pages(&mut self, pool: &Pool, pages: Range<u64>) {
+    pub(super) fn forget_pages(&mut self, pool: &BlockPool, pages: Range<u64>) {
         self.pages.take_out(pages.clone(), |_, cached| drop(cached));
         self.stuck.take_out(pages.clone());
         self.waits.take_out(pages.clone());
@@ -449,7 +458,7 @@ impl Content {
     /// used one since the last call: the memory of a run is free when its last page is. Returns how many, and true if they stay.
     pub(super) fn evict(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         entry: u64,
         (first, count): (u64, u64),
     ) -> (usize, bool) {

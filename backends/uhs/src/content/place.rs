@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use defuse_fs::{Errno, Result};
 
-use super::frames::Frame;
+use super::frames::PageFrame;
 use super::page_set::PageSet;
 use super::pages::PAGE;
-use super::{Content, Pool};
+use super::{BlockPool, FileContent};
 use crate::format::UNIT_BLOCKS;
-use crate::format::inode::Extent;
-use crate::space::Run;
+use crate::format::inode::DiskExtent;
+use crate::space::BlockRun;
 
 /// Blocks for which a large file begins another unit.
 const BEGINNING: u32 = 64;
@@ -18,7 +18,7 @@ const BEGINNING: u32 = 64;
 /// A batch that has not begun.
 const RUNNING: u64 = u64::MAX;
 
-impl Content {
+impl FileContent {
     /// Gives blocks to the pages that need some, and adds all dirty pages to `data`, which is written
     /// before the inode. `batch` is the number of the group among those that write data. With `skip_stuck`,
     /// pages that are stuck wait for the next one. True where the inode changed.
@@ -28,9 +28,9 @@ impl Content {
     /// `EIO`: a promise cannot be kept.
     pub(crate) fn place(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         batch: u64,
-        data: &mut Vec<(u64, Frame)>,
+        data: &mut Vec<(u64, PageFrame)>,
         skip_stuck: bool,
     ) -> Result<bool> {
         if let Some((_, when @ RUNNING)) = &mut self.shifted {
@@ -51,7 +51,7 @@ impl Content {
     /// of `run` pages, all of which wait for a block.
     pub(crate) fn ready(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         offset: u64,
         len: u64,
         run: u64,
@@ -67,7 +67,7 @@ impl Content {
         is_ready.then_some(pages)
     }
 
-    /// Gives blocks to pages that are [`ready`](Content::ready), and returns them to be written at once, with the number
+    /// Gives blocks to pages that are [`ready`](FileContent::ready), and returns them to be written at once, with the number
     /// of their batch. The next group says that they have these blocks, once they are written.
     ///
     /// # Errors
@@ -75,9 +75,9 @@ impl Content {
     /// `EIO`: a promise cannot be kept.
     pub(crate) fn place_early(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         pages: Range<u64>,
-    ) -> Result<(u64, Vec<(u64, Frame)>)> {
+    ) -> Result<(u64, Vec<(u64, PageFrame)>)> {
         let batch = pool.next_early_batch();
         let (mut data, before) = (Vec::new(), self.placed.len());
         let all: Vec<u64> = pages.clone().collect();
@@ -100,10 +100,10 @@ impl Content {
     /// Gives blocks to `wanting` pages, and adds the `dirty` ones to `data`. True where the inode changed.
     fn place_pages(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         batch: u64,
         (wanting, dirty): (&[u64], &[u64]),
-        data: &mut Vec<(u64, Frame)>,
+        data: &mut Vec<(u64, PageFrame)>,
     ) -> Result<bool> {
         for run in wanting.chunk_by(|a, b| a + 1 == *b) {
             let pages = run[0]..run[0] + run.len() as u64;
@@ -132,7 +132,7 @@ impl Content {
     }
 
     /// Gives new blocks to pages, for which there is a promise.
-    fn take_blocks(&mut self, pool: &Pool, pages: Range<u64>) -> Result<()> {
+    fn take_blocks(&mut self, pool: &BlockPool, pages: Range<u64>) -> Result<()> {
         let given_up = self.extents.cut(pages.clone());
         self.give_up(pool, given_up);
         let taken = self.find_blocks(pool, pages)?;
@@ -143,9 +143,13 @@ impl Content {
     /// Takes blocks for pages that have none, in the place of a promise of so many: whole units where whole units of pages are
     /// asked for, else blocks behind those of the pages before. A file that grows takes those that are kept ahead of it. `EIO` where the
     /// space was not promised; the promise is as before then.
-    pub(super) fn find_blocks(&mut self, pool: &Pool, pages: Range<u64>) -> Result<Vec<Extent>> {
+    pub(super) fn find_blocks(
+        &mut self,
+        pool: &BlockPool,
+        pages: Range<u64>,
+    ) -> Result<Vec<DiskExtent>> {
         let grows = self.grows(&pages);
-        let mut taken: Vec<Extent> = Vec::new();
+        let mut taken: Vec<DiskExtent> = Vec::new();
         let mut page = pages.start;
         while page < pages.end {
             let in_unit = UNIT_BLOCKS - page % UNIT_BLOCKS;
@@ -170,11 +174,11 @@ impl Content {
                 }
                 return Err(Errno::EIO);
             };
-            let Run { block, count } = run;
+            let BlockRun { block, count } = run;
             // Under the lock of the space, so that no block counts twice.
             pool.unpromise(count.into());
             drop(space);
-            taken.push(Extent { page, block, count, unwritten: false });
+            taken.push(DiskExtent { page, block, count, unwritten: false });
             page += u64::from(count);
         }
         Ok(taken)
@@ -193,7 +197,7 @@ impl Content {
     }
 
     /// True if the durable inode may have the block of this page at another page.
-    pub(super) fn is_shifted(&mut self, pool: &Pool, page: u64) -> bool {
+    pub(super) fn is_shifted(&mut self, pool: &BlockPool, page: u64) -> bool {
         match self.shifted {
             Some((_, batch)) if pool.is_durable(batch) => {
                 self.shifted = None;

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::batches::Batches;
-use super::frames::Memory;
-use crate::commit::Rules;
+use super::batches::BatchTracker;
+use super::frames::FrameCache;
+use crate::commit::CommitRules;
 use crate::format::UNIT_BLOCKS;
-use crate::space::{Run, Space};
+use crate::space::{BlockRun, BlockSpace};
 
 /// Units that data leaves to inodes.
 pub(crate) const KEEP_UNITS: u32 = 2;
@@ -33,12 +33,12 @@ const WAITING: u64 = 8;
 pub(crate) const INODE_MEMORY: u64 = 256;
 
 /// Blocks in use, promises, and counts of pages.
-pub(crate) struct Pool {
-    space: Mutex<Space>,
+pub(crate) struct BlockPool {
+    space: Mutex<BlockSpace>,
     /// Blocks that nothing uses once the running group is durable.
-    given_up: Mutex<Vec<Run>>,
+    given_up: Mutex<Vec<BlockRun>>,
     /// Blocks that could not be written, and that nobody gets.
-    bad: Mutex<VecDeque<Run>>,
+    bad: Mutex<VecDeque<BlockRun>>,
     /// Blocks that pages without one will take, and records.
     promised: AtomicU64,
     /// Blocks that are free once groups are durable.
@@ -54,24 +54,24 @@ pub(crate) struct Pool {
     index_limit: AtomicU64,
     /// Pages that differ from the device.
     dirty: AtomicUsize,
-    batches: Batches,
+    batches: BatchTracker,
     /// The newest batch whose inodes are durable.
     durable: AtomicU64,
     /// Records of many extents lie in leaves.
     has_trees: AtomicBool,
     /// Files may have blocks ahead. Changes under the lock of the space.
     has_ahead: AtomicBool,
-    memory: OnceLock<Memory>,
-    rules: OnceLock<Rules>,
+    memory: OnceLock<FrameCache>,
+    rules: OnceLock<CommitRules>,
     /// Promises that are kept before all are refused.
     #[cfg(test)]
     refused_after: AtomicU64,
 }
 
-impl Pool {
+impl BlockPool {
     /// The blocks of `space`, without memory for pages.
-    pub(crate) fn new(space: Space) -> Self {
-        Pool {
+    pub(crate) fn new(space: BlockSpace) -> Self {
+        BlockPool {
             space: Mutex::new(space),
             given_up: Mutex::default(),
             bad: Mutex::default(),
@@ -84,7 +84,7 @@ impl Pool {
             records: AtomicU64::new(0),
             index_limit: AtomicU64::new(u64::MAX),
             dirty: AtomicUsize::new(0),
-            batches: Batches::default(),
+            batches: BatchTracker::default(),
             durable: AtomicU64::new(0),
             has_trees: AtomicBool::new(false),
             has_ahead: AtomicBool::new(false),
@@ -101,28 +101,28 @@ impl Pool {
     ///
     /// Those of [`Region::new`](defuse_block::Region::new).
     pub(crate) fn add_memory(&self, cache: usize, dirty: usize) -> defuse_block::Result<()> {
-        let memory = Memory::new(cache, dirty)?;
+        let memory = FrameCache::new(cache, dirty)?;
         let _ = self.memory.set(memory);
         Ok(())
     }
 
     /// The memory of pages; none in a file system that is only looked at.
-    pub(super) fn memory(&self) -> Option<&Memory> {
+    pub(super) fn memory(&self) -> Option<&FrameCache> {
         self.memory.get()
     }
 
     /// The blocks in use.
-    pub(crate) fn space(&self) -> MutexGuard<'_, Space> {
+    pub(crate) fn space(&self) -> MutexGuard<'_, BlockSpace> {
         self.space.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the rules that tests switch off.
-    pub(crate) fn set_rules(&self, rules: Rules) {
+    pub(crate) fn set_rules(&self, rules: CommitRules) {
         let _ = self.rules.set(rules);
     }
 
-    pub(super) fn rules(&self) -> Rules {
-        *self.rules.get().unwrap_or(&Rules::ALL)
+    pub(super) fn rules(&self) -> CommitRules {
+        *self.rules.get().unwrap_or(&CommitRules::ALL)
     }
 
     /// All blocks, and those that files can still take: some of them only after a commit, for which an operation without
@@ -133,25 +133,25 @@ impl Pool {
         (space.blocks(), free.saturating_sub(self.kept(&space)))
     }
 
-    fn free_of(&self, space: &Space) -> u64 {
+    fn free_of(&self, space: &BlockSpace) -> u64 {
         space.free_blocks().saturating_sub(self.kept(space))
     }
 
     /// Blocks that are kept for slots and for what was promised.
-    fn kept(&self, space: &Space) -> u64 {
+    fn kept(&self, space: &BlockSpace) -> u64 {
         let units = u64::from(self.kept_units(space));
         units * UNIT_BLOCKS + KEEP_BLOCKS + self.promised.load(Ordering::Relaxed)
     }
 
     /// Units that data leaves to slots: those that inodes need which have none yet, and some more.
-    pub(crate) fn kept_units(&self, _: &Space) -> u32 {
+    pub(crate) fn kept_units(&self, _: &BlockSpace) -> u32 {
         let slots = self.slots.load(Ordering::Relaxed);
         let missing = self.inodes.load(Ordering::Relaxed).saturating_sub(slots);
         KEEP_UNITS + u32::try_from(missing.div_ceil(UNIT_BLOCKS)).unwrap_or(u32::MAX / 2)
     }
 
     /// Free blocks without the units of slots.
-    fn free_for_blocks(&self, space: &Space) -> u64 {
+    fn free_for_blocks(&self, space: &BlockSpace) -> u64 {
         let units = self.kept_units(space).min(space.free_units());
         space.free_blocks() - u64::from(units) * UNIT_BLOCKS
     }
@@ -299,23 +299,23 @@ impl Pool {
     }
 
     /// Files have blocks ahead, or have not.
-    pub(super) fn note_ahead(&self, space: &Space) {
+    pub(super) fn note_ahead(&self, space: &BlockSpace) {
         self.has_ahead.store(space.has_ahead(), Ordering::Relaxed);
     }
 
     /// True if a file that grows may keep so many blocks ahead: a share of all stays free beside them.
-    pub(super) fn has_plenty(&self, space: &Space, count: u32) -> bool {
+    pub(super) fn has_plenty(&self, space: &BlockSpace, count: u32) -> bool {
         self.free_of(space) >= space.blocks() / PLENTY + u64::from(count)
     }
 
     /// The same of whole units.
-    pub(super) fn has_plenty_of_units(&self, space: &Space, count: u32) -> bool {
+    pub(super) fn has_plenty_of_units(&self, space: &BlockSpace, count: u32) -> bool {
         let kept = u64::from(self.kept_units(space)) + SHORT;
         u64::from(space.free_units()) >= kept + u64::from(count)
             && self.has_plenty(space, count * UNIT_BLOCKS as u32)
     }
 
-    /// Like [`take_units`](Pool::take_units), for slots that only make writes faster: a quarter of all units stays free.
+    /// Like [`take_units`](BlockPool::take_units), for slots that only make writes faster: a quarter of all units stays free.
     pub(crate) fn take_spare_units(&self, wanted: u32) -> Option<(u32, u32)> {
         self.has_spare_units(wanted).then(|| self.take_units(wanted)).flatten()
     }
@@ -407,7 +407,7 @@ impl Pool {
     }
 
     /// Nothing uses these blocks once the running group is durable.
-    pub(crate) fn give_up(&self, runs: impl IntoIterator<Item = Run>) {
+    pub(crate) fn give_up(&self, runs: impl IntoIterator<Item = BlockRun>) {
         let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
         let before = given_up.len();
         given_up.extend(runs);
@@ -416,7 +416,7 @@ impl Pool {
     }
 
     /// Nobody gets these blocks, which could not be written, before there are many others.
-    pub(super) fn shun(&self, runs: Vec<Run>) {
+    pub(super) fn shun(&self, runs: Vec<BlockRun>) {
         let mut bad = self.bad.lock().unwrap_or_else(PoisonError::into_inner);
         bad.extend(runs);
         let old = bad.len().saturating_sub(BAD);
@@ -424,12 +424,12 @@ impl Pool {
     }
 
     /// The blocks that the closing group gives up.
-    pub(crate) fn take_given_up(&self) -> Vec<Run> {
+    pub(crate) fn take_given_up(&self) -> Vec<BlockRun> {
         std::mem::take(&mut self.given_up.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Gives blocks back whose inodes are durable without them.
-    pub(crate) fn release(&self, freed: &[Run]) {
+    pub(crate) fn release(&self, freed: &[BlockRun]) {
         let mut space = self.space();
         freed.iter().for_each(|run| space.free(*run));
         let blocks = freed.iter().map(|run| u64::from(run.count)).sum();

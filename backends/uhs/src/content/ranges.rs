@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use defuse_fs::{Errno, Fallocate, Result, Whence};
 
-use super::frames::Supply;
-use super::pages::{Need, PAGE, SIZE_MAX};
-use super::{Content, Pool};
-use crate::format::inode::Extent;
+use super::frames::FrameSupply;
+use super::pages::{ChangeDemand, PAGE, SIZE_MAX};
+use super::{BlockPool, FileContent};
+use crate::format::inode::DiskExtent;
 
 /// The modes of fallocate(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum FallocateMode {
     Allocate,
     Zero,
     Punch,
@@ -20,33 +20,33 @@ enum Mode {
 }
 
 /// Reads the mode. `EOPNOTSUPP`.
-fn mode(range: &Fallocate) -> Result<Mode> {
+fn mode(range: &Fallocate) -> Result<FallocateMode> {
     const KEEP: u32 = Fallocate::KEEP_SIZE;
     const PUNCH: u32 = Fallocate::PUNCH_HOLE | KEEP;
     match range.mode {
-        PUNCH => Ok(Mode::Punch),
-        Fallocate::COLLAPSE_RANGE => Ok(Mode::Collapse),
-        Fallocate::INSERT_RANGE => Ok(Mode::Insert),
+        PUNCH => Ok(FallocateMode::Punch),
+        Fallocate::COLLAPSE_RANGE => Ok(FallocateMode::Collapse),
+        Fallocate::INSERT_RANGE => Ok(FallocateMode::Insert),
         // No block has two owners, so that nothing is left to unshare.
-        mode if mode & !(KEEP | Fallocate::UNSHARE_RANGE) == 0 => Ok(Mode::Allocate),
-        mode if mode & !KEEP == Fallocate::ZERO_RANGE => Ok(Mode::Zero),
+        mode if mode & !(KEEP | Fallocate::UNSHARE_RANGE) == 0 => Ok(FallocateMode::Allocate),
+        mode if mode & !KEEP == Fallocate::ZERO_RANGE => Ok(FallocateMode::Zero),
         _ => Err(Errno::EOPNOTSUPP),
     }
 }
 
-impl Content {
-    /// The need of a [`fallocate`](Content::fallocate).
-    pub(crate) fn need_fallocate(&self, range: &Fallocate) -> Need {
+impl FileContent {
+    /// The need of a [`fallocate`](FileContent::fallocate).
+    pub(crate) fn need_fallocate(&self, range: &Fallocate) -> ChangeDemand {
         let end = range.offset.saturating_add(range.length);
         let mut need = match mode(range) {
-            Ok(Mode::Punch | Mode::Zero) => self.need_edges(range.offset, end),
-            _ => Need::default(),
+            Ok(FallocateMode::Punch | FallocateMode::Zero) => self.need_edges(range.offset, end),
+            _ => ChangeDemand::default(),
         };
         need.wanted.single += 1;
         need
     }
 
-    /// Changes the blocks of a range, with what [`need_fallocate`](Content::need_fallocate) says.
+    /// Changes the blocks of a range, with what [`need_fallocate`](FileContent::need_fallocate) says.
     ///
     /// # Errors
     ///
@@ -54,38 +54,45 @@ impl Content {
     /// `EFBIG`, `ENOSPC`.
     pub(crate) fn fallocate(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         range: &Fallocate,
-        supply: &mut Supply,
+        supply: &mut FrameSupply,
     ) -> Result<()> {
         let mode = mode(range)?;
         let end = range.offset.checked_add(range.length).filter(|end| *end <= SIZE_MAX);
         let bytes = range.offset..end.ok_or(Errno::EFBIG)?;
         match mode {
-            Mode::Punch => self.punch(pool, bytes.clone(), supply)?,
-            Mode::Collapse => return self.collapse(pool, bytes),
-            Mode::Insert => return self.insert(pool, bytes, supply),
-            Mode::Zero => {
+            FallocateMode::Punch => self.punch(pool, bytes.clone(), supply)?,
+            FallocateMode::Collapse => return self.collapse(pool, bytes),
+            FallocateMode::Insert => return self.insert(pool, bytes, supply),
+            FallocateMode::Zero => {
                 self.leave_inline(pool, supply)?;
                 self.punch(pool, bytes.clone(), supply)?;
                 self.allocate(pool, &bytes)?;
             }
-            Mode::Allocate => {
+            FallocateMode::Allocate => {
                 self.leave_inline(pool, supply)?;
                 self.allocate(pool, &bytes)?;
             }
         }
-        if matches!(mode, Mode::Allocate | Mode::Zero) && range.mode & Fallocate::KEEP_SIZE == 0 {
+        if matches!(mode, FallocateMode::Allocate | FallocateMode::Zero)
+            && range.mode & Fallocate::KEEP_SIZE == 0
+        {
             self.size = self.size.max(bytes.end);
         }
         Ok(())
     }
 
     /// Makes a hole: whole pages lose their blocks, and the edges become zeros.
-    fn punch(&mut self, pool: &Pool, bytes: Range<u64>, supply: &mut Supply) -> Result<()> {
+    fn punch(
+        &mut self,
+        pool: &BlockPool,
+        bytes: Range<u64>,
+        supply: &mut FrameSupply,
+    ) -> Result<()> {
         let size = self.size;
         let inside = |at: u64| at.min(size) as usize;
-        if let crate::format::inode::Data::Inline(data) = &mut self.data {
+        if let crate::format::inode::InodeData::Inline(data) = &mut self.data {
             data[inside(bytes.start)..inside(bytes.end)].fill(0);
             return Ok(());
         }
@@ -102,7 +109,12 @@ impl Content {
     }
 
     /// Zeroes a part of a page.
-    fn zero_part(&mut self, pool: &Pool, bytes: Range<u64>, supply: &mut Supply) -> Result<()> {
+    fn zero_part(
+        &mut self,
+        pool: &BlockPool,
+        bytes: Range<u64>,
+        supply: &mut FrameSupply,
+    ) -> Result<()> {
         let page = bytes.start / PAGE;
         if bytes.is_empty() || !self.has_data(page) {
             return Ok(());
@@ -113,7 +125,7 @@ impl Content {
     }
 
     /// Gives blocks to all pages of the range. Nothing has changed after `ENOSPC`.
-    fn allocate(&mut self, pool: &Pool, bytes: &Range<u64>) -> Result<()> {
+    fn allocate(&mut self, pool: &BlockPool, bytes: &Range<u64>) -> Result<()> {
         let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
         let holes = self.extents.holes(pages);
         let blocks = holes.iter().map(|hole| hole.end - hole.start).sum();
@@ -121,7 +133,7 @@ impl Content {
             return Err(Errno::ENOSPC);
         }
         for extent in self.find_all_blocks(pool, &holes)? {
-            self.extents.add(Extent { unwritten: true, ..extent });
+            self.extents.add(DiskExtent { unwritten: true, ..extent });
         }
         // Pages that wait for a block have one now.
         let promised = holes.into_iter().map(|hole| self.promised.take_out(hole) as u64);
@@ -131,7 +143,11 @@ impl Content {
 
     /// Takes blocks for all holes, in the place of promises, if there is space for the records that they need. `ENOSPC`, with
     /// the promises gone.
-    fn find_all_blocks(&mut self, pool: &Pool, holes: &[Range<u64>]) -> Result<Vec<Extent>> {
+    fn find_all_blocks(
+        &mut self,
+        pool: &BlockPool,
+        holes: &[Range<u64>],
+    ) -> Result<Vec<DiskExtent>> {
         let mut taken = Vec::new();
         let mut found = Ok(());
         for hole in holes {
@@ -157,7 +173,7 @@ impl Content {
     }
 
     /// Takes a range out.
-    fn collapse(&mut self, pool: &Pool, bytes: Range<u64>) -> Result<()> {
+    fn collapse(&mut self, pool: &BlockPool, bytes: Range<u64>) -> Result<()> {
         let whole = bytes.start.is_multiple_of(PAGE) && bytes.end.is_multiple_of(PAGE);
         if !whole || bytes.end >= self.size {
             return Err(Errno::EINVAL);
@@ -175,7 +191,12 @@ impl Content {
     }
 
     /// Makes room for a hole.
-    fn insert(&mut self, pool: &Pool, bytes: Range<u64>, supply: &mut Supply) -> Result<()> {
+    fn insert(
+        &mut self,
+        pool: &BlockPool,
+        bytes: Range<u64>,
+        supply: &mut FrameSupply,
+    ) -> Result<()> {
         let length = bytes.end - bytes.start;
         let whole = bytes.start.is_multiple_of(PAGE) && length.is_multiple_of(PAGE);
         if !whole || bytes.start >= self.size {
@@ -197,7 +218,7 @@ impl Content {
     }
 
     /// Moves the pages in memory from `first` on.
-    fn move_pages(&mut self, pool: &Pool, first: u64, to: impl Fn(u64) -> u64) {
+    fn move_pages(&mut self, pool: &BlockPool, first: u64, to: impl Fn(u64) -> u64) {
         let mut moved = Vec::new();
         self.pages.take_out(first..u64::MAX, |page, cached| moved.push((page, cached)));
         let pages: Vec<u64> = moved.iter().map(|(page, _)| to(*page)).collect();

@@ -10,21 +10,21 @@ use std::collections::BTreeSet;
 use defuse_fs::{Errno, Result};
 
 use super::tree::MANY;
-use super::{Content, Pool};
+use super::{BlockPool, FileContent};
 use crate::format::BLOCK;
 use crate::format::inode::{
-    Data, EXTENT_BYTES, EXTENTS_OF_BLOCK, HEAD, NAME_BYTES, POINTERS, POINTERS_OF_BLOCK,
+    EXTENT_BYTES, EXTENTS_OF_BLOCK, HEAD, InodeData, NAME_BYTES, POINTERS, POINTERS_OF_BLOCK,
     RECORD_BYTES,
 };
 use crate::format::slot::BODY;
-use crate::space::Run;
+use crate::space::BlockRun;
 
 /// Extents of a file at most. Each change of it writes all of their records.
 const MOST_EXTENTS: usize = 1 << 20;
 
 /// The records of an inode outside of its slot.
 #[derive(Default)]
-pub(super) struct Outside {
+pub(super) struct OverflowRecords {
     /// Blocks with the copy that was written last.
     blocks: BTreeSet<u64>,
     /// Blocks that are set aside.
@@ -37,7 +37,7 @@ pub(super) struct Outside {
     splits: usize,
 }
 
-impl Outside {
+impl OverflowRecords {
     fn in_use(&self) -> u64 {
         self.blocks.len() as u64
     }
@@ -79,7 +79,7 @@ fn copy_blocks(bytes: usize) -> u64 {
     (leaves + pointers) as u64
 }
 
-impl Content {
+impl FileContent {
     /// Bytes of the records with data of so many bytes. The first name may become the longest that there is.
     fn bytes_with(&self, data: usize) -> usize {
         NAME_BYTES + self.outside.others + RECORD_BYTES + data
@@ -88,9 +88,9 @@ impl Content {
     /// Bytes of the records when so many extents more are there.
     fn record_bytes(&self, more: usize) -> usize {
         self.bytes_with(match &self.data {
-            Data::Nothing => 0,
-            Data::Inline(bytes) | Data::Target(bytes) => bytes.len(),
-            Data::Extents(_) => {
+            InodeData::Nothing => 0,
+            InodeData::Inline(bytes) | InodeData::Target(bytes) => bytes.len(),
+            InodeData::Extents(_) => {
                 return self.bytes_with_extents(self.extents.count() + self.outside.splits + more);
             }
         })
@@ -107,7 +107,7 @@ impl Content {
     }
 
     /// Sets blocks aside for records of so many bytes. False where there are none.
-    fn cover(&mut self, pool: &Pool, bytes: usize, sure: bool) -> bool {
+    fn cover(&mut self, pool: &BlockPool, bytes: usize, sure: bool) -> bool {
         if bytes <= self.outside.enough {
             return true;
         }
@@ -130,14 +130,24 @@ impl Content {
 
     /// Makes sure that there is space for the records of so many more extents. `sure` takes it from what is
     /// kept. `ENOSPC`.
-    pub(super) fn promise_extents(&mut self, pool: &Pool, more: usize, sure: bool) -> Result<()> {
+    pub(super) fn promise_extents(
+        &mut self,
+        pool: &BlockPool,
+        more: usize,
+        sure: bool,
+    ) -> Result<()> {
         let bytes = self.record_bytes(more);
         let few = self.extents.count() + self.outside.splits + more < MOST_EXTENTS;
         if few && self.cover(pool, bytes, sure) { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
     /// So many extents more may be there after the next group. `ENOSPC`.
-    pub(super) fn promise_splits(&mut self, pool: &Pool, more: usize, sure: bool) -> Result<()> {
+    pub(super) fn promise_splits(
+        &mut self,
+        pool: &BlockPool,
+        more: usize,
+        sure: bool,
+    ) -> Result<()> {
         self.promise_extents(pool, more, sure)?;
         self.outside.splits += more;
         Ok(())
@@ -149,14 +159,14 @@ impl Content {
     }
 
     /// Makes sure that there is space for the records with inline data of so many bytes. `ENOSPC`.
-    pub(super) fn promise_inline(&mut self, pool: &Pool, len: usize) -> Result<()> {
+    pub(super) fn promise_inline(&mut self, pool: &BlockPool, len: usize) -> Result<()> {
         let bytes = self.bytes_with(len);
         if self.cover(pool, bytes, false) { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
     /// Makes sure that there is space for the records when all names but the first, and attributes, have so
     /// many bytes. `ENOSPC`.
-    pub(crate) fn promise_others(&mut self, pool: &Pool, others: usize) -> Result<()> {
+    pub(crate) fn promise_others(&mut self, pool: &BlockPool, others: usize) -> Result<()> {
         let bytes = self.record_bytes(0) - self.outside.others + others;
         let more = others.saturating_sub(self.outside.others) as u64;
         if more > 0 && !pool.has_index_for(more) || !self.cover(pool, bytes, false) {
@@ -169,8 +179,8 @@ impl Content {
     }
 
     /// The blocks with records that the device has.
-    pub(crate) fn record_runs(&self) -> Vec<Run> {
-        self.record_blocks().map(|block| Run { block, count: 1 }).collect()
+    pub(crate) fn record_runs(&self) -> Vec<BlockRun> {
+        self.record_blocks().map(|block| BlockRun { block, count: 1 }).collect()
     }
 
     /// True where the device has blocks with records.
@@ -189,7 +199,7 @@ impl Content {
 
     /// Replaces the blocks with records by those that a group writes. The old ones are free when the group is
     /// durable. `others` are the bytes of all names but the first, and of attributes.
-    pub(crate) fn replace_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
+    pub(crate) fn replace_records(&mut self, pool: &BlockPool, runs: Vec<BlockRun>, others: usize) {
         self.forget_tree();
         let old: Vec<u64> = self.record_blocks().collect();
         self.begin_copy();
@@ -204,7 +214,7 @@ impl Content {
     /// Takes `old` blocks out of the copy, which are free when the group is durable, and puts `new` ones in.
     pub(super) fn exchange_records(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         old: &[u64],
         new: Vec<u64>,
         others: usize,
@@ -212,7 +222,7 @@ impl Content {
         for block in old {
             self.outside.blocks.remove(block);
         }
-        pool.give_up(old.iter().map(|block| Run { block: *block, count: 1 }));
+        pool.give_up(old.iter().map(|block| BlockRun { block: *block, count: 1 }));
         self.outside.blocks.extend(new);
         self.set_aside(pool, others);
     }
@@ -239,13 +249,13 @@ impl Content {
     }
 
     /// Takes in the blocks with records that the device has.
-    pub(crate) fn load_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
+    pub(crate) fn load_records(&mut self, pool: &BlockPool, runs: Vec<BlockRun>, others: usize) {
         self.outside.blocks = runs.iter().flat_map(|run| run.block..run.end()).collect();
         self.set_aside(pool, others);
     }
 
     /// Sets as much aside as the records want with `others`. There is space: see the beginning.
-    fn set_aside(&mut self, pool: &Pool, others: usize) {
+    fn set_aside(&mut self, pool: &BlockPool, others: usize) {
         let before = self.outside.memory();
         self.outside.others = others;
         let enough = self.record_bytes(0);
@@ -256,11 +266,11 @@ impl Content {
     }
 
     /// Gives all blocks with records up, and the promise.
-    pub(super) fn end_records(&mut self, pool: &Pool) {
+    pub(super) fn end_records(&mut self, pool: &BlockPool) {
         self.forget_tree();
         let old = std::mem::take(&mut self.outside);
         pool.records_take(old.memory(), 0);
-        pool.give_up(old.blocks.into_iter().map(|block| Run { block, count: 1 }));
+        pool.give_up(old.blocks.into_iter().map(|block| BlockRun { block, count: 1 }));
         pool.unpromise(old.aside);
     }
 }

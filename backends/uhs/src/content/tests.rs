@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram};
+use defuse_block::{BlockDevice, RamDevice};
 use defuse_fs::{
     Caller, Context, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, Name, NewNode,
     OpenArgs, ReadArgs, ReadBuf, ReleaseArgs, SetAttr, SliceSink, SliceSource, Whence, WriteArgs,
     WriteBuf,
 };
 
-use crate::commit::Rules;
-use crate::{Options, Uhs, check};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions, check};
 
 const PAGE: u64 = 4096;
 
@@ -22,8 +22,8 @@ fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(3)
 }
 
-fn options(cache_pages: usize, dirty_pages: usize) -> Options {
-    Options {
+fn options(cache_pages: usize, dirty_pages: usize) -> UhsOptions {
+    UhsOptions {
         read_only: false,
         commit: None,
         discard: false,
@@ -39,23 +39,23 @@ fn options(cache_pages: usize, dirty_pages: usize) -> Options {
 }
 
 /// A file system in memory with one file, or what is left of it.
-struct Volume {
-    ram: Ram,
+struct TestVolume {
+    ram: RamDevice,
     fs: Option<Uhs>,
-    options: Options,
-    rules: Rules,
+    options: UhsOptions,
+    rules: CommitRules,
     ino: Ino,
 }
 
-impl Volume {
-    fn new(units: u64, options: Options) -> Volume {
-        Volume::by(Rules::ALL, units, options)
+impl TestVolume {
+    fn new(units: u64, options: UhsOptions) -> TestVolume {
+        TestVolume::by(CommitRules::ALL, units, options)
     }
 
-    fn by(rules: Rules, units: u64, options: Options) -> Volume {
-        let ram = Ram::new(4096, units * 512);
+    fn by(rules: CommitRules, units: u64, options: UhsOptions) -> TestVolume {
+        let ram = RamDevice::new(4096, units * 512);
         Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-        let mut volume = Volume { ram, fs: None, options, rules, ino: Ino::ROOT };
+        let mut volume = TestVolume { ram, fs: None, options, rules, ino: Ino::ROOT };
         volume.open();
         let (name, node) =
             (Name::new(b"file").unwrap(), NewNode::new(FileKind::Regular, 0o644, cx().caller));
@@ -64,7 +64,7 @@ impl Volume {
     }
 
     fn open(&mut self) {
-        let device: Arc<dyn Device> = Arc::new(self.ram.clone());
+        let device: Arc<dyn BlockDevice> = Arc::new(self.ram.clone());
         let (fs, problems) = Uhs::open_by(device, self.options, self.rules, random()).unwrap();
         assert_eq!(problems, []);
         self.fs = Some(fs);
@@ -75,7 +75,7 @@ impl Volume {
         let free = self.free();
         self.fs().syncfs(&cx()).unwrap();
         self.fs = None;
-        let report = check(&(Arc::new(self.ram.clone()) as Arc<dyn Device>)).unwrap();
+        let report = check(&(Arc::new(self.ram.clone()) as Arc<dyn BlockDevice>)).unwrap();
         assert_eq!(report.problems, []);
         self.open();
         let name = Name::new(b"file").unwrap();
@@ -138,13 +138,13 @@ impl Volume {
 const LONGEST: u64 = 300_000;
 
 /// A player of random operations, with the bytes that the file must have.
-struct Player {
-    volume: Volume,
+struct ContentWorkload {
+    volume: TestVolume,
     model: Vec<u8>,
     random: fastrand::Rng,
 }
 
-impl Player {
+impl ContentWorkload {
     /// A range of bytes; on pages now and then.
     fn range(&mut self) -> (u64, u64) {
         let (offset, len) = (self.random.u64(..LONGEST), self.random.u64(1..60_000));
@@ -243,19 +243,19 @@ impl Player {
 fn a_file_holds_the_bytes_that_a_plain_vector_holds() {
     for seed in 0..150 {
         // Pages that are written at once, and runs of them.
-        let early_run = [1, 3, Rules::ALL.early_run][seed as usize % 3];
-        let rules = Rules { early_run, ..Rules::ALL };
-        let volume = Volume::by(rules, 16, options(4 + seed as usize, 20));
+        let early_run = [1, 3, CommitRules::ALL.early_run][seed as usize % 3];
+        let rules = CommitRules { early_run, ..CommitRules::ALL };
+        let volume = TestVolume::by(rules, 16, options(4 + seed as usize, 20));
         let random = fastrand::Rng::with_seed(seed);
-        let mut player = Player { volume, model: Vec::new(), random };
+        let mut player = ContentWorkload { volume, model: Vec::new(), random };
         (0..250).for_each(|_| player.step());
         player.volume.remount();
         assert!(player.volume.read(0, 1 << 20) == player.model);
     }
 }
 
-fn small() -> Volume {
-    Volume::new(16, options(64, 64))
+fn small() -> TestVolume {
+    TestVolume::new(16, options(64, 64))
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn a_sparse_file_of_100_gib_has_the_blocks_that_were_written() {
 
 #[test]
 fn ten_thousand_extents_survive_a_remount() {
-    let mut volume = Volume::new(200, options(64, 2000));
+    let mut volume = TestVolume::new(200, options(64, 2000));
     for page in 0..10_000 {
         volume.write(page * 2 * PAGE, &page.to_le_bytes()).unwrap();
     }
@@ -324,13 +324,13 @@ fn blocks_that_are_allocated_are_there_when_the_device_is_full() {
 
 #[test]
 fn a_large_file_has_whole_units() {
-    for early_run in [Rules::ALL.early_run, u64::MAX / PAGE] {
-        large_file(Rules { early_run, ..Rules::ALL });
+    for early_run in [CommitRules::ALL.early_run, u64::MAX / PAGE] {
+        large_file(CommitRules { early_run, ..CommitRules::ALL });
     }
 }
 
-fn large_file(rules: Rules) {
-    let volume = Volume::by(rules, 32, options(64, 4096));
+fn large_file(rules: CommitRules) {
+    let volume = TestVolume::by(rules, 32, options(64, 4096));
     let bytes = vec![3; 1 << 20];
     for part in 0..20 {
         volume.write(part << 20, &bytes).unwrap();
@@ -351,7 +351,7 @@ fn large_file(rules: Rules) {
 fn a_file_that_is_opened_again_and_again_stays_in_memory_and_others_leave_it() {
     const FILES: usize = 100;
     let options = options(64, 64);
-    let volume = Volume::new(16, options);
+    let volume = TestVolume::new(16, options);
     let fs = volume.fs();
     let make = |number: usize| {
         let name = format!("f{number}");
@@ -368,7 +368,7 @@ fn a_file_that_is_opened_again_and_again_stays_in_memory_and_others_leave_it() {
     fs.syncfs(&cx()).unwrap();
     let is_here = |ino: Ino| {
         let kept = fs.engine().names().content(ino.0).unwrap();
-        matches!(kept, crate::names::Kept::Here(_))
+        matches!(kept, crate::names::ContentState::Here(_))
     };
     for _ in 0..3 {
         for ino in &inos {
@@ -393,8 +393,8 @@ fn a_file_that_is_opened_again_and_again_stays_in_memory_and_others_leave_it() {
 #[test]
 fn operations_remember_as_many_pages_as_there_are_however_far_apart() {
     const KEEP: u32 = Fallocate::KEEP_SIZE;
-    type Operation = fn(&Volume, u64) -> Result<(), Errno>;
-    let operations: [(&str, Operation); 9] = [
+    type VolumeOperation = fn(&TestVolume, u64) -> Result<(), Errno>;
+    let operations: [(&str, VolumeOperation); 9] = [
         ("insert", |volume, far| volume.fallocate(Fallocate::INSERT_RANGE, 0, far)),
         ("collapse", |volume, far| volume.fallocate(Fallocate::COLLAPSE_RANGE, PAGE, far / 2)),
         ("punch", |volume, far| volume.fallocate(Fallocate::PUNCH_HOLE | KEEP, 1, 2 * far)),

@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use defuse_fs::{Errno, Result};
 
-use super::{Content, Pool};
+use super::{BlockPool, FileContent};
 use crate::format::BLOCK;
 use crate::format::inode::{
-    Data, EXTENT_BYTES, EXTENTS_OF_BLOCK, HEAD, POINTERS, POINTERS_OF_BLOCK, Pointer,
+    BlockPointer, EXTENT_BYTES, EXTENTS_OF_BLOCK, HEAD, InodeData, POINTERS, POINTERS_OF_BLOCK,
     block_of_extents, pointer_block,
 };
 use crate::format::slot::BODY;
@@ -32,7 +32,7 @@ pub(super) const MANY: usize = (BODY - HEAD - 64) / EXTENT_BYTES;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExtentLeaf {
     /// Its block and checksum, if the device has it.
-    pointer: Option<Pointer>,
+    pointer: Option<BlockPointer>,
     /// It is not as the device has it.
     pub(super) changed: bool,
 }
@@ -42,16 +42,16 @@ pub(super) struct ExtentLeaf {
 pub(super) struct ExtentTree {
     /// The records before the extents, and their blocks.
     others: Vec<u8>,
-    blocks: Vec<Pointer>,
+    blocks: Vec<BlockPointer>,
     /// NewBlocks of pointers, with what they hold.
-    inner: Vec<(Vec<Pointer>, Pointer)>,
+    inner: Vec<(Vec<BlockPointer>, BlockPointer)>,
 }
 
 /// The way to the records, as the body of an inode has it.
 pub(crate) struct RecordPath {
     pub(crate) levels: u8,
     pub(crate) bytes: u64,
-    pub(crate) pointers: Vec<Pointer>,
+    pub(crate) pointers: Vec<BlockPointer>,
 }
 
 /// Everything that a group writes of the records.
@@ -70,14 +70,14 @@ struct CopyPlan {
 /// A block that is written, and how it comes to a pointer.
 type NewBlocks = Vec<(u64, [u8; BLOCK])>;
 
-impl Content {
+impl FileContent {
     /// True where the extents lie in leaves, if the format of the file system has them.
-    pub(crate) fn has_tree(&self, pool: &Pool) -> bool {
+    pub(crate) fn has_tree(&self, pool: &BlockPool) -> bool {
         pool.has_trees() && self.is_tree()
     }
 
     fn is_tree(&self) -> bool {
-        matches!(self.data, Data::Extents(_)) && self.extents.count() > MANY
+        matches!(self.data, InodeData::Extents(_)) && self.extents.count() > MANY
     }
 
     /// All records are written to other blocks next time.
@@ -94,7 +94,7 @@ impl Content {
     /// `EIO` where the space was not promised, `EFBIG` for more than a body can lead to.
     pub(crate) fn write_tree(
         &mut self,
-        pool: &Pool,
+        pool: &BlockPool,
         (others, others_bytes): (&[u8], usize),
         out: &mut NewBlocks,
     ) -> Result<RecordPath> {
@@ -208,8 +208,8 @@ impl Content {
 
     /// All pointers, in order; `None` for those of blocks that are written. `others` is the number of blocks before the leaves, if
     /// these are.
-    fn pointers(&mut self, others: Option<usize>) -> Vec<Option<Pointer>> {
-        let mut all: Vec<Option<Pointer>> = match others {
+    fn pointers(&mut self, others: Option<usize>) -> Vec<Option<BlockPointer>> {
+        let mut all: Vec<Option<BlockPointer>> = match others {
             Some(count) => vec![None; count],
             None => self.tree.blocks.iter().copied().map(Some).collect(),
         };
@@ -220,14 +220,14 @@ impl Content {
     }
 
     /// The block of pointers that the device has, if it holds these.
-    fn is_same(&self, nth: usize, chunk: &[Option<Pointer>]) -> Option<Pointer> {
+    fn is_same(&self, nth: usize, chunk: &[Option<BlockPointer>]) -> Option<BlockPointer> {
         let (held, pointer) = self.tree.inner.get(nth)?;
         let same = held.len() == chunk.len() && held.iter().zip(chunk).all(|(a, b)| Some(*a) == *b);
         same.then_some(*pointer)
     }
 
     /// True where the plan needs no more blocks than are set aside, and leaves enough for a whole copy.
-    fn has_room(&mut self, pool: &Pool, plan: &CopyPlan, others: usize) -> bool {
+    fn has_room(&mut self, pool: &BlockPool, plan: &CopyPlan, others: usize) -> bool {
         let (aside, copy) = (self.aside(), self.blocks_of_copy(others));
         let missing = plan.count.saturating_sub(aside as usize) as u64;
         let left = (aside + plan.freed.len() as u64).saturating_sub(plan.count as u64);
@@ -256,7 +256,7 @@ impl Content {
             let pointer = Some(writer.write(&bytes)?);
             self.extents.leaves().insert(*page, ExtentLeaf { pointer, changed: false });
         }
-        let pointers: Vec<Pointer> = self.pointers(None).into_iter().flatten().collect();
+        let pointers: Vec<BlockPointer> = self.pointers(None).into_iter().flatten().collect();
         let bytes = (pointers.len() * BLOCK) as u64;
         if pointers.len() <= POINTERS {
             self.tree.inner.clear();
@@ -272,7 +272,8 @@ impl Content {
             inner.push((chunk.to_vec(), pointer));
         }
         self.tree.inner = inner;
-        let pointers: Vec<Pointer> = self.tree.inner.iter().map(|(_, pointer)| *pointer).collect();
+        let pointers: Vec<BlockPointer> =
+            self.tree.inner.iter().map(|(_, pointer)| *pointer).collect();
         if pointers.len() > POINTERS {
             return Err(Errno::EFBIG);
         }
@@ -287,20 +288,20 @@ fn changed(leaves: &BTreeMap<u64, ExtentLeaf>) -> impl Iterator<Item = u64> {
 
 /// Takes blocks for records, one after the other.
 struct BlockWriter<'a> {
-    pool: &'a Pool,
+    pool: &'a BlockPool,
     near: Option<u64>,
     out: &'a mut NewBlocks,
     taken: Vec<u64>,
 }
 
 impl BlockWriter<'_> {
-    fn write(&mut self, content: &[u8]) -> Result<Pointer> {
+    fn write(&mut self, content: &[u8]) -> Result<BlockPointer> {
         let mut bytes = [0; BLOCK];
         bytes[..content.len()].copy_from_slice(content);
         let run = self.pool.space().take(1, self.near, 0).ok_or(Errno::EIO)?;
         self.near = Some(run.block);
         self.taken.push(run.block);
         self.out.push((run.block, bytes));
-        Ok(Pointer { block: run.block, crc: crc32c::crc32c(&bytes) })
+        Ok(BlockPointer { block: run.block, crc: crc32c::crc32c(&bytes) })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A write that completes a run of new pages gives them blocks and begins to write them; nobody waits. The inode
 //! has these blocks in memory alone. The next group that closes says that it has them, and is written after
-//! all runs that were begun before ([`Engine::finish_behind`]). So data is first, as with everything that the group
+//! all runs that were begun before ([`UhsEngine::finish_behind`]). So data is first, as with everything that the group
 //! writes itself.
 //!
 //! What the device refuses becomes a part of the group, which tries again and finds other blocks.
@@ -12,10 +12,10 @@
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use defuse_block::{Done, Op, OpKind, Purpose, Queue};
+use defuse_block::{BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, QueuePurpose};
 
-use super::{Engine, lock};
-use crate::content::{Frame, Shared};
+use super::{UhsEngine, lock};
+use crate::content::{PageFrame, SharedContent};
 use crate::format::BLOCK;
 
 /// Operations in flight.
@@ -25,37 +25,37 @@ const DEPTH: u32 = 32;
 const MOST: usize = 2048;
 
 /// A page with its block.
-type Page = (u64, Frame);
+type BlockPage = (u64, PageFrame);
 
 /// The way of such runs to the device.
-pub(super) struct Behind {
-    line: Mutex<Line>,
+pub(super) struct WriteBehind {
+    line: Mutex<WriteBehindQueue>,
     /// Runs that were begun are in the line.
     pushed: Condvar,
 }
 
-struct Line {
-    queue: Box<dyn Queue>,
+struct WriteBehindQueue {
+    queue: Box<dyn DeviceQueue>,
     /// By the tag of their operation.
-    flights: HashMap<u64, Flight>,
+    flights: HashMap<u64, WriteInFlight>,
     /// Operations in flight of each batch.
     left: HashMap<u64, usize>,
     /// Pages in flight.
     pages: usize,
     next: u64,
-    done: Vec<Done>,
+    done: Vec<BlockCompletion>,
     /// Pages that the device did not take, each of its batch.
-    refused: Vec<(u64, Page)>,
+    refused: Vec<(u64, BlockPage)>,
 }
 
-struct Flight {
+struct WriteInFlight {
     batch: u64,
-    pages: Vec<Page>,
+    pages: Vec<BlockPage>,
 }
 
-impl Behind {
-    fn new(queue: Box<dyn Queue>) -> Self {
-        let line = Line {
+impl WriteBehind {
+    fn new(queue: Box<dyn DeviceQueue>) -> Self {
+        let line = WriteBehindQueue {
             queue,
             flights: HashMap::new(),
             left: HashMap::new(),
@@ -64,36 +64,36 @@ impl Behind {
             done: Vec::new(),
             refused: Vec::new(),
         };
-        Behind { line: Mutex::new(line), pushed: Condvar::new() }
+        WriteBehind { line: Mutex::new(line), pushed: Condvar::new() }
     }
 }
 
-impl Line {
+impl WriteBehindQueue {
     /// Adds an operation. It waits for others where the queue is full.
-    fn push(&mut self, engine: &Engine, batch: u64, pages: Vec<Page>) {
-        let memory = Frame::segments(pages.iter().map(|(_, frame)| frame));
-        let kind = OpKind::Write { block: pages[0].0, memory, fua: false };
-        let mut op = Op { tag: self.next, kind };
+    fn push(&mut self, engine: &UhsEngine, batch: u64, pages: Vec<BlockPage>) {
+        let memory = PageFrame::segments(pages.iter().map(|(_, frame)| frame));
+        let kind = BlockOpKind::Write { block: pages[0].0, memory, fua: false };
+        let mut op = BlockOp { tag: self.next, kind };
         self.next += 1;
         self.pages += pages.len();
-        self.flights.insert(op.tag, Flight { batch, pages });
+        self.flights.insert(op.tag, WriteInFlight { batch, pages });
         while let Err(again) = self.queue.push(op) {
             op = again;
             self.wait(engine);
         }
     }
 
-    fn wait(&mut self, engine: &Engine) {
+    fn wait(&mut self, engine: &UhsEngine) {
         self.queue.wait(None);
         self.reap(engine);
     }
 
     /// Takes in what is complete.
-    fn reap(&mut self, engine: &Engine) {
+    fn reap(&mut self, engine: &UhsEngine) {
         let mut done = std::mem::take(&mut self.done);
         self.queue.reap(&mut done);
-        for Done { tag, result, .. } in done.drain(..) {
-            let Some(Flight { batch, pages }) = self.flights.remove(&tag) else { continue };
+        for BlockCompletion { tag, result, .. } in done.drain(..) {
+            let Some(WriteInFlight { batch, pages }) = self.flights.remove(&tag) else { continue };
             self.pages -= pages.len();
             if let Err(errno) = result {
                 log::warn!("uhs: blocks from {} on cannot be written: {errno}", pages[0].0);
@@ -115,14 +115,14 @@ impl Line {
     }
 }
 
-impl Engine {
-    fn new_behind(&self) -> Option<Behind> {
-        self.io.queue(Purpose::Behind, DEPTH).map(Behind::new)
+impl UhsEngine {
+    fn new_behind(&self) -> Option<WriteBehind> {
+        self.io.queue(QueuePurpose::Behind, DEPTH).map(WriteBehind::new)
     }
 
     /// Begins to write the runs that a write of `len` bytes at `offset` has completed. Waits only while much
     /// is in flight.
-    pub(super) fn write_behind(&self, content: &Shared, offset: u64, len: u64) {
+    pub(super) fn write_behind(&self, content: &SharedContent, offset: u64, len: u64) {
         let run = self.rules.early_run;
         let bytes = run * BLOCK as u64;
         if offset / bytes == (offset + len) / bytes {
@@ -142,9 +142,9 @@ impl Engine {
             ready.and_then(|pages| held.place_early(&self.pool, pages).ok())
         };
         let Some((batch, pages)) = begun else { return };
-        let follows = |a: &Page, b: &Page| a.0 + 1 == b.0;
+        let follows = |a: &BlockPage, b: &BlockPage| a.0 + 1 == b.0;
         let runs = pages.chunk_by(follows).flat_map(|run| run.chunks(self.io.gathered()));
-        let runs: Vec<Vec<Page>> = runs.map(<[Page]>::to_vec).collect();
+        let runs: Vec<Vec<BlockPage>> = runs.map(<[BlockPage]>::to_vec).collect();
         let mut line = lock(&behind.line);
         line.left.insert(batch, runs.len());
         runs.into_iter().for_each(|pages| line.push(self, batch, pages));
@@ -159,7 +159,7 @@ impl Engine {
 
     /// Waits for all runs that were begun before the group of `batch` closed. Returns the pages that the device
     /// did not take.
-    pub(super) fn finish_behind(&self, batch: u64) -> Vec<Page> {
+    pub(super) fn finish_behind(&self, batch: u64) -> Vec<BlockPage> {
         let Some(Some(behind)) = self.behind.get() else { return Vec::new() };
         let mut line = lock(&behind.line);
         while self.pool.has_early(batch) {
@@ -173,7 +173,7 @@ impl Engine {
         let refused = std::mem::take(&mut line.refused).into_iter();
         let (mine, later) = refused.partition(|(early, _)| *early < batch);
         line.refused = later;
-        let mine: Vec<(u64, Page)> = mine;
+        let mine: Vec<(u64, BlockPage)> = mine;
         mine.into_iter().map(|(_, page)| page).collect()
     }
 }

@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use defuse_block::Purpose;
+use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
-use super::{Engine, Slots, lock};
-use crate::commit::{Change, Groups};
-use crate::content::Content;
-use crate::format::inode::{Inode, Records};
-use crate::format::snapshot::Entry;
-use crate::group::{self, Batch};
-use crate::names::Saving;
-use crate::space::Run;
-use crate::store::{Need, Store, StoreError, Writing, failed};
+use super::{EngineSlots, UhsEngine, lock};
+use crate::commit::{CommitState, InodeChange};
+use crate::content::FileContent;
+use crate::format::inode::{DiskInode, RecordWriter};
+use crate::format::snapshot::SnapshotEntry;
+use crate::group::{self, CommitBatch};
+use crate::names::SnapshotWriter;
+use crate::space::BlockRun;
+use crate::store::{GroupWrite, InodeStore, StoreError, UnitUse, failed};
 
 /// Places that are tried for data, before its pages are stuck, and for records.
 const DATA_TRIES: usize = 4;
@@ -27,7 +27,7 @@ const IN_FLIGHT: usize = 3;
 
 /// The extent of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum SyncScope {
     /// Everything but times of directories that come from their entries after a crash.
     Changes,
     Everything,
@@ -35,36 +35,36 @@ pub(crate) enum Extent {
 
 /// All that waits until groups are durable.
 #[derive(Default)]
-pub(super) struct Waiting(BTreeMap<u64, OfGroup>);
+pub(super) struct PendingGroups(BTreeMap<u64, PendingGroup>);
 
 #[derive(Default)]
-struct OfGroup {
+struct PendingGroup {
     /// Blocks that are free then.
-    freed: Vec<Run>,
+    freed: Vec<BlockRun>,
     /// The newest of the batches of data.
     batch: u64,
     /// Contents that may leave memory then.
-    contents: Vec<(u64, Arc<Mutex<Content>>)>,
+    contents: Vec<(u64, Arc<Mutex<FileContent>>)>,
     /// Inodes that are in slots alone, as they are in the slots before.
-    stored: Vec<(u64, Inode)>,
+    stored: Vec<(u64, DiskInode)>,
 }
 
-impl Engine {
+impl UhsEngine {
     /// Makes everything durable that operations did until now. `EIO` where the device failed, now or
     /// before.
-    pub(crate) fn commit(&self, extent: Extent) -> Result<()> {
-        self.commit_for(Purpose::Caller, extent)
+    pub(crate) fn commit(&self, extent: SyncScope) -> Result<()> {
+        self.commit_for(QueuePurpose::Caller, extent)
     }
 
     /// Makes everything durable for a purpose: data of the group is written by queues of that purpose.
     ///
     /// # Errors
     ///
-    /// Those of [`commit`](Engine::commit).
-    pub(super) fn commit_for(&self, purpose: Purpose, extent: Extent) -> Result<()> {
-        let Slots::Store(store) = &self.store else { return Ok(()) };
+    /// Those of [`commit`](UhsEngine::commit).
+    pub(super) fn commit_for(&self, purpose: QueuePurpose, extent: SyncScope) -> Result<()> {
+        let EngineSlots::Store(store) = &self.store else { return Ok(()) };
         let mut round = None;
-        if extent == Extent::Changes {
+        if extent == SyncScope::Changes {
             round = self.rounds.join()?;
             if round.is_none() {
                 return Ok(());
@@ -95,12 +95,12 @@ impl Engine {
     /// Writes what changed until now. Returns the number of the newest group, and its slots if they are in flight.
     fn write_running(
         &self,
-        store: &Store,
-        extent: Extent,
-        purpose: Purpose,
-    ) -> Result<(u64, Option<Writing>)> {
+        store: &InodeStore,
+        extent: SyncScope,
+        purpose: QueuePurpose,
+    ) -> Result<(u64, Option<GroupWrite>)> {
         self.pending.store(false, Ordering::Relaxed);
-        if extent == Extent::Everything {
+        if extent == SyncScope::Everything {
             self.write_times(store, purpose)?;
         }
         self.list_stuck();
@@ -116,7 +116,7 @@ impl Engine {
     }
 
     /// Adds all directories whose times wait to groups, none of which is larger than others.
-    fn write_times(&self, store: &Store, purpose: Purpose) -> Result<()> {
+    fn write_times(&self, store: &InodeStore, purpose: QueuePurpose) -> Result<()> {
         let dirs = self.names.take_waiting();
         let mut parts = dirs.chunks(self.gate.full()).peekable();
         while let Some(part) = parts.next() {
@@ -135,7 +135,7 @@ impl Engine {
         let later = waiting.0.split_off(&(group + 1));
         let durable = std::mem::replace(&mut waiting.0, later);
         drop(waiting);
-        for OfGroup { freed, batch, contents, .. } in durable.into_values() {
+        for PendingGroup { freed, batch, contents, .. } in durable.into_values() {
             self.pool.durable(batch);
             if self.options.discard {
                 self.io.discard(&freed);
@@ -150,24 +150,24 @@ impl Engine {
 
     /// Commits for the last time.
     pub(crate) fn rest(&self) {
-        let Slots::Store(store) = &self.store else { return };
-        if self.commit(Extent::Everything).is_err() {
+        let EngineSlots::Store(store) = &self.store else { return };
+        if self.commit(SyncScope::Everything).is_err() {
             return;
         }
         // Nobody uses the file system any more.
-        let save = |groups: &Groups| {
+        let save = |groups: &CommitState| {
             // A scan looks at what such a device has, and at nothing else.
             if self.refused.load(Ordering::Relaxed) {
                 return None;
             }
-            let mut saving = Saving::default();
+            let mut saving = SnapshotWriter::default();
             self.names.save(|ino| groups.live(ino), &mut saving);
             let (stale, removals) = groups.leftovers()?;
             stale.iter().for_each(|(ino, slot)| {
-                saving.add(&Entry::Stale { ino: *ino, slot: *slot });
+                saving.add(&SnapshotEntry::Stale { ino: *ino, slot: *slot });
             });
             for (slot, inos) in removals {
-                saving.add(&Entry::Removals { slot, inos });
+                saving.add(&SnapshotEntry::Removals { slot, inos });
             }
             saving.finish()
         };
@@ -187,7 +187,7 @@ impl Engine {
     /// Takes the data of inodes of groups that failed into memory: nobody knows what their slots hold.
     fn revive_stored(&self) {
         let mut waiting = lock(&self.waiting);
-        let stored: Vec<(u64, Inode)> =
+        let stored: Vec<(u64, DiskInode)> =
             waiting.0.values_mut().flat_map(|group| std::mem::take(&mut group.stored)).collect();
         drop(waiting);
         for (ino, inode) in stored {
@@ -204,19 +204,24 @@ impl Engine {
 
     /// Writes the running group because it has as many inodes as a group may have.
     pub(super) fn write_full_group(&self) {
-        let Slots::Store(store) = &self.store else { return };
+        let EngineSlots::Store(store) = &self.store else { return };
         let _writing = lock(&self.writing);
         // Somebody else may have written it meanwhile.
         if self.gate.is_full()
             && !self.is_read_only()
-            && let Err(error) = self.write_group(store, false, Purpose::Caller)
+            && let Err(error) = self.write_group(store, false, QueuePurpose::Caller)
         {
             self.fail(&error);
         }
     }
 
     /// Closes the running group and writes it.
-    fn write_group(&self, store: &Store, now: bool, purpose: Purpose) -> Result<u64, StoreError> {
+    fn write_group(
+        &self,
+        store: &InodeStore,
+        now: bool,
+        purpose: QueuePurpose,
+    ) -> Result<u64, StoreError> {
         match self.begin_group(store, now, purpose)? {
             (_, Some(slots)) => store.finish(slots),
             (group, None) => Ok(group),
@@ -228,10 +233,10 @@ impl Engine {
     /// meanwhile share the next one.
     fn begin_group(
         &self,
-        store: &Store,
+        store: &InodeStore,
         now: bool,
-        purpose: Purpose,
-    ) -> Result<(u64, Option<Writing>), StoreError> {
+        purpose: QueuePurpose,
+    ) -> Result<(u64, Option<GroupWrite>), StoreError> {
         if !self.rules.blocks_wait_for_group {
             self.pool.release(&self.pool.take_given_up());
         }
@@ -246,8 +251,8 @@ impl Engine {
         self.scattered.add(&batch.scattered);
         let mut stored = Vec::new();
         let units = &mut |wanted, need| match need {
-            Need::Slots => self.pool.take_units(wanted),
-            Need::Runs => self.pool.take_spare_units(wanted),
+            UnitUse::Slots => self.pool.take_units(wanted),
+            UnitUse::Runs => self.pool.take_spare_units(wanted),
         };
         let written = self.write_before(store, &mut batch, &mut stored).and_then(|()| {
             store.begin_group(store.turn(), std::mem::take(&mut batch.changes), now, units)
@@ -271,9 +276,9 @@ impl Engine {
     /// then the group has also what changed meanwhile.
     fn write_before(
         &self,
-        store: &Store,
-        batch: &mut Batch,
-        stored: &mut Vec<(u64, Inode)>,
+        store: &InodeStore,
+        batch: &mut CommitBatch,
+        stored: &mut Vec<(u64, DiskInode)>,
     ) -> Result<(), StoreError> {
         for round in 0..DATA_TRIES {
             stored.extend(self.add_stored(batch)?);
@@ -291,12 +296,12 @@ impl Engine {
 
     /// Completes the bodies of inodes whose data is not in memory. It is in the slots that the device has:
     /// nobody overwrites them before a newer copy is durable. Returns these inodes.
-    fn add_stored(&self, batch: &mut Batch) -> Result<Vec<(u64, Inode)>, StoreError> {
+    fn add_stored(&self, batch: &mut CommitBatch) -> Result<Vec<(u64, DiskInode)>, StoreError> {
         let inos: Vec<u64> = batch.stored.iter().map(|at| batch.changes[*at].ino()).collect();
         let found = self.read_slots(&inos)?;
         for (at, inode) in batch.stored.iter().zip(&found) {
-            if let Change::Write { body, .. } = &mut batch.changes[*at] {
-                let mut record = Records::default();
+            if let InodeChange::Write { body, .. } = &mut batch.changes[*at] {
+                let mut record = RecordWriter::default();
                 record.data(&inode.data);
                 body.extend(record.finish());
             }
@@ -329,7 +334,7 @@ impl Engine {
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             self.hurried.store(false, Ordering::Relaxed);
             // What failed was logged.
-            let _ = self.commit_for(Purpose::Behind, Extent::Everything);
+            let _ = self.commit_for(QueuePurpose::Behind, SyncScope::Everything);
             self.compact_before_need();
             self.merge_scattered();
             ended = lock(&self.ended);

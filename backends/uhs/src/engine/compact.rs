@@ -10,17 +10,17 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, TryLockError};
 
-use defuse_block::Purpose;
+use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
-use super::commit::Extent;
-use super::figures::Tally;
+use super::commit::SyncScope;
+use super::figures::StripedCounter;
 use super::vacate::{BEFORE, FEW, FEW_NOW, NOW, PLENTY};
-use super::{Engine, Slots, lock};
-use crate::content::{Content, Supply};
+use super::{EngineSlots, UhsEngine, lock};
+use crate::content::{FileContent, FrameSupply};
 use crate::format::UNIT_BLOCKS;
-use crate::group::Handle;
-use crate::space::{Run, Space};
+use crate::group::GroupReadGuard;
+use crate::space::{BlockRun, BlockSpace};
 
 /// Units that a round empties at most.
 const UNITS: usize = 8;
@@ -41,18 +41,18 @@ const NEEDED: u32 = 16;
 /// The compaction of one file system: at most one round runs at a time.
 #[derive(Default)]
 pub(super) struct Compaction {
-    state: Mutex<State>,
+    state: Mutex<CompactionState>,
     /// Groups since the mount, when no unit of slots could be emptied.
     pub(super) vacated_in_vain: Mutex<Option<u64>>,
-    pub(super) slots_moved: Tally,
-    pub(super) rounds: Tally,
-    pub(super) units: Tally,
-    pub(super) pages: Tally,
-    pub(super) slot_units: Tally,
+    pub(super) slots_moved: StripedCounter,
+    pub(super) rounds: StripedCounter,
+    pub(super) units: StripedCounter,
+    pub(super) pages: StripedCounter,
+    pub(super) slot_units: StripedCounter,
 }
 
 #[derive(Default)]
-struct State {
+struct CompactionState {
     /// Units that did not become free: something holds their blocks.
     stubborn: BTreeSet<usize>,
     /// Blocks that were given back since the mount, when a round found nothing to gain.
@@ -63,11 +63,11 @@ impl Compaction {
     /// A test makes every round worth a try.
     #[cfg(test)]
     pub(crate) fn forget(&self) {
-        *lock(&self.state) = State::default();
+        *lock(&self.state) = CompactionState::default();
     }
 }
 
-impl Engine {
+impl UhsEngine {
     /// Makes units free where they are short, and somebody waits for space. True where some are.
     pub(super) fn compact_now(&self) -> Result<bool> {
         let mut slots = self.give_back_slots(NOW, true)?;
@@ -114,7 +114,7 @@ impl Engine {
     #[cfg(test)]
     pub(crate) fn move_everything(&self) -> Result<()> {
         let _state = lock(&self.compaction.state);
-        self.empty(Space::small_units).2
+        self.empty(BlockSpace::small_units).2
     }
 
     /// True where few units are free, and others have so many free blocks together that it is worth a look.
@@ -131,14 +131,14 @@ impl Engine {
     }
 
     /// A round. True where units became free.
-    fn compact(&self, state: &mut State, least: u32) -> Result<bool> {
+    fn compact(&self, state: &mut CompactionState, least: u32) -> Result<bool> {
         let released = self.pool.released();
         let futile = state.futile_at.is_some_and(|then| released < then + UNIT_BLOCKS);
-        if self.is_read_only() || matches!(self.store, Slots::Frozen(_)) || futile {
+        if self.is_read_only() || matches!(self.store, EngineSlots::Frozen(_)) || futile {
             return Ok(false);
         }
         let most = (self.options.dirty_pages as u64).max(UNIT_BLOCKS);
-        let choose = |space: &Space| space.emptiest(UNITS, (least, most), &state.stubborn);
+        let choose = |space: &BlockSpace| space.emptiest(UNITS, (least, most), &state.stubborn);
         let (gained, left, moved) = self.empty(choose);
         state.futile_at = (gained == 0).then_some(released);
         match gained {
@@ -150,7 +150,10 @@ impl Engine {
     }
 
     /// Empties units. Returns how many became free, those that did not, and what ended it.
-    fn empty(&self, choose: impl FnOnce(&Space) -> Vec<usize>) -> (usize, Vec<usize>, Result<()>) {
+    fn empty(
+        &self,
+        choose: impl FnOnce(&BlockSpace) -> Vec<usize>,
+    ) -> (usize, Vec<usize>, Result<()>) {
         let leaving = {
             let mut space = self.pool.space();
             // Nobody who has them could empty such a unit.
@@ -171,7 +174,7 @@ impl Engine {
     /// Moves everything out of these units, as far as there is space, and makes that durable.
     fn move_all(&self, units: &[usize]) -> Result<()> {
         let leaves = |block: u64| units.binary_search(&((block / UNIT_BLOCKS) as usize)).is_ok();
-        let meets = |run: Run| {
+        let meets = |run: BlockRun| {
             let ends =
                 (run.block / UNIT_BLOCKS, (run.block + u64::from(run.count) - 1) / UNIT_BLOCKS);
             (ends.0..=ends.1).any(|unit| leaves(unit * UNIT_BLOCKS))
@@ -188,10 +191,10 @@ impl Engine {
                 Ok(()) | Err(_) => {}
             }
             if self.pool.dirty() > self.options.dirty_pages / 2 {
-                self.commit_for(Purpose::Reclaim, Extent::Changes)?;
+                self.commit_for(QueuePurpose::Reclaim, SyncScope::Changes)?;
             }
         }
-        self.commit_for(Purpose::Reclaim, Extent::Changes)
+        self.commit_for(QueuePurpose::Reclaim, SyncScope::Changes)
     }
 
     /// Moves the blocks of an inode.
@@ -204,16 +207,17 @@ impl Engine {
             let next = lock(&content).next_at(page, most, leaves);
             let Some(pages) = next else { break };
             page = pages.end;
-            let need = |held: &Content| held.need_move(&pages);
-            let change = &mut |held: &mut Content, handle: &Handle<'_>, _: &mut Supply| {
-                let moved = held.leave_blocks(&self.pool, &pages, leaves);
-                self.names.settle(handle, ino, held.facts())?;
-                moved
-            };
-            let moved = self.try_change_content(Purpose::Reclaim, &content, &need, change)?;
+            let need = |held: &FileContent| held.need_move(&pages);
+            let change =
+                &mut |held: &mut FileContent, handle: &GroupReadGuard<'_>, _: &mut FrameSupply| {
+                    let moved = held.leave_blocks(&self.pool, &pages, leaves);
+                    self.names.settle(handle, ino, held.facts())?;
+                    moved
+                };
+            let moved = self.try_change_content(QueuePurpose::Reclaim, &content, &need, change)?;
             self.compaction.pages.add(moved);
             if self.pool.dirty() > self.options.dirty_pages / 2 {
-                self.commit_for(Purpose::Reclaim, Extent::Changes)?;
+                self.commit_for(QueuePurpose::Reclaim, SyncScope::Changes)?;
             }
         }
         drop(content);
@@ -225,7 +229,7 @@ impl Engine {
     fn move_records(
         &self,
         ino: u64,
-        content: &Arc<Mutex<Content>>,
+        content: &Arc<Mutex<FileContent>>,
         leaves: &dyn Fn(u64) -> bool,
     ) -> Result<()> {
         let handle = self.enter()?;

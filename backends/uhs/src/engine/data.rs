@@ -4,21 +4,23 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use defuse_block::{Frames, Purpose};
+use defuse_block::{FrameRun, QueuePurpose};
 use defuse_fs::{
     Attr, CopyRange, Errno, Fallocate, OpenFlags, ReadBuf, Result, SetAttr, SliceSink, Whence,
 };
 
-use super::commit::Extent;
-use super::direct::{Way, is_line};
-use super::{Engine, lock};
-use crate::content::{Content, Frame, Need, Pool, Shared, Supply, Wanted};
+use super::commit::SyncScope;
+use super::direct::{IoPath, is_line};
+use super::{UhsEngine, lock};
+use crate::content::{
+    BlockPool, ChangeDemand, FileContent, FrameDemand, FrameSupply, PageFrame, SharedContent,
+};
 use crate::format::BLOCK;
-use crate::format::inode::Data;
-use crate::group::{Batch, Handle};
-use crate::io::{Failed, GATHERED};
-use crate::space::Run;
-use crate::store::{Store, StoreError, failed};
+use crate::format::inode::InodeData;
+use crate::group::{CommitBatch, GroupReadGuard};
+use crate::io::{FailedBlocks, GATHERED};
+use crate::space::BlockRun;
+use crate::store::{InodeStore, StoreError, failed};
 
 /// Commits that somebody waits for at most, to get memory.
 const PATIENCE: usize = 8;
@@ -29,19 +31,19 @@ const LONGEST_COPY: u64 = 64 << 20;
 /// Pages that were read for an operation. Until it is done they get into the cache again whenever a want of
 /// memory drops them.
 #[derive(Default)]
-struct Fetched {
-    purpose: Purpose,
+struct FetchedPages {
+    purpose: QueuePurpose,
     /// The version of the content before.
     version: u64,
     /// The number of direct writes that had ended before.
     before: u64,
-    pages: Vec<(u64, Run, Vec<Frame>)>,
+    pages: Vec<(u64, BlockRun, Vec<PageFrame>)>,
 }
 
-impl Fetched {
+impl FetchedPages {
     /// Puts the pages into the cache. Those that may be older than the device are read again. `EDEADLK` for the thread
     /// that would wait for itself.
-    fn fill(&mut self, content: &mut Content, pool: &Pool) -> Result<()> {
+    fn fill(&mut self, content: &mut FileContent, pool: &BlockPool) -> Result<()> {
         if self.version != content.version() {
             self.version = content.version();
             self.pages.clear();
@@ -59,7 +61,7 @@ impl Fetched {
     }
 }
 
-impl Engine {
+impl UhsEngine {
     /// Reads from `offset` on. True if that has changed the access time.
     ///
     /// # Errors
@@ -71,14 +73,14 @@ impl Engine {
         (offset, flags): (u64, OpenFlags),
         out: &mut ReadBuf<'_>,
     ) -> Result<bool> {
-        let way = Way::from(flags);
+        let way = IoPath::from(flags);
         let content = self.data(ino)?;
         let before = out.filled();
         while out.remaining() > 0 {
             let at = offset.saturating_add((out.filled() - before) as u64);
             let from = out.filled();
             let len = (GATHERED * BLOCK).min(out.remaining());
-            if way == Way::Cached || !self.read_directly(&content, at, len, out)? {
+            if way == IoPath::Cached || !self.read_directly(&content, at, len, out)? {
                 self.read_part(&content, at, len, out)?;
             }
             if out.filled() == from {
@@ -90,12 +92,12 @@ impl Engine {
 
     fn read_part(
         &self,
-        content: &Mutex<Content>,
+        content: &Mutex<FileContent>,
         at: u64,
         len: usize,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        let mut fetched = Fetched::default();
+        let mut fetched = FetchedPages::default();
         let (mut in_memory, mut ahead, mut fetcher) = (true, None, None);
         loop {
             let mut held = lock(content);
@@ -130,7 +132,7 @@ impl Engine {
     }
 
     /// The content of a regular file. `EISDIR`, `EINVAL` for what has no data.
-    pub(super) fn data(&self, ino: u64) -> Result<Shared> {
+    pub(super) fn data(&self, ino: u64) -> Result<SharedContent> {
         self.names.check_data(ino)?;
         self.content(ino)
     }
@@ -139,7 +141,7 @@ impl Engine {
         self.names.check_link(ino)?;
         let content = self.content(ino)?;
         let target = match &*lock(&content).data() {
-            Data::Target(target) => Ok(target.clone()),
+            InodeData::Target(target) => Ok(target.clone()),
             _ => Err(Errno::EINVAL),
         };
         drop(content);
@@ -152,17 +154,17 @@ impl Engine {
         &self,
         ino: u64,
         offset: Option<u64>,
-        way: Way,
+        way: IoPath,
         data: &[u8],
         kill_suidgid: bool,
     ) -> Result<usize> {
         let content = self.data(ino)?;
-        if let (Way::Direct, Some(offset)) = (way, offset)
+        if let (IoPath::Direct, Some(offset)) = (way, offset)
             && self.write_directly((ino, &content), offset, data, kill_suidgid)?
         {
             return Ok(data.len());
         }
-        let need = |held: &Content| {
+        let need = |held: &FileContent| {
             held.need_write(offset.unwrap_or_else(|| held.size()), data.len() as u64)
         };
         let (offset, taken) = self.change_content(&content, need, |held, handle, supply| {
@@ -178,7 +180,7 @@ impl Engine {
         // Whoever writes faster than the device waits for it. The committing thread begins earlier.
         let dirty = self.pool.dirty();
         if dirty > self.options.dirty_pages {
-            self.commit(Extent::Changes)?;
+            self.commit(SyncScope::Changes)?;
         } else if dirty > self.options.dirty_pages / 2 {
             self.commit_soon();
         }
@@ -190,7 +192,7 @@ impl Engine {
             return self.change(|names, handle| names.setattr(handle, ino, set, None, valid_for));
         };
         let content = self.data(ino)?;
-        let need = |held: &Content| held.need_size(size);
+        let need = |held: &FileContent| held.need_size(size);
         let attr = self.change_content(&content, need, |held, handle, supply| {
             let result = held.set_size(&self.pool, size, supply);
             if let Err(errno) = result {
@@ -207,7 +209,7 @@ impl Engine {
     /// Allocates, punches, zeroes, collapses or inserts a range, fallocate(2).
     pub(crate) fn fallocate(&self, ino: u64, range: &Fallocate, kill_suidgid: bool) -> Result<()> {
         let content = self.data(ino)?;
-        let need = |held: &Content| held.need_fallocate(range);
+        let need = |held: &FileContent| held.need_fallocate(range);
         self.change_content(&content, need, |held, handle, supply| {
             let result = held.fallocate(&self.pool, range, supply);
             match result {
@@ -267,7 +269,7 @@ impl Engine {
             _ => self.write(
                 copy.dst.ino.0,
                 Some(copy.dst_offset + done),
-                Way::Cached,
+                IoPath::Cached,
                 &bytes[..len],
                 kill_suidgid,
             ),
@@ -283,27 +285,29 @@ impl Engine {
     /// Changes a content when it has what it needs.
     fn change_content<T>(
         &self,
-        content: &Mutex<Content>,
-        need: impl Fn(&Content) -> Need,
-        mut change: impl FnMut(&mut Content, &Handle<'_>, &mut Supply) -> Result<T>,
+        content: &Mutex<FileContent>,
+        need: impl Fn(&FileContent) -> ChangeDemand,
+        mut change: impl FnMut(&mut FileContent, &GroupReadGuard<'_>, &mut FrameSupply) -> Result<T>,
     ) -> Result<T> {
-        self.with_space(|| self.try_change_content(Purpose::Caller, content, &need, &mut change))
+        self.with_space(|| {
+            self.try_change_content(QueuePurpose::Caller, content, &need, &mut change)
+        })
     }
 
     pub(super) fn try_change_content<T>(
         &self,
-        purpose: Purpose,
-        content: &Mutex<Content>,
-        need: &impl Fn(&Content) -> Need,
-        change: &mut impl FnMut(&mut Content, &Handle<'_>, &mut Supply) -> Result<T>,
+        purpose: QueuePurpose,
+        content: &Mutex<FileContent>,
+        need: &impl Fn(&FileContent) -> ChangeDemand,
+        change: &mut impl FnMut(&mut FileContent, &GroupReadGuard<'_>, &mut FrameSupply) -> Result<T>,
     ) -> Result<T> {
-        let mut supply = Supply::default();
-        let mut fetched = Fetched { purpose, ..Fetched::default() };
+        let mut supply = FrameSupply::default();
+        let mut fetched = FetchedPages { purpose, ..FetchedPages::default() };
         loop {
             let handle = self.enter()?;
             let mut held = lock(content);
             fetched.fill(&mut held, &self.pool)?;
-            let Need { missing, wanted } = need(&held);
+            let ChangeDemand { missing, wanted } = need(&held);
             if missing.is_empty() && supply.has(wanted) {
                 let result = change(&mut held, &handle, &mut supply);
                 drop(held);
@@ -317,18 +321,18 @@ impl Engine {
         }
     }
 
-    fn supply(&self, wanted: Wanted, supply: &mut Supply) -> Result<()> {
+    fn supply(&self, wanted: FrameDemand, supply: &mut FrameSupply) -> Result<()> {
         for _ in 0..PATIENCE {
             if self.pool.supply(wanted, supply) {
                 return Ok(());
             }
-            self.commit(Extent::Changes)?;
+            self.commit(SyncScope::Changes)?;
         }
         Err(Errno::ENOMEM)
     }
 
     /// Frames for all blocks of a run, in parts that one operation of the device can have, each with its first block.
-    pub(super) fn frames_of(&self, run: Run) -> Result<Vec<(u64, Frames)>> {
+    pub(super) fn frames_of(&self, run: BlockRun) -> Result<Vec<(u64, FrameRun)>> {
         let (mut parts, mut at) = (Vec::new(), run.block);
         while at < run.end() {
             let frames = self.frames(((run.end() - at) as usize).min(self.io.gathered()))?;
@@ -340,18 +344,18 @@ impl Engine {
     }
 
     /// Frames for up to `count` pages.
-    fn frames(&self, count: usize) -> Result<Frames> {
+    fn frames(&self, count: usize) -> Result<FrameRun> {
         for _ in 0..PATIENCE {
             if let Some(frames) = self.pool.frames(count) {
                 return Ok(frames);
             }
-            self.commit(Extent::Changes)?;
+            self.commit(SyncScope::Changes)?;
         }
         Err(Errno::ENOMEM)
     }
 
     /// Reads pages, several runs of them at a time.
-    fn fetch(&self, missing: &[(u64, u64)], fetched: &mut Fetched) -> Result<()> {
+    fn fetch(&self, missing: &[(u64, u64)], fetched: &mut FetchedPages) -> Result<()> {
         if missing.is_empty() {
             return Ok(());
         }
@@ -359,8 +363,8 @@ impl Engine {
         let (mut pages, mut runs) = (Vec::new(), Vec::new());
         for run in missing.chunk_by(follows) {
             let (page, block) = run[0];
-            for (at, frames) in self.frames_of(Run { block, count: run.len() as u32 })? {
-                pages.push((page + (at - block), Run { block: at, count: frames.count() }));
+            for (at, frames) in self.frames_of(BlockRun { block, count: run.len() as u32 })? {
+                pages.push((page + (at - block), BlockRun { block: at, count: frames.count() }));
                 runs.push((at, frames));
             }
         }
@@ -368,7 +372,7 @@ impl Engine {
             log::error!("uhs: data cannot be read: {errno}");
             Errno::EIO
         })?;
-        let frames = read.into_iter().map(|run| Frame::each(run).collect());
+        let frames = read.into_iter().map(|run| PageFrame::each(run).collect());
         fetched
             .pages
             .extend(pages.into_iter().zip(frames).map(|((page, run), frames)| (page, run, frames)));
@@ -379,8 +383,8 @@ impl Engine {
     /// order; then nothing is durable.
     pub(super) fn write_data(
         &self,
-        store: &Store,
-        batch: &mut Batch,
+        store: &InodeStore,
+        batch: &mut CommitBatch,
     ) -> std::result::Result<Vec<u64>, StoreError> {
         if batch.has_early && self.rules.groups_wait_for_early {
             let refused = self.finish_behind(batch.number);
@@ -391,7 +395,7 @@ impl Engine {
             self.pool.wrote(batch.number);
             return Ok(Vec::new());
         }
-        let write = |data: &mut [(u64, Frame)], durable| {
+        let write = |data: &mut [(u64, PageFrame)], durable| {
             self.io.write(batch.purpose, data, durable).map_err(failed("write data"))
         };
         // What was written early needs a flush.
@@ -404,7 +408,7 @@ impl Engine {
         let is_durable = through && failures.is_empty();
         let mut lost = Vec::new();
         // A failure of many blocks may come from one of them, or be over.
-        for Failed { from, count, errno } in failures {
+        for FailedBlocks { from, count, errno } in failures {
             let (first, before) = (batch.data[from].0, lost.len());
             for one in &batch.data[from..from + count] {
                 if !write(&mut [one.clone()], false)?.is_empty() {

@@ -2,28 +2,28 @@
 
 use std::cell::Cell;
 
-use defuse_block::Purpose;
+use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, OpenFlags, ReadBuf, Result};
 
-use super::{Engine, lock};
-use crate::content::{Content, Frame, Shared, Source, Target};
-use crate::space::Run;
+use super::{UhsEngine, lock};
+use crate::content::{DirectSource, DirectTarget, FileContent, PageFrame, SharedContent};
+use crate::space::BlockRun;
 
 /// Reads of blocks that move meanwhile. Then the cache has them.
 const TRIES: usize = 4;
 
 /// The way of bytes between a caller and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum IoPath {
     /// By pages of the cache.
     Cached,
     /// Past the cache, where the range is one of whole pages that the cache has no part in.
     Direct,
 }
 
-impl From<OpenFlags> for Way {
+impl From<OpenFlags> for IoPath {
     fn from(flags: OpenFlags) -> Self {
-        if flags.has(OpenFlags::DIRECT) { Way::Direct } else { Way::Cached }
+        if flags.has(OpenFlags::DIRECT) { IoPath::Direct } else { IoPath::Cached }
     }
 }
 
@@ -42,19 +42,19 @@ pub(super) fn become_line() {
     IS_LINE.set(true);
 }
 
-impl Engine {
+impl UhsEngine {
     /// Reads up to `len` bytes. False, with nothing read, where the cache has a part in it.
     pub(super) fn read_directly(
         &self,
-        content: &Shared,
+        content: &SharedContent,
         offset: u64,
         len: usize,
         out: &mut ReadBuf<'_>,
     ) -> Result<bool> {
         for _ in 0..TRIES {
             let source = lock(content).direct_source(&self.pool, offset, len as u64);
-            let Some(Source { run, bytes, version }) = source else { return Ok(false) };
-            let read = self.io.read(Purpose::Caller, self.frames_of(run)?);
+            let Some(DirectSource { run, bytes, version }) = source else { return Ok(false) };
+            let read = self.io.read(QueuePurpose::Caller, self.frames_of(run)?);
             let read = read.map_err(|errno| unreadable(run, errno))?;
             if lock(content).version() != version {
                 continue;
@@ -69,7 +69,7 @@ impl Engine {
         Ok(false)
     }
 
-    pub(super) fn has_read_directly(&self, run: Run) {
+    pub(super) fn has_read_directly(&self, run: BlockRun) {
         self.reads.misses.add(1);
         self.reads.fetched.add(run.count.into());
     }
@@ -77,7 +77,7 @@ impl Engine {
     /// Writes all of `data`. False, with nothing written, where the cache has a part in it.
     pub(super) fn write_directly(
         &self,
-        (ino, content): (u64, &Shared),
+        (ino, content): (u64, &SharedContent),
         offset: u64,
         data: &[u8],
         kill_suidgid: bool,
@@ -93,41 +93,41 @@ impl Engine {
         }
     }
 
-    fn write_runs(&self, runs: &[Run], mut data: &[u8]) -> Result<()> {
-        let mut pages: Vec<(u64, Frame)> = Vec::new();
+    fn write_runs(&self, runs: &[BlockRun], mut data: &[u8]) -> Result<()> {
+        let mut pages: Vec<(u64, PageFrame)> = Vec::new();
         for run in runs {
             for (block, mut frames) in self.frames_of(*run)? {
                 let (bytes, rest) = data.split_at(frames.len());
                 frames.copy_from_slice(bytes);
-                pages.extend((block..).zip(Frame::each(frames)));
+                pages.extend((block..).zip(PageFrame::each(frames)));
                 data = rest;
             }
         }
         debug_assert!(data.is_empty(), "the runs have all of it");
-        match self.io.write(Purpose::Caller, &mut pages, false) {
+        match self.io.write(QueuePurpose::Caller, &mut pages, false) {
             Ok(failed) => failed.first().map_or(Ok(()), |one| Err(unwritable(runs, one.errno))),
             Err(errno) => Err(unwritable(runs, errno)),
         }
     }
 
-    /// Begins a direct write, as [`Content::begin_direct`] does.
+    /// Begins a direct write, as [`FileContent::begin_direct`] does.
     pub(super) fn begin_direct(
         &self,
-        content: &mut Content,
+        content: &mut FileContent,
         offset: u64,
         len: usize,
-    ) -> Result<Option<Target>> {
+    ) -> Result<Option<DirectTarget>> {
         match self.is_read_only() {
             true => Err(Errno::EROFS),
             false => content.begin_direct(&self.pool, offset, len as u64),
         }
     }
 
-    /// Ends a direct write, as [`Content::end_direct`] does. `EBUSY` where it must be done again by the cache.
+    /// Ends a direct write, as [`FileContent::end_direct`] does. `EBUSY` where it must be done again by the cache.
     pub(super) fn end_direct(
         &self,
-        (ino, content): (u64, &Shared),
-        target: Target,
+        (ino, content): (u64, &SharedContent),
+        target: DirectTarget,
         written: Result<()>,
         kill_suidgid: bool,
     ) -> Result<()> {
@@ -144,13 +144,13 @@ impl Engine {
 }
 
 /// The error of a read that the device refused.
-pub(super) fn unreadable(run: Run, errno: defuse_block::Errno) -> Errno {
+pub(super) fn unreadable(run: BlockRun, errno: defuse_block::Errno) -> Errno {
     log::error!("uhs: blocks from {} on cannot be read: {errno}", run.block);
     Errno::EIO
 }
 
 /// The error of a write that the device refused.
-pub(super) fn unwritable(runs: &[Run], errno: defuse_block::Errno) -> Errno {
+pub(super) fn unwritable(runs: &[BlockRun], errno: defuse_block::Errno) -> Errno {
     let first = runs.first().map_or(0, |run| run.block);
     log::error!("uhs: blocks from {first} on cannot be written: {errno}");
     Errno::EIO

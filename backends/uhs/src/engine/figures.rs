@@ -2,26 +2,26 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use defuse_block::Counters;
+use defuse_block::DeviceCounters;
 use defuse_fs::Figure;
 
-use super::{Engine, Slots, lock, queues};
+use super::{EngineSlots, UhsEngine, lock, queues};
 use crate::format::BLOCK;
 use crate::group::number_of_thread;
-use crate::store::Progress;
+use crate::store::StoreProgress;
 
 /// Lanes of a tally. More threads share them.
 const LANES: usize = 16;
 
 /// A count that many threads add to, so that their processors share no cache line.
 #[derive(Default)]
-pub(super) struct Tally([Lane; LANES]);
+pub(super) struct StripedCounter([CounterCell; LANES]);
 
 #[derive(Default)]
 #[repr(align(128))]
-struct Lane(AtomicU64);
+struct CounterCell(AtomicU64);
 
-impl Tally {
+impl StripedCounter {
     pub(super) fn add(&self, count: u64) {
         self.0[number_of_thread() % LANES].0.fetch_add(count, Ordering::Relaxed);
     }
@@ -33,22 +33,22 @@ impl Tally {
 
 /// Counts of reads.
 #[derive(Default)]
-pub(super) struct Reads {
+pub(super) struct ReadCounters {
     /// Parts of up to 1 MiB that were in memory.
-    pub(super) hits: Tally,
+    pub(super) hits: StripedCounter,
     /// Those for which something was read from the device.
-    pub(super) misses: Tally,
+    pub(super) misses: StripedCounter,
     /// Pages that were read because somebody wanted them.
-    pub(super) fetched: Tally,
+    pub(super) fetched: StripedCounter,
     /// Pages that were read before somebody wanted them.
-    pub(super) ahead: Tally,
+    pub(super) ahead: StripedCounter,
 }
 
-impl Engine {
+impl UhsEngine {
     /// Figures of this file system, each name once. Nothing waits for the device.
     pub(crate) fn figures(&self) -> Vec<Figure> {
         let mut figures = Vec::with_capacity(48);
-        if let Slots::Store(store) = &self.store {
+        if let EngineSlots::Store(store) = &self.store {
             figures.extend(of_groups(&store.progress()));
         }
         figures.push(Figure::count("read_only", self.is_read_only().into()));
@@ -62,15 +62,16 @@ impl Engine {
 
     /// The reasons why the device is slower than it could be.
     pub(crate) fn notes(&self) -> Vec<String> {
-        use defuse_block::Device;
+        use defuse_block::BlockDevice;
         self.device.note().into_iter().collect()
     }
 
     fn of_memory(&self) -> Vec<Figure> {
         let bytes = |name, pages: usize| Figure::bytes(name, (pages * BLOCK) as u64);
-        let count = |name, tally: &Tally| Figure::count(name, tally.sum()).since_start();
-        let read =
-            |name, tally: &Tally| Figure::bytes(name, tally.sum() * BLOCK as u64).since_start();
+        let count = |name, tally: &StripedCounter| Figure::count(name, tally.sum()).since_start();
+        let read = |name, tally: &StripedCounter| {
+            Figure::bytes(name, tally.sum() * BLOCK as u64).since_start()
+        };
         let (used, limit) = self.pool.frames_in_use();
         let (index, index_limit) = self.pool.index_bytes();
         vec![
@@ -117,7 +118,7 @@ impl Engine {
     }
 }
 
-fn of_groups(progress: &Progress) -> Vec<Figure> {
+fn of_groups(progress: &StoreProgress) -> Vec<Figure> {
     vec![
         Figure::count("groups", progress.groups).since_start(),
         Figure::count("groups_not_durable", progress.not_durable),
@@ -127,7 +128,7 @@ fn of_groups(progress: &Progress) -> Vec<Figure> {
     ]
 }
 
-fn of_device(counters: &Counters) -> Vec<Figure> {
+fn of_device(counters: &DeviceCounters) -> Vec<Figure> {
     let count = |name, value| Figure::count(name, value).since_start();
     let bytes = |name, value| Figure::bytes(name, value).since_start();
     vec![

@@ -4,22 +4,22 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Errno, Result};
 
-use super::{Engine, LOADS, Slots, lock};
-use crate::content::Content;
+use super::{EngineSlots, LOADS, UhsEngine, lock};
+use crate::content::FileContent;
 use crate::format::BLOCK;
-use crate::format::inode::{Data, Decoded, Inode};
-use crate::format::slot::{self, Found, SlotIdentity};
+use crate::format::inode::{DecodedBody, DiskInode, InodeData};
+use crate::format::slot::{self, FoundSlot, SlotIdentity};
 use crate::io::GATHERED;
-use crate::names::Kept;
+use crate::names::ContentState;
 use crate::store::{StoreError, failed};
 
 /// Reads of slots that are overwritten meanwhile.
 const TRIES: usize = 100;
 
-impl Engine {
+impl UhsEngine {
     /// The content of an inode of any kind.
-    pub(crate) fn content(&self, ino: u64) -> Result<Arc<Mutex<Content>>> {
-        if let Kept::Here(content) = self.names.content(ino)? {
+    pub(crate) fn content(&self, ino: u64) -> Result<Arc<Mutex<FileContent>>> {
+        if let ContentState::Here(content) = self.names.content(ino)? {
             return Ok(content);
         }
         let _turn = lock(&self.loads[ino as usize % LOADS]);
@@ -31,13 +31,13 @@ impl Engine {
 
     fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         match &self.store {
-            Slots::Store(store) => store.places(inos),
-            Slots::Frozen(frozen) => frozen.places(inos),
+            EngineSlots::Store(store) => store.places(inos),
+            EngineSlots::Frozen(frozen) => frozen.places(inos),
         }
     }
 
     /// The inodes in the slots that count.
-    pub(super) fn read_slots(&self, inos: &[u64]) -> Result<Vec<Inode>, StoreError> {
+    pub(super) fn read_slots(&self, inos: &[u64]) -> Result<Vec<DiskInode>, StoreError> {
         if inos.is_empty() {
             return Ok(Vec::new());
         }
@@ -46,7 +46,7 @@ impl Engine {
             let found = self.read_places(inos, &places)?;
             // A slot may have been overwritten meanwhile, if the inode has another one since.
             if self.places(inos) == places {
-                let whole: Option<Vec<Inode>> = found.into_iter().collect();
+                let whole: Option<Vec<DiskInode>> = found.into_iter().collect();
                 return whole.ok_or(StoreError::Lost);
             }
         }
@@ -57,7 +57,7 @@ impl Engine {
         &self,
         inos: &[u64],
         places: &[Option<SlotIdentity>],
-    ) -> Result<Vec<Option<Inode>>, StoreError> {
+    ) -> Result<Vec<Option<DiskInode>>, StoreError> {
         let mut order: Vec<(usize, SlotIdentity)> = Vec::with_capacity(inos.len());
         order.extend(places.iter().enumerate().filter_map(|(at, place)| Some((at, (*place)?))));
         order.sort_unstable_by_key(|(_, place)| place.block);
@@ -76,14 +76,16 @@ impl Engine {
     }
 }
 
-fn decode(bytes: &[u8], place: &SlotIdentity, ino: u64) -> Option<Inode> {
+fn decode(bytes: &[u8], place: &SlotIdentity, ino: u64) -> Option<DiskInode> {
     match slot::decode(bytes, place) {
-        Found::Whole(identity, body) if identity.ino == ino => match Inode::decode(body)? {
-            Decoded::Whole(inode) if matches!(inode.data, Data::Inline(_) | Data::Target(_)) => {
+        FoundSlot::Whole(identity, body) if identity.ino == ino => match DiskInode::decode(body)? {
+            DecodedBody::Whole(inode)
+                if matches!(inode.data, InodeData::Inline(_) | InodeData::Target(_)) =>
+            {
                 Some(inode)
             }
             // Such an inode is in memory, unless a forged snapshot hides it.
-            Decoded::Whole(_) | Decoded::Outside { .. } => None,
+            DecodedBody::Whole(_) | DecodedBody::Outside { .. } => None,
         },
         _ => None,
     }

@@ -4,23 +4,23 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{Errno, Result};
 
-use super::{Engine, lock};
-use crate::content::Shared;
-use crate::names::Kept;
+use super::{UhsEngine, lock};
+use crate::content::SharedContent;
+use crate::names::ContentState;
 
-impl Engine {
+impl UhsEngine {
     /// Makes everything durable. `EIO` also where that failed for bytes of this inode.
     pub(crate) fn sync_file(&self, ino: u64) -> Result<()> {
-        self.commit(super::Extent::Changes)?;
+        self.commit(super::SyncScope::Changes)?;
         match self.names.content(ino) {
-            Ok(Kept::Here(content)) if lock(&content).has_failed() => Err(Errno::EIO),
+            Ok(ContentState::Here(content)) if lock(&content).has_failed() => Err(Errno::EIO),
             _ => Ok(()),
         }
     }
 
     /// Makes everything durable. `EIO` also where that failed for bytes of any file.
     pub(crate) fn sync_all(&self) -> Result<()> {
-        self.commit(super::Extent::Everything)?;
+        self.commit(super::SyncScope::Everything)?;
         if lock(&self.stuck).is_empty() { Ok(()) } else { Err(Errno::EIO) }
     }
 
@@ -38,7 +38,7 @@ impl Engine {
     }
 
     /// Finds other places for what could not be written. With `stuck`, it waits for the next sync.
-    pub(super) fn lose(&self, contents: &[(u64, Shared)], lost: &[u64], stuck: bool) {
+    pub(super) fn lose(&self, contents: &[(u64, SharedContent)], lost: &[u64], stuck: bool) {
         self.refused.store(true, Ordering::Relaxed);
         for (ino, content) in contents {
             let handle = self.gate.enter();
@@ -47,14 +47,14 @@ impl Engine {
                 let _ = self.names.write_again(&handle, *ino, held.facts());
                 if held.is_stuck() {
                     log::error!("uhs: the device does not take data of inode {ino}");
-                    lock(&self.stuck).insert(*ino, Shared::clone(content));
+                    lock(&self.stuck).insert(*ino, SharedContent::clone(content));
                 }
             }
         }
     }
 
     /// The data of a group is on the device.
-    pub(super) fn has_written(&self, contents: &[(u64, Shared)], after_loss: bool) {
+    pub(super) fn has_written(&self, contents: &[(u64, SharedContent)], after_loss: bool) {
         if after_loss {
             contents.iter().for_each(|(_, content)| lock(content).end_loss(&self.pool));
         }

@@ -7,15 +7,15 @@
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-use defuse_block::Purpose;
+use defuse_block::QueuePurpose;
 use defuse_fs::Result;
 
-use super::commit::Extent;
-use super::figures::Tally;
-use super::{Engine, Slots, lock};
-use crate::content::{Content, Supply};
+use super::commit::SyncScope;
+use super::figures::StripedCounter;
+use super::{EngineSlots, UhsEngine, lock};
+use crate::content::{FileContent, FrameSupply};
 use crate::format::UNIT_BLOCKS;
-use crate::group::Handle;
+use crate::group::GroupReadGuard;
 
 /// Units of pages that wait at most. Others are found again when they change.
 const MOST: usize = 4096;
@@ -27,7 +27,7 @@ const LEFT: u32 = 2;
 #[derive(Default)]
 pub(super) struct ScatteredUnits {
     units: Mutex<BTreeSet<(u64, u64)>>,
-    pub(super) merged: Tally,
+    pub(super) merged: StripedCounter,
 }
 
 impl ScatteredUnits {
@@ -41,12 +41,12 @@ impl ScatteredUnits {
     }
 }
 
-impl Engine {
+impl UhsEngine {
     /// Moves what lies in many runs, as long as there is space for that.
     pub(crate) fn merge_scattered(&self) {
         // All pages of a unit are in memory at a time.
         let has_memory = self.options.dirty_pages as u64 >= 2 * UNIT_BLOCKS;
-        let writes = !self.is_read_only() && matches!(self.store, Slots::Store(_));
+        let writes = !self.is_read_only() && matches!(self.store, EngineSlots::Store(_));
         loop {
             let next = lock(&self.scattered.units).pop_first();
             let Some((ino, unit)) = next else { return };
@@ -64,20 +64,21 @@ impl Engine {
     fn merge(&self, ino: u64, unit: u64) -> Result<()> {
         let content = self.content(ino)?;
         let pages = unit * UNIT_BLOCKS..(unit + 1) * UNIT_BLOCKS;
-        let need = |held: &Content| held.need_move(&pages);
-        let change = &mut |held: &mut Content, handle: &Handle<'_>, _: &mut Supply| {
-            if !held.is_scattered(unit) {
-                return Ok(0);
-            }
-            let moved = held.leave_blocks(&self.pool, &pages, &|_| true);
-            self.names.settle(handle, ino, held.facts())?;
-            moved
-        };
-        let moved = self.try_change_content(Purpose::Reclaim, &content, &need, change)?;
+        let need = |held: &FileContent| held.need_move(&pages);
+        let change =
+            &mut |held: &mut FileContent, handle: &GroupReadGuard<'_>, _: &mut FrameSupply| {
+                if !held.is_scattered(unit) {
+                    return Ok(0);
+                }
+                let moved = held.leave_blocks(&self.pool, &pages, &|_| true);
+                self.names.settle(handle, ino, held.facts())?;
+                moved
+            };
+        let moved = self.try_change_content(QueuePurpose::Reclaim, &content, &need, change)?;
         drop(content);
         self.is_idle(ino);
         if moved > 0 {
-            self.commit_for(Purpose::Reclaim, Extent::Changes)?;
+            self.commit_for(QueuePurpose::Reclaim, SyncScope::Changes)?;
             self.scattered.merged.add(1);
         }
         Ok(())

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use defuse_block::separation::Class;
-use defuse_block::{Device, Separated, Separation};
+use defuse_block::separation::OperationClass;
+use defuse_block::{BlockDevice, SeparatedDevice, SeparationOptions};
 use defuse_fs::Figure;
 
 use crate::store::{StoreError, failed};
-use crate::{Mode, Options};
+use crate::{SeparationMode, UhsOptions};
 
 /// Queues that threads can share: as many as have names for their figures.
 pub(crate) const MOST_QUEUES: u64 = NAMES.len() as u64;
@@ -19,14 +19,14 @@ const QUEUES: u32 = 4;
 const DEPTH: u32 = 32;
 
 /// The names of the figures of a queue.
-struct Names {
+struct QueueFigureNames {
     in_flight: &'static str,
     /// In the order of [`Class::ALL`].
-    costs: [&'static str; Class::ALL.len()],
+    costs: [&'static str; OperationClass::ALL.len()],
 }
 
 macro_rules! names {
-    ($($number:literal)*) => { [$(Names {
+    ($($number:literal)*) => { [$(QueueFigureNames {
         in_flight: concat!("queue_", $number, "_in_flight"),
         costs: [
             concat!("queue_", $number, "_small_read"),
@@ -39,9 +39,9 @@ macro_rules! names {
     }),*] };
 }
 
-const NAMES: [Names; 8] = names!(1 2 3 4 5 6 7 8);
+const NAMES: [QueueFigureNames; 8] = names!(1 2 3 4 5 6 7 8);
 
-const WAITING: [&str; Class::ALL.len()] = [
+const WAITING: [&str; OperationClass::ALL.len()] = [
     "queues_waiting_small_reads",
     "queues_waiting_large_reads",
     "queues_waiting_small_writes",
@@ -52,24 +52,26 @@ const WAITING: [&str; Class::ALL.len()] = [
 
 /// The device with the queues that the options want. `None`: threads have their own.
 pub(super) fn share(
-    device: &Arc<dyn Device>,
-    options: &Options,
-) -> Result<Option<Arc<Separated>>, StoreError> {
+    device: &Arc<dyn BlockDevice>,
+    options: &UhsOptions,
+) -> Result<Option<Arc<SeparatedDevice>>, StoreError> {
     let Some(mode) = options.separation else { return Ok(None) };
     let count = options.queues.unwrap_or(QUEUES).clamp(1, MOST_QUEUES as u32) as usize;
-    let open = Separation::open(mode, count, DEPTH);
+    let open = SeparationOptions::open(mode, count, DEPTH);
     let separation = match mode {
-        Mode::Off => open,
-        Mode::Static => Separation { caps: true, ..Separation::divided(count, DEPTH) },
-        Mode::Learned => Separation { caps: true, ..open },
+        SeparationMode::Off => open,
+        SeparationMode::Static => {
+            SeparationOptions { caps: true, ..SeparationOptions::divided(count, DEPTH) }
+        }
+        SeparationMode::Learned => SeparationOptions { caps: true, ..open },
     };
-    Separated::new(Arc::clone(device), &separation)
+    SeparatedDevice::new(Arc::clone(device), &separation)
         .map(|separated| Some(Arc::new(separated)))
         .map_err(failed("open the queues that threads share (queues= says how many)"))
 }
 
 /// Figures of the queues (docs/statistics.md).
-pub(super) fn figures(separated: &Separated) -> Vec<Figure> {
+pub(super) fn figures(separated: &SeparatedDevice) -> Vec<Figure> {
     let queues = separated.queues();
     let sum = |of: fn(&defuse_block::separation::QueueState) -> usize| -> u64 {
         queues.iter().map(of).sum::<usize>() as u64
@@ -80,7 +82,7 @@ pub(super) fn figures(separated: &Separated) -> Vec<Figure> {
         Figure::count("queues_in_flight", sum(|queue| queue.in_flight)),
         Figure::count("queues_waiting_flushes", separated.waiting(None) as u64),
     ];
-    for (class, name) in Class::ALL.into_iter().zip(WAITING) {
+    for (class, name) in OperationClass::ALL.into_iter().zip(WAITING) {
         figures.push(Figure::count(name, separated.waiting(Some(class)) as u64));
     }
     for (queue, names) in queues.iter().zip(NAMES) {

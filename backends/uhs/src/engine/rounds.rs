@@ -15,49 +15,54 @@ const APART: usize = 4;
 
 /// The rounds of a file system.
 #[derive(Default)]
-pub(super) struct Rounds {
-    state: Mutex<State>,
+pub(super) struct SyncRounds {
+    state: Mutex<RoundState>,
     /// By the number of the round.
     over: [Condvar; APART],
 }
 
 #[derive(Default)]
-struct State {
+struct RoundState {
     /// The round that is open.
     open: u64,
     has_leader: bool,
     /// Rounds that somebody waits for.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, RoundMembers>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct RoundMembers {
     members: usize,
     /// The outcome, once it is known.
     durable: Option<bool>,
 }
 
-/// The duty to make everything durable that was done before [`close`](Round::close). Dropped without
-/// [`end`](Round::end), it has failed for all members.
-pub(super) struct Round<'a> {
-    rounds: &'a Rounds,
+/// The duty to make everything durable that was done before [`close`](SyncRound::close). Dropped without
+/// [`end`](SyncRound::end), it has failed for all members.
+pub(super) struct SyncRound<'a> {
+    rounds: &'a SyncRounds,
     number: u64,
     is_closed: bool,
     is_durable: bool,
 }
 
-impl Rounds {
+impl SyncRounds {
     /// The round that is open, for the first who comes. The others wait; `None` where everything is durable then.
     ///
     /// # Errors
     ///
     /// `EIO` where the leader has failed.
-    pub(super) fn join(&self) -> Result<Option<Round<'_>>> {
+    pub(super) fn join(&self) -> Result<Option<SyncRound<'_>>> {
         let mut state = lock(&self.state);
         let number = state.open;
         if !state.has_leader {
             state.has_leader = true;
-            return Ok(Some(Round { rounds: self, number, is_closed: false, is_durable: false }));
+            return Ok(Some(SyncRound {
+                rounds: self,
+                number,
+                is_closed: false,
+                is_durable: false,
+            }));
         }
         state.waiting.entry(number).or_default().members += 1;
         loop {
@@ -75,7 +80,7 @@ impl Rounds {
     }
 }
 
-impl Round<'_> {
+impl SyncRound<'_> {
     /// From now on others join the next round.
     pub(super) fn close(&mut self) {
         if !self.is_closed {
@@ -92,7 +97,7 @@ impl Round<'_> {
     }
 }
 
-impl Drop for Round<'_> {
+impl Drop for SyncRound<'_> {
     fn drop(&mut self) {
         self.close();
         let mut state = lock(&self.rounds.state);
@@ -111,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    fn join_in_thread(rounds: &Arc<Rounds>) -> thread::JoinHandle<Result<()>> {
+    fn join_in_thread(rounds: &Arc<SyncRounds>) -> thread::JoinHandle<Result<()>> {
         let (rounds, members) = (Arc::clone(rounds), rounds.members());
         let member = thread::spawn({
             let rounds = Arc::clone(&rounds);
@@ -123,7 +128,7 @@ mod tests {
         member
     }
 
-    impl Rounds {
+    impl SyncRounds {
         fn members(&self) -> usize {
             lock(&self.state).waiting.values().map(|waiting| waiting.members).sum()
         }
@@ -131,7 +136,7 @@ mod tests {
 
     #[test]
     fn members_wait_for_the_leader_of_their_round() {
-        let rounds = Arc::new(Rounds::default());
+        let rounds = Arc::new(SyncRounds::default());
         let mut first = rounds.join().unwrap().expect("the first one leads");
         let early = [join_in_thread(&rounds), join_in_thread(&rounds)];
         first.close();
@@ -148,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_leader_that_fails_or_panics_fails_for_all_members() {
-        let rounds = Arc::new(Rounds::default());
+        let rounds = Arc::new(SyncRounds::default());
         let round = rounds.join().unwrap().expect("the first one leads");
         let member = join_in_thread(&rounds);
         drop(round);
@@ -158,7 +163,7 @@ mod tests {
 
     #[test]
     fn whoever_returns_has_its_changes_durable() {
-        let rounds = Rounds::default();
+        let rounds = SyncRounds::default();
         let (made, durable) = (AtomicUsize::new(0), AtomicUsize::new(0));
         thread::scope(|scope| {
             for _ in 0..8 {

@@ -14,49 +14,55 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use defuse_block::signals::take_none;
-use defuse_block::{Done, Memory, Op, OpKind, OwnedBuf, Purpose, Queue, Segments, Waker};
+use defuse_block::{
+    BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, MemorySegments, OperationMemory, OwnedBuf,
+    QueuePurpose, QueueWaker,
+};
 use defuse_fs::{Buffer, Errno, Ino, Io, IoOp, OpenFlags};
 
-use super::direct::{Way, become_line, is_line, unreadable, unwritable};
-use super::{Engine, lock};
-use crate::content::{Shared, Source, Target, whole_pages};
+use super::direct::{IoPath, become_line, is_line, unreadable, unwritable};
+use super::{UhsEngine, lock};
+use crate::content::{DirectSource, DirectTarget, SharedContent, whole_pages};
 use crate::format::BLOCK;
-use crate::names::Kept;
+use crate::names::ContentState;
 
 /// Direct operations in flight.
 const DEPTH: u32 = 128;
 
 /// Carries out an operation, and answers it.
-type CarryOut = fn(&Engine, Io);
+type IoHandler = fn(&UhsEngine, Io);
 
 /// The threads that carry out such operations.
-pub(crate) struct Submitted {
-    inbox: Arc<Inbox>,
+pub(crate) struct SubmissionThreads {
+    inbox: Arc<SubmissionInbox>,
     /// Ends the other thread when it is dropped. The line has the other one.
     others: Sender<Io>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Inbox {
+struct SubmissionInbox {
     new: Mutex<Vec<Io>>,
     /// The line sleeps, or is about to.
     sleeps: AtomicBool,
     ended: AtomicBool,
-    waker: Waker,
+    waker: QueueWaker,
 }
 
-impl Submitted {
+impl SubmissionThreads {
     /// Starts the threads. `None` where the device has no queue to spare.
-    pub(crate) fn start(engine: &Arc<Engine>, carry_out: CarryOut) -> Option<Submitted> {
-        let queue = engine.io.queue(Purpose::Caller, DEPTH)?;
-        let inbox = Arc::new(Inbox {
+    pub(crate) fn start(
+        engine: &Arc<UhsEngine>,
+        carry_out: IoHandler,
+    ) -> Option<SubmissionThreads> {
+        let queue = engine.io.queue(QueuePurpose::Caller, DEPTH)?;
+        let inbox = Arc::new(SubmissionInbox {
             new: Mutex::default(),
             sleeps: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             waker: queue.waker(),
         });
         let (others, waiting) = mpsc::channel::<Io>();
-        let line = Line {
+        let line = DirectThread {
             engine: Arc::clone(engine),
             inbox: Arc::clone(&inbox),
             queue,
@@ -83,7 +89,7 @@ impl Submitted {
             // The operations that it should have carried out answer EIO.
             Err(error) => log::error!("uhs: no thread for operations that wait: {error}"),
         }
-        Some(Submitted { inbox, others, threads })
+        Some(SubmissionThreads { inbox, others, threads })
     }
 
     /// Begins a direct read or write.
@@ -107,7 +113,7 @@ impl Submitted {
 
     /// Ends when all operations are answered.
     pub(crate) fn end(self) {
-        let Submitted { inbox, others, threads } = self;
+        let SubmissionThreads { inbox, others, threads } = self;
         inbox.ended.store(true, Ordering::SeqCst);
         inbox.waker.wake();
         drop(others);
@@ -126,11 +132,11 @@ pub(crate) fn is_direct(op: IoOp) -> bool {
     let whole = |offset: u64, len: usize| whole_pages(offset, len as u64).is_some();
     match op {
         IoOp::Read { args, len, .. } => {
-            Way::from(args.flags) == Way::Direct && whole(args.offset, len)
+            IoPath::from(args.flags) == IoPath::Direct && whole(args.offset, len)
         }
         IoOp::Write { args, len, .. } => {
             let waits = OpenFlags::SYNC | OpenFlags::DSYNC | OpenFlags::APPEND;
-            let is_direct = Way::from(args.flags) == Way::Direct && args.flags.0 & waits == 0;
+            let is_direct = IoPath::from(args.flags) == IoPath::Direct && args.flags.0 & waits == 0;
             is_direct && whole(args.offset, len)
         }
         _ => false,
@@ -138,42 +144,42 @@ pub(crate) fn is_direct(op: IoOp) -> bool {
 }
 
 /// The thread with direct operations.
-struct Line {
-    engine: Arc<Engine>,
-    inbox: Arc<Inbox>,
-    queue: Box<dyn Queue>,
-    flights: Vec<Option<Flight>>,
+struct DirectThread {
+    engine: Arc<UhsEngine>,
+    inbox: Arc<SubmissionInbox>,
+    queue: Box<dyn DeviceQueue>,
+    flights: Vec<Option<OperationInFlight>>,
     free: Vec<usize>,
     /// Operations for which the queue had no room.
-    waiting: VecDeque<Op>,
+    waiting: VecDeque<BlockOp>,
     others: Sender<Io>,
 }
 
 /// An operation of a caller.
-struct Flight {
+struct OperationInFlight {
     io: Io,
-    content: Shared,
-    what: What,
+    content: SharedContent,
+    what: DirectTransfer,
     /// Operations of the device that are not complete.
     left: usize,
     failed: Option<defuse_block::Errno>,
 }
 
-enum What {
+enum DirectTransfer {
     /// With the place of the bytes in their vector.
-    Read(Source, usize),
-    Write(Target, Data),
+    Read(DirectSource, usize),
+    Write(DirectTarget, WriteData),
 }
 
 /// The bytes of a write while the device has them.
-enum Data {
+enum WriteData {
     /// In the operation of the device; their place in the vector.
     Given(usize),
     /// In several operations.
     Lent(Arc<Vec<u8>>, usize),
 }
 
-impl Line {
+impl DirectThread {
     fn run(mut self) {
         become_line();
         let (mut new, mut done) = (Vec::new(), Vec::new());
@@ -212,9 +218,9 @@ impl Line {
     }
 
     /// The content of an inode, if it is in memory.
-    fn content(&self, ino: u64) -> Option<Shared> {
+    fn content(&self, ino: u64) -> Option<SharedContent> {
         match self.engine.names.content(ino) {
-            Ok(Kept::Here(content)) => Some(content),
+            Ok(ContentState::Here(content)) => Some(content),
             _ => None,
         }
     }
@@ -230,10 +236,16 @@ impl Line {
         let Some(room) = io.take_room() else { return Some(io) };
         let (vec, start) = room.into_parts();
         let memory = OwnedBuf::new(vec, start..start + source.run.count as usize * BLOCK);
-        let flight = Flight { io, content, what: What::Read(source, start), left: 1, failed: None };
+        let flight = OperationInFlight {
+            io,
+            content,
+            what: DirectTransfer::Read(source, start),
+            left: 1,
+            failed: None,
+        };
         let tag = self.add(flight);
-        let kind = OpKind::Read { block: source.run.block, memory: memory.into() };
-        self.waiting.push_back(Op { tag, kind });
+        let kind = BlockOpKind::Read { block: source.run.block, memory: memory.into() };
+        self.waiting.push_back(BlockOp { tag, kind });
         None
     }
 
@@ -257,31 +269,32 @@ impl Line {
         });
         let parts: Vec<(u64, usize)> = parts.collect();
         let left = parts.len();
-        let write = |block, memory: Segments| OpKind::Write { block, memory, fua: false };
+        let write =
+            |block, memory: MemorySegments| BlockOpKind::Write { block, memory, fua: false };
         let (data, kinds) = match &parts[..] {
             [(block, _)] => {
                 let memory = OwnedBuf::new(vec, start..start + len);
-                (Data::Given(start), vec![write(*block, memory.into())])
+                (WriteData::Given(start), vec![write(*block, memory.into())])
             }
             _ => {
                 let shared = Arc::new(vec);
                 let mut at = start;
                 let kinds = parts.iter().map(|(block, bytes)| {
-                    let memory = Memory::Bytes(Arc::clone(&shared), at..at + bytes);
+                    let memory = OperationMemory::Bytes(Arc::clone(&shared), at..at + bytes);
                     at += bytes;
-                    write(*block, Segments::One(memory))
+                    write(*block, MemorySegments::One(memory))
                 });
                 let kinds = kinds.collect();
-                (Data::Lent(shared, start), kinds)
+                (WriteData::Lent(shared, start), kinds)
             }
         };
-        let what = What::Write(target, data);
-        let tag = self.add(Flight { io, content, what, left, failed: None });
-        self.waiting.extend(kinds.into_iter().map(|kind| Op { tag, kind }));
+        let what = DirectTransfer::Write(target, data);
+        let tag = self.add(OperationInFlight { io, content, what, left, failed: None });
+        self.waiting.extend(kinds.into_iter().map(|kind| BlockOp { tag, kind }));
         None
     }
 
-    fn add(&mut self, flight: Flight) -> u64 {
+    fn add(&mut self, flight: OperationInFlight) -> u64 {
         match self.free.pop() {
             Some(at) => {
                 self.flights[at] = Some(flight);
@@ -294,7 +307,7 @@ impl Line {
         }
     }
 
-    fn complete(&mut self, Done { tag, result, memory }: Done) {
+    fn complete(&mut self, BlockCompletion { tag, result, memory }: BlockCompletion) {
         let at = tag as usize;
         let Some(flight) = self.flights.get_mut(at).and_then(Option::as_mut) else { return };
         flight.failed = flight.failed.or(result.err());
@@ -304,15 +317,15 @@ impl Line {
         }
         self.free.push(at);
         let Some(flight) = self.flights[at].take() else { return };
-        let Flight { io, content, what, failed, .. } = flight;
+        let OperationInFlight { io, content, what, failed, .. } = flight;
         match what {
-            What::Read(source, start) => {
+            DirectTransfer::Read(source, start) => {
                 self.has_read(io, &content, (source, start), (memory, failed));
             }
-            What::Write(target, data) => {
+            DirectTransfer::Write(target, data) => {
                 let buffer = match data {
-                    Data::Given(start) => memory.into_vec().map(|vec| (vec, start)),
-                    Data::Lent(shared, start) => {
+                    WriteData::Given(start) => memory.into_vec().map(|vec| (vec, start)),
+                    WriteData::Lent(shared, start) => {
                         drop(memory);
                         Arc::try_unwrap(shared).ok().map(|vec| (vec, start))
                     }
@@ -326,9 +339,9 @@ impl Line {
     fn has_read(
         &mut self,
         mut io: Io,
-        content: &Shared,
-        (source, start): (Source, usize),
-        (memory, failed): (Segments, Option<defuse_block::Errno>),
+        content: &SharedContent,
+        (source, start): (DirectSource, usize),
+        (memory, failed): (MemorySegments, Option<defuse_block::Errno>),
     ) {
         // A device that failed in the middle keeps the memory.
         let Some(vec) = memory.into_vec() else { return io.finish(Err(Errno::EIO)) };
@@ -363,8 +376,8 @@ impl Line {
     fn has_written(
         &mut self,
         mut io: Io,
-        content: &Shared,
-        target: Target,
+        content: &SharedContent,
+        target: DirectTarget,
         (data, failed): (Option<Buffer>, Option<defuse_block::Errno>),
     ) {
         let IoOp::Write { file, args, len } = io.op() else { return };

@@ -5,14 +5,14 @@
 
 use std::sync::atomic::Ordering;
 
-use defuse_block::Purpose;
+use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
-use super::commit::Extent;
+use super::commit::SyncScope;
 use super::compact::MOST;
-use super::{Engine, Slots, lock};
+use super::{EngineSlots, UhsEngine, lock};
 use crate::format::UNIT_BLOCKS;
-use crate::store::Store;
+use crate::store::InodeStore;
 
 /// Slots that may be overwritten and that stay, and one more for each so many inodes: while somebody waits for space,
 /// before, and while there is much.
@@ -27,11 +27,11 @@ pub(super) const FEW: (usize, usize) = (4, 256);
 /// Groups after which units are looked at again, where none could be emptied.
 const LATER: u64 = 64;
 
-impl Engine {
+impl UhsEngine {
     pub(super) fn slots_free(&self) -> u64 {
         match &self.store {
-            Slots::Store(store) => store.progress().slots_free,
-            Slots::Frozen(_) => 0,
+            EngineSlots::Store(store) => store.progress().slots_free,
+            EngineSlots::Frozen(_) => 0,
         }
     }
 
@@ -42,7 +42,7 @@ impl Engine {
     }
 
     /// Gives units of slots back that hold nothing, and keeps some slots
-    /// ([`slots_to_keep`](Engine::slots_to_keep)). Returns how many units. With `now`, somebody waits for them.
+    /// ([`slots_to_keep`](UhsEngine::slots_to_keep)). Returns how many units. With `now`, somebody waits for them.
     pub(crate) fn give_back_slots(&self, kept: (u64, u64), now: bool) -> Result<u64> {
         let keep = self.slots_to_keep(kept);
         // On a full device every operation asks, and nothing is written in vain.
@@ -57,7 +57,7 @@ impl Engine {
     }
 
     fn give_back_units(&self, keep: u64, now: bool) -> Result<u64> {
-        let Slots::Store(store) = &self.store else { return Ok(0) };
+        let EngineSlots::Store(store) = &self.store else { return Ok(0) };
         // Groups set the number of slots, too.
         let _writing = lock(&self.writing);
         if self.is_read_only() {
@@ -76,9 +76,9 @@ impl Engine {
     }
 
     /// Empties units of slots that have few inodes, and gives them back; some slots are kept
-    /// ([`slots_to_keep`](Engine::slots_to_keep)). Returns how many units.
+    /// ([`slots_to_keep`](UhsEngine::slots_to_keep)). Returns how many units.
     pub(crate) fn vacate_slots(&self, kept: (u64, u64), few: (usize, usize)) -> Result<u64> {
-        let Slots::Store(store) = &self.store else { return Ok(0) };
+        let EngineSlots::Store(store) = &self.store else { return Ok(0) };
         let mut in_vain = lock(&self.compaction.vacated_in_vain);
         let groups = store.progress().groups;
         let keep = self.slots_to_keep(kept);
@@ -117,10 +117,10 @@ impl Engine {
             }
         }
         self.compaction.slots_moved.add(inos.len() as u64);
-        self.commit_for(Purpose::Reclaim, Extent::Changes)
+        self.commit_for(QueuePurpose::Reclaim, SyncScope::Changes)
     }
 
-    fn note_slots(&self, store: &Store) {
+    fn note_slots(&self, store: &InodeStore) {
         let (slots, chunks) = store.slots();
         self.pool.set_slots(slots, chunks);
     }

@@ -2,13 +2,13 @@
 
 /// Puts values one after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Writer {
+pub(crate) struct ByteWriter {
     bytes: Vec<u8>,
 }
 
-impl Writer {
+impl ByteWriter {
     pub(crate) fn with_capacity(bytes: usize) -> Self {
-        Writer { bytes: Vec::with_capacity(bytes) }
+        ByteWriter { bytes: Vec::with_capacity(bytes) }
     }
 
     pub(crate) fn u8(&mut self, value: u8) -> &mut Self {
@@ -52,13 +52,13 @@ impl Writer {
 /// Takes values one after the other. Every method gives `None` at the end of the bytes, and nothing it
 /// does depends on what they hold.
 #[derive(Clone, Debug)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct ByteReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ByteReader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Reader { rest: bytes }
+        ByteReader { rest: bytes }
     }
 
     /// The number of bytes that were not taken.

@@ -3,7 +3,7 @@
 //! The body is a head of fixed fields and a sequence of records (names, extended attributes, the target of
 //! a link, inline data, extents). Records that do not fit lie in record blocks, to which the body points.
 
-use super::bytes::{Reader, Writer};
+use super::bytes::{ByteReader, ByteWriter};
 use super::slot::BODY;
 use super::{BLOCK, NUMBERS};
 
@@ -46,14 +46,14 @@ pub(crate) const NAME_BYTES: usize = RECORD_BYTES + 16 + 255;
 
 /// A moment: seconds since 1970 and nanoseconds below 1,000,000,000.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Moment {
+pub(crate) struct DiskTime {
     pub(crate) sec: i64,
     pub(crate) nsec: u32,
 }
 
 /// A name of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct InodeLink {
     /// The directory.
     pub(crate) parent: u64,
     /// Position of the entry in listings of the directory. Grows with every link that is made.
@@ -64,7 +64,7 @@ pub(crate) struct Link {
 
 /// Neighbouring blocks of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct DiskExtent {
     /// The first page of the file that they hold.
     pub(crate) page: u64,
     /// The first block.
@@ -74,7 +74,7 @@ pub(crate) struct Extent {
     pub(crate) unwritten: bool,
 }
 
-impl Extent {
+impl DiskExtent {
     /// The page after the last one.
     pub(crate) fn end(&self) -> u64 {
         self.page + u64::from(self.count)
@@ -83,7 +83,7 @@ impl Extent {
 
 /// The data of an inode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Data {
+pub(crate) enum InodeData {
     /// None: a directory or special file.
     #[default]
     Nothing,
@@ -92,47 +92,47 @@ pub(crate) enum Data {
     /// The target of a symbolic link.
     Target(Vec<u8>),
     /// Blocks, by page and without overlaps.
-    Extents(Vec<Extent>),
+    Extents(Vec<DiskExtent>),
 }
 
 /// An inode, as it survives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Inode {
+pub(crate) struct DiskInode {
     /// Type and permissions, as in `st_mode`.
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) rdev: u64,
     pub(crate) size: u64,
-    pub(crate) atime: Moment,
-    pub(crate) mtime: Moment,
-    pub(crate) ctime: Moment,
-    pub(crate) btime: Moment,
-    pub(crate) links: Vec<Link>,
+    pub(crate) atime: DiskTime,
+    pub(crate) mtime: DiskTime,
+    pub(crate) ctime: DiskTime,
+    pub(crate) btime: DiskTime,
+    pub(crate) links: Vec<InodeLink>,
     pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    pub(crate) data: Data,
+    pub(crate) data: InodeData,
 }
 
 /// Pointer to a block of records or of pointers, with the checksum of its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pointer {
+pub(crate) struct BlockPointer {
     pub(crate) block: u64,
     pub(crate) crc: u32,
 }
 
 /// A body as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Decoded {
+pub(crate) enum DecodedBody {
     /// All of the inode.
-    Whole(Inode),
+    Whole(DiskInode),
     /// An inode without its records, of which `bytes` bytes lie below `pointers`, `levels` of them
     /// above each other.
     Outside {
         /// The inode without links, extended attributes and data.
-        inode: Inode,
+        inode: DiskInode,
         levels: u8,
         bytes: u64,
-        pointers: Vec<Pointer>,
+        pointers: Vec<BlockPointer>,
     },
 }
 
@@ -143,10 +143,10 @@ const POINTER: usize = 12;
 pub(crate) const POINTERS: usize = (BODY - HEAD - 16) / POINTER;
 pub(crate) const POINTERS_OF_BLOCK: usize = BLOCK / POINTER;
 
-impl Inode {
+impl DiskInode {
     /// The head, to which records are added.
-    pub(crate) fn begin(&self) -> Records {
-        Records(self.head(0))
+    pub(crate) fn begin(&self) -> RecordWriter {
+        RecordWriter(self.head(0))
     }
 
     /// The head and all records, which may be too large for a slot.
@@ -159,7 +159,12 @@ impl Inode {
     }
 
     /// The body that points to records elsewhere.
-    pub(crate) fn body_outside(&self, levels: u8, bytes: u64, pointers: &[Pointer]) -> Vec<u8> {
+    pub(crate) fn body_outside(
+        &self,
+        levels: u8,
+        bytes: u64,
+        pointers: &[BlockPointer],
+    ) -> Vec<u8> {
         assert!(levels > 0 && pointers.len() <= POINTERS, "{} pointers", pointers.len());
         let mut out = self.head(levels);
         out.u64(bytes).u32(pointers.len() as u32).u32(0);
@@ -169,8 +174,8 @@ impl Inode {
         out.finish()
     }
 
-    fn head(&self, levels: u8) -> Writer {
-        let mut out = Writer::with_capacity(2 * HEAD);
+    fn head(&self, levels: u8) -> ByteWriter {
+        let mut out = ByteWriter::with_capacity(2 * HEAD);
         out.u32(self.mode).u32(self.uid).u32(self.gid).u8(levels).u8(0).u16(0);
         out.u64(self.rdev).u64(self.size);
         for moment in [self.atime, self.mtime, self.ctime, self.btime] {
@@ -181,25 +186,25 @@ impl Inode {
     }
 
     /// Reads a body. `None` where it makes no sense.
-    pub(crate) fn decode(body: &[u8]) -> Option<Decoded> {
-        let (inode, levels, rest) = Inode::decode_head(body)?;
+    pub(crate) fn decode(body: &[u8]) -> Option<DecodedBody> {
+        let (inode, levels, rest) = DiskInode::decode_head(body)?;
         let moments = [inode.atime, inode.mtime, inode.ctime, inode.btime];
         moments.iter().all(|moment| moment.nsec < NANOS).then_some(())?;
         match levels {
-            0 => inode.with_records(rest).map(Decoded::Whole),
+            0 => inode.with_records(rest).map(DecodedBody::Whole),
             _ => inode.decode_outside(levels, rest),
         }
     }
 
     /// Reads a body as if its records lay `levels` away, and as far as it makes sense: for the repair of
     /// damage. `None` where they do not lie there.
-    pub(crate) fn decode_readable(body: &[u8], levels: u8) -> Option<Decoded> {
-        let (mut inode, _, rest) = Inode::decode_head(body)?;
+    pub(crate) fn decode_readable(body: &[u8], levels: u8) -> Option<DecodedBody> {
+        let (mut inode, _, rest) = DiskInode::decode_head(body)?;
         for moment in [&mut inode.atime, &mut inode.mtime, &mut inode.ctime, &mut inode.btime] {
             moment.nsec = moment.nsec.min(NANOS - 1);
         }
         match levels {
-            0 => Some(Decoded::Whole(inode.with_readable_records(rest))),
+            0 => Some(DecodedBody::Whole(inode.with_readable_records(rest))),
             _ => inode.decode_outside(levels, rest),
         }
     }
@@ -208,8 +213,8 @@ impl Inode {
     /// because it stays in memory.
     pub(crate) fn without_data(body: &[u8]) -> usize {
         let short = || {
-            let (_, levels, rest) = Inode::decode_head(body)?;
-            let mut from = Reader::new(rest);
+            let (_, levels, rest) = DiskInode::decode_head(body)?;
+            let mut from = ByteReader::new(rest);
             let name = (from.u8()?, usize::from(from.u16()?));
             from.bytes(name.1)?;
             let data = (from.u8()?, usize::from(from.u16()?));
@@ -221,33 +226,33 @@ impl Inode {
     }
 
     /// The fixed fields, the levels, and the rest of a body.
-    fn decode_head(body: &[u8]) -> Option<(Inode, u8, &[u8])> {
+    fn decode_head(body: &[u8]) -> Option<(DiskInode, u8, &[u8])> {
         let (head, rest) = body.split_at_checked(HEAD)?;
-        let mut from = Reader::new(head);
+        let mut from = ByteReader::new(head);
         let (mode, uid, gid) = (from.u32()?, from.u32()?, from.u32()?);
         let (levels, _, _) = (from.u8()?, from.u8()?, from.u16()?);
         let (rdev, size) = (from.u64()?, from.u64()?);
-        let mut moment = || Some(Moment { sec: from.u64()? as i64, nsec: from.u32()? });
+        let mut moment = || Some(DiskTime { sec: from.u64()? as i64, nsec: from.u32()? });
         let (atime, mtime, ctime, btime) = (moment()?, moment()?, moment()?, moment()?);
         let (links, xattrs, data) = Default::default();
         #[rustfmt::skip]
-        let inode = Inode { mode, uid, gid, rdev, size, atime, mtime, ctime, btime, links, xattrs, data };
+        let inode = DiskInode { mode, uid, gid, rdev, size, atime, mtime, ctime, btime, links, xattrs, data };
         Some((inode, levels, rest))
     }
 
-    fn decode_outside(self, levels: u8, rest: &[u8]) -> Option<Decoded> {
-        let mut from = Reader::new(rest);
+    fn decode_outside(self, levels: u8, rest: &[u8]) -> Option<DecodedBody> {
+        let mut from = ByteReader::new(rest);
         let (bytes, count, _) = (from.u64()?, from.u32()? as usize, from.u32()?);
         if levels > 2 || count > POINTERS {
             return None;
         }
         let pointers = pointers(&mut from, count)?;
-        Some(Decoded::Outside { inode: self, levels, bytes, pointers })
+        Some(DecodedBody::Outside { inode: self, levels, bytes, pointers })
     }
 
     /// The inode with its records. `None` where they make no sense.
-    pub(crate) fn with_records(mut self, records: &[u8]) -> Option<Inode> {
-        let mut from = Reader::new(records);
+    pub(crate) fn with_records(mut self, records: &[u8]) -> Option<DiskInode> {
+        let mut from = ByteReader::new(records);
         while let Some(kind) = from.u8() {
             match kind {
                 PADDING => pass_padding(records, &mut from)?,
@@ -258,8 +263,8 @@ impl Inode {
     }
 
     /// The inode with its records up to the first that makes no sense: for the repair of damage.
-    pub(crate) fn with_readable_records(mut self, records: &[u8]) -> Inode {
-        let mut from = Reader::new(records);
+    pub(crate) fn with_readable_records(mut self, records: &[u8]) -> DiskInode {
+        let mut from = ByteReader::new(records);
         while let Some(kind) = from.u8() {
             let read = match kind {
                 PADDING => pass_padding(records, &mut from),
@@ -272,15 +277,15 @@ impl Inode {
         self
     }
 
-    fn add_record(&mut self, kind: u8, from: &mut Reader<'_>) -> Option<()> {
+    fn add_record(&mut self, kind: u8, from: &mut ByteReader<'_>) -> Option<()> {
         let len = from.u16()? as usize;
-        let mut of = Reader::new(from.bytes(len)?);
+        let mut of = ByteReader::new(from.bytes(len)?);
         match kind {
             NAME => {
                 let (parent, stamp) = (of.u64()?, of.u64()?);
                 let name = of.bytes(len.checked_sub(16)?)?.to_vec();
                 let sound = stamp < NUMBERS && is_name(&name);
-                sound.then(|| self.links.push(Link { parent, stamp, name }))?;
+                sound.then(|| self.links.push(InodeLink { parent, stamp, name }))?;
             }
             XATTR => {
                 let name = of.u8().and_then(|len| of.bytes(len.into()))?.to_vec();
@@ -293,20 +298,20 @@ impl Inode {
                 value.extend_from_slice(of.bytes(len)?);
                 (value.len() <= VALUE_MAX).then_some(())?;
             }
-            INLINE_DATA if len <= INLINE && self.data == Data::Nothing => {
-                self.data = Data::Inline(of.bytes(len)?.to_vec());
+            INLINE_DATA if len <= INLINE && self.data == InodeData::Nothing => {
+                self.data = InodeData::Inline(of.bytes(len)?.to_vec());
             }
-            TARGET if (1..BLOCK).contains(&len) && self.data == Data::Nothing => {
-                self.data = Data::Target(of.bytes(len)?.to_vec());
+            TARGET if (1..BLOCK).contains(&len) && self.data == InodeData::Nothing => {
+                self.data = InodeData::Target(of.bytes(len)?.to_vec());
             }
-            EXTENT if len == 0 && self.data == Data::Nothing => {
-                self.data = Data::Extents(Vec::new());
+            EXTENT if len == 0 && self.data == InodeData::Nothing => {
+                self.data = InodeData::Extents(Vec::new());
             }
             EXTENT | UNWRITTEN if len == 20 => {
                 let (page, block, count) = (of.u64()?, of.u64()?, of.u32()?);
-                let extent = Extent { page, block, count, unwritten: kind == UNWRITTEN };
-                let Data::Extents(extents) = &mut self.data else { return None };
-                let after = extents.last().map_or(0, Extent::end);
+                let extent = DiskExtent { page, block, count, unwritten: kind == UNWRITTEN };
+                let InodeData::Extents(extents) = &mut self.data else { return None };
+                let after = extents.last().map_or(0, DiskExtent::end);
                 let ends = |at: u64| at.checked_add(u64::from(extent.count)).is_some();
                 let sound = extent.page >= after && extent.count > 0;
                 (sound && ends(extent.page) && ends(extent.block)).then(|| extents.push(extent))?;
@@ -319,9 +324,9 @@ impl Inode {
 
 /// Records, one after the other.
 #[derive(Default)]
-pub(crate) struct Records(Writer);
+pub(crate) struct RecordWriter(ByteWriter);
 
-impl Records {
+impl RecordWriter {
     pub(crate) fn link(&mut self, parent: u64, stamp: u64, name: &[u8]) {
         record(&mut self.0, NAME, 16 + name.len());
         self.0.u64(parent).u64(stamp).bytes(name);
@@ -337,19 +342,19 @@ impl Records {
         }
     }
 
-    pub(crate) fn data(&mut self, data: &Data) {
+    pub(crate) fn data(&mut self, data: &InodeData) {
         let out = &mut self.0;
         match data {
-            Data::Nothing => {}
-            Data::Inline(bytes) => {
+            InodeData::Nothing => {}
+            InodeData::Inline(bytes) => {
                 record(out, INLINE_DATA, bytes.len());
                 out.bytes(bytes);
             }
-            Data::Target(bytes) => {
+            InodeData::Target(bytes) => {
                 record(out, TARGET, bytes.len());
                 out.bytes(bytes);
             }
-            Data::Extents(extents) => {
+            InodeData::Extents(extents) => {
                 // An empty list is not the same as no data: a file that was made larger has one.
                 record(out, EXTENT, 0);
                 extents.iter().for_each(|extent| put_extent(out, extent));
@@ -369,14 +374,14 @@ pub(crate) fn is_name(name: &[u8]) -> bool {
         && !matches!(name, b"." | b"..")
 }
 
-fn put_extent(out: &mut Writer, extent: &Extent) {
+fn put_extent(out: &mut ByteWriter, extent: &DiskExtent) {
     record(out, if extent.unwritten { UNWRITTEN } else { EXTENT }, 20);
     out.u64(extent.page).u64(extent.block).u32(extent.count);
 }
 
 /// A block of records with these extents, [`EXTENTS_OF_BLOCK`] at most.
-pub(crate) fn block_of_extents(extents: impl Iterator<Item = Extent>) -> [u8; BLOCK] {
-    let mut out = Writer::with_capacity(BLOCK);
+pub(crate) fn block_of_extents(extents: impl Iterator<Item = DiskExtent>) -> [u8; BLOCK] {
+    let mut out = ByteWriter::with_capacity(BLOCK);
     extents.for_each(|extent| put_extent(&mut out, &extent));
     let mut bytes = [0; BLOCK];
     bytes[..out.as_slice().len()].copy_from_slice(out.as_slice());
@@ -384,43 +389,44 @@ pub(crate) fn block_of_extents(extents: impl Iterator<Item = Extent>) -> [u8; BL
 }
 
 /// Goes on behind the padding of a block of records. `None` where they do not lie in whole blocks.
-fn pass_padding(records: &[u8], from: &mut Reader<'_>) -> Option<()> {
+fn pass_padding(records: &[u8], from: &mut ByteReader<'_>) -> Option<()> {
     records.len().is_multiple_of(BLOCK).then_some(())?;
     from.bytes(from.left() % BLOCK).map(drop)
 }
 
-fn record(out: &mut Writer, kind: u8, len: usize) {
+fn record(out: &mut ByteWriter, kind: u8, len: usize) {
     out.u8(kind).u16(u16::try_from(len).unwrap_or_else(|_| panic!("a record of {len} bytes")));
 }
 
-fn pointers(from: &mut Reader<'_>, count: usize) -> Option<Vec<Pointer>> {
-    (0..count).map(|_| Some(Pointer { block: from.u64()?, crc: from.u32()? })).collect()
+fn pointers(from: &mut ByteReader<'_>, count: usize) -> Option<Vec<BlockPointer>> {
+    (0..count).map(|_| Some(BlockPointer { block: from.u64()?, crc: from.u32()? })).collect()
 }
 
 /// Puts records that do not fit into a body into blocks of their own, each of which `place` takes. Returns the
 /// levels and the pointers of the body; `None` for more records than a body can lead to.
 pub(crate) fn spill<E>(
     records: &[u8],
-    mut place: impl FnMut([u8; BLOCK]) -> Result<Pointer, E>,
-) -> Result<Option<(u8, Vec<Pointer>)>, E> {
+    mut place: impl FnMut([u8; BLOCK]) -> Result<BlockPointer, E>,
+) -> Result<Option<(u8, Vec<BlockPointer>)>, E> {
     let mut write = |content: &[u8]| {
         let mut bytes = [0; BLOCK];
         bytes[..content.len()].copy_from_slice(content);
         place(bytes)
     };
-    let pointers: Vec<Pointer> = records.chunks(BLOCK).map(&mut write).collect::<Result<_, E>>()?;
+    let pointers: Vec<BlockPointer> =
+        records.chunks(BLOCK).map(&mut write).collect::<Result<_, E>>()?;
     if pointers.len() <= POINTERS {
         return Ok(Some((1, pointers)));
     }
     let parts = pointers.chunks(POINTERS_OF_BLOCK);
-    let pointers: Vec<Pointer> =
+    let pointers: Vec<BlockPointer> =
         parts.map(|part| write(&pointer_block(part))).collect::<Result<_, E>>()?;
     Ok((pointers.len() <= POINTERS).then_some((2, pointers)))
 }
 
 /// A block of pointers.
-pub(crate) fn pointer_block(pointers: &[Pointer]) -> Vec<u8> {
-    let mut out = Writer::default();
+pub(crate) fn pointer_block(pointers: &[BlockPointer]) -> Vec<u8> {
+    let mut out = ByteWriter::default();
     for pointer in pointers {
         out.u64(pointer.block).u32(pointer.crc);
     }
@@ -429,18 +435,18 @@ pub(crate) fn pointer_block(pointers: &[Pointer]) -> Vec<u8> {
 }
 
 /// The first `count` pointers of a block.
-pub(crate) fn pointers_of(block: &[u8], count: usize) -> Option<Vec<Pointer>> {
-    pointers(&mut Reader::new(block), count)
+pub(crate) fn pointers_of(block: &[u8], count: usize) -> Option<Vec<BlockPointer>> {
+    pointers(&mut ByteReader::new(block), count)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn inode() -> Inode {
-        let moment = |sec| Moment { sec, nsec: 999_999_999 };
-        let link = |stamp, name: &[u8]| Link { parent: 1, stamp, name: name.to_vec() };
-        Inode {
+    fn inode() -> DiskInode {
+        let moment = |sec| DiskTime { sec, nsec: 999_999_999 };
+        let link = |stamp, name: &[u8]| InodeLink { parent: 1, stamp, name: name.to_vec() };
+        DiskInode {
             mode: 0o100_644,
             uid: 1,
             gid: 2,
@@ -452,63 +458,63 @@ mod tests {
             btime: moment(8),
             links: vec![link(9, b"a"), link(10, &[b'x'; 255])],
             xattrs: vec![(b"user.k".to_vec(), vec![7; 100]), (b"user.e".to_vec(), Vec::new())],
-            data: Data::Extents(vec![
-                Extent { page: 0, block: 100, count: 5, unwritten: false },
-                Extent { page: 9, block: 7, count: 1, unwritten: true },
+            data: InodeData::Extents(vec![
+                DiskExtent { page: 0, block: 100, count: 5, unwritten: false },
+                DiskExtent { page: 9, block: 7, count: 1, unwritten: true },
             ]),
         }
     }
 
     #[test]
     fn only_inline_data_of_inodes_with_one_name_and_nothing_else_is_left_out() {
-        let data = || Data::Inline(vec![5; 1000]);
+        let data = || InodeData::Inline(vec![5; 1000]);
         let links = vec![inode().links[0].clone()];
-        let short = Inode { links, xattrs: Vec::new(), data: data(), ..inode() };
+        let short = DiskInode { links, xattrs: Vec::new(), data: data(), ..inode() };
         let (body, len) = (short.body(), HEAD + 2 * RECORD_BYTES + 16 + 1);
-        assert_eq!((Inode::without_data(&body), body.len()), (len, len + 1000));
+        assert_eq!((DiskInode::without_data(&body), body.len()), (len, len + 1000));
         for cut in 0..body.len() {
-            assert_eq!(Inode::without_data(&body[..cut]), cut, "the record has no end");
+            assert_eq!(DiskInode::without_data(&body[..cut]), cut, "the record has no end");
         }
         let more = [body.as_slice(), &[0]].concat();
-        assert_eq!(Inode::without_data(&more), more.len());
+        assert_eq!(DiskInode::without_data(&more), more.len());
         let others = [
-            Inode { links: inode().links, ..short.clone() },
-            Inode { xattrs: inode().xattrs, ..short.clone() },
-            Inode { links: Vec::new(), ..short.clone() },
-            Inode { data: Data::Target(vec![b'x'; 100]), ..short.clone() },
-            Inode { data: inode().data, ..short },
+            DiskInode { links: inode().links, ..short.clone() },
+            DiskInode { xattrs: inode().xattrs, ..short.clone() },
+            DiskInode { links: Vec::new(), ..short.clone() },
+            DiskInode { data: InodeData::Target(vec![b'x'; 100]), ..short.clone() },
+            DiskInode { data: inode().data, ..short },
         ];
         for other in others {
-            assert_eq!(Inode::without_data(&other.body()), other.body().len(), "{other:?}");
+            assert_eq!(DiskInode::without_data(&other.body()), other.body().len(), "{other:?}");
         }
     }
 
     #[test]
     fn an_inode_is_read_as_it_was_written() {
         let data = [
-            Data::Nothing,
-            Data::Inline(vec![1; INLINE]),
-            Data::Target(b"to".to_vec()),
-            Data::Extents(Vec::new()),
+            InodeData::Nothing,
+            InodeData::Inline(vec![1; INLINE]),
+            InodeData::Target(b"to".to_vec()),
+            InodeData::Extents(Vec::new()),
             inode().data,
         ];
         for data in data {
-            let inode = Inode { data, ..inode() };
+            let inode = DiskInode { data, ..inode() };
             let body = inode.body();
-            assert_eq!(Inode::decode(&body), Some(Decoded::Whole(inode)));
+            assert_eq!(DiskInode::decode(&body), Some(DecodedBody::Whole(inode)));
         }
     }
 
     #[test]
     fn records_elsewhere_come_back() {
         let inode = inode();
-        let pointers: Vec<Pointer> =
-            (0..POINTERS as u64).map(|block| Pointer { block, crc: 4 }).collect();
+        let pointers: Vec<BlockPointer> =
+            (0..POINTERS as u64).map(|block| BlockPointer { block, crc: 4 }).collect();
         let records = inode.body()[HEAD..].to_vec();
         let body = inode.body_outside(1, records.len() as u64, &pointers);
         assert!(body.len() <= BODY);
-        let Some(Decoded::Outside { inode: bare, levels: 1, bytes, pointers: read }) =
-            Inode::decode(&body)
+        let Some(DecodedBody::Outside { inode: bare, levels: 1, bytes, pointers: read }) =
+            DiskInode::decode(&body)
         else {
             panic!()
         };
@@ -531,7 +537,7 @@ mod tests {
                 bytes[at] = random.u8(..);
             }
             bytes.truncate(random.usize(..=bytes.len()));
-            match Inode::decode(&bytes) {
+            match DiskInode::decode(&bytes) {
                 Some(_) => whole += 1,
                 None => refused += 1,
             }
@@ -542,10 +548,10 @@ mod tests {
     #[test]
     fn records_that_make_no_sense_are_refused() {
         let with = |kind: u8, body: &[u8]| {
-            let mut out = Writer::default();
+            let mut out = ByteWriter::default();
             record(&mut out, kind, body.len());
             out.bytes(body);
-            Inode::default().with_records(out.as_slice())
+            DiskInode::default().with_records(out.as_slice())
         };
         let name = |name: &[u8]| with(NAME, &[&[0; 16], name].concat());
         assert!(name(b"good").is_some());
@@ -554,13 +560,13 @@ mod tests {
         }
         assert!(with(EXTENT, &[0; 20]).is_none(), "an extent without a list");
         assert!(with(9, b"").is_none() && with(INLINE_DATA, &[0; INLINE + 1]).is_none());
-        let overlap = Inode {
-            data: Data::Extents(vec![
-                Extent { page: 4, block: 1, count: 2, unwritten: false },
-                Extent { page: 5, block: 9, count: 1, unwritten: false },
+        let overlap = DiskInode {
+            data: InodeData::Extents(vec![
+                DiskExtent { page: 4, block: 1, count: 2, unwritten: false },
+                DiskExtent { page: 5, block: 9, count: 1, unwritten: false },
             ]),
-            ..Inode::default()
+            ..DiskInode::default()
         };
-        assert_eq!(Inode::default().with_records(&overlap.body()[HEAD..]), None);
+        assert_eq!(DiskInode::default().with_records(&overlap.body()[HEAD..]), None);
     }
 }

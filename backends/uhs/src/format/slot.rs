@@ -3,7 +3,7 @@
 //! The identity stands at both ends, each with a checksum of its own. So a slot that was damaged at rest
 //! still says whose it was, and no older version of the inode comes back silently.
 
-use super::bytes::{Reader, Writer};
+use super::bytes::{ByteReader, ByteWriter};
 use super::{BLOCK, NUMBERS};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"UHSS");
@@ -20,7 +20,7 @@ pub(crate) const REMOVALS: usize = BODY / 8;
 
 /// The contents of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum SlotKind {
     /// A version of an inode.
     Inode,
     /// A list of inodes that are gone.
@@ -42,9 +42,9 @@ pub(crate) struct SlotIdentity {
 
 /// Everything about a slot but its body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) kind: Kind,
-    /// 0 unless the kind is [`Kind::Inode`].
+pub(crate) struct SlotHeader {
+    pub(crate) kind: SlotKind,
+    /// 0 unless the kind is [`SlotKind::Inode`].
     pub(crate) ino: u64,
     /// Grows with every slot that is written.
     pub(crate) stamp: u64,
@@ -65,20 +65,20 @@ pub(crate) struct Identity {
 
 /// A slot as it was read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found<'a> {
+pub(crate) enum FoundSlot<'a> {
     /// No slot of this file system.
     Nothing,
     /// A whole slot, and its body.
-    Whole(Identity, &'a [u8]),
+    Whole(SlotHeader, &'a [u8]),
     /// A slot that is torn or damaged: the identities that can be read, one or two.
-    Broken(Identity, Option<Identity>),
+    Broken(SlotHeader, Option<SlotHeader>),
 }
 
-impl Identity {
-    pub(crate) fn new(kind: Kind, ino: u64, stamp: u64) -> Self {
+impl SlotHeader {
+    pub(crate) fn new(kind: SlotKind, ino: u64, stamp: u64) -> Self {
         let (group, index, count, durable, removals_from) = (0, 0, 0, 0, 0);
         let (body_len, body_crc) = (0, 0);
-        Identity {
+        SlotHeader {
             kind,
             ino,
             stamp,
@@ -94,11 +94,11 @@ impl Identity {
 
     fn encode(&self, place: &SlotIdentity) -> Vec<u8> {
         let kind = match self.kind {
-            Kind::Inode => 1,
-            Kind::Removals => 2,
-            Kind::Nothing => 3,
+            SlotKind::Inode => 1,
+            SlotKind::Removals => 2,
+            SlotKind::Nothing => 3,
         };
-        let mut out = Writer::default();
+        let mut out = ByteWriter::default();
         out.u32(MAGIC).u8(kind).u8(FORM).u16(0).bytes(&place.uuid).u64(place.key);
         out.u64(place.block).u64(self.ino).u64(self.stamp).u64(self.group).u32(self.index);
         out.u32(self.count).u64(self.durable).u32(self.body_len).u32(self.body_crc);
@@ -111,21 +111,21 @@ impl Identity {
         out.finish()
     }
 
-    fn decode(bytes: &[u8], place: &SlotIdentity) -> Option<Identity> {
+    fn decode(bytes: &[u8], place: &SlotIdentity) -> Option<SlotHeader> {
         let (checked, crc) = bytes.split_at_checked(IDENTITY - 4)?;
         if crc32c::crc32c(checked).to_le_bytes() != crc {
             return None;
         }
-        let mut from = Reader::new(checked);
+        let mut from = ByteReader::new(checked);
         let (magic, kind, form, _) = (from.u32()?, from.u8()?, from.u8()?, from.u16()?);
         let found = SlotIdentity { uuid: from.uuid()?, key: from.u64()?, block: from.u64()? };
         let kind = match kind {
-            1 => Kind::Inode,
-            2 => Kind::Removals,
-            3 => Kind::Nothing,
+            1 => SlotKind::Inode,
+            2 => SlotKind::Removals,
+            3 => SlotKind::Nothing,
             _ => return None,
         };
-        let mut identity = Identity {
+        let mut identity = SlotHeader {
             kind,
             ino: from.u64()?,
             stamp: from.u64()?,
@@ -148,7 +148,7 @@ impl Identity {
             && identity.index < identity.count
             && identity.durable < identity.group
             && identity.group.max(identity.stamp).max(identity.ino) < NUMBERS
-            && (identity.kind == Kind::Inode) == (identity.ino != 0);
+            && (identity.kind == SlotKind::Inode) == (identity.ino != 0);
         sound.then_some(identity)
     }
 }
@@ -158,7 +158,7 @@ impl Identity {
 /// # Panics
 ///
 /// When the body has more than [`BODY`] bytes.
-pub(crate) fn encode(mut identity: Identity, body: &[u8], place: &SlotIdentity, out: &mut [u8]) {
+pub(crate) fn encode(mut identity: SlotHeader, body: &[u8], place: &SlotIdentity, out: &mut [u8]) {
     assert!(body.len() <= BODY, "a body of {} bytes fits into no slot", body.len());
     identity.body_len = body.len() as u32;
     identity.body_crc = crc32c::crc32c(body);
@@ -177,23 +177,23 @@ pub(crate) fn body_of(slot: &[u8]) -> &[u8] {
 }
 
 /// The bytes that the body of `identity` has in a damaged slot.
-pub(crate) fn damaged_body<'a>(slot: &'a [u8], identity: &Identity) -> &'a [u8] {
+pub(crate) fn damaged_body<'a>(slot: &'a [u8], identity: &SlotHeader) -> &'a [u8] {
     &slot[IDENTITY..][..(identity.body_len as usize).min(BODY)]
 }
 
 /// Looks at the 4 KiB that lie at `place`.
-pub(crate) fn decode<'a>(bytes: &'a [u8], place: &SlotIdentity) -> Found<'a> {
-    let head = Identity::decode(&bytes[..IDENTITY], place);
-    let tail = Identity::decode(&bytes[BLOCK - IDENTITY..], place);
+pub(crate) fn decode<'a>(bytes: &'a [u8], place: &SlotIdentity) -> FoundSlot<'a> {
+    let head = SlotHeader::decode(&bytes[..IDENTITY], place);
+    let tail = SlotHeader::decode(&bytes[BLOCK - IDENTITY..], place);
     match (head, tail) {
-        (None, None) => Found::Nothing,
-        (Some(one), None) | (None, Some(one)) => Found::Broken(one, None),
-        (Some(head), Some(tail)) if head != tail => Found::Broken(head, Some(tail)),
+        (None, None) => FoundSlot::Nothing,
+        (Some(one), None) | (None, Some(one)) => FoundSlot::Broken(one, None),
+        (Some(head), Some(tail)) if head != tail => FoundSlot::Broken(head, Some(tail)),
         (Some(head), Some(_)) => {
             let body = &bytes[IDENTITY..][..head.body_len as usize];
             match crc32c::crc32c(body) == head.body_crc {
-                true => Found::Whole(head, body),
-                false => Found::Broken(head, None),
+                true => FoundSlot::Whole(head, body),
+                false => FoundSlot::Broken(head, None),
             }
         }
     }
@@ -206,7 +206,7 @@ pub(crate) fn removals(inos: &[u64]) -> Vec<u8> {
 
 /// The inodes that a removal block lists.
 pub(crate) fn removed(body: &[u8]) -> Vec<u64> {
-    let mut from = Reader::new(body);
+    let mut from = ByteReader::new(body);
     std::iter::from_fn(|| from.u64()).collect()
 }
 
@@ -216,9 +216,9 @@ mod tests {
 
     const PLACE: SlotIdentity = SlotIdentity { uuid: [7; 16], key: 99, block: 1234 };
 
-    fn identity() -> Identity {
-        let (kind, ino, stamp) = (Kind::Inode, 5, 77);
-        Identity { group: 9, index: 1, count: 3, durable: 8, ..Identity::new(kind, ino, stamp) }
+    fn identity() -> SlotHeader {
+        let (kind, ino, stamp) = (SlotKind::Inode, 5, 77);
+        SlotHeader { group: 9, index: 1, count: 3, durable: 8, ..SlotHeader::new(kind, ino, stamp) }
     }
 
     fn slot(body: &[u8]) -> Vec<u8> {
@@ -232,7 +232,7 @@ mod tests {
         for len in [0, 1, 100, BODY] {
             let body = vec![3; len];
             let bytes = slot(&body);
-            let Found::Whole(found, read) = decode(&bytes, &PLACE) else { panic!("{len}") };
+            let FoundSlot::Whole(found, read) = decode(&bytes, &PLACE) else { panic!("{len}") };
             assert!(body_of(&bytes) == body);
             assert_eq!((found.ino, found.stamp, found.group), (5, 77, 9));
             assert!(read == body);
@@ -247,9 +247,9 @@ mod tests {
             SlotIdentity { key: 98, ..PLACE },
             SlotIdentity { uuid: [8; 16], ..PLACE },
         ] {
-            assert_eq!(decode(&bytes, &place), Found::Nothing);
+            assert_eq!(decode(&bytes, &place), FoundSlot::Nothing);
         }
-        assert_eq!(decode(&[0; BLOCK], &PLACE), Found::Nothing);
+        assert_eq!(decode(&[0; BLOCK], &PLACE), FoundSlot::Nothing);
     }
 
     /// Damage at rest once brought back an older version of a file, because nobody knew whose slot
@@ -262,12 +262,12 @@ mod tests {
             let mut bytes = good.clone();
             bytes[at] ^= 0x10;
             match decode(&bytes, &PLACE) {
-                Found::Broken(one, other) => {
+                FoundSlot::Broken(one, other) => {
                     assert_eq!((one.ino, one.stamp, other), (5, 77, None), "byte {at}");
                 }
                 // Bytes between the body and its end mean nothing.
-                Found::Whole(..) => assert!((IDENTITY + 2000..BLOCK - IDENTITY).contains(&at)),
-                Found::Nothing => panic!("byte {at} hides the slot"),
+                FoundSlot::Whole(..) => assert!((IDENTITY + 2000..BLOCK - IDENTITY).contains(&at)),
+                FoundSlot::Nothing => panic!("byte {at} hides the slot"),
             }
         }
     }
@@ -276,10 +276,10 @@ mod tests {
     fn a_slot_that_is_torn_over_another_one_shows_both() {
         let mut bytes = slot(b"new");
         let mut old = vec![0; BLOCK];
-        let older = Identity { ino: 6, stamp: 3, group: 2, durable: 1, ..identity() };
+        let older = SlotHeader { ino: 6, stamp: 3, group: 2, durable: 1, ..identity() };
         encode(older, b"old", &PLACE, &mut old);
         bytes[512..].copy_from_slice(&old[512..]);
-        let Found::Broken(head, Some(tail)) = decode(&bytes, &PLACE) else { panic!() };
+        let FoundSlot::Broken(head, Some(tail)) = decode(&bytes, &PLACE) else { panic!() };
         assert_eq!((head.ino, tail.ino), (5, 6));
     }
 
@@ -287,15 +287,15 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_counted_on_from_are_no_slot() {
         for change in [
-            |identity: &mut Identity| identity.stamp = u64::MAX,
-            |identity: &mut Identity| identity.group = u64::MAX,
-            |identity: &mut Identity| identity.ino = u64::MAX,
+            |identity: &mut SlotHeader| identity.stamp = u64::MAX,
+            |identity: &mut SlotHeader| identity.group = u64::MAX,
+            |identity: &mut SlotHeader| identity.ino = u64::MAX,
         ] {
             let mut forged = identity();
             change(&mut forged);
             let mut out = vec![0; BLOCK];
             encode(forged, b"x", &PLACE, &mut out);
-            assert_eq!(decode(&out, &PLACE), Found::Nothing, "{forged:?}");
+            assert_eq!(decode(&out, &PLACE), FoundSlot::Nothing, "{forged:?}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Snapshots: all inodes as a mount wants them in memory, written at a clean end. They repeat what the slots say,
 //! and are never needed.
 
-use super::bytes::{Reader, Writer};
+use super::bytes::{ByteReader, ByteWriter};
 use super::{BLOCK, NUMBERS};
 
 const MAGIC: &[u8; 8] = b"defuseSN";
@@ -29,7 +29,7 @@ pub(crate) const SHORTEST: usize = 85;
 
 /// The place of a header, in the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct At {
+pub(crate) struct SnapshotPointer {
     pub(crate) block: u64,
     pub(crate) blocks: u32,
     /// The checksum of these blocks.
@@ -38,19 +38,19 @@ pub(crate) struct At {
 
 /// The head of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct SnapshotHeader {
     pub(crate) uuid: [u8; 16],
     /// The newest group, which is durable.
     pub(crate) durable: u64,
     /// Higher than the stamps of all slots.
     pub(crate) next_stamp: u64,
     pub(crate) inodes: u64,
-    pub(crate) segments: Vec<Segment>,
+    pub(crate) segments: Vec<SnapshotSegment>,
 }
 
 /// Neighbouring blocks with whole entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
+pub(crate) struct SnapshotSegment {
     pub(crate) block: u64,
     pub(crate) bytes: u32,
     pub(crate) crc: u32,
@@ -58,9 +58,9 @@ pub(crate) struct Segment {
 
 /// A part of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Entry<'a> {
+pub(crate) enum SnapshotEntry<'a> {
     /// An inode of which little must be in memory.
-    Short(Short<'a>),
+    Short(ShortInode<'a>),
     /// An inode with its whole body, which has all records, and the blocks in which its slot keeps them.
     Full { ino: u64, slot: u64, body: &'a [u8], records: Vec<(u64, u32)> },
     /// A slot with a copy of an inode that does not count any more.
@@ -71,7 +71,7 @@ pub(crate) enum Entry<'a> {
 
 /// An inode with one name, or the root, and little else.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Short<'a> {
+pub(crate) struct ShortInode<'a> {
     pub(crate) ino: u64,
     /// The block of its slot.
     pub(crate) slot: u64,
@@ -88,7 +88,7 @@ pub(crate) struct Short<'a> {
     pub(crate) data: ShortData,
 }
 
-/// The data of a [`Short`] inode.
+/// The data of a [`ShortInode`] inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ShortData {
     /// In the slot, or none.
@@ -102,10 +102,10 @@ pub(crate) enum ShortData {
     Directory,
 }
 
-impl Header {
+impl SnapshotHeader {
     /// The blocks of the header; `None` for more segments than it can have.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
-        let mut out = Writer::with_capacity(BLOCK);
+        let mut out = ByteWriter::with_capacity(BLOCK);
         out.bytes(MAGIC).bytes(&self.uuid).u64(self.durable).u64(self.next_stamp);
         out.u64(self.inodes).u32(self.segments.len() as u32).u32(0).u64(0);
         for segment in &self.segments {
@@ -117,16 +117,16 @@ impl Header {
     }
 
     /// Reads a header whose checksum holds. Segments lie within `blocks` blocks.
-    pub(crate) fn decode(bytes: &[u8], blocks: u64) -> Option<Header> {
-        let mut from = Reader::new(bytes.strip_prefix(MAGIC)?);
+    pub(crate) fn decode(bytes: &[u8], blocks: u64) -> Option<SnapshotHeader> {
+        let mut from = ByteReader::new(bytes.strip_prefix(MAGIC)?);
         let (uuid, durable, next_stamp) = (from.uuid()?, from.u64()?, from.u64()?);
         let (inodes, count) = (from.u64()?, from.u32()? as usize);
         let (_, _) = (from.u32()?, from.u64()?);
         let segment =
-            |_| Some(Segment { block: from.u64()?, bytes: from.u32()?, crc: from.u32()? });
-        let segments: Vec<Segment> =
+            |_| Some(SnapshotSegment { block: from.u64()?, bytes: from.u32()?, crc: from.u32()? });
+        let segments: Vec<SnapshotSegment> =
             (0..count.min(SEGMENTS + 1)).map(segment).collect::<Option<_>>()?;
-        let fits = |segment: &Segment| {
+        let fits = |segment: &SnapshotSegment| {
             let end = segment.block.checked_add(u64::from(segment.blocks()));
             (1..=SEGMENT).contains(&(segment.bytes as usize))
                 && end.is_some_and(|end| end <= blocks)
@@ -136,11 +136,11 @@ impl Header {
             && segments.iter().all(fits)
             && durable.max(next_stamp) < NUMBERS
             && inodes <= most / SHORTEST as u64;
-        sound.then_some(Header { uuid, durable, next_stamp, inodes, segments })
+        sound.then_some(SnapshotHeader { uuid, durable, next_stamp, inodes, segments })
     }
 }
 
-impl Segment {
+impl SnapshotSegment {
     /// The blocks in which it lies.
     pub(crate) fn blocks(&self) -> u32 {
         self.bytes.div_ceil(BLOCK as u32)
@@ -152,11 +152,11 @@ const FULL: u8 = 2;
 const STALE: u8 = 3;
 const REMOVALS: u8 = 4;
 
-impl Entry<'_> {
+impl SnapshotEntry<'_> {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::with_capacity(128);
+        let mut out = ByteWriter::with_capacity(128);
         match self {
-            Entry::Short(short) => {
+            SnapshotEntry::Short(short) => {
                 let (kind, place, count) = match short.data {
                     ShortData::Stored => (0, 0, 0),
                     ShortData::Blocks { block, count } => (1, block, count),
@@ -174,17 +174,17 @@ impl Entry<'_> {
                 }
                 out.bytes(short.name);
             }
-            Entry::Full { ino, slot, body, records } => {
+            SnapshotEntry::Full { ino, slot, body, records } => {
                 out.u8(FULL).u64(*ino).u64(*slot).u32(body.len() as u32).u32(records.len() as u32);
                 for (block, count) in records {
                     out.u64(*block).u32(*count);
                 }
                 out.bytes(body);
             }
-            Entry::Stale { ino, slot } => {
+            SnapshotEntry::Stale { ino, slot } => {
                 out.u8(STALE).u64(*ino).u64(*slot);
             }
-            Entry::Removals { slot, inos } => {
+            SnapshotEntry::Removals { slot, inos } => {
                 out.u8(REMOVALS).u64(*slot).u32(inos.len() as u32);
                 for ino in inos {
                     out.u64(*ino);
@@ -196,8 +196,8 @@ impl Entry<'_> {
 }
 
 /// The entries of a segment. `None` where one makes no sense, after which nothing follows.
-pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = Option<Entry<'_>>> {
-    let mut from = Some(Reader::new(bytes));
+pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = Option<SnapshotEntry<'_>>> {
+    let mut from = Some(ByteReader::new(bytes));
     std::iter::from_fn(move || {
         let reader = from.as_mut().filter(|reader| !reader.is_empty())?;
         let entry = entry(reader);
@@ -208,7 +208,7 @@ pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = Option<Entry<'_>>> {
     })
 }
 
-fn entry<'a>(from: &mut Reader<'a>) -> Option<Entry<'a>> {
+fn entry<'a>(from: &mut ByteReader<'a>) -> Option<SnapshotEntry<'a>> {
     Some(match from.u8()? {
         SHORT => {
             let (kind, name, mode) = (from.u8()?, from.u8()?, from.u16()?);
@@ -231,7 +231,7 @@ fn entry<'a>(from: &mut Reader<'a>) -> Option<Entry<'a>> {
             };
             let name = from.bytes(name.into())?;
             let mode = mode.into();
-            Entry::Short(Short {
+            SnapshotEntry::Short(ShortInode {
                 ino,
                 slot,
                 mode,
@@ -249,13 +249,13 @@ fn entry<'a>(from: &mut Reader<'a>) -> Option<Entry<'a>> {
             let (ino, slot, len, count) = (from.u64()?, from.u64()?, from.u32()?, from.u32()?);
             let run = |_| Some((from.u64()?, from.u32()?));
             let records = (0..count.min(SEGMENT as u32)).map(run).collect::<Option<_>>()?;
-            Entry::Full { ino, slot, body: from.bytes(len as usize)?, records }
+            SnapshotEntry::Full { ino, slot, body: from.bytes(len as usize)?, records }
         }
-        STALE => Entry::Stale { ino: from.u64()?, slot: from.u64()? },
+        STALE => SnapshotEntry::Stale { ino: from.u64()?, slot: from.u64()? },
         REMOVALS => {
             let (slot, count) = (from.u64()?, from.u32()?);
             let inos = (0..count.min(SEGMENT as u32)).map(|_| from.u64()).collect::<Option<_>>()?;
-            Entry::Removals { slot, inos }
+            SnapshotEntry::Removals { slot, inos }
         }
         _ => return None,
     })
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn entries_are_read_as_they_were_written() {
         let short = |data| {
-            Entry::Short(Short {
+            SnapshotEntry::Short(ShortInode {
                 ino: 5,
                 slot: 600,
                 mode: 0o100_644,
@@ -287,12 +287,12 @@ mod tests {
             short(ShortData::Blocks { block: 1 << 40, count: 7 }),
             short(ShortData::Device(77)),
             short(ShortData::Directory),
-            Entry::Full { ino: 6, slot: 601, body: b"body", records: vec![(8, 1), (9, 2)] },
-            Entry::Stale { ino: 7, slot: 602 },
-            Entry::Removals { slot: 603, inos: vec![1, 2, 3] },
+            SnapshotEntry::Full { ino: 6, slot: 601, body: b"body", records: vec![(8, 1), (9, 2)] },
+            SnapshotEntry::Stale { ino: 7, slot: 602 },
+            SnapshotEntry::Removals { slot: 603, inos: vec![1, 2, 3] },
         ];
-        let bytes: Vec<u8> = all.iter().flat_map(Entry::encode).collect();
-        let read: Option<Vec<Entry<'_>>> = entries(&bytes).collect();
+        let bytes: Vec<u8> = all.iter().flat_map(SnapshotEntry::encode).collect();
+        let read: Option<Vec<SnapshotEntry<'_>>> = entries(&bytes).collect();
         assert_eq!(read.as_deref(), Some(&all[..]));
         for len in 0..bytes.len() {
             // Whatever is cut off, the rest is read without a panic.
@@ -304,8 +304,8 @@ mod tests {
 
     #[test]
     fn a_header_that_makes_no_sense_is_refused() {
-        let segment = Segment { block: 600, bytes: 5000, crc: 1 };
-        let good = Header {
+        let segment = SnapshotSegment { block: 600, bytes: 5000, crc: 1 };
+        let good = SnapshotHeader {
             uuid: [3; 16],
             durable: 4,
             next_stamp: 5,
@@ -314,22 +314,22 @@ mod tests {
         };
         let bytes = good.encode().unwrap();
         assert_eq!(bytes.len(), 2 * BLOCK);
-        assert_eq!(Header::decode(&bytes, 602), Some(good.clone()));
-        assert_eq!(Header::decode(&bytes, 601), None);
+        assert_eq!(SnapshotHeader::decode(&bytes, 602), Some(good.clone()));
+        assert_eq!(SnapshotHeader::decode(&bytes, 601), None);
         for change in [
-            |header: &mut Header| header.next_stamp = u64::MAX,
-            |header: &mut Header| header.durable = NUMBERS,
-            |header: &mut Header| header.inodes = u64::MAX,
-            |header: &mut Header| header.segments[7].block = u64::MAX,
-            |header: &mut Header| header.segments[7].bytes = 0,
-            |header: &mut Header| header.segments[7].bytes = SEGMENT as u32 + 1,
+            |header: &mut SnapshotHeader| header.next_stamp = u64::MAX,
+            |header: &mut SnapshotHeader| header.durable = NUMBERS,
+            |header: &mut SnapshotHeader| header.inodes = u64::MAX,
+            |header: &mut SnapshotHeader| header.segments[7].block = u64::MAX,
+            |header: &mut SnapshotHeader| header.segments[7].bytes = 0,
+            |header: &mut SnapshotHeader| header.segments[7].bytes = SEGMENT as u32 + 1,
         ] {
             let mut forged = good.clone();
             change(&mut forged);
-            assert_eq!(Header::decode(&forged.encode().unwrap(), 602), None, "{forged:?}");
+            assert_eq!(SnapshotHeader::decode(&forged.encode().unwrap(), 602), None, "{forged:?}");
         }
-        let many = Header { segments: vec![segment; SEGMENTS + 1], ..good };
+        let many = SnapshotHeader { segments: vec![segment; SEGMENTS + 1], ..good };
         assert_eq!(many.encode(), None);
-        assert_eq!(Header::decode(&bytes[..BLOCK], 602), None);
+        assert_eq!(SnapshotHeader::decode(&bytes[..BLOCK], 602), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::bytes::{Reader, Writer};
+use super::bytes::{ByteReader, ByteWriter};
 use super::snapshot;
 use super::{BLOCK, NUMBERS, UNIT_BLOCKS, VERSION};
 
@@ -28,7 +28,7 @@ const KNOWN: u64 = PADDED_RECORDS;
 
 /// Neighbouring units that hold slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub(crate) struct SlotChunk {
     pub(crate) first_unit: u32,
     pub(crate) units: u32,
     /// A random number that the slots repeat.
@@ -48,15 +48,15 @@ pub(crate) struct Superblock {
     /// No inode has this number or a higher one, unless a slot says so.
     pub(crate) next_ino: u64,
     /// The snapshot that the last clean end has left, if nothing was written since.
-    pub(crate) snapshot: Option<snapshot::At>,
-    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) snapshot: Option<snapshot::SnapshotPointer>,
+    pub(crate) chunks: Vec<SlotChunk>,
     /// Features without which nobody can use the file system.
     pub(crate) features: u64,
 }
 
 /// A reason why a block is no superblock that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unusable {
+pub enum SuperblockError {
     /// Something else.
     Other,
     /// A superblock with bytes that are not as they were written.
@@ -73,11 +73,11 @@ pub enum Unusable {
 impl Superblock {
     /// The 4 KiB of a copy.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::default();
+        let mut out = ByteWriter::default();
         out.bytes(MAGIC).u32(VERSION).u32(0).bytes(&self.uuid).u64(self.epoch).u64(self.blocks);
         // Features: compatible, read-only compatible, incompatible.
         out.u64(0).u64(0).u64(self.features);
-        let none = snapshot::At { block: 0, blocks: 0, crc: 0 };
+        let none = snapshot::SnapshotPointer { block: 0, blocks: 0, crc: 0 };
         let snapshot = self.snapshot.unwrap_or(none);
         out.u64(self.durable).u64(self.next_ino).u64(snapshot.block).u32(snapshot.crc);
         out.u32(snapshot.blocks).u32(self.chunks.len() as u32).u32(0);
@@ -91,36 +91,39 @@ impl Superblock {
     }
 
     /// Reads a copy.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Superblock, Unusable> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
         if !bytes.starts_with(MAGIC) {
-            return Err(Unusable::Other);
+            return Err(SuperblockError::Other);
         }
         let (checked, crc) = bytes.split_at(BLOCK - 4);
         if crc32c::crc32c(checked).to_le_bytes() != crc {
-            return Err(Unusable::Damaged);
+            return Err(SuperblockError::Damaged);
         }
-        let found = Superblock::fields(&checked[MAGIC.len()..]).ok_or(Unusable::Damaged)?;
+        let found = Superblock::fields(&checked[MAGIC.len()..]).ok_or(SuperblockError::Damaged)?;
         let (superblock, version, features) = found;
         if version != VERSION || features != 0 {
-            return Err(Unusable::Newer { version, features });
+            return Err(SuperblockError::Newer { version, features });
         }
-        if superblock.is_sound() { Ok(superblock) } else { Err(Unusable::Damaged) }
+        if superblock.is_sound() { Ok(superblock) } else { Err(SuperblockError::Damaged) }
     }
 
     fn fields(bytes: &[u8]) -> Option<(Superblock, u32, u64)> {
-        let mut from = Reader::new(bytes);
+        let mut from = ByteReader::new(bytes);
         let (version, _) = (from.u32()?, from.u32()?);
         let (uuid, epoch, blocks) = (from.uuid()?, from.u64()?, from.u64()?);
         let (_compatible, read_only, incompatible) = (from.u64()?, from.u64()?, from.u64()?);
         let (durable, next_ino) = (from.u64()?, from.u64()?);
         let (block, crc, blocks_of_header) = (from.u64()?, from.u32()?, from.u32()?);
-        let snapshot =
-            (block != 0).then_some(snapshot::At { block, blocks: blocks_of_header, crc });
+        let snapshot = (block != 0).then_some(snapshot::SnapshotPointer {
+            block,
+            blocks: blocks_of_header,
+            crc,
+        });
         let (count, _) = (from.u32()? as usize, from.u32()?);
         let mut chunks = Vec::new();
         for _ in 0..count.min(CHUNKS + 1) {
             let (first_unit, units, key) = (from.u32()?, from.u32()?, from.u64()?);
-            chunks.push(Chunk { first_unit, units, key });
+            chunks.push(SlotChunk { first_unit, units, key });
         }
         let features = incompatible;
         let superblock =
@@ -181,12 +184,12 @@ impl Superblock {
     }
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for SuperblockError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unusable::Other => f.write_str("no uhs file system"),
-            Unusable::Damaged => f.write_str("the superblock is damaged"),
-            Unusable::Newer { version, features } => {
+            SuperblockError::Other => f.write_str("no uhs file system"),
+            SuperblockError::Damaged => f.write_str("the superblock is damaged"),
+            SuperblockError::Newer { version, features } => {
                 write!(f, "format {version} with features {features:#x} is newer than this program")
             }
         }
@@ -199,11 +202,11 @@ mod tests {
 
     fn superblock() -> Superblock {
         let chunks = vec![
-            Chunk { first_unit: 1, units: 2, key: 11 },
-            Chunk { first_unit: 4, units: 1, key: 12 },
+            SlotChunk { first_unit: 1, units: 2, key: 11 },
+            SlotChunk { first_unit: 4, units: 1, key: 12 },
         ];
         let (uuid, epoch, blocks) = ([3; 16], 9, 10 * UNIT_BLOCKS);
-        let snapshot = Some(snapshot::At { block: 700, blocks: 2, crc: 9 });
+        let snapshot = Some(snapshot::SnapshotPointer { block: 700, blocks: 2, crc: 9 });
         let features = PADDED_RECORDS;
         Superblock { uuid, epoch, blocks, durable: 4, next_ino: 100, snapshot, chunks, features }
     }
@@ -213,7 +216,7 @@ mod tests {
         let mut full = superblock();
         assert_eq!(Superblock::decode(&full.encode()), Ok(full.clone()));
         full.blocks = 1 << 30;
-        let chunk = |at| Chunk { first_unit: 8 + 3 * at, units: 2, key: u64::from(at) };
+        let chunk = |at| SlotChunk { first_unit: 8 + 3 * at, units: 2, key: u64::from(at) };
         full.chunks = (0..CHUNKS as u32).map(chunk).collect();
         assert_eq!(full.encode().len(), BLOCK);
         assert_eq!(Superblock::decode(&full.encode()), Ok(full));
@@ -226,7 +229,10 @@ mod tests {
             let mut bytes = good.clone();
             bytes[at] ^= 1;
             let found = Superblock::decode(&bytes);
-            assert!(matches!(found, Err(Unusable::Other | Unusable::Damaged)), "byte {at}");
+            assert!(
+                matches!(found, Err(SuperblockError::Other | SuperblockError::Damaged)),
+                "byte {at}"
+            );
         }
     }
 
@@ -247,7 +253,7 @@ mod tests {
         for change in changes {
             let mut bad = superblock();
             change(&mut bad);
-            assert_eq!(Superblock::decode(&bad.encode()), Err(Unusable::Damaged), "{bad:?}");
+            assert_eq!(Superblock::decode(&bad.encode()), Err(SuperblockError::Damaged), "{bad:?}");
         }
     }
 
@@ -257,7 +263,7 @@ mod tests {
         bytes[8] = 2;
         let crc = crc32c::crc32c(&bytes[..BLOCK - 4]);
         bytes[BLOCK - 4..].copy_from_slice(&crc.to_le_bytes());
-        let newer = Unusable::Newer { version: 2, features: 0 };
+        let newer = SuperblockError::Newer { version: 2, features: 0 };
         assert_eq!(Superblock::decode(&bytes), Err(newer));
     }
 }

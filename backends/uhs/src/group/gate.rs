@@ -14,14 +14,14 @@ const REMOVED: usize = 16;
 
 #[derive(Default)]
 #[repr(align(128))]
-struct Door {
+struct GroupLockShard {
     lock: RwLock<()>,
-    changes: Mutex<Changes>,
+    changes: Mutex<ChangedInodes>,
 }
 
 /// The inodes that a group writes.
 #[derive(Debug, Default)]
-pub(crate) struct Changes {
+pub(crate) struct ChangedInodes {
     /// New ones, changed ones, and those with pages to write. None is listed twice.
     pub(crate) changed: Vec<u64>,
     /// Those that lost their last name.
@@ -30,7 +30,7 @@ pub(crate) struct Changes {
     weight: usize,
 }
 
-impl Changes {
+impl ChangedInodes {
     fn is_empty(&self) -> bool {
         self.changed.is_empty() && self.gone.is_empty()
     }
@@ -41,30 +41,30 @@ impl Changes {
 }
 
 /// The gate to the running group.
-pub(crate) struct Gate {
-    doors: [Door; DOORS],
+pub(crate) struct GroupLock {
+    doors: [GroupLockShard; DOORS],
     /// Inodes of a door from which on the group is full.
     full: AtomicUsize,
 }
 
 /// A share in the running group: it does not close meanwhile. Whoever has one takes no second one, and
 /// does not wait for a device.
-pub(crate) struct Handle<'a> {
-    door: &'a Door,
+pub(crate) struct GroupReadGuard<'a> {
+    door: &'a GroupLockShard,
     full: usize,
     _lock: RwLockReadGuard<'a, ()>,
 }
 
 /// A proof that nobody has a handle.
-pub(crate) struct Closed<'a> {
-    gate: &'a Gate,
+pub(crate) struct GroupWriteGuard<'a> {
+    gate: &'a GroupLock,
     _locks: [RwLockWriteGuard<'a, ()>; DOORS],
 }
 
-impl Gate {
+impl GroupLock {
     /// A gate to groups that are full when a door has `full` inodes.
     pub(crate) fn new(full: usize) -> Self {
-        Gate { doors: Default::default(), full: AtomicUsize::new(full) }
+        GroupLock { doors: Default::default(), full: AtomicUsize::new(full) }
     }
 
     /// From now on groups are full when a door has `full` inodes.
@@ -78,9 +78,9 @@ impl Gate {
     }
 
     /// Waits while a group is being closed.
-    pub(crate) fn enter(&self) -> Handle<'_> {
+    pub(crate) fn enter(&self) -> GroupReadGuard<'_> {
         let door = &self.doors[number_of_thread() % DOORS];
-        Handle {
+        GroupReadGuard {
             door,
             full: self.full(),
             _lock: door.lock.read().unwrap_or_else(PoisonError::into_inner),
@@ -88,10 +88,10 @@ impl Gate {
     }
 
     /// Waits for all handles, and lets nobody get one.
-    pub(crate) fn close(&self) -> Closed<'_> {
+    pub(crate) fn close(&self) -> GroupWriteGuard<'_> {
         let locks = self.doors.each_ref();
         let locks = locks.map(|door| door.lock.write().unwrap_or_else(PoisonError::into_inner));
-        Closed { gate: self, _locks: locks }
+        GroupWriteGuard { gate: self, _locks: locks }
     }
 
     /// True where the running group has something to write.
@@ -105,7 +105,7 @@ impl Gate {
     }
 }
 
-impl Handle<'_> {
+impl GroupReadGuard<'_> {
     /// The group writes an inode, which counts as `weight` of them. The caller sees to it that it is listed
     /// once.
     pub(crate) fn changed(&self, ino: u64, weight: usize) {
@@ -125,10 +125,10 @@ impl Handle<'_> {
     }
 }
 
-impl Closed<'_> {
+impl GroupWriteGuard<'_> {
     /// The changes of the group, by inode number.
-    pub(crate) fn take(&self) -> Changes {
-        let mut all = Changes::default();
+    pub(crate) fn take(&self) -> ChangedInodes {
+        let mut all = ChangedInodes::default();
         for door in &self.gate.doors {
             let mut changes = lock(&door.changes);
             all.changed.append(&mut changes.changed);
@@ -142,6 +142,6 @@ impl Closed<'_> {
     }
 }
 
-fn lock(changes: &Mutex<Changes>) -> MutexGuard<'_, Changes> {
+fn lock(changes: &Mutex<ChangedInodes>) -> MutexGuard<'_, ChangedInodes> {
     changes.lock().unwrap_or_else(PoisonError::into_inner)
 }

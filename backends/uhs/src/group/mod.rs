@@ -6,29 +6,29 @@ mod sync;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use defuse_block::Purpose;
+use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
-use crate::commit::Change;
-use crate::content::{Content, Frame, Pool};
+use crate::commit::InodeChange;
+use crate::content::{BlockPool, FileContent, PageFrame};
 use crate::engine::lock;
 use crate::format::BLOCK;
-use crate::format::inode::{HEAD, Pointer, spill};
+use crate::format::inode::{BlockPointer, HEAD, spill};
 use crate::format::slot::BODY;
-use crate::names::{Encoded, Names, WithRecords};
-use crate::space::Run;
+use crate::names::{Encoded, EncodedInode, NameStore};
+use crate::space::BlockRun;
 
-pub(crate) use gate::{Closed, Gate, Handle};
+pub(crate) use gate::{GroupLock, GroupReadGuard, GroupWriteGuard};
 pub(crate) use sync::number_of_thread;
 
 /// Everything that a group writes.
 #[derive(Default)]
-pub(crate) struct Batch {
-    pub(crate) changes: Vec<Change>,
+pub(crate) struct CommitBatch {
+    pub(crate) changes: Vec<InodeChange>,
     /// Those of the changes whose data is in the slot that counts until now, and is to be added.
     pub(crate) stored: Vec<usize>,
     /// Blocks that must be durable before the changes are written.
-    pub(crate) data: Vec<(u64, Frame)>,
+    pub(crate) data: Vec<(u64, PageFrame)>,
     /// Its number among those that write data.
     pub(crate) number: u64,
     /// Some of its data was written before it closed.
@@ -36,19 +36,19 @@ pub(crate) struct Batch {
     /// A sync waits for it.
     pub(crate) now: bool,
     /// Why its data is written now.
-    pub(crate) purpose: Purpose,
+    pub(crate) purpose: QueuePurpose,
     /// Blocks that are free once the changes are durable.
-    pub(crate) freed: Vec<Run>,
+    pub(crate) freed: Vec<BlockRun>,
     /// Units of pages in many runs: inodes and numbers.
     pub(crate) scattered: Vec<(u64, u64)>,
     /// The contents that the changes are about. They stay in memory until the changes are durable.
-    pub(crate) contents: Vec<(u64, Arc<Mutex<Content>>)>,
+    pub(crate) contents: Vec<(u64, Arc<Mutex<FileContent>>)>,
 }
 
-impl Batch {
+impl CommitBatch {
     /// Adds everything that changed since, as if the group had been closed only now.
-    pub(crate) fn extend(&mut self, mut new: Batch) {
-        let changed: HashSet<u64> = new.changes.iter().map(Change::ino).collect();
+    pub(crate) fn extend(&mut self, mut new: CommitBatch) {
+        let changed: HashSet<u64> = new.changes.iter().map(InodeChange::ino).collect();
         self.changes.retain(|change| !changed.contains(&change.ino()));
         // Those of the older changes are complete.
         new.changes.append(&mut self.changes);
@@ -66,14 +66,14 @@ impl Batch {
 ///
 /// `EIO`: there is no space for what was promised.
 pub(crate) fn close(
-    closed: &Closed<'_>,
-    names: &Names,
-    pool: &Pool,
+    closed: &GroupWriteGuard<'_>,
+    names: &NameStore,
+    pool: &BlockPool,
     skip_stuck: bool,
-) -> Result<Batch> {
+) -> Result<CommitBatch> {
     let changes = closed.take();
     let (number, has_early) = pool.next_batch();
-    let mut batch = Batch { number, has_early, ..Batch::default() };
+    let mut batch = CommitBatch { number, has_early, ..CommitBatch::default() };
     let mut outside = Vec::new();
     batch.changes.reserve(changes.changed.len() + changes.gone.len());
     for ino in changes.changed {
@@ -81,7 +81,7 @@ pub(crate) fn close(
             None => {}
             Some(Encoded::Whole { body, data_is_stored }) => {
                 batch.stored.extend(data_is_stored.then_some(batch.changes.len()));
-                batch.changes.push(Change::Write { ino, body });
+                batch.changes.push(InodeChange::Write { ino, body });
             }
             Some(Encoded::Content(content)) => {
                 let mut held = lock(&content);
@@ -90,7 +90,7 @@ pub(crate) fn close(
                 match names.encode(ino, &held)? {
                     Some(encoded) => {
                         let body = fit(encoded, &mut held, pool, &mut outside)?;
-                        batch.changes.push(Change::Write { ino, body });
+                        batch.changes.push(InodeChange::Write { ino, body });
                     }
                     // It may get a name again.
                     None => {
@@ -103,8 +103,8 @@ pub(crate) fn close(
             }
         }
     }
-    batch.changes.extend(changes.gone.into_iter().map(|ino| Change::Remove { ino }));
-    let frames = Frame::copies(outside.iter().map(|(_, bytes)| &bytes[..]));
+    batch.changes.extend(changes.gone.into_iter().map(|ino| InodeChange::Remove { ino }));
+    let frames = PageFrame::copies(outside.iter().map(|(_, bytes)| &bytes[..]));
     let frames = frames.map_err(|_| Errno::ENOMEM)?;
     batch.data.extend(outside.iter().map(|(block, _)| *block).zip(frames));
     batch.freed = pool.take_given_up();
@@ -113,9 +113,9 @@ pub(crate) fn close(
 
 /// The body that fits into a slot. Records that do not fit go to new blocks, those of many extents where they have changed.
 fn fit(
-    WithRecords { inode, body, others, has_tree }: WithRecords,
-    content: &mut Content,
-    pool: &Pool,
+    EncodedInode { inode, body, others, has_tree }: EncodedInode,
+    content: &mut FileContent,
+    pool: &BlockPool,
     outside: &mut Vec<(u64, [u8; BLOCK])>,
 ) -> Result<Vec<u8>> {
     if has_tree {
@@ -128,13 +128,13 @@ fn fit(
     }
     let records = &body[HEAD..];
     let mut blocks = Vec::new();
-    let spilled = spill(records, |bytes| -> Result<Pointer> {
-        let near = blocks.last().map(|run: &Run| run.block);
+    let spilled = spill(records, |bytes| -> Result<BlockPointer> {
+        let near = blocks.last().map(|run: &BlockRun| run.block);
         let run = pool.space().take(1, near, 0).ok_or(Errno::EIO)?;
         blocks.push(run);
         let crc = crc32c::crc32c(&bytes);
         outside.push((run.block, bytes));
-        Ok(Pointer { block: run.block, crc })
+        Ok(BlockPointer { block: run.block, crc })
     });
     content.replace_records(pool, blocks, others);
     let (levels, pointers) = spilled?.ok_or(Errno::EIO)?;

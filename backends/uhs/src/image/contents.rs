@@ -1,9 +1,9 @@
 //! The contents of a device: nothing, a format that is recognised by its magic number, or other data.
 
-use defuse_block::{Blocking, Device};
+use defuse_block::{BlockDevice, BlockingQueue};
 
 use crate::StoreError;
-use crate::format::superblock::Unusable;
+use crate::format::superblock::SuperblockError;
 use crate::store::read_superblock;
 
 /// Bytes at the beginning that are looked at. All formats below have their magic number there.
@@ -14,7 +14,7 @@ const TAIL: usize = 64 << 10;
 
 /// Data on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Contents {
+pub(super) enum DeviceContents {
     /// A uhs file system, perhaps a damaged one.
     Uhs,
     /// A format.
@@ -25,42 +25,42 @@ pub(super) enum Contents {
     Unreadable,
 }
 
-impl Contents {
+impl DeviceContents {
     pub(super) fn is_uhs(self) -> bool {
-        self == Contents::Uhs
+        self == DeviceContents::Uhs
     }
 
     /// The name for messages.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Contents::Uhs => "a uhs file system",
-            Contents::Known(name) => name,
-            Contents::Data => "data",
-            Contents::Unreadable => "parts that cannot be read",
+            DeviceContents::Uhs => "a uhs file system",
+            DeviceContents::Known(name) => name,
+            DeviceContents::Data => "data",
+            DeviceContents::Unreadable => "parts that cannot be read",
         }
     }
 }
 
 /// The contents of `device`; `None` if the parts that formats use have nothing but zeros.
-pub(super) fn of(device: &dyn Device) -> Option<Contents> {
-    let Ok(mut line) = Blocking::new(device) else { return Some(Contents::Unreadable) };
+pub(super) fn of(device: &dyn BlockDevice) -> Option<DeviceContents> {
+    let Ok(mut line) = BlockingQueue::new(device) else { return Some(DeviceContents::Unreadable) };
     let facts = device.facts();
-    let other = StoreError::Unusable(Unusable::Other);
+    let other = StoreError::Unusable(SuperblockError::Other);
     match read_superblock(&mut line, facts.blocks) {
         Err(error) if error == other => {}
-        Err(StoreError::Device { .. }) => return Some(Contents::Unreadable),
-        _ => return Some(Contents::Uhs),
+        Err(StoreError::Device { .. }) => return Some(DeviceContents::Unreadable),
+        _ => return Some(DeviceContents::Uhs),
     }
     let block = facts.block_size as usize;
     let part = |wanted: usize| wanted.min(facts.bytes() as usize) / block * block;
     let (mut head, mut tail) = (vec![0; part(HEAD)], vec![0; part(TAIL)]);
     let last = facts.blocks - (tail.len() / block) as u64;
     if line.read(0, &mut head).is_err() || line.read(last, &mut tail).is_err() {
-        return Some(Contents::Unreadable);
+        return Some(DeviceContents::Unreadable);
     }
     match known(&head) {
-        Some(name) => Some(Contents::Known(name)),
-        None if head.iter().chain(&tail).any(|byte| *byte != 0) => Some(Contents::Data),
+        Some(name) => Some(DeviceContents::Known(name)),
+        None if head.iter().chain(&tail).any(|byte| *byte != 0) => Some(DeviceContents::Data),
         None => None,
     }
 }
@@ -107,16 +107,16 @@ fn known(head: &[u8]) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use defuse_block::Ram;
+    use defuse_block::RamDevice;
 
     use super::*;
     use crate::Uhs;
 
-    fn with(block: u64, offset: usize, bytes: &[u8]) -> Option<Contents> {
-        let disk = Ram::new(4096, 4096);
+    fn with(block: u64, offset: usize, bytes: &[u8]) -> Option<DeviceContents> {
+        let disk = RamDevice::new(4096, 4096);
         let mut content = vec![0; 4096];
         content[offset..offset + bytes.len()].copy_from_slice(bytes);
-        Blocking::new(&disk).unwrap().write(block, &content).unwrap();
+        BlockingQueue::new(&disk).unwrap().write(block, &content).unwrap();
         of(&disk)
     }
 
@@ -137,23 +137,23 @@ mod tests {
             with(0, 1080, &[0x53, 0xef]).unwrap().name(),
             "an ext2, ext3 or ext4 file system"
         );
-        assert_eq!(with(255, 4095, &[1]), Some(Contents::Data));
-        assert_eq!(with(4095, 4095, &[1]), Some(Contents::Data));
+        assert_eq!(with(255, 4095, &[1]), Some(DeviceContents::Data));
+        assert_eq!(with(4095, 4095, &[1]), Some(DeviceContents::Data));
     }
 
     /// Any copy of the superblock is enough, and a damaged one still is no free space.
     #[test]
     fn a_file_system_is_recognised_by_any_copy_of_its_superblock() {
-        let disk = std::sync::Arc::new(Ram::new(4096, 4096));
+        let disk = std::sync::Arc::new(RamDevice::new(4096, 4096));
         let mut random = fastrand::Rng::with_seed(1);
         Uhs::make(disk.clone(), (0o755, 0, 0), &mut random).unwrap();
-        assert_eq!(of(&*disk), Some(Contents::Uhs));
-        Blocking::new(&*disk).unwrap().write(0, &[0; 4096]).unwrap();
-        assert_eq!(of(&*disk), Some(Contents::Uhs));
+        assert_eq!(of(&*disk), Some(DeviceContents::Uhs));
+        BlockingQueue::new(&*disk).unwrap().write(0, &[0; 4096]).unwrap();
+        assert_eq!(of(&*disk), Some(DeviceContents::Uhs));
         for block in [3 * 512, 7 * 512] {
-            Blocking::new(&*disk).unwrap().write(block, &[0; 4096]).unwrap();
+            BlockingQueue::new(&*disk).unwrap().write(block, &[0; 4096]).unwrap();
         }
         assert_eq!(of(&*disk), None);
-        assert_eq!(with(0, 0, b"defuseUH"), Some(Contents::Uhs));
+        assert_eq!(with(0, 0, b"defuseUH"), Some(DeviceContents::Uhs));
     }
 }

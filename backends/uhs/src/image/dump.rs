@@ -2,30 +2,30 @@
 
 use std::collections::HashSet;
 
-use defuse_block::{Blocking, Device};
-use defuse_fs::source::{self, Cell, Error, Table, Watch};
+use defuse_block::{BlockDevice, BlockingQueue};
+use defuse_fs::source::{self, DumpCell, DumpTable, SourceOpenError, WorkWatch};
 
-use super::{Opened, unusable};
-use crate::commit::{Rules, Scanned};
-use crate::format::inode::{Data, Decoded, Inode};
-use crate::format::slot::{Identity, Kind};
-use crate::format::superblock::{COPIES, Superblock, Unusable};
+use super::{OpenImage, unusable};
+use crate::commit::{CommitRules, ScannedSlot};
+use crate::format::inode::{DecodedBody, DiskInode, InodeData};
+use crate::format::slot::{SlotHeader, SlotKind};
+use crate::format::superblock::{COPIES, Superblock, SuperblockError};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::load;
-use crate::store::{StoreError, Survey, failed, slots, survey_and_see};
+use crate::store::{SlotSurvey, StoreError, failed, slots, survey_and_see};
 
 /// A row of cells.
 macro_rules! row {
-    ($($cell:expr),* $(,)?) => { vec![$(Cell::from($cell)),*] };
+    ($($cell:expr),* $(,)?) => { vec![$(DumpCell::from($cell)),*] };
 }
 
 /// The tables of the whole image, or of one inode.
-pub(super) fn dump(image: &Opened, ino: Option<u64>) -> source::Result<Vec<Table>> {
+pub(super) fn dump(image: &OpenImage, ino: Option<u64>) -> source::SourceResult<Vec<DumpTable>> {
     let shown = image.path.display();
     let tables = tables(&*image.device, ino, &*image.watch);
     match (tables.map_err(|error| unusable(&image.path, &*image.device, &error))?, ino) {
         (Some(tables), _) => Ok(tables),
-        (None, ino) => Err(Error::Failed(format!(
+        (None, ino) => Err(SourceOpenError::Failed(format!(
             "{shown} has no slot of inode {}: `ls -i` shows the numbers of files",
             ino.unwrap_or_default()
         ))),
@@ -34,12 +34,12 @@ pub(super) fn dump(image: &Opened, ino: Option<u64>) -> source::Result<Vec<Table
 
 /// The tables of the whole device, or of one inode; `None` if no slot is about it.
 pub(crate) fn tables(
-    device: &dyn Device,
+    device: &dyn BlockDevice,
     ino: Option<u64>,
-    watch: &dyn Watch,
-) -> Result<Option<Vec<Table>>, StoreError> {
+    watch: &dyn WorkWatch,
+) -> Result<Option<Vec<DumpTable>>, StoreError> {
     let mut scanned = Vec::new();
-    let survey = survey_and_see(device, Rules::ALL, |slots| scanned = slots.to_vec(), watch);
+    let survey = survey_and_see(device, CommitRules::ALL, |slots| scanned = slots.to_vec(), watch);
     match (survey, ino) {
         (Ok(survey), None) => whole(device, &survey, &scanned, watch).map(Some),
         (Ok(survey), Some(ino)) => inode(device, &survey, &scanned, ino),
@@ -52,27 +52,27 @@ pub(crate) fn tables(
 }
 
 fn whole(
-    device: &dyn Device,
-    survey: &Survey,
-    scanned: &[(u64, Scanned)],
-    watch: &dyn Watch,
-) -> Result<Vec<Table>, StoreError> {
+    device: &dyn BlockDevice,
+    survey: &SlotSurvey,
+    scanned: &[(u64, ScannedSlot)],
+    watch: &dyn WorkWatch,
+) -> Result<Vec<DumpTable>, StoreError> {
     let (_, pool, problems) = load::load(device, survey, u64::MAX, watch)?;
     let units = pool.space().classes();
     let units = units.into_iter().map(|(class, units, free)| row![class, units, free]).collect();
     let problems = problems.iter().map(|problem| row![problem.to_string()]).collect();
     Ok(vec![
         superblocks(device)?,
-        Table { name: "units", columns: &["class", "units", "free_blocks"], rows: units },
+        DumpTable { name: "units", columns: &["class", "units", "free_blocks"], rows: units },
         chunks(&survey.superblock),
         slots_by_state(survey, scanned),
         groups(survey, scanned),
-        Table { name: "problems", columns: &["problem"], rows: problems },
+        DumpTable { name: "problems", columns: &["problem"], rows: problems },
     ])
 }
 
-fn superblocks(device: &dyn Device) -> Result<Table, StoreError> {
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+fn superblocks(device: &dyn BlockDevice) -> Result<DumpTable, StoreError> {
+    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
     let copies = COPIES.map(|block| {
         let mut bytes = vec![0; BLOCK];
         let read = line.read(block, &mut bytes);
@@ -84,8 +84,8 @@ fn superblocks(device: &dyn Device) -> Result<Table, StoreError> {
         let state = match copy {
             Ok(Ok(copy)) if Some(copy.epoch) == newest => "newest".to_owned(),
             Ok(Ok(_)) => "older".to_owned(),
-            Ok(Err(Unusable::Other)) => "none".to_owned(),
-            Ok(Err(Unusable::Damaged)) => "damaged".to_owned(),
+            Ok(Err(SuperblockError::Other)) => "none".to_owned(),
+            Ok(Err(SuperblockError::Damaged)) => "damaged".to_owned(),
             Ok(Err(newer)) => newer.to_string(),
             Err(errno) => format!("unreadable: {errno}"),
         };
@@ -105,28 +105,28 @@ fn superblocks(device: &dyn Device) -> Result<Table, StoreError> {
     });
     let columns: &[&str] =
         &["block", "state", "epoch", "blocks", "durable_group", "next_inode", "chunks", "snapshot"];
-    Ok(Table { name: "superblocks", columns, rows: rows.collect() })
+    Ok(DumpTable { name: "superblocks", columns, rows: rows.collect() })
 }
 
 /// The keys are left out: whoever knows them can write data that passes for slots.
-fn chunks(superblock: &Superblock) -> Table {
+fn chunks(superblock: &Superblock) -> DumpTable {
     let rows = superblock.chunks.iter().map(|chunk| {
         let units = u64::from(chunk.units);
         row![chunk.first_unit, units, units * UNIT_BLOCKS]
     });
-    Table { name: "chunks", columns: &["first_unit", "units", "slots"], rows: rows.collect() }
+    DumpTable { name: "chunks", columns: &["first_unit", "units", "slots"], rows: rows.collect() }
 }
 
 /// The identities that can be read in a slot.
-fn identities(scanned: &Scanned) -> impl Iterator<Item = &Identity> {
+fn identities(scanned: &ScannedSlot) -> impl Iterator<Item = &SlotHeader> {
     let (one, other) = match scanned {
-        Scanned::Whole(identity, _) => (identity, None),
-        Scanned::Broken(one, other) => (one, other.as_ref()),
+        ScannedSlot::Whole(identity, _) => (identity, None),
+        ScannedSlot::Broken(one, other) => (one, other.as_ref()),
     };
     std::iter::once(one).chain(other)
 }
 
-fn slots_by_state(survey: &Survey, scanned: &[(u64, Scanned)]) -> Table {
+fn slots_by_state(survey: &SlotSurvey, scanned: &[(u64, ScannedSlot)]) -> DumpTable {
     const STATES: [&str; 6] = [COUNTS, OLDER, REMOVALS, UNFINISHED, DAMAGED, TORN];
     let mut counts = [0_u64; STATES.len()];
     for (block, slot) in scanned {
@@ -139,7 +139,7 @@ fn slots_by_state(survey: &Survey, scanned: &[(u64, Scanned)]) -> Table {
     let others = [("unreadable", unreadable), ("empty", empty)];
     let all = STATES.into_iter().zip(counts).chain(others);
     let rows = all.map(|(state, slots)| row![state, slots]).collect();
-    Table { name: "slots", columns: &["state", "slots"], rows }
+    DumpTable { name: "slots", columns: &["state", "slots"], rows }
 }
 
 const COUNTS: &str = "counts";
@@ -149,22 +149,22 @@ const UNFINISHED: &str = "unfinished";
 const DAMAGED: &str = "damaged";
 const TORN: &str = "torn";
 
-fn state(survey: &Survey, block: u64, slot: &Scanned) -> &'static str {
+fn state(survey: &SlotSurvey, block: u64, slot: &ScannedSlot) -> &'static str {
     let found = &survey.found;
     if found.void.binary_search(&block).is_ok() {
         return UNFINISHED;
     }
     let ino = identities(slot).max_by_key(|identity| identity.stamp).map_or(0, |newest| newest.ino);
     match slot {
-        Scanned::Whole(Identity { kind: Kind::Removals, .. }, _) => REMOVALS,
+        ScannedSlot::Whole(SlotHeader { kind: SlotKind::Removals, .. }, _) => REMOVALS,
         _ if found.live.get(&ino).is_some_and(|version| version.block == block) => COUNTS,
         _ if found.damaged.get(&ino).is_some_and(|version| version.block == block) => DAMAGED,
-        Scanned::Whole(..) => OLDER,
-        Scanned::Broken(..) => TORN,
+        ScannedSlot::Whole(..) => OLDER,
+        ScannedSlot::Broken(..) => TORN,
     }
 }
 
-fn groups(survey: &Survey, scanned: &[(u64, Scanned)]) -> Table {
+fn groups(survey: &SlotSurvey, scanned: &[(u64, ScannedSlot)]) -> DumpTable {
     let found = &survey.found;
     let beyond: HashSet<u64> = scanned
         .iter()
@@ -178,27 +178,27 @@ fn groups(survey: &Survey, scanned: &[(u64, Scanned)]) -> Table {
         row!["next stamp", found.next_stamp],
         row!["next inode", found.next_ino],
     ];
-    Table { name: "groups", columns: &["figure", "value"], rows }
+    DumpTable { name: "groups", columns: &["figure", "value"], rows }
 }
 
 /// The tables of an inode; `None` if no slot is about it.
 fn inode(
-    device: &dyn Device,
-    survey: &Survey,
-    scanned: &[(u64, Scanned)],
+    device: &dyn BlockDevice,
+    survey: &SlotSurvey,
+    scanned: &[(u64, ScannedSlot)],
     ino: u64,
-) -> Result<Option<Vec<Table>>, StoreError> {
-    let about = |identity: &Identity, slot: &Scanned| {
-        let lists = matches!(slot, Scanned::Whole(_, list) if list.contains(&ino));
-        identity.ino == ino || identity.kind == Kind::Removals && lists
+) -> Result<Option<Vec<DumpTable>>, StoreError> {
+    let about = |identity: &SlotHeader, slot: &ScannedSlot| {
+        let lists = matches!(slot, ScannedSlot::Whole(_, list) if list.contains(&ino));
+        identity.ino == ino || identity.kind == SlotKind::Removals && lists
     };
-    let rows: Vec<Vec<Cell>> = scanned
+    let rows: Vec<Vec<DumpCell>> = scanned
         .iter()
         .flat_map(|(block, slot)| identities(slot).map(move |identity| (*block, slot, identity)))
         .filter(|(_, slot, identity)| about(identity, slot))
         .map(|(block, slot, identity)| {
             let state = state(survey, block, slot);
-            let Identity { stamp, group, index, count, body_len, .. } = *identity;
+            let SlotHeader { stamp, group, index, count, body_len, .. } = *identity;
             row![block, state, stamp, group, index, count, body_len]
         })
         .collect();
@@ -206,11 +206,11 @@ fn inode(
         return Ok(None);
     }
     let columns: &[&str] = &["block", "state", "stamp", "group", "index", "of", "bytes"];
-    let mut tables = vec![Table { name: "slots", columns, rows }];
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let mut tables = vec![DumpTable { name: "slots", columns, rows }];
+    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
     let version = survey.found.live.get(&ino);
     let body = version.and_then(|version| survey.read(&mut line, version.block));
-    if let Some(decoded) = body.as_deref().and_then(Inode::decode) {
+    if let Some(decoded) = body.as_deref().and_then(DiskInode::decode) {
         tables.extend(contents(device, survey, decoded)?);
     }
     Ok(Some(tables))
@@ -218,17 +218,18 @@ fn inode(
 
 /// Attributes, names and extents.
 fn contents(
-    device: &dyn Device,
-    survey: &Survey,
-    decoded: Decoded,
-) -> Result<Vec<Table>, StoreError> {
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    device: &dyn BlockDevice,
+    survey: &SlotSurvey,
+    decoded: DecodedBody,
+) -> Result<Vec<DumpTable>, StoreError> {
+    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
     let mut seen = HashSet::new();
     let blocks = survey.superblock.blocks;
     let inode = match decoded {
-        Decoded::Whole(inode) => inode,
-        Decoded::Outside { inode, levels, bytes, pointers } => {
-            let claim = &mut |run: crate::space::Run| run.block < blocks && seen.insert(run.block);
+        DecodedBody::Whole(inode) => inode,
+        DecodedBody::Outside { inode, levels, bytes, pointers } => {
+            let claim =
+                &mut |run: crate::space::BlockRun| run.block < blocks && seen.insert(run.block);
             let spilled = load::records(&mut line, claim, (levels, bytes), pointers);
             inode.with_readable_records(&spilled.bytes)
         }
@@ -248,13 +249,17 @@ fn contents(
     let names = inode.links.iter();
     let names = names.map(|link| row![link.parent, link.stamp, shown(&link.name)]);
     let xattrs = inode.xattrs.iter().map(|(name, value)| row![shown(name), value.len()]);
-    let attributes = Table { name: "inode", columns: &["field", "value"], rows: attributes };
+    let attributes = DumpTable { name: "inode", columns: &["field", "value"], rows: attributes };
     Ok(vec![
         attributes,
-        Table { name: "names", columns: &["directory", "stamp", "name"], rows: names.collect() },
-        Table { name: "attributes", columns: &["name", "bytes"], rows: xattrs.collect() },
+        DumpTable {
+            name: "names",
+            columns: &["directory", "stamp", "name"],
+            rows: names.collect(),
+        },
+        DumpTable { name: "attributes", columns: &["name", "bytes"], rows: xattrs.collect() },
         data(&inode.data),
-        Table {
+        DumpTable {
             name: "record_blocks",
             columns: &["block"],
             rows: seen.into_iter().map(|block| row![block]).collect(),
@@ -262,13 +267,17 @@ fn contents(
     ])
 }
 
-fn data(data: &Data) -> Table {
+fn data(data: &InodeData) -> DumpTable {
     let columns: &[&str] = &["page", "block", "blocks", "state"];
     let rows = match data {
-        Data::Nothing => Vec::new(),
-        Data::Inline(bytes) => vec![row![0_u64, "", "", format!("{} bytes inline", bytes.len())]],
-        Data::Target(target) => vec![row![0_u64, "", "", format!("link to {}", shown(target))]],
-        Data::Extents(extents) => extents
+        InodeData::Nothing => Vec::new(),
+        InodeData::Inline(bytes) => {
+            vec![row![0_u64, "", "", format!("{} bytes inline", bytes.len())]]
+        }
+        InodeData::Target(target) => {
+            vec![row![0_u64, "", "", format!("link to {}", shown(target))]]
+        }
+        InodeData::Extents(extents) => extents
             .iter()
             .map(|extent| {
                 let state = if extent.unwritten { "unwritten" } else { "written" };
@@ -276,7 +285,7 @@ fn data(data: &Data) -> Table {
             })
             .collect(),
     };
-    Table { name: "data", columns, rows }
+    DumpTable { name: "data", columns, rows }
 }
 
 /// Bytes as text without control characters.

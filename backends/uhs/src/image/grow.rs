@@ -1,37 +1,39 @@
 //! A larger size for a file system.
 
-use defuse_fs::source::{Error, Grown, Growth, Result};
+use defuse_fs::source::{GrowthResult, ImageGrowth, SourceOpenError, SourceResult};
 
 use super::make::{allocate, failed, fits};
-use super::{Opened, device};
+use super::{OpenImage, device};
 use crate::format::BLOCK;
 use crate::{StoreError, store};
 
 /// Gives the file system the bytes of `growth`, or those that its file or device has.
-pub(super) fn grow(image: &Opened, growth: &Growth) -> Result<Grown> {
+pub(super) fn grow(image: &OpenImage, growth: &ImageGrowth) -> SourceResult<GrowthResult> {
     let (path, shown) = (&image.path, image.path.display());
     let unusable = |error: StoreError| image.unusable(&error);
     let superblock = store::superblock(&*image.device).map_err(unusable)?;
     let Some(file) = &image.file else {
-        return Err(Error::Usage(format!("{shown} is a device whose size does not change")));
+        return Err(SourceOpenError::Usage(format!(
+            "{shown} is a device whose size does not change"
+        )));
     };
     let before = superblock.blocks * BLOCK as u64;
     let bytes = file.bytes().map_err(failed("examine", path))?;
     let wanted = match growth.size {
         Some(_) if !file.is_regular() => {
-            return Err(Error::Usage(format!(
+            return Err(SourceOpenError::Usage(format!(
                 "{shown} is a block device, which has a size: leave out --size"
             )));
         }
         None if file.is_regular() && bytes / BLOCK as u64 <= superblock.blocks => {
-            return Err(Error::Usage(format!(
+            return Err(SourceOpenError::Usage(format!(
                 "{shown} has {bytes} bytes, which its file system uses: give a size, such as --size 2G"
             )));
         }
         wanted => wanted.unwrap_or(bytes) / BLOCK as u64 * BLOCK as u64,
     };
     if wanted < before {
-        return Err(Error::Usage(format!(
+        return Err(SourceOpenError::Usage(format!(
             "{shown} has a file system of {before} bytes, which cannot shrink to {wanted}: \
              copy its files to a smaller one"
         )));
@@ -48,5 +50,5 @@ pub(super) fn grow(image: &Opened, growth: &Growth) -> Result<Grown> {
     if wanted > before {
         store::grow(&*device(file, path)?, wanted / BLOCK as u64).map_err(unusable)?;
     }
-    Ok(Grown { before, now: wanted })
+    Ok(GrowthResult { before, now: wanted })
 }

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use defuse_block::{Access, Device, Errno, OpenError, OpenFile};
-use defuse_fs::source::{Error, NewImage, Result, Watch};
+use defuse_block::{BlockDevice, DeviceAccess, DeviceOpenError, Errno, OpenDeviceFile};
+use defuse_fs::source::{NewImage, SourceOpenError, SourceResult, WorkWatch};
 
 use super::{cannot_open, contents, device, driven, interrupted, random, refuse_short, with_limit};
 use crate::Uhs;
@@ -19,20 +19,20 @@ const SMALLEST: u64 = FEWEST_UNITS * UNIT_BLOCKS * BLOCK as u64;
 const LARGEST: u64 = MOST_UNITS * UNIT_BLOCKS * BLOCK as u64;
 
 /// Makes a file system in a file or a block device.
-pub(super) fn make(image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()> {
+pub(super) fn make(image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<()> {
     new.size.map_or(Ok(()), |size| fits(image, size))?;
-    if let Some(device) = driven(image, Access::ReadWrite)? {
+    if let Some(device) = driven(image, DeviceAccess::ReadWrite)? {
         return fill_device(image, device, new);
     }
-    match OpenFile::open(image, Access::ReadWrite) {
+    match OpenDeviceFile::open(image, DeviceAccess::ReadWrite) {
         Ok(file) => fill(image, &file, new, watch),
-        Err(OpenError::System { errno: Errno::NOENT, .. }) => create(image, new, watch),
+        Err(DeviceOpenError::System { errno: Errno::NOENT, .. }) => create(image, new, watch),
         Err(error) => Err(cannot_open(error)),
     }
 }
 
 /// Fails with the limit if no file system can have so many bytes.
-pub(super) fn fits(image: &Path, bytes: u64) -> Result<()> {
+pub(super) fn fits(image: &Path, bytes: u64) -> SourceResult<()> {
     let shown = image.display();
     let text = match bytes {
         0..SMALLEST => {
@@ -41,14 +41,14 @@ pub(super) fn fits(image: &Path, bytes: u64) -> Result<()> {
         SMALLEST..=LARGEST => return Ok(()),
         _ => format!("{shown}: {bytes} bytes are too many: the largest file system has {LARGEST}"),
     };
-    Err(Error::Usage(text))
+    Err(SourceOpenError::Usage(text))
 }
 
 /// Makes a file system in a device of a driver.
-fn fill_device(image: &Path, device: Arc<dyn Device>, new: &NewImage) -> Result<()> {
+fn fill_device(image: &Path, device: Arc<dyn BlockDevice>, new: &NewImage) -> SourceResult<()> {
     if new.size.is_some() {
         let shown = image.display();
-        return Err(Error::Usage(format!(
+        return Err(SourceOpenError::Usage(format!(
             "{shown} is a device, which has a size: leave out --size"
         )));
     }
@@ -58,10 +58,15 @@ fn fill_device(image: &Path, device: Arc<dyn Device>, new: &NewImage) -> Result<
 }
 
 /// Makes a file system in a file that is there, or in a block device.
-fn fill(image: &Path, file: &OpenFile, new: &NewImage, watch: &dyn Watch) -> Result<()> {
+fn fill(
+    image: &Path,
+    file: &OpenDeviceFile,
+    new: &NewImage,
+    watch: &dyn WorkWatch,
+) -> SourceResult<()> {
     let shown = image.display();
     if !file.is_regular() && new.size.is_some() {
-        return Err(Error::Usage(format!(
+        return Err(SourceOpenError::Usage(format!(
             "{shown} is a block device, which has a size: leave out --size"
         )));
     }
@@ -84,17 +89,17 @@ fn fill(image: &Path, file: &OpenFile, new: &NewImage, watch: &dyn Watch) -> Res
 /// Bytes of the smallest device.
 const SMALLEST_DEVICE: u64 = BLOCK as u64;
 
-fn needs_size(image: &Path) -> Error {
+fn needs_size(image: &Path) -> SourceOpenError {
     let shown = image.display();
-    Error::Usage(format!("{shown} has no bytes yet: give its size, such as --size 1G"))
+    SourceOpenError::Usage(format!("{shown} has no bytes yet: give its size, such as --size 1G"))
 }
 
 /// Makes a file system in a new file, which is removed if that fails. It has the files of all users, so that
 /// only its owner may open it.
-fn create(image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()> {
+fn create(image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<()> {
     let size = new.size.ok_or_else(|| needs_size(image))?;
-    let file = OpenFile::create(image).map_err(|error| match error {
-        OpenError::System { errno, .. } => failed("create", image)(errno),
+    let file = OpenDeviceFile::create(image).map_err(|error| match error {
+        DeviceOpenError::System { errno, .. } => failed("create", image)(errno),
         error => cannot_open(error),
     })?;
     let made = file.resize(size).map_err(failed("change the size of", image));
@@ -107,7 +112,7 @@ fn create(image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()> {
 }
 
 /// Fails if the image has data, unless the user insists.
-fn refuse_contents(image: &Path, device: &dyn Device, new: &NewImage) -> Result<()> {
+fn refuse_contents(image: &Path, device: &dyn BlockDevice, new: &NewImage) -> SourceResult<()> {
     let found = contents::of(device);
     refuse_short(image, found, device)?;
     match found {
@@ -116,9 +121,9 @@ fn refuse_contents(image: &Path, device: &dyn Device, new: &NewImage) -> Result<
     }
 }
 
-fn has(image: &Path, found: &str) -> Error {
+fn has(image: &Path, found: &str) -> SourceOpenError {
     let shown = image.display();
-    Error::Failed(format!(
+    SourceOpenError::Failed(format!(
         "{shown} has {found}: nothing was changed; take another file, or add --force to destroy what it has"
     ))
 }
@@ -129,11 +134,11 @@ const ALLOCATED: u64 = 256 << 20;
 /// Gives a file its space unless it is to be sparse.
 pub(super) fn allocate(
     image: &Path,
-    file: &OpenFile,
+    file: &OpenDeviceFile,
     bytes: u64,
     sparse: bool,
-    watch: &dyn Watch,
-) -> Result<()> {
+    watch: &dyn WorkWatch,
+) -> SourceResult<()> {
     if sparse {
         return Ok(());
     }
@@ -146,7 +151,7 @@ pub(super) fn allocate(
     Ok(())
 }
 
-fn allocate_part(image: &Path, file: &OpenFile, part: Range<u64>) -> Result<()> {
+fn allocate_part(image: &Path, file: &OpenDeviceFile, part: Range<u64>) -> SourceResult<()> {
     let bytes = part.end;
     file.allocate(part).map_err(|errno| {
         let shown = image.display();
@@ -154,19 +159,21 @@ fn allocate_part(image: &Path, file: &OpenFile, part: Range<u64>) -> Result<()> 
             Errno::NOSPC => "take a smaller --size, or free space",
             _ => "with --sparse it gets space when it is used",
         };
-        Error::Failed(format!("cannot allocate {bytes} bytes for {shown}: {errno}; {next}"))
+        SourceOpenError::Failed(format!(
+            "cannot allocate {bytes} bytes for {shown}: {errno}; {next}"
+        ))
     })
 }
 
-fn write(image: &Path, device: Arc<dyn Device>, new: &NewImage) -> Result<()> {
+fn write(image: &Path, device: Arc<dyn BlockDevice>, new: &NewImage) -> SourceResult<()> {
     let root = (new.root_perm, new.root_uid, new.root_gid);
     Uhs::make(Arc::clone(&device), root, &mut random()).map_err(|error| {
         let (shown, error) = (image.display(), with_limit(&error, &*device));
-        Error::Failed(format!("cannot make a file system in {shown}: {error}"))
+        SourceOpenError::Failed(format!("cannot make a file system in {shown}: {error}"))
     })
 }
 
 /// The error of a system call.
-pub(super) fn failed(action: &'static str, image: &Path) -> impl FnOnce(Errno) -> Error {
-    move |errno| Error::Failed(format!("cannot {action} {}: {errno}", image.display()))
+pub(super) fn failed(action: &'static str, image: &Path) -> impl FnOnce(Errno) -> SourceOpenError {
+    move |errno| SourceOpenError::Failed(format!("cannot {action} {}: {errno}", image.display()))
 }

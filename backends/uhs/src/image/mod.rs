@@ -12,17 +12,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use defuse_block::{Access, Device, Errno, File, OpenError, OpenFile, Worker, driver_of};
+use defuse_block::{
+    BlockDevice, DeviceAccess, DeviceOpenError, Errno, FileDevice, OpenDeviceFile, WorkerDevice,
+    driver_of,
+};
 use defuse_fs::source::{
-    Checked, Error, Grown, Growth, Image, Images, NewImage, Newest, Result, Table, Watch,
+    CheckResult, DumpTable, GrowthResult, ImageGrowth, ImageOperations, NewImage, NewestChanges,
+    SourceImage, SourceOpenError, SourceResult, WorkWatch,
 };
 
 use crate::check::check_watched;
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::format::BLOCK;
-use crate::format::superblock::Unusable;
+use crate::format::superblock::SuperblockError;
 use crate::repair::repair_watched;
-use crate::{Options, StoreError, Uhs};
+use crate::{StoreError, Uhs, UhsOptions};
 
 pub(crate) use dump::tables;
 
@@ -30,43 +34,43 @@ pub(crate) use dump::tables;
 pub(crate) struct ImageFiles;
 
 /// An image that is open.
-struct Opened {
+struct OpenImage {
     path: PathBuf,
     /// `None` for a device of a driver.
-    file: Option<OpenFile>,
-    device: Arc<dyn Device>,
-    watch: Arc<dyn Watch>,
+    file: Option<OpenDeviceFile>,
+    device: Arc<dyn BlockDevice>,
+    watch: Arc<dyn WorkWatch>,
 }
 
-impl Images for ImageFiles {
+impl ImageOperations for ImageFiles {
     fn open(
         &self,
         image: &Path,
         writes: bool,
-        watch: Arc<dyn Watch>,
-    ) -> Result<Option<Box<dyn Image>>> {
-        let access = if writes { Access::ReadWrite } else { Access::Read };
+        watch: Arc<dyn WorkWatch>,
+    ) -> SourceResult<Option<Box<dyn SourceImage>>> {
+        let access = if writes { DeviceAccess::ReadWrite } else { DeviceAccess::Read };
         let (file, device) = open_device(image, access)?;
         let contents = contents::of(&*device);
         refuse_short(image, contents, &*device)?;
         let is_uhs = contents.is_some_and(|found| found.is_uhs());
-        let opened = || Box::new(Opened { path: image.to_owned(), file, device, watch });
-        Ok(is_uhs.then(opened).map(|opened| opened as Box<dyn Image>))
+        let opened = || Box::new(OpenImage { path: image.to_owned(), file, device, watch });
+        Ok(is_uhs.then(opened).map(|opened| opened as Box<dyn SourceImage>))
     }
 
-    fn make(&self, image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()> {
+    fn make(&self, image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<()> {
         make::make(image, new, watch)
     }
 }
 
-impl Opened {
-    fn unusable(&self, error: &StoreError) -> Error {
+impl OpenImage {
+    fn unusable(&self, error: &StoreError) -> SourceOpenError {
         unusable(&self.path, &*self.device, error)
     }
 }
 
-impl Image for Opened {
-    fn check(&self) -> Result<Checked> {
+impl SourceImage for OpenImage {
+    fn check(&self) -> SourceResult<CheckResult> {
         let report = check_watched(&self.device, &*self.watch);
         let report = report.map_err(|error| self.unusable(&error))?;
         let block = u64::from(self.device.facts().block_size);
@@ -74,7 +78,7 @@ impl Image for Opened {
         let copies = copies.map(|block| format!("block {block}: a copy of the superblock is lost"));
         let snapshot = "the snapshot of the last clean end is damaged".to_owned();
         let snapshot = report.has_damaged_snapshot.then_some(snapshot);
-        Ok(Checked {
+        Ok(CheckResult {
             problems: report
                 .problems
                 .iter()
@@ -92,28 +96,29 @@ impl Image for Opened {
         })
     }
 
-    fn repair(&self, newest: Option<Newest>) -> Result<Vec<String>> {
+    fn repair(&self, newest: Option<NewestChanges>) -> SourceResult<Vec<String>> {
         let repairs = repair_watched(&self.device, newest, random(), &*self.watch);
         let repairs = repairs.map_err(|error| self.unusable(&error))?;
         Ok(repairs.iter().map(ToString::to_string).collect())
     }
 
-    fn grow(&self, growth: &Growth) -> Result<Grown> {
+    fn grow(&self, growth: &ImageGrowth) -> SourceResult<GrowthResult> {
         grow::grow(self, growth)
     }
 
-    fn dump(&self, ino: Option<u64>) -> Result<Vec<Table>> {
+    fn dump(&self, ino: Option<u64>) -> SourceResult<Vec<DumpTable>> {
         dump::dump(self, ino)
     }
 }
 
 /// Opens the file system in `image`. Logs what is wrong with it; then it is read-only.
-pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
-    let access = if options.read_only { Access::Read } else { Access::ReadWrite };
+pub(crate) fn open(image: &Path, options: UhsOptions) -> SourceResult<Uhs> {
+    let access = if options.read_only { DeviceAccess::Read } else { DeviceAccess::ReadWrite };
     let (_, device) = open_device(image, access)?;
     let device = if options.worker { with_worker(image, device)? } else { device };
-    let watch = Logged::new(image);
-    let opened = Uhs::open_watched(Arc::clone(&device), options, (Rules::ALL, random()), &watch);
+    let watch = ProgressLogger::new(image);
+    let opened =
+        Uhs::open_watched(Arc::clone(&device), options, (CommitRules::ALL, random()), &watch);
     let (fs, problems) = opened.map_err(|error| unusable(image, &*device, &error))?;
     let shown = image.display();
     for problem in &problems {
@@ -128,26 +133,26 @@ pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
 }
 
 /// Work on an image was ended; `left` says what that leaves.
-fn interrupted(image: &Path, left: &str) -> Error {
-    Error::Interrupted(format!("{}: interrupted; {left}", image.display()))
+fn interrupted(image: &Path, left: &str) -> SourceOpenError {
+    SourceOpenError::Interrupted(format!("{}: interrupted; {left}", image.display()))
 }
 
 /// The time between two lines of the log about one mount.
 const LOGGED: Duration = Duration::from_secs(5);
 
 /// Tells the log how far a mount is that takes long.
-struct Logged<'a> {
+struct ProgressLogger<'a> {
     image: &'a Path,
     told: Mutex<Instant>,
 }
 
-impl Logged<'_> {
-    fn new(image: &Path) -> Logged<'_> {
-        Logged { image, told: Mutex::new(Instant::now()) }
+impl ProgressLogger<'_> {
+    fn new(image: &Path) -> ProgressLogger<'_> {
+        ProgressLogger { image, told: Mutex::new(Instant::now()) }
     }
 }
 
-impl Watch for Logged<'_> {
+impl WorkWatch for ProgressLogger<'_> {
     fn ends(&self, step: &'static str, done: u64, all: u64) -> bool {
         // Another thread that looks at the clock now tells as much.
         if let Ok(mut told) = self.told.try_lock()
@@ -162,10 +167,10 @@ impl Watch for Logged<'_> {
 }
 
 /// The device, whose I/O one thread does from now on.
-fn with_worker(image: &Path, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+fn with_worker(image: &Path, device: Arc<dyn BlockDevice>) -> SourceResult<Arc<dyn BlockDevice>> {
     let shown = image.display();
-    let worker = Worker::over(device).map_err(|errno| {
-        Error::Failed(format!(
+    let worker = WorkerDevice::over(device).map_err(|errno| {
+        SourceOpenError::Failed(format!(
             "{shown}: no thread for its I/O ({errno}): open it without the option worker"
         ))
     })?;
@@ -180,18 +185,18 @@ fn random() -> fastrand::Rng {
 }
 
 /// The device that a driver of this program has for `image`; `None` for a path.
-fn driven(image: &Path, access: Access) -> Result<Option<Arc<dyn Device>>> {
+fn driven(image: &Path, access: DeviceAccess) -> SourceResult<Option<Arc<dyn BlockDevice>>> {
     let Some((driver, name)) = driver_of(image.as_os_str()) else { return Ok(None) };
-    let device = (driver.open)(name, access).map_err(Error::Failed)?;
+    let device = (driver.open)(name, access).map_err(SourceOpenError::Failed)?;
     fits_blocks(image, &*device)?;
     Ok(Some(device))
 }
 
 /// Fails for a device with larger blocks than those of a file system. Smaller ones are gathered.
-fn fits_blocks(image: &Path, device: &dyn Device) -> Result<()> {
+fn fits_blocks(image: &Path, device: &dyn BlockDevice) -> SourceResult<()> {
     match device.facts().block_size {
         bytes if bytes as usize == BLOCK => Ok(()),
-        bytes => Err(Error::Failed(format!(
+        bytes => Err(SourceOpenError::Failed(format!(
             "{} has blocks of {bytes} bytes (`blockdev --getss`), and uhs takes devices with blocks of \
              512 to {BLOCK}: format the device with such blocks, or use an image file on it",
             image.display()
@@ -200,18 +205,21 @@ fn fits_blocks(image: &Path, device: &dyn Device) -> Result<()> {
 }
 
 /// Opens a device of a driver, or a file with the device in it.
-fn open_device(image: &Path, access: Access) -> Result<(Option<OpenFile>, Arc<dyn Device>)> {
+fn open_device(
+    image: &Path,
+    access: DeviceAccess,
+) -> SourceResult<(Option<OpenDeviceFile>, Arc<dyn BlockDevice>)> {
     if let Some(device) = driven(image, access)? {
         return Ok((None, device));
     }
-    let file = OpenFile::open(image, access).map_err(cannot_open)?;
+    let file = OpenDeviceFile::open(image, access).map_err(cannot_open)?;
     let device = device(&file, image)?;
     Ok((Some(file), device))
 }
 
 /// The device in an open file, with the size that it has now.
-fn device(file: &OpenFile, image: &Path) -> Result<Arc<dyn Device>> {
-    let device: File = file.device().map_err(cannot_open)?;
+fn device(file: &OpenDeviceFile, image: &Path) -> SourceResult<Arc<dyn BlockDevice>> {
+    let device: FileDevice = file.device().map_err(cannot_open)?;
     if !device.is_direct() {
         log::info!("{}: no direct I/O here: it goes through the page cache", image.display());
     }
@@ -223,54 +231,58 @@ fn device(file: &OpenFile, image: &Path) -> Result<Arc<dyn Device>> {
 }
 
 /// The error of a device that cannot be opened, with the next step.
-fn cannot_open(error: OpenError) -> Error {
+fn cannot_open(error: DeviceOpenError) -> SourceOpenError {
     let next = match &error {
-        OpenError::Busy { holder: Some(_), .. } => {
-            return Error::Busy(format!("{error} (EBUSY): unmount it, or end that process"));
+        DeviceOpenError::Busy { holder: Some(_), .. } => {
+            return SourceOpenError::Busy(format!(
+                "{error} (EBUSY): unmount it, or end that process"
+            ));
         }
-        OpenError::Busy { holder: None, .. } => {
-            return Error::Busy(format!("{error} (EBUSY): `fuser -v` may show by whom"));
+        DeviceOpenError::Busy { holder: None, .. } => {
+            return SourceOpenError::Busy(format!("{error} (EBUSY): `fuser -v` may show by whom"));
         }
-        OpenError::OfLoopDevice { device, .. } => {
+        DeviceOpenError::OfLoopDevice { device, .. } => {
             let device = device.display();
-            return Error::Busy(format!(
+            return SourceOpenError::Busy(format!(
                 "{error} (EBUSY): use uhs:{device}, or detach it with `losetup --detach {device}`"
             ));
         }
-        OpenError::System { path, errno: Errno::NOENT, .. } => {
+        DeviceOpenError::System { path, errno: Errno::NOENT, .. } => {
             format!("make it with `defuse mkfs uhs {} --size 1G`", path.display())
         }
-        OpenError::System { errno: Errno::ACCESS | Errno::PERM | Errno::ROFS, .. } => {
+        DeviceOpenError::System { errno: Errno::ACCESS | Errno::PERM | Errno::ROFS, .. } => {
             "an image is opened with the rights of the user who mounts it".to_owned()
         }
-        OpenError::System { errno: Errno::ISDIR, .. } | OpenError::WrongKind { .. } => {
+        DeviceOpenError::System { errno: Errno::ISDIR, .. } | DeviceOpenError::WrongKind { .. } => {
             "name an image, which `defuse mkfs` makes".to_owned()
         }
-        OpenError::System { path, .. } => format!("`ls -l {}` shows what it is", path.display()),
-        OpenError::TooSmall { path, .. } => {
+        DeviceOpenError::System { path, .. } => {
+            format!("`ls -l {}` shows what it is", path.display())
+        }
+        DeviceOpenError::TooSmall { path, .. } => {
             format!("make a file system in it with `defuse mkfs uhs {} --size 1G`", path.display())
         }
-        OpenError::NoRing { .. } => return Error::failed(error),
+        DeviceOpenError::NoRing { .. } => return SourceOpenError::failed(error),
     };
-    Error::Failed(format!("{error}; {next}"))
+    SourceOpenError::Failed(format!("{error}; {next}"))
 }
 
 /// Fails where the device could not be read for lack of memory: nothing is known about its contents then.
 fn refuse_short(
     image: &Path,
-    found: Option<contents::Contents>,
-    device: &dyn Device,
-) -> Result<()> {
+    found: Option<contents::DeviceContents>,
+    device: &dyn BlockDevice,
+) -> SourceResult<()> {
     match (found, device.shortage()) {
-        (Some(contents::Contents::Unreadable), Some(why)) => {
-            Err(Error::Failed(format!("{} cannot be read: {why}", image.display())))
+        (Some(contents::DeviceContents::Unreadable), Some(why)) => {
+            Err(SourceOpenError::Failed(format!("{} cannot be read: {why}", image.display())))
         }
         _ => Ok(()),
     }
 }
 
 /// An error, with the limit of this process that is the reason for it.
-fn with_limit(error: &StoreError, device: &dyn Device) -> String {
+fn with_limit(error: &StoreError, device: &dyn BlockDevice) -> String {
     let is_short = matches!(error, StoreError::Device { errno: Errno::NOMEM, .. });
     match device.shortage() {
         Some(why) if is_short => format!("{error}: {why}"),
@@ -279,19 +291,19 @@ fn with_limit(error: &StoreError, device: &dyn Device) -> String {
 }
 
 /// The error of a device that cannot be used as a file system, with its contents and the next step.
-fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
+fn unusable(image: &Path, device: &dyn BlockDevice, error: &StoreError) -> SourceOpenError {
     let shown = image.display();
     let text = match error {
-        StoreError::Unusable(Unusable::Other) => match contents::of(device) {
+        StoreError::Unusable(SuperblockError::Other) => match contents::of(device) {
             None => {
                 format!("{shown} is empty: make a file system with `defuse mkfs uhs {shown}`")
             }
             Some(found) => format!("{shown} is no uhs image: it has {found}; use it as such"),
         },
-        StoreError::Unusable(Unusable::Newer { .. }) => {
+        StoreError::Unusable(SuperblockError::Newer { .. }) => {
             format!("{shown}: {error}: use the version of defuse that made it, or a newer one")
         }
-        StoreError::Unusable(Unusable::Damaged) => {
+        StoreError::Unusable(SuperblockError::Damaged) => {
             format!("{shown}: {error}, in all copies: restore the image from a backup")
         }
         StoreError::Short { blocks, wanted } => {
@@ -313,10 +325,10 @@ fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
         ),
         other => format!("{shown}: {}", with_limit(other, device)),
     };
-    Error::Failed(text)
+    SourceOpenError::Failed(text)
 }
 
-impl fmt::Display for contents::Contents {
+impl fmt::Display for contents::DeviceContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -326,42 +338,44 @@ impl fmt::Display for contents::Contents {
 mod tests {
     use std::sync::OnceLock;
 
-    use defuse_block::{Driver, Facts, Queue, Ram, Region, add_driver};
-    use defuse_fs::source::Unwatched;
+    use defuse_block::{
+        DeviceDriver, DeviceProperties, DeviceQueue, MemoryRegion, RamDevice, add_driver,
+    };
+    use defuse_fs::source::NoWatch;
 
     use super::*;
 
-    static DRIVER: Driver = Driver {
+    static DRIVER: DeviceDriver = DeviceDriver {
         scheme: "uhs-test",
         open: |name, _| {
-            static DISK: OnceLock<Ram> = OnceLock::new();
-            let disk = DISK.get_or_init(|| Ram::new(4096, 8192)).clone();
+            static DISK: OnceLock<RamDevice> = OnceLock::new();
+            let disk = DISK.get_or_init(|| RamDevice::new(4096, 8192)).clone();
             match name {
                 "disk" => Ok(Arc::new(disk)),
-                "no-queues" => Ok(Arc::new(Short { disk, has_queues: false })),
-                "no-regions" => Ok(Arc::new(Short { disk, has_queues: true })),
-                "large-blocks" => Ok(Arc::new(Ram::new(8192, 4096))),
+                "no-queues" => Ok(Arc::new(LowMemoryDisk { disk, has_queues: false })),
+                "no-regions" => Ok(Arc::new(LowMemoryDisk { disk, has_queues: true })),
+                "large-blocks" => Ok(Arc::new(RamDevice::new(8192, 4096))),
                 name => Err(format!("there is no {name}")),
             }
         },
     };
 
     /// A disk for which the process has too little memory.
-    struct Short {
-        disk: Ram,
+    struct LowMemoryDisk {
+        disk: RamDevice,
         has_queues: bool,
     }
 
-    impl Device for Short {
-        fn facts(&self) -> &Facts {
+    impl BlockDevice for LowMemoryDisk {
+        fn facts(&self) -> &DeviceProperties {
             self.disk.facts()
         }
 
-        fn register(&self, _: &Arc<Region>) -> defuse_block::Result<()> {
+        fn register(&self, _: &Arc<MemoryRegion>) -> defuse_block::Result<()> {
             Err(Errno::NOMEM)
         }
 
-        fn queue(&self, depth: u32) -> defuse_block::Result<Box<dyn Queue>> {
+        fn queue(&self, depth: u32) -> defuse_block::Result<Box<dyn DeviceQueue>> {
             if self.has_queues { self.disk.queue(depth) } else { Err(Errno::NOMEM) }
         }
 
@@ -377,12 +391,12 @@ mod tests {
             let image = format!("uhs-test:{name}");
             let image = Path::new(&image);
             let new = NewImage { force: true, root_perm: 0o755, ..NewImage::default() };
-            let made = ImageFiles.make(image, &new, &Unwatched).unwrap_err();
+            let made = ImageFiles.make(image, &new, &NoWatch).unwrap_err();
             assert!(made.to_string().ends_with("raise the limit"), "{name}: {made}");
-            let opened = open(image, Options::default()).map(drop).unwrap_err();
+            let opened = open(image, UhsOptions::default()).map(drop).unwrap_err();
             assert!(opened.to_string().ends_with("raise the limit"), "{name}: {opened}");
         }
-        let opened = ImageFiles.open(Path::new("uhs-test:no-queues"), true, Arc::new(Unwatched));
+        let opened = ImageFiles.open(Path::new("uhs-test:no-queues"), true, Arc::new(NoWatch));
         let error = opened.map(drop).unwrap_err().to_string();
         assert!(error.ends_with("uhs-test:no-queues cannot be read: raise the limit"), "{error}");
     }
@@ -399,30 +413,30 @@ mod tests {
             root_uid: 0,
             root_gid: 0,
         };
-        let error = |result: Result<()>| result.unwrap_err().to_string();
+        let error = |result: SourceResult<()>| result.unwrap_err().to_string();
         assert!(
-            ImageFiles.open(disk, false, Arc::new(Unwatched)).unwrap().is_none(),
+            ImageFiles.open(disk, false, Arc::new(NoWatch)).unwrap().is_none(),
             "there is nothing yet"
         );
         assert!(
-            error(ImageFiles.make(disk, &new(Some(64 << 20)), &Unwatched))
+            error(ImageFiles.make(disk, &new(Some(64 << 20)), &NoWatch))
                 .contains("leave out --size")
         );
-        ImageFiles.make(disk, &new(None), &Unwatched).unwrap();
-        assert!(error(ImageFiles.make(disk, &new(None), &Unwatched)).contains("--force"));
-        let image = ImageFiles.open(disk, true, Arc::new(Unwatched)).unwrap().unwrap();
+        ImageFiles.make(disk, &new(None), &NoWatch).unwrap();
+        assert!(error(ImageFiles.make(disk, &new(None), &NoWatch)).contains("--force"));
+        let image = ImageFiles.open(disk, true, Arc::new(NoWatch)).unwrap().unwrap();
         assert_eq!(image.check().unwrap().problems, [""; 0]);
-        let grown = image.grow(&Growth::default()).unwrap_err();
+        let grown = image.grow(&ImageGrowth::default()).unwrap_err();
         assert!(grown.to_string().contains("does not change"), "{grown}");
-        drop(open(disk, Options { commit: None, ..Options::default() }).unwrap());
-        let other = ImageFiles.open(Path::new("uhs-test:other"), false, Arc::new(Unwatched));
+        drop(open(disk, UhsOptions { commit: None, ..UhsOptions::default() }).unwrap());
+        let other = ImageFiles.open(Path::new("uhs-test:other"), false, Arc::new(NoWatch));
         assert!(error(other.map(drop)).contains("there is no other"));
     }
 
     /// Ends the step of this name at its first look.
-    struct Ends(&'static str);
+    struct StepInterrupt(&'static str);
 
-    impl Watch for Ends {
+    impl WorkWatch for StepInterrupt {
         fn ends(&self, step: &'static str, _: u64, _: u64) -> bool {
             step == self.0
         }
@@ -433,15 +447,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         let new = NewImage { size: Some(16 << 20), root_perm: 0o755, ..NewImage::default() };
-        let is_interrupted = |error: &Error| match error {
-            Error::Interrupted(text) => text.contains("image: interrupted"),
+        let is_interrupted = |error: &SourceOpenError| match error {
+            SourceOpenError::Interrupted(text) => text.contains("image: interrupted"),
             _ => false,
         };
-        let ended = ImageFiles.make(&path, &new, &Ends("allocating MiB")).unwrap_err();
+        let ended = ImageFiles.make(&path, &new, &StepInterrupt("allocating MiB")).unwrap_err();
         assert!(is_interrupted(&ended) && !path.exists(), "{ended}");
-        ImageFiles.make(&path, &new, &Unwatched).unwrap();
+        ImageFiles.make(&path, &new, &NoWatch).unwrap();
         let before = std::fs::read(&path).unwrap();
-        let ends = |step| ImageFiles.open(&path, true, Arc::new(Ends(step))).unwrap().unwrap();
+        let ends =
+            |step| ImageFiles.open(&path, true, Arc::new(StepInterrupt(step))).unwrap().unwrap();
         for step in ["reading inodes", "loading inodes"] {
             let image = ends(step);
             for error in [image.check().map(drop), image.dump(None).map(drop)] {
@@ -449,13 +464,13 @@ mod tests {
             }
         }
         assert!(is_interrupted(&ends("reading inodes").repair(None).unwrap_err()));
-        let larger = Growth { size: Some(32 << 20), sparse: false };
+        let larger = ImageGrowth { size: Some(32 << 20), sparse: false };
         assert!(is_interrupted(&ends("allocating MiB").grow(&larger).unwrap_err()));
         // The file may be longer, and its file system is as it was.
         assert!(std::fs::read(&path).unwrap().starts_with(&before));
         let image = ends("nothing");
         assert_eq!(image.check().unwrap().problems, [""; 0]);
-        assert_eq!(image.grow(&larger).unwrap(), Grown { before: 16 << 20, now: 32 << 20 });
+        assert_eq!(image.grow(&larger).unwrap(), GrowthResult { before: 16 << 20, now: 32 << 20 });
     }
 
     /// A block of the file system is written whole or torn at a sector, and never shares a block of the device.
@@ -465,16 +480,16 @@ mod tests {
         let image = Path::new("uhs-test:large-blocks");
         let new = NewImage { force: true, root_perm: 0o755, ..NewImage::default() };
         let errors = [
-            ImageFiles.make(image, &new, &Unwatched).unwrap_err(),
-            ImageFiles.open(image, true, Arc::new(Unwatched)).map(drop).unwrap_err(),
-            open(image, Options::default()).map(drop).unwrap_err(),
+            ImageFiles.make(image, &new, &NoWatch).unwrap_err(),
+            ImageFiles.open(image, true, Arc::new(NoWatch)).map(drop).unwrap_err(),
+            open(image, UhsOptions::default()).map(drop).unwrap_err(),
         ];
         for error in errors {
             assert!(error.to_string().contains("has blocks of 8192 bytes"), "{error}");
         }
         // Also without a path.
-        let device: Arc<dyn Device> = Arc::new(Ram::new(8192, 4096));
-        let opened = Uhs::open(device, Options::default(), random());
+        let device: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(8192, 4096));
+        let opened = Uhs::open(device, UhsOptions::default(), random());
         assert_eq!(opened.map(drop), Err(StoreError::BlockSize(8192)));
     }
 }

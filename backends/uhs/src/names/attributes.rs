@@ -5,21 +5,21 @@ use std::time::Duration;
 use defuse_fs::posix::{access_time_is_due, without_set_id};
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
-use super::paths::Change;
-use super::record::{Changing, Record, Time};
-use super::{Names, list, settle, touch};
-use crate::content::Facts;
-use crate::group::Handle;
+use super::paths::DirectoryChange;
+use super::record::{ChangingRecord, InodeRecord, TimeKind};
+use super::{NameStore, list, settle, touch};
+use crate::content::ContentSummary;
+use crate::group::GroupReadGuard;
 
-impl Names {
+impl NameStore {
     /// Changes attributes. The content has the new size already, and says what became of it. The answer may be cached for
     /// `valid_for`.
     pub(crate) fn setattr(
         &self,
-        handle: &Handle<'_>,
+        handle: &GroupReadGuard<'_>,
         ino: u64,
         set: &SetAttr,
-        content: Option<Facts>,
+        content: Option<ContentSummary>,
         valid_for: Duration,
     ) -> Result<Attr> {
         let now = self.now();
@@ -39,12 +39,14 @@ impl Names {
                     SetTime::Now => now,
                     SetTime::At(time) => time,
                 };
-                for (which, set) in [(Time::Access, set.atime), (Time::Modification, set.mtime)] {
+                for (which, set) in
+                    [(TimeKind::Access, set.atime), (TimeKind::Modification, set.mtime)]
+                {
                     if let Some(set) = set {
                         changing.set_time(which, time(set).into());
                     }
                 }
-                changing.set_time(Time::Change, set.ctime.unwrap_or(now).into());
+                changing.set_time(TimeKind::Change, set.ctime.unwrap_or(now).into());
                 match content {
                     Some(facts) if facts.dirty => list(handle, changing.record),
                     _ => touch(handle, changing.record),
@@ -55,7 +57,11 @@ impl Names {
     }
 
     /// Begins a change of who may search a directory, if the record is one and the change `may` be such.
-    pub(super) fn change_of_rights(&self, record: &Record, may: bool) -> Option<Change<'_>> {
+    pub(super) fn change_of_rights(
+        &self,
+        record: &InodeRecord,
+        may: bool,
+    ) -> Option<DirectoryChange<'_>> {
         (may && record.directory().is_some()).then(|| self.paths.change())
     }
 
@@ -93,13 +99,13 @@ impl Names {
         let now = self.now();
         let due = self.records.see(ino, |record, extra| {
             let time = |time| Timestamp::from(record.time(time, extra));
-            let old = time(Time::Access);
-            let newest = time(Time::Modification).max(time(Time::Change));
+            let old = time(TimeKind::Access);
+            let newest = time(TimeKind::Modification).max(time(TimeKind::Change));
             Ok(access_time_is_due(old, newest, now))
         });
         let update = || {
             self.records.change(ino, |mut changing| {
-                changing.set_time(Time::Access, now.into());
+                changing.set_time(TimeKind::Access, now.into());
                 Ok(())
             })
         };
@@ -115,7 +121,7 @@ impl Names {
     }
 
     /// Clears set-group-id, also if the group may not execute the file.
-    pub(crate) fn clear_mark(&self, handle: &Handle<'_>, ino: u64) -> Result<()> {
+    pub(crate) fn clear_mark(&self, handle: &GroupReadGuard<'_>, ino: u64) -> Result<()> {
         self.records.change(ino, |changing| {
             let perm = without_set_id(changing.record.perm(), false);
             changing.record.set_perm(perm);
@@ -127,9 +133,9 @@ impl Names {
     /// Takes in a write: see [`settle`](Names::settle).
     pub(crate) fn wrote(
         &self,
-        handle: &Handle<'_>,
+        handle: &GroupReadGuard<'_>,
         ino: u64,
-        facts: Facts,
+        facts: ContentSummary,
         kill_suidgid: bool,
     ) -> Result<()> {
         let now = self.now();
@@ -148,7 +154,7 @@ impl Names {
     }
 }
 
-fn set_owner_and_mode(changing: &mut Changing<'_>, set: &SetAttr) {
+fn set_owner_and_mode(changing: &mut ChangingRecord<'_>, set: &SetAttr) {
     let record = &mut *changing.record;
     let owner = set.uid.is_some() || set.gid.is_some();
     record.uid = set.uid.unwrap_or(record.uid);

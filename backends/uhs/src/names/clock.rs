@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// The clock by which changes are dated.
 #[derive(Debug, Default)]
-pub(super) enum Clock {
+pub(super) enum ChangeClock {
     /// The exact time of the machine.
     #[default]
     Exact,
@@ -18,24 +18,24 @@ pub(super) enum Clock {
     Stepped(AtomicU64),
 }
 
-impl Clock {
+impl ChangeClock {
     /// A clock that is a millisecond later at every look.
     pub(super) fn stepped() -> Self {
-        Clock::Stepped(AtomicU64::new(1))
+        ChangeClock::Stepped(AtomicU64::new(1))
     }
 
     pub(super) fn shared() -> Self {
-        Clock::Shared(DateFloor::default())
+        ChangeClock::Shared(DateFloor::default())
     }
 
     pub(super) fn now(&self) -> Timestamp {
         match self {
-            Clock::Exact => Timestamp::now(),
-            Clock::Shared(latest) => {
+            ChangeClock::Exact => Timestamp::now(),
+            ChangeClock::Shared(latest) => {
                 let tick = clock_gettime(ClockId::RealtimeCoarse);
                 latest.not_before(Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 })
             }
-            Clock::Stepped(step) => {
+            ChangeClock::Stepped(step) => {
                 let step = step.fetch_add(1, Ordering::Relaxed);
                 let nanos = (step % 1000) as u32 * 1_000_000;
                 Timestamp { secs: (step / 1000) as i64, nanos }
@@ -45,7 +45,7 @@ impl Clock {
 
     /// Notes a date that the kernel has given.
     pub(super) fn note(&self, date: Timestamp) {
-        if let Clock::Shared(latest) = self {
+        if let ChangeClock::Shared(latest) = self {
             latest.raise(date);
         }
     }

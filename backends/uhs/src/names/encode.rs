@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::{FileKind, Result};
 
-use super::record::{Body as Of, Extra, Record, Time};
-use super::{Names, known_data, settle};
-use crate::content::Content;
-use crate::format::inode::{Data, Inode};
+use super::record::{InodeRecord, RecordBody as Of, RecordExtra, TimeKind};
+use super::{NameStore, known_data, settle};
+use crate::content::FileContent;
+use crate::format::inode::{DiskInode, InodeData};
 
 /// An inode with its records.
-pub(crate) struct WithRecords {
+pub(crate) struct EncodedInode {
     /// The head.
-    pub(crate) inode: Inode,
+    pub(crate) inode: DiskInode,
     /// All of it, which may be too large for a slot.
     pub(crate) body: Vec<u8>,
     /// Bytes of all names but the first, and of extended attributes.
@@ -22,7 +22,7 @@ pub(crate) struct WithRecords {
 }
 
 /// An inode that the closing group looks at.
-pub(crate) enum Body {
+pub(crate) enum ClosingBody {
     /// One without a content in memory.
     Whole {
         body: Vec<u8>,
@@ -30,24 +30,24 @@ pub(crate) enum Body {
         data_is_stored: bool,
     },
     /// One whose content must be looked at first, and be given to [`Names::encode`].
-    Content(Arc<Mutex<Content>>),
+    Content(Arc<Mutex<FileContent>>),
 }
 
-impl Names {
+impl NameStore {
     /// Takes a changed inode out of the list of the running group. `None` where the inode is gone.
-    pub(crate) fn take_changed(&self, ino: u64) -> Option<Body> {
+    pub(crate) fn take_changed(&self, ino: u64) -> Option<ClosingBody> {
         let taken = self.records.change(ino, |changing| {
             changing.record.dirty = false;
             let (record, extra) = (&*changing.record, changing.extra());
             Ok(match &record.body {
-                Of::Live(live) => Some(Body::Content(Arc::clone(&live.content))),
-                Of::Directory(dir) => Some(Body::Content(Arc::clone(&dir.content))),
+                Of::Live(live) => Some(ClosingBody::Content(Arc::clone(&live.content))),
+                Of::Directory(dir) => Some(ClosingBody::Content(Arc::clone(&dir.content))),
                 _ if !record.is_named() => None,
                 _ => {
                     let data = known_data(record);
                     let data_is_stored = data.is_none();
                     let body = encode(record, extra, &data.unwrap_or_default()).body;
-                    Some(Body::Whole { body, data_is_stored })
+                    Some(ClosingBody::Whole { body, data_is_stored })
                 }
             })
         });
@@ -55,22 +55,31 @@ impl Names {
     }
 
     /// An inode with its records, as a group writes it. `None` for one without a name.
-    pub(crate) fn encode(&self, ino: u64, content: &Content) -> Result<Option<WithRecords>> {
+    pub(crate) fn encode(&self, ino: u64, content: &FileContent) -> Result<Option<EncodedInode>> {
         match content.has_tree(&self.pool) {
             true => {
-                let encoded = self.encode_with(ino, content, &Data::Extents(Vec::new()))?;
-                Ok(encoded.map(|encoded| WithRecords { has_tree: true, ..encoded }))
+                let encoded = self.encode_with(ino, content, &InodeData::Extents(Vec::new()))?;
+                Ok(encoded.map(|encoded| EncodedInode { has_tree: true, ..encoded }))
             }
             false => self.encode_whole(ino, content),
         }
     }
 
     /// An inode with all its records. `None` for one without a name.
-    pub(super) fn encode_whole(&self, ino: u64, content: &Content) -> Result<Option<WithRecords>> {
+    pub(super) fn encode_whole(
+        &self,
+        ino: u64,
+        content: &FileContent,
+    ) -> Result<Option<EncodedInode>> {
         self.encode_with(ino, content, &content.data())
     }
 
-    fn encode_with(&self, ino: u64, content: &Content, data: &Data) -> Result<Option<WithRecords>> {
+    fn encode_with(
+        &self,
+        ino: u64,
+        content: &FileContent,
+        data: &InodeData,
+    ) -> Result<Option<EncodedInode>> {
         self.records.change(ino, |mut changing| {
             settle(&mut changing, content.facts());
             let named = changing.record.is_named();
@@ -79,19 +88,19 @@ impl Names {
     }
 }
 
-fn encode(record: &Record, extra: Option<&Extra>, data: &Data) -> WithRecords {
+fn encode(record: &InodeRecord, extra: Option<&RecordExtra>, data: &InodeData) -> EncodedInode {
     let is_dir = record.kind() == FileKind::Directory;
-    let inode = Inode {
+    let inode = DiskInode {
         mode: record.mode(),
         uid: record.uid,
         gid: record.gid,
         rdev: record.rdev(),
         size: if is_dir { 0 } else { record.size },
-        atime: record.time(Time::Access, extra),
-        mtime: record.time(Time::Modification, extra),
-        ctime: record.time(Time::Change, extra),
-        btime: record.time(Time::Birth, extra),
-        ..Inode::default()
+        atime: record.time(TimeKind::Access, extra),
+        mtime: record.time(TimeKind::Modification, extra),
+        ctime: record.time(TimeKind::Change, extra),
+        btime: record.time(TimeKind::Birth, extra),
+        ..DiskInode::default()
     };
     let mut out = inode.begin();
     if record.parent != 0 {
@@ -103,7 +112,7 @@ fn encode(record: &Record, extra: Option<&Extra>, data: &Data) -> WithRecords {
     for (name, value) in extra.iter().flat_map(|extra| extra.xattrs.iter()) {
         out.xattr(name, value);
     }
-    let others = extra.map_or(0, Extra::bytes);
+    let others = extra.map_or(0, RecordExtra::bytes);
     out.data(data);
-    WithRecords { inode, body: out.finish(), others, has_tree: false }
+    EncodedInode { inode, body: out.finish(), others, has_tree: false }
 }

@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_hugepages::{HugePages, Vec};
 
-use super::order::Rid;
+use super::order::RecordId;
 
 const SHARDS: usize = 64;
 
@@ -15,12 +15,12 @@ const SMALLEST: usize = 16;
 
 /// The hash of a directory and a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key {
+pub(super) struct NameHash {
     shard: usize,
     hash: u32,
 }
 
-impl Key {
+impl NameHash {
     /// All bits of the hash, for other tables.
     pub(super) fn whole(self) -> u64 {
         let bits = (self.shard as u64) << 32 | u64::from(self.hash);
@@ -30,55 +30,55 @@ impl Key {
 
 /// A table with linear probing: entries of 8 bytes lie where their hashes say or shortly after, so that a search takes one line
 /// of the cache, as a rule. At least a quarter of the places is empty.
-pub(super) struct Part {
+pub(super) struct IndexTable {
     /// None, or a power of two.
-    places: Vec<Place, HugePages>,
+    places: Vec<IndexEntry, HugePages>,
     used: usize,
 }
 
 /// Nothing, or the hash of a name with the place of its inode.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place(u64);
+struct IndexEntry(u64);
 
-impl Place {
-    const EMPTY: Place = Place(0);
+impl IndexEntry {
+    const EMPTY: IndexEntry = IndexEntry(0);
 
-    /// No inode has the place `Rid::MAX`, so that the lower half is not 0.
-    fn new(hash: u32, rid: Rid) -> Place {
-        Place(u64::from(hash) << 32 | (u64::from(rid) + 1))
+    /// No inode has the place `RecordId::MAX`, so that the lower half is not 0.
+    fn new(hash: u32, rid: RecordId) -> IndexEntry {
+        IndexEntry(u64::from(hash) << 32 | (u64::from(rid) + 1))
     }
 
     fn hash(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    fn rid(self) -> Rid {
+    fn rid(self) -> RecordId {
         (self.0 as u32).wrapping_sub(1)
     }
 }
 
 /// The index of all names.
-pub(super) struct Index {
-    shards: [Shard; SHARDS],
+pub(super) struct NameIndex {
+    shards: [IndexShard; SHARDS],
     keys: RandomState,
 }
 
 /// A part with its lock, apart from those of others, which other processors take.
 #[repr(align(64))]
-struct Shard(RwLock<Part>);
+struct IndexShard(RwLock<IndexTable>);
 
 /// The parts of two names, which may be the same one.
-pub(super) struct Two<'a> {
-    first: RwLockWriteGuard<'a, Part>,
-    second: Option<RwLockWriteGuard<'a, Part>>,
+pub(super) struct IndexTablePair<'a> {
+    first: RwLockWriteGuard<'a, IndexTable>,
+    second: Option<RwLockWriteGuard<'a, IndexTable>>,
     shard_of_first: usize,
 }
 
-impl Index {
+impl NameIndex {
     pub(super) fn new() -> Self {
         let memory = HugePages::default();
-        let shards = std::array::from_fn(|_| Shard(RwLock::new(Part::new(&memory))));
-        Index { shards, keys: RandomState::new() }
+        let shards = std::array::from_fn(|_| IndexShard(RwLock::new(IndexTable::new(&memory))));
+        NameIndex { shards, keys: RandomState::new() }
     }
 
     /// Makes room for `count` names.
@@ -89,36 +89,36 @@ impl Index {
         }
     }
 
-    pub(super) fn key(&self, dir: u64, name: &[u8]) -> Key {
+    pub(super) fn key(&self, dir: u64, name: &[u8]) -> NameHash {
         let mut hasher = self.keys.build_hasher();
         hasher.write_u64(dir);
         hasher.write(name);
         let hash = hasher.finish();
-        Key { shard: (hash >> 32) as usize % SHARDS, hash: hash as u32 }
+        NameHash { shard: (hash >> 32) as usize % SHARDS, hash: hash as u32 }
     }
 
-    pub(super) fn read(&self, key: Key) -> RwLockReadGuard<'_, Part> {
+    pub(super) fn read(&self, key: NameHash) -> RwLockReadGuard<'_, IndexTable> {
         self.shards[key.shard].0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn write(&self, key: Key) -> RwLockWriteGuard<'_, Part> {
+    pub(super) fn write(&self, key: NameHash) -> RwLockWriteGuard<'_, IndexTable> {
         self.shards[key.shard].0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the parts of two names.
-    pub(super) fn write_two(&self, one: Key, other: Key) -> Two<'_> {
+    pub(super) fn write_two(&self, one: NameHash, other: NameHash) -> IndexTablePair<'_> {
         let (low, high) = match one.shard <= other.shard {
             true => (one, other),
             false => (other, one),
         };
         let first = self.write(low);
         let second = (low.shard != high.shard).then(|| self.write(high));
-        Two { first, second, shard_of_first: low.shard }
+        IndexTablePair { first, second, shard_of_first: low.shard }
     }
 }
 
-impl Two<'_> {
-    pub(super) fn part(&mut self, key: Key) -> &mut Part {
+impl IndexTablePair<'_> {
+    pub(super) fn part(&mut self, key: NameHash) -> &mut IndexTable {
         match &mut self.second {
             Some(second) if key.shard != self.shard_of_first => second,
             _ => &mut self.first,
@@ -126,26 +126,30 @@ impl Two<'_> {
     }
 }
 
-impl Part {
+impl IndexTable {
     fn new(memory: &HugePages) -> Self {
-        Part { places: Vec::new_in(memory.clone()), used: 0 }
+        IndexTable { places: Vec::new_in(memory.clone()), used: 0 }
     }
 
     /// The inode for which `verify` holds.
-    pub(super) fn find(&self, key: Key, mut verify: impl FnMut(Rid) -> bool) -> Option<Rid> {
-        let same = |place: Place| place.hash() == key.hash && verify(place.rid());
+    pub(super) fn find(
+        &self,
+        key: NameHash,
+        mut verify: impl FnMut(RecordId) -> bool,
+    ) -> Option<RecordId> {
+        let same = |place: IndexEntry| place.hash() == key.hash && verify(place.rid());
         self.search(key.hash, same).map(|at| self.places[at].rid())
     }
 
-    pub(super) fn insert(&mut self, key: Key, rid: Rid) {
+    pub(super) fn insert(&mut self, key: NameHash, rid: RecordId) {
         self.reserve(1);
         self.used += 1;
-        self.put(Place::new(key.hash, rid));
+        self.put(IndexEntry::new(key.hash, rid));
     }
 
     /// Takes one entry out: an inode may have two names with the same hash.
-    pub(super) fn remove(&mut self, key: Key, rid: Rid) {
-        let gone = Place::new(key.hash, rid);
+    pub(super) fn remove(&mut self, key: NameHash, rid: RecordId) {
+        let gone = IndexEntry::new(key.hash, rid);
         let Some(mut gap) = self.search(key.hash, |place| place == gone) else { return };
         self.used -= 1;
         // Entries behind the gap move into it, unless that were before the place that their hashes say.
@@ -154,7 +158,7 @@ impl Part {
         loop {
             at = (at + 1) & mask;
             let place = self.places[at];
-            if place == Place::EMPTY {
+            if place == IndexEntry::EMPTY {
                 break;
             }
             let distance = at.wrapping_sub(self.home(place.hash())) & mask;
@@ -163,7 +167,7 @@ impl Part {
                 gap = at;
             }
         }
-        self.places[gap] = Place::EMPTY;
+        self.places[gap] = IndexEntry::EMPTY;
     }
 
     /// Makes room for `more` entries.
@@ -173,27 +177,29 @@ impl Part {
             return;
         }
         let mut empty = Vec::new_in(self.places.allocator().clone());
-        empty.resize(least.next_power_of_two().max(SMALLEST), Place::EMPTY);
+        empty.resize(least.next_power_of_two().max(SMALLEST), IndexEntry::EMPTY);
         let full = std::mem::replace(&mut self.places, empty);
-        full.into_iter().filter(|place| *place != Place::EMPTY).for_each(|place| self.put(place));
+        full.into_iter()
+            .filter(|place| *place != IndexEntry::EMPTY)
+            .for_each(|place| self.put(place));
     }
 
-    fn put(&mut self, place: Place) {
+    fn put(&mut self, place: IndexEntry) {
         let mask = self.places.len() - 1;
         let mut at = self.home(place.hash());
-        while self.places[at] != Place::EMPTY {
+        while self.places[at] != IndexEntry::EMPTY {
             at = (at + 1) & mask;
         }
         self.places[at] = place;
     }
 
     /// Where the first entry lies, from the place that `hash` says, for which `same` holds.
-    fn search(&self, hash: u32, mut same: impl FnMut(Place) -> bool) -> Option<usize> {
+    fn search(&self, hash: u32, mut same: impl FnMut(IndexEntry) -> bool) -> Option<usize> {
         let mask = self.places.len().checked_sub(1)?;
         let mut at = self.home(hash);
         loop {
             match self.places[at] {
-                Place::EMPTY => return None,
+                IndexEntry::EMPTY => return None,
                 place if same(place) => return Some(at),
                 _ => at = (at + 1) & mask,
             }
@@ -217,10 +223,10 @@ mod tests {
     #[test]
     fn a_part_finds_what_was_inserted_and_not_removed() {
         let mut random = fastrand::Rng::with_seed(11);
-        let (mut part, mut model) = (Part::new(&HugePages::default()), BTreeSet::new());
+        let (mut part, mut model) = (IndexTable::new(&HugePages::default()), BTreeSet::new());
         for round in 0..20_000 {
             let (hash, rid) = (random.u32(..12) << 20, random.u32(..6));
-            let key = Key { shard: 0, hash };
+            let key = NameHash { shard: 0, hash };
             let found = part.find(key, |other| other == rid);
             assert_eq!(found.is_some(), model.contains(&(hash, rid)), "round {round}");
             match found {
@@ -236,7 +242,7 @@ mod tests {
             assert_eq!(part.used, model.len());
             let mut all = BTreeSet::new();
             for hash in 0..12 {
-                let key = Key { shard: 0, hash: hash << 20 };
+                let key = NameHash { shard: 0, hash: hash << 20 };
                 part.find(key, |rid| !all.insert((hash << 20, rid)));
             }
             assert_eq!(all, model, "round {round}");
@@ -245,16 +251,16 @@ mod tests {
 
     #[test]
     fn a_quarter_of_a_part_is_empty_and_the_last_inode_has_a_place() {
-        let mut part = Part::new(&HugePages::default());
+        let mut part = IndexTable::new(&HugePages::default());
         part.reserve(1000);
         let room = part.places.len();
-        for rid in (Rid::MAX - 1000)..Rid::MAX {
-            let key = Key { shard: 0, hash: rid.wrapping_mul(77) };
+        for rid in (RecordId::MAX - 1000)..RecordId::MAX {
+            let key = NameHash { shard: 0, hash: rid.wrapping_mul(77) };
             part.insert(key, rid);
             assert_eq!(part.find(key, |other| other == rid), Some(rid));
         }
         assert_eq!(part.places.len(), room, "there was room for so many");
-        (0..5000).for_each(|rid| part.insert(Key { shard: 0, hash: rid }, rid));
+        (0..5000).for_each(|rid| part.insert(NameHash { shard: 0, hash: rid }, rid));
         assert!(part.used * 4 <= part.places.len() * 3);
     }
 }

@@ -4,17 +4,22 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{Errno, Ino, Name, Result, Timestamp};
 
-use super::index::Part;
+use super::index::IndexTable;
 use super::make::LockedName;
-use super::order::Rid;
-use super::record::{Record, Time};
-use super::{Names, list};
+use super::order::RecordId;
+use super::record::{InodeRecord, TimeKind};
+use super::{NameStore, list};
 use crate::engine::lock;
-use crate::group::Handle;
+use crate::group::GroupReadGuard;
 
-impl Names {
+impl NameStore {
     /// Returns the inode that had the name.
-    pub(crate) fn unlink(&self, handle: &Handle<'_>, parent: u64, name: Name<'_>) -> Result<Ino> {
+    pub(crate) fn unlink(
+        &self,
+        handle: &GroupReadGuard<'_>,
+        parent: u64,
+        name: Name<'_>,
+    ) -> Result<Ino> {
         let name = name.as_bytes();
         let dir = self.directory(parent)?;
         let mut entries = lock(&dir.entries);
@@ -32,7 +37,12 @@ impl Names {
     }
 
     /// Returns the inode of the directory.
-    pub(crate) fn rmdir(&self, handle: &Handle<'_>, parent: u64, name: Name<'_>) -> Result<Ino> {
+    pub(crate) fn rmdir(
+        &self,
+        handle: &GroupReadGuard<'_>,
+        parent: u64,
+        name: Name<'_>,
+    ) -> Result<Ino> {
         let name = name.as_bytes();
         let dir = self.directory(parent)?;
         let key = self.index.key(parent, name);
@@ -79,12 +89,12 @@ impl Names {
     /// that is meant.
     pub(super) fn drop_name(
         &self,
-        handle: &Handle<'_>,
+        handle: &GroupReadGuard<'_>,
         place: LockedName<'_>,
-        part: &mut Part,
-        (rid, now): (Rid, Timestamp),
+        part: &mut IndexTable,
+        (rid, now): (RecordId, Timestamp),
         of_dir: bool,
-    ) -> Result<(u64, Option<Record>)> {
+    ) -> Result<(u64, Option<InodeRecord>)> {
         let ((ino, stamp, is_dir), gone) = self.records.change_at(rid, |mut changing| {
             let is_dir = changing.record.directory().is_some();
             if is_dir && !of_dir {
@@ -92,7 +102,7 @@ impl Names {
             }
             let stamp = changing.remove_link(place.parent, place.name).ok_or(Errno::EIO)?;
             changing.settle_times();
-            changing.set_time(Time::Change, now.into());
+            changing.set_time(TimeKind::Change, now.into());
             match changing.record.is_named() {
                 true => list(handle, changing.record),
                 false => handle.gone(changing.record.ino),

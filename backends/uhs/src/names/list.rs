@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use defuse_fs::{DirBuf, DirItem, Errno, FileKind, Given, Push, Result};
+use defuse_fs::{AnswerLifetime, DirBuf, DirItem, Errno, FileKind, PushOutcome, Result};
 
-use super::Names;
-use super::record::Record;
+use super::NameStore;
+use super::record::InodeRecord;
 use crate::engine::lock;
 
-impl Names {
+impl NameStore {
     /// The position of the next new name in any directory.
     pub(crate) fn next_stamp(&self) -> u64 {
         self.next_stamp.load(Ordering::Relaxed)
@@ -19,13 +19,13 @@ impl Names {
         &self,
         ino: u64,
         (from, end): (u64, u64),
-        given: Option<Given>,
+        given: Option<AnswerLifetime>,
         out: &mut DirBuf<'_>,
     ) -> Result<()> {
         let parent = self.parent_of(ino)?;
         for (next, name, ino) in [(1, &b"."[..], ino), (2, b"..", parent)] {
             let item = DirItem { ino, next, kind: FileKind::Directory, name };
-            if from < next && out.push(item) == Push::Full {
+            if from < next && out.push(item) == PushOutcome::Full {
                 return Ok(());
             }
         }
@@ -45,10 +45,10 @@ impl Names {
                     false => further().ok_or(Errno::EIO)?,
                 };
                 let item =
-                    DirItem { ino: record.ino, next: stamp, kind: Record::kind(record), name };
+                    DirItem { ino: record.ino, next: stamp, kind: InodeRecord::kind(record), name };
                 Ok(out.push_with(item, || Some(self.entry(record, extra, given?))))
             })?;
-            if push == Push::Full {
+            if push == PushOutcome::Full {
                 return Ok(());
             }
         }

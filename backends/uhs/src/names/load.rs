@@ -8,27 +8,27 @@ use std::sync::atomic::Ordering;
 use defuse_fs::FileKind;
 use hashbrown::HashTable;
 
-use super::index::Key;
-use super::order::Rid;
-use super::record::{Body, Directory, Extra, Live, Record, Time};
-use super::{LINK_MAX, Names, ROOT, settle};
-use crate::content::{Content, Pool};
+use super::index::NameHash;
+use super::order::RecordId;
+use super::record::{DirectoryState, InodeRecord, LiveContent, RecordBody, RecordExtra, TimeKind};
+use super::{LINK_MAX, NameStore, ROOT, settle};
+use crate::content::{BlockPool, FileContent};
 use crate::engine::lock;
-use crate::format::inode::{Data, Extent, Inode, Link, Moment};
+use crate::format::inode::{DiskExtent, DiskInode, DiskTime, InodeData, InodeLink};
 use crate::format::{BLOCK, LAST};
-use crate::space::Run;
+use crate::space::BlockRun;
 
 /// An inode that was read.
-pub(crate) struct Loaded {
+pub(crate) struct LoadedInode {
     pub(crate) ino: u64,
-    pub(crate) inode: Inode,
+    pub(crate) inode: DiskInode,
     /// Blocks with its records.
-    pub(crate) records: Vec<Run>,
+    pub(crate) records: Vec<BlockRun>,
 }
 
 /// Something in a file system that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
+pub enum LoadProblem {
     /// There is no root directory.
     NoRoot,
     /// A type that does not exist, or that does not fit the data.
@@ -84,28 +84,28 @@ pub enum Problem {
     LostRemovals,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for LoadProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::NoRoot => f.write_str("there is no root directory"),
-            Problem::Kind { ino } => write!(f, "inode {ino}: its type and its data do not fit"),
-            Problem::Blocks { ino } => {
+            LoadProblem::NoRoot => f.write_str("there is no root directory"),
+            LoadProblem::Kind { ino } => write!(f, "inode {ino}: its type and its data do not fit"),
+            LoadProblem::Blocks { ino } => {
                 write!(f, "inode {ino}: its blocks belong to another one, or do not exist")
             }
-            Problem::Stray { ino, parent } => {
+            LoadProblem::Stray { ino, parent } => {
                 write!(f, "inode {ino}: a name in inode {parent}, which is no directory")
             }
-            Problem::Twice { ino, parent } => {
+            LoadProblem::Twice { ino, parent } => {
                 write!(f, "inode {ino}: another one has its name in directory {parent}")
             }
-            Problem::Names { ino } => write!(f, "inode {ino}: a wrong number of names"),
-            Problem::Position { ino } => {
+            LoadProblem::Names { ino } => write!(f, "inode {ino}: a wrong number of names"),
+            LoadProblem::Position { ino } => {
                 write!(f, "inode {ino}: its place in listings leaves no room for new names")
             }
-            Problem::Loop { ino } => write!(f, "directory {ino}: not below the root"),
-            Problem::Damaged { ino } => write!(f, "inode {ino}: damaged"),
-            Problem::Unreadable { block } => write!(f, "block {block}: cannot be read"),
-            Problem::LostRemovals => f.write_str(
+            LoadProblem::Loop { ino } => write!(f, "directory {ino}: not below the root"),
+            LoadProblem::Damaged { ino } => write!(f, "inode {ino}: damaged"),
+            LoadProblem::Unreadable { block } => write!(f, "block {block}: cannot be read"),
+            LoadProblem::LostRemovals => f.write_str(
                 "a list of removed inodes is damaged: files that were removed may be back",
             ),
         }
@@ -113,34 +113,34 @@ impl fmt::Display for Problem {
 }
 
 /// A file system of which inodes are read one after the other, by number.
-pub(crate) struct Loading {
-    names: Names,
-    pool: Arc<Pool>,
-    problems: Vec<Problem>,
+pub(crate) struct InodeLoader {
+    names: NameStore,
+    pool: Arc<BlockPool>,
+    problems: Vec<LoadProblem>,
     /// The names of all inodes so far.
-    links: Vec<Named>,
+    links: Vec<LoadedLink>,
     dirs: Vec<u64>,
 }
 
 /// A name that was read, with what its directory has to know of the inode.
-struct Named {
-    link: Link,
+struct LoadedLink {
+    link: InodeLink,
     ino: u64,
-    rid: Rid,
+    rid: RecordId,
     is_dir: bool,
-    birth: Moment,
+    birth: DiskTime,
     /// That of its directory and name.
-    key: Key,
+    key: NameHash,
 }
 
 /// The names so far. To ask the index would compare each with all names of the inode that has it, which may be forged to
 /// be many.
-struct Seen<'a> {
+struct LoadedNames<'a> {
     places: HashTable<usize>,
-    links: &'a [Named],
+    links: &'a [LoadedLink],
 }
 
-impl Seen<'_> {
+impl LoadedNames<'_> {
     /// True if no name before the one at `at` is the same. It counts as seen then.
     fn is_new(&mut self, at: usize) -> bool {
         let links = self.links;
@@ -154,26 +154,26 @@ impl Seen<'_> {
     }
 }
 
-impl Loading {
+impl InodeLoader {
     /// One without inodes. `pool` knows the units of inodes.
-    pub(crate) fn begin(pool: Arc<Pool>, next_ino: u64) -> Loading {
-        let names = Names::new(Arc::clone(&pool));
+    pub(crate) fn begin(pool: Arc<BlockPool>, next_ino: u64) -> InodeLoader {
+        let names = NameStore::new(Arc::clone(&pool));
         names.next_ino.fetch_max(next_ino, Ordering::Relaxed);
         let (problems, links, dirs) = (Vec::new(), Vec::new(), Vec::new());
-        Loading { names, pool, problems, links, dirs }
+        InodeLoader { names, pool, problems, links, dirs }
     }
 
     /// Adds an inode, of which `pool` knows the blocks of records. What is wrong is left out.
-    pub(crate) fn add(&mut self, Loaded { ino, mut inode, records }: Loaded) {
+    pub(crate) fn add(&mut self, LoadedInode { ino, mut inode, records }: LoadedInode) {
         let Some(kind) = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode)) else {
-            self.problems.push(Problem::Kind { ino });
+            self.problems.push(LoadProblem::Kind { ino });
             return;
         };
-        if let Data::Extents(extents) = &inode.data {
+        if let InodeData::Extents(extents) = &inode.data {
             let mut space = self.pool.space();
-            let mut blocks = extents.iter().map(|extent| Run::from(*extent));
+            let mut blocks = extents.iter().map(|extent| BlockRun::from(*extent));
             if !blocks.all(|run| space.claim_until_used(run)) {
-                self.problems.push(Problem::Blocks { ino });
+                self.problems.push(LoadProblem::Blocks { ino });
                 return;
             }
         }
@@ -181,7 +181,7 @@ impl Loading {
         let is_dir = kind == FileKind::Directory;
         let has_few = count <= if is_dir { 1 } else { LINK_MAX };
         if (ino == ROOT) != (count == 0) || !has_few || ino == ROOT && !is_dir {
-            self.problems.push(Problem::Names { ino });
+            self.problems.push(LoadProblem::Names { ino });
         }
         // With one name at most, and none of the root, no walk from the root meets a directory twice.
         match (ino, is_dir) {
@@ -193,26 +193,26 @@ impl Loading {
         let (links, birth) = (inode.links.clone(), inode.btime);
         let rid = self.names.add_loaded(ino, inode, records);
         let index = &self.names.index;
-        let named = |link: Link| {
+        let named = |link: InodeLink| {
             let key = index.key(link.parent, &link.name);
-            Named { link, ino, rid, is_dir, birth, key }
+            LoadedLink { link, ino, rid, is_dir, birth, key }
         };
         self.links.extend(links.into_iter().map(named));
     }
 
     /// The file system that these inodes are, and all that is wrong with it.
-    pub(crate) fn end(self) -> (Names, Vec<Problem>) {
-        let Loading { names, mut problems, mut links, dirs, .. } = self;
+    pub(crate) fn end(self) -> (NameStore, Vec<LoadProblem>) {
+        let InodeLoader { names, mut problems, mut links, dirs, .. } = self;
         links.sort_unstable_by_key(|named| (named.link.stamp, named.ino));
         let last = links.last().map_or(0, |named| named.link.stamp);
         names.next_stamp.fetch_max(last.saturating_add(1), Ordering::Relaxed);
         // A new entry does not write the slot of its directory.
-        let mut newest: HashMap<u64, Moment> = HashMap::new();
-        let mut seen = Seen { places: HashTable::with_capacity(links.len()), links: &links };
+        let mut newest: HashMap<u64, DiskTime> = HashMap::new();
+        let mut seen = LoadedNames { places: HashTable::with_capacity(links.len()), links: &links };
         for (at, named) in links.iter().enumerate() {
-            let Named { link: Link { parent, stamp, .. }, ino, .. } = named;
+            let LoadedLink { link: InodeLink { parent, stamp, .. }, ino, .. } = named;
             if *stamp >= LAST {
-                problems.push(Problem::Position { ino: *ino });
+                problems.push(LoadProblem::Position { ino: *ino });
             }
             match names.add_loaded_link(named, seen.is_new(at)) {
                 None => {
@@ -225,39 +225,48 @@ impl Loading {
         newest.into_iter().for_each(|(dir, birth)| names.is_as_new_as(dir, birth));
         match dirs.contains(&ROOT) {
             true => {
-                problems.extend(names.loops(&dirs).into_iter().map(|ino| Problem::Loop { ino }));
+                problems
+                    .extend(names.loops(&dirs).into_iter().map(|ino| LoadProblem::Loop { ino }));
             }
-            false => problems.push(Problem::NoRoot),
+            false => problems.push(LoadProblem::NoRoot),
         }
         (names, problems)
     }
 }
 
-impl Names {
-    pub(super) fn add_loaded(&self, ino: u64, inode: Inode, records: Vec<Run>) -> Rid {
-        let Inode { mode, uid, gid, rdev, size, links, xattrs, data, .. } = inode;
+impl NameStore {
+    pub(super) fn add_loaded(
+        &self,
+        ino: u64,
+        inode: DiskInode,
+        records: Vec<BlockRun>,
+    ) -> RecordId {
+        let DiskInode { mode, uid, gid, rdev, size, links, xattrs, data, .. } = inode;
         let is_dir = FileKind::from_mode(mode) == Some(FileKind::Directory);
-        let content = Content::new(data, size);
+        let content = FileContent::new(data, size);
         let mut held = lock(&content);
-        let extra = Extra::loaded(&links, xattrs);
+        let extra = RecordExtra::loaded(&links, xattrs);
         held.load_records(&self.pool, records, extra.bytes());
         let short = if extra.may_be_large() || is_dir { None } else { held.retire(&self.pool) };
         let facts = held.facts();
         let blocks = facts.blocks;
         drop(held);
         let body = match short {
-            _ if is_dir => Body::Directory(Arc::new(Directory { content, ..Directory::default() })),
-            None => Body::Live(Arc::new(Live::new(content, blocks, rdev))),
-            Some(data) => Body::short(&data, rdev),
+            _ if is_dir => RecordBody::Directory(Arc::new(DirectoryState {
+                content,
+                ..DirectoryState::default()
+            })),
+            None => RecordBody::Live(Arc::new(LiveContent::new(content, blocks, rdev))),
+            Some(data) => RecordBody::short(&data, rdev),
         };
-        let mut record = Record::new(ino, mode, (uid, gid), body);
+        let mut record = InodeRecord::new(ino, mode, (uid, gid), body);
         record.size = size;
         let rid = self.records.insert(record);
         let times = [
-            (Time::Access, inode.atime),
-            (Time::Modification, inode.mtime),
-            (Time::Change, inode.ctime),
-            (Time::Birth, inode.btime),
+            (TimeKind::Access, inode.atime),
+            (TimeKind::Modification, inode.mtime),
+            (TimeKind::Change, inode.ctime),
+            (TimeKind::Birth, inode.btime),
         ];
         let _ = self.records.change(ino, |mut changing| {
             settle(&mut changing, facts);
@@ -274,13 +283,15 @@ impl Names {
     }
 
     /// Enters a name into its directory, if it is `new`.
-    fn add_loaded_link(&self, named: &Named, new: bool) -> Option<Problem> {
-        let Named { link: Link { parent, stamp, .. }, ino, rid, is_dir, key, .. } = named;
+    fn add_loaded_link(&self, named: &LoadedLink, new: bool) -> Option<LoadProblem> {
+        let LoadedLink { link: InodeLink { parent, stamp, .. }, ino, rid, is_dir, key, .. } = named;
         let (parent, ino) = (*parent, *ino);
-        let Ok(dir) = self.directory(parent) else { return Some(Problem::Stray { ino, parent }) };
+        let Ok(dir) = self.directory(parent) else {
+            return Some(LoadProblem::Stray { ino, parent });
+        };
         let mut entries = lock(&dir.entries);
         if !new || entries.has(*stamp) {
-            return Some(Problem::Twice { ino, parent });
+            return Some(LoadProblem::Twice { ino, parent });
         }
         self.index.write(*key).insert(*key, *rid);
         entries.push(*stamp, *rid);
@@ -290,9 +301,9 @@ impl Names {
     }
 
     /// The names of a directory changed at `birth`, if it does not know a later change.
-    fn is_as_new_as(&self, dir: u64, birth: Moment) {
+    fn is_as_new_as(&self, dir: u64, birth: DiskTime) {
         let _ = self.records.change(dir, |mut changing| {
-            for time in [Time::Modification, Time::Change] {
+            for time in [TimeKind::Modification, TimeKind::Change] {
                 if changing.record.time(time, changing.extra()) < birth {
                     changing.set_time(time, birth);
                 }
@@ -337,20 +348,20 @@ fn not_below_root(dirs: &[u64], parent: impl Fn(u64) -> Option<u64>) -> Vec<u64>
 }
 
 /// True where the data is that of an inode of this type.
-pub(crate) fn fits(kind: FileKind, inode: &Inode) -> bool {
+pub(crate) fn fits(kind: FileKind, inode: &DiskInode) -> bool {
     match (kind, &inode.data) {
-        (FileKind::Regular, Data::Inline(bytes)) => bytes.len() as u64 == inode.size,
-        (FileKind::Regular, Data::Extents(extents)) => {
+        (FileKind::Regular, InodeData::Inline(bytes)) => bytes.len() as u64 == inode.size,
+        (FileKind::Regular, InodeData::Extents(extents)) => {
             inode.size <= i64::MAX as u64 && extents.last().is_none_or(is_within_a_file)
         }
-        (FileKind::Symlink, Data::Target(target)) => target.len() as u64 == inode.size,
+        (FileKind::Symlink, InodeData::Target(target)) => target.len() as u64 == inode.size,
         (FileKind::Regular | FileKind::Symlink, _) => false,
-        (_, data) => *data == Data::Nothing,
+        (_, data) => *data == InodeData::Nothing,
     }
 }
 
 /// True if a file can be so long that it has these pages.
-pub(crate) fn is_within_a_file(extent: &Extent) -> bool {
+pub(crate) fn is_within_a_file(extent: &DiskExtent) -> bool {
     extent.end() <= (i64::MAX as u64).div_ceil(BLOCK as u64)
 }
 
@@ -360,7 +371,7 @@ mod tests {
 
     use super::*;
     use crate::names::make::compared_names;
-    use crate::space::Space;
+    use crate::space::BlockSpace;
 
     /// A chain of directories: in order, against it, and one that leads nowhere. The time grew with the square of its
     /// length: an image of 114 MB kept a mount for half a minute.
@@ -385,25 +396,29 @@ mod tests {
         assert_eq!(steps.len(), 10);
     }
 
-    fn inode(kind: FileKind, links: Vec<Link>) -> Inode {
-        let data = if kind == FileKind::Regular { Data::Inline(Vec::new()) } else { Data::Nothing };
-        Inode { mode: kind.mode_bits() | 0o644, links, data, ..Inode::default() }
+    fn inode(kind: FileKind, links: Vec<InodeLink>) -> DiskInode {
+        let data = if kind == FileKind::Regular {
+            InodeData::Inline(Vec::new())
+        } else {
+            InodeData::Nothing
+        };
+        DiskInode { mode: kind.mode_bits() | 0o644, links, data, ..DiskInode::default() }
     }
 
-    fn named(stamp: u64, name: &str) -> Link {
-        Link { parent: ROOT, stamp, name: name.into() }
+    fn named(stamp: u64, name: &str) -> InodeLink {
+        InodeLink { parent: ROOT, stamp, name: name.into() }
     }
 
-    fn load(inodes: Vec<Inode>) -> (Names, Vec<Problem>) {
-        let pool = Arc::new(Pool::new(Space::new(64)));
-        let mut loading = Loading::begin(pool, 1000);
-        loading.add(Loaded {
+    fn load(inodes: Vec<DiskInode>) -> (NameStore, Vec<LoadProblem>) {
+        let pool = Arc::new(BlockPool::new(BlockSpace::new(64)));
+        let mut loading = InodeLoader::begin(pool, 1000);
+        loading.add(LoadedInode {
             ino: ROOT,
             inode: inode(FileKind::Directory, Vec::new()),
             records: Vec::new(),
         });
         for (ino, inode) in (2..).zip(inodes) {
-            loading.add(Loaded { ino, inode, records: Vec::new() });
+            loading.add(LoadedInode { ino, inode, records: Vec::new() });
         }
         loading.end()
     }
@@ -413,7 +428,7 @@ mod tests {
     #[test]
     fn names_that_many_inodes_have_are_not_compared_with_all_names_of_one() {
         let (many, others) = (2000, 500);
-        let first: Vec<Link> = (0..many).map(|at| named(3 + at, &at.to_string())).collect();
+        let first: Vec<InodeLink> = (0..many).map(|at| named(3 + at, &at.to_string())).collect();
         let last = (many - 1).to_string();
         let mut inodes = vec![inode(FileKind::Regular, first)];
         let other = |at: u64| inode(FileKind::Regular, vec![named(3 + many + at, &last)]);
@@ -421,7 +436,7 @@ mod tests {
         let before = compared_names();
         let (_, problems) = load(inodes);
         assert_eq!(problems.len() as u64, others);
-        assert!(problems.iter().all(|problem| matches!(problem, Problem::Twice { .. })));
+        assert!(problems.iter().all(|problem| matches!(problem, LoadProblem::Twice { .. })));
         let compared = compared_names() - before;
         assert!(compared <= many + others, "{compared} names were compared");
     }
@@ -433,7 +448,7 @@ mod tests {
         let most = inode(FileKind::Regular, links(LINK_MAX));
         assert_eq!(load(vec![most]).1, []);
         let (names, problems) = load(vec![inode(FileKind::Regular, links(LINK_MAX + 5))]);
-        assert_eq!(problems, [Problem::Names { ino: 2 }]);
+        assert_eq!(problems, [LoadProblem::Names { ino: 2 }]);
         assert_eq!(names.attr(2, std::time::Duration::ZERO).unwrap().nlink as usize, LINK_MAX);
     }
 
@@ -441,9 +456,9 @@ mod tests {
     fn an_extent_behind_the_end_of_the_longest_file_is_a_problem() {
         let last = (i64::MAX as u64).div_ceil(BLOCK as u64);
         for (page, is_sound) in [(last - 1, true), (last, false), (1 << 60, false)] {
-            let extent = Extent { page, block: 5000, count: 1, unwritten: false };
+            let extent = DiskExtent { page, block: 5000, count: 1, unwritten: false };
             let file = inode(FileKind::Regular, vec![named(3, "file")]);
-            let file = Inode { data: Data::Extents(vec![extent]), size: 1, ..file };
+            let file = DiskInode { data: InodeData::Extents(vec![extent]), size: 1, ..file };
             let problems = load(vec![file]).1;
             assert_eq!(problems.is_empty(), is_sound, "page {page}: {problems:?}");
         }

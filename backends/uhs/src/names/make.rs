@@ -4,26 +4,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use defuse_fs::posix::acl::Acl;
-use defuse_fs::posix::{NewInode, Parent, new_inode};
-use defuse_fs::{Entry, Errno, FileKind, Given, Name, NewNode, Result, SetXattrFlags};
+use defuse_fs::posix::{CreateParent, NewInode, new_inode};
+use defuse_fs::{AnswerLifetime, Entry, Errno, FileKind, Name, NewNode, Result, SetXattrFlags};
 
-use super::index::{Key, Part};
-use super::order::{Order, Rid};
-use super::record::{Body, Changing, Directory, Extra, Live, Record, Time, Uses, link_bytes};
+use super::index::{IndexTable, NameHash};
+use super::order::{EntryOrder, RecordId};
+use super::record::{
+    ChangingRecord, DirectoryState, InodeRecord, LiveContent, RecordBody, RecordExtra, TimeKind,
+    UseCount, link_bytes,
+};
 use super::xattrs::{ACCESS, DEFAULT, default_acl};
-use super::{LINK_MAX, Names, ROOT, list, settle, touch};
-use crate::content::{Content, Shared};
+use super::{LINK_MAX, NameStore, ROOT, list, settle, touch};
+use crate::content::{FileContent, SharedContent};
 use crate::engine::lock;
 use crate::format::LAST_NEW;
-use crate::format::inode::Data;
-use crate::group::Handle;
+use crate::format::inode::InodeData;
+use crate::group::GroupReadGuard;
 
 /// The longest target of a symbolic link, symlink(7).
 const TARGET_MAX: usize = 4095;
 
 /// Everything but its place that makes a new inode.
 #[derive(Clone, Copy)]
-pub(crate) struct Making<'a> {
+pub(crate) struct InodeCreation<'a> {
     pub(crate) node: &'a NewNode<'a>,
     /// The target of a symbolic link.
     pub(crate) target: Option<&'a [u8]>,
@@ -34,12 +37,12 @@ pub(crate) struct Making<'a> {
     /// There is a slot for it.
     pub(crate) sure: bool,
     /// How long the answer may be cached.
-    pub(crate) given: Given,
+    pub(crate) given: AnswerLifetime,
 }
 
 /// A directory in which something is made.
-pub(super) struct Above {
-    pub(super) dir: Arc<Directory>,
+pub(super) struct ParentDirectory {
+    pub(super) dir: Arc<DirectoryState>,
     perm: u32,
     gid: u32,
     pub(super) default_acl: Option<Acl>,
@@ -49,9 +52,9 @@ pub(super) struct Above {
 pub(super) struct LockedName<'a> {
     pub(super) parent: u64,
     pub(super) name: &'a [u8],
-    pub(super) dir: &'a Directory,
-    pub(super) entries: &'a mut Order,
-    pub(super) key: Key,
+    pub(super) dir: &'a DirectoryState,
+    pub(super) entries: &'a mut EntryOrder,
+    pub(super) key: NameHash,
 }
 
 #[cfg(test)]
@@ -66,7 +69,12 @@ pub(super) fn compared_names() -> u64 {
 }
 
 /// True where the inode has this name.
-pub(super) fn has_link(record: &Record, extra: Option<&Extra>, parent: u64, name: &[u8]) -> bool {
+pub(super) fn has_link(
+    record: &InodeRecord,
+    extra: Option<&RecordExtra>,
+    parent: u64,
+    name: &[u8],
+) -> bool {
     let further = || {
         extra.is_some_and(|extra| {
             #[cfg(test)]
@@ -77,8 +85,13 @@ pub(super) fn has_link(record: &Record, extra: Option<&Extra>, parent: u64, name
     record.parent == parent && record.name.as_bytes() == name || further()
 }
 
-impl Names {
-    pub(crate) fn lookup(&self, given: Given, parent: u64, name: Name<'_>) -> Result<Entry> {
+impl NameStore {
+    pub(crate) fn lookup(
+        &self,
+        given: AnswerLifetime,
+        parent: u64,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let entry = self.look(parent, name, |record, extra| self.entry(record, extra, given));
         match entry {
             Some(entry) => Ok(entry),
@@ -91,7 +104,7 @@ impl Names {
         &self,
         parent: u64,
         name: Name<'_>,
-        mut see: impl FnMut(&Record, Option<&Extra>) -> T,
+        mut see: impl FnMut(&InodeRecord, Option<&RecordExtra>) -> T,
     ) -> Option<T> {
         let name = name.as_bytes();
         let key = self.index.key(parent, name);
@@ -108,7 +121,13 @@ impl Names {
     }
 
     /// The inode with a name.
-    pub(super) fn find(&self, part: &Part, key: Key, parent: u64, name: &[u8]) -> Option<Rid> {
+    pub(super) fn find(
+        &self,
+        part: &IndexTable,
+        key: NameHash,
+        parent: u64,
+        name: &[u8],
+    ) -> Option<RecordId> {
         part.find(key, |rid| {
             let seen =
                 self.records.see_at(rid, |record, extra| Ok(has_link(record, extra, parent, name)));
@@ -117,7 +136,7 @@ impl Names {
     }
 
     /// The parent of a directory, with one more lookup.
-    pub(crate) fn lookup_parent(&self, given: Given, ino: u64) -> Result<Entry> {
+    pub(crate) fn lookup_parent(&self, given: AnswerLifetime, ino: u64) -> Result<Entry> {
         let parent = self.parent_of(ino)?;
         self.records.see(parent, |record, extra| Ok(self.entry(record, extra, given)))
     }
@@ -130,21 +149,21 @@ impl Names {
         })
     }
 
-    pub(super) fn above(&self, parent: u64) -> Result<Above> {
+    pub(super) fn above(&self, parent: u64) -> Result<ParentDirectory> {
         self.records.see(parent, |record, extra| {
             let dir = record.directory().cloned().ok_or(Errno::ENOTDIR)?;
             let default_acl = default_acl(extra);
-            Ok(Above { dir, perm: record.perm(), gid: record.gid, default_acl })
+            Ok(ParentDirectory { dir, perm: record.perm(), gid: record.gid, default_acl })
         })
     }
 
     /// Makes an inode with a name in `parent`, one lookup of it.
     pub(crate) fn make(
         &self,
-        handle: &Handle<'_>,
+        handle: &GroupReadGuard<'_>,
         parent: u64,
         name: Name<'_>,
-        making: Making<'_>,
+        making: InodeCreation<'_>,
     ) -> Result<Entry> {
         let name = name.as_bytes();
         let above = self.above(parent)?;
@@ -167,11 +186,11 @@ impl Names {
     /// Makes an inode in a place where none is.
     pub(super) fn make_at(
         &self,
-        handle: &Handle<'_>,
+        handle: &GroupReadGuard<'_>,
         place: LockedName<'_>,
-        part: &mut Part,
-        above: &Above,
-        making: Making<'_>,
+        part: &mut IndexTable,
+        above: &ParentDirectory,
+        making: InodeCreation<'_>,
     ) -> Result<Entry> {
         let is_dir = making.node.kind == FileKind::Directory;
         if is_dir && place.dir.subdirs.load(Ordering::Relaxed) as usize >= LINK_MAX {
@@ -212,7 +231,7 @@ impl Names {
     pub(crate) fn make_nameless(
         &self,
         parent: u64,
-        making: Making<'_>,
+        making: InodeCreation<'_>,
         linkable: bool,
     ) -> Result<Entry> {
         let above = self.above(parent)?;
@@ -230,18 +249,21 @@ impl Names {
 
     fn new_record(
         &self,
-        above: &Above,
-        making: Making<'_>,
-    ) -> Result<(Record, Option<Box<Extra>>)> {
+        above: &ParentDirectory,
+        making: InodeCreation<'_>,
+    ) -> Result<(InodeRecord, Option<Box<RecordExtra>>)> {
         let node = making.node;
-        let from =
-            Parent { perm: above.perm, gid: above.gid, default_acl: above.default_acl.as_ref() };
+        let from = CreateParent {
+            perm: above.perm,
+            gid: above.gid,
+            default_acl: above.default_acl.as_ref(),
+        };
         let made = new_inode(from, node, making.keeps_sgid);
         let extra = self.inherited(&made, node)?;
         let size = making.target.map_or(0, |target| target.len() as u64);
         let others = extra.as_ref().map_or(0, |extra| extra.bytes());
-        let content = |data| -> Result<Shared> {
-            let content = Content::new(data, size);
+        let content = |data| -> Result<SharedContent> {
+            let content = FileContent::new(data, size);
             lock(&content).promise_others(&self.pool, others)?;
             Ok(content)
         };
@@ -251,34 +273,37 @@ impl Names {
                 return Err(Errno::ENAMETOOLONG);
             }
             (FileKind::Symlink, Some(target)) => {
-                let content = content(Data::Target(target.to_vec()))?;
-                Body::Live(Arc::new(Live::new(content, 0, 0)))
+                let content = content(InodeData::Target(target.to_vec()))?;
+                RecordBody::Live(Arc::new(LiveContent::new(content, 0, 0)))
             }
             (FileKind::Symlink, None) => return Err(Errno::EINVAL),
             (FileKind::Directory, _) => {
-                let content = content(Data::Nothing)?;
-                Body::Directory(Arc::new(Directory { content, ..Directory::default() }))
+                let content = content(InodeData::Nothing)?;
+                RecordBody::Directory(Arc::new(DirectoryState {
+                    content,
+                    ..DirectoryState::default()
+                }))
             }
             // Somebody has to know where the records lie.
             (kind, _) if extra.is_some() => {
                 let is_file = kind == FileKind::Regular;
-                let data = if is_file { Data::Inline(Vec::new()) } else { Data::Nothing };
+                let data = if is_file { InodeData::Inline(Vec::new()) } else { InodeData::Nothing };
                 let content = content(data)?;
-                Body::Live(Arc::new(Live::new(content, 0, node.rdev)))
+                RecordBody::Live(Arc::new(LiveContent::new(content, 0, node.rdev)))
             }
-            _ if node.rdev != 0 => Body::Device(node.rdev),
-            _ => Body::Stored,
+            _ if node.rdev != 0 => RecordBody::Device(node.rdev),
+            _ => RecordBody::Stored,
         };
         let ino = self.next_ino.fetch_add(1, Ordering::Relaxed);
         let mode = node.kind.mode_bits() | made.perm;
-        let mut record = Record::new(ino, mode, (node.uid, made.gid), body);
+        let mut record = InodeRecord::new(ino, mode, (node.uid, made.gid), body);
         record.size = size;
-        record.opens = if making.opens { Uses::one() } else { Uses::default() };
+        record.opens = if making.opens { UseCount::one() } else { UseCount::default() };
         // The clock of today fits into a record without more.
         let changing =
-            &mut Changing { record: &mut record, extras: &mut Default::default(), at: 0 };
+            &mut ChangingRecord { record: &mut record, extras: &mut Default::default(), at: 0 };
         let now = self.now().into();
-        for time in [Time::Access, Time::Modification, Time::Change, Time::Birth] {
+        for time in [TimeKind::Access, TimeKind::Modification, TimeKind::Change, TimeKind::Birth] {
             changing.set_time(time, now);
         }
         record.has_extra = extra.is_some();
@@ -286,8 +311,8 @@ impl Names {
     }
 
     /// The attributes that a new inode has from its directory and from its creator.
-    fn inherited(&self, made: &NewInode, node: &NewNode<'_>) -> Result<Option<Box<Extra>>> {
-        let mut extra: Option<Box<Extra>> = None;
+    fn inherited(&self, made: &NewInode, node: &NewNode<'_>) -> Result<Option<Box<RecordExtra>>> {
+        let mut extra: Option<Box<RecordExtra>> = None;
         let mut set = |name: &[u8], value: &[u8]| {
             let xattrs = &mut extra.get_or_insert_default().xattrs;
             xattrs.set(name, value, SetXattrFlags::default(), |_| Ok(()))
@@ -306,13 +331,13 @@ impl Names {
     /// Gives an inode another name.
     pub(crate) fn link(
         &self,
-        handle: &Handle<'_>,
-        (ino, content): (u64, &Mutex<Content>),
+        handle: &GroupReadGuard<'_>,
+        (ino, content): (u64, &Mutex<FileContent>),
         (parent, name): (u64, Name<'_>),
-        given: Given,
+        given: AnswerLifetime,
     ) -> Result<Entry> {
         let name = name.as_bytes();
-        let check = |record: &Record| match record.directory() {
+        let check = |record: &InodeRecord| match record.directory() {
             Some(_) => Err(Errno::EPERM),
             None if !record.is_named() && !record.linkable => Err(Errno::ENOENT),
             None => Ok(()),
@@ -349,7 +374,7 @@ impl Names {
             }
             changing.add_link(parent, stamp, name);
             changing.record.linkable = false;
-            changing.set_time(Time::Change, now.into());
+            changing.set_time(TimeKind::Change, now.into());
             list(handle, changing.record);
             Ok(())
         })?;

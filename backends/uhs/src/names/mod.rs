@@ -8,7 +8,7 @@
 //! # Lock order
 //!
 //! 1. A handle of the running group, for whoever changes anything.
-//! 2. `Names::renames`: whoever moves a directory between directories.
+//! 2. `NameStore::renames`: whoever moves a directory between directories.
 //! 3. `Directory::entries`: several by inode number.
 //! 4. A content, which never waits for 2 and 3.
 //! 5. Parts of the index: two in their order.
@@ -39,25 +39,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use defuse_fs::{Attr, Entry, Errno, FileKind, Given, Ino, Result, Timestamp};
+use defuse_fs::{AnswerLifetime, Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
 
-use crate::content::{Content, Facts, INODE_MEMORY, Pool, Shared};
+use crate::content::{BlockPool, ContentSummary, FileContent, INODE_MEMORY, SharedContent};
 use crate::engine::lock;
 use crate::format::BLOCK;
-use crate::format::inode::{Data, Extent, Moment};
-use crate::group::Handle;
-use crate::space::Run;
-use clock::Clock;
-use index::Index;
-use paths::Paths;
-use record::{Body, Changing, Directory, Extra, Live, Record, Time};
-use records::Records;
+use crate::format::inode::{DiskExtent, DiskTime, InodeData};
+use crate::group::GroupReadGuard;
+use crate::space::BlockRun;
+use clock::ChangeClock;
+use index::NameIndex;
+use paths::PathCache;
+use record::{
+    ChangingRecord, DirectoryState, InodeRecord, LiveContent, RecordBody, RecordExtra, TimeKind,
+};
+use records::RecordTable;
 
-pub(crate) use encode::{Body as Encoded, WithRecords};
-pub use load::Problem;
-pub(crate) use load::{Loaded, Loading, fits, is_within_a_file};
-pub(crate) use make::Making;
-pub(crate) use snapshot::{Saving, Told};
+pub(crate) use encode::{ClosingBody as Encoded, EncodedInode};
+pub use load::LoadProblem;
+pub(crate) use load::{InodeLoader, LoadedInode, fits, is_within_a_file};
+pub(crate) use make::InodeCreation;
+pub(crate) use snapshot::{SnapshotSlots, SnapshotWriter};
 
 /// The root directory.
 pub(crate) const ROOT: u64 = 1;
@@ -76,13 +78,13 @@ const RECORDS: u64 = 32;
 const HEAVY: usize = 8;
 
 /// All names and attributes.
-pub(crate) struct Names {
-    pool: Arc<Pool>,
-    records: Records,
-    index: Index,
-    paths: Paths,
+pub(crate) struct NameStore {
+    pool: Arc<BlockPool>,
+    records: RecordTable,
+    index: NameIndex,
+    paths: PathCache,
     renames: Mutex<()>,
-    clock: Clock,
+    clock: ChangeClock,
     /// Reading does not update access times.
     noatime: bool,
     next_ino: AtomicU64,
@@ -92,33 +94,33 @@ pub(crate) struct Names {
 }
 
 /// The content of an inode, as far as it is in memory.
-pub(crate) enum Kept {
-    Here(Arc<Mutex<Content>>),
+pub(crate) enum ContentState {
+    Here(Arc<Mutex<FileContent>>),
     /// It is in the slot on the device.
     Stored,
 }
 
-impl From<Timestamp> for Moment {
+impl From<Timestamp> for DiskTime {
     fn from(time: Timestamp) -> Self {
-        Moment { sec: time.secs, nsec: time.nanos }
+        DiskTime { sec: time.secs, nsec: time.nanos }
     }
 }
 
-impl From<Moment> for Timestamp {
-    fn from(moment: Moment) -> Self {
+impl From<DiskTime> for Timestamp {
+    fn from(moment: DiskTime) -> Self {
         Timestamp { secs: moment.sec, nanos: moment.nsec }
     }
 }
 
-impl Names {
-    fn new(pool: Arc<Pool>) -> Self {
-        Names {
-            records: Records::new(Arc::clone(&pool)),
+impl NameStore {
+    fn new(pool: Arc<BlockPool>) -> Self {
+        NameStore {
+            records: RecordTable::new(Arc::clone(&pool)),
             pool,
-            index: Index::new(),
-            paths: Paths::default(),
+            index: NameIndex::new(),
+            paths: PathCache::default(),
             renames: Mutex::default(),
-            clock: Clock::default(),
+            clock: ChangeClock::default(),
             noatime: false,
             next_ino: AtomicU64::new(ROOT + 1),
             // 1 and 2 are the positions of `.` and `..`.
@@ -129,17 +131,19 @@ impl Names {
 
     /// The file system with nothing but a root directory.
     pub(crate) fn empty(
-        pool: Arc<Pool>,
-        handle: &Handle<'_>,
+        pool: Arc<BlockPool>,
+        handle: &GroupReadGuard<'_>,
         (perm, uid, gid): (u32, u32, u32),
     ) -> Result<Self> {
-        let names = Names::new(pool);
+        let names = NameStore::new(pool);
         let mode = FileKind::Directory.mode_bits() | perm & 0o7777;
-        let root = Record::new(ROOT, mode, (uid, gid), Body::Directory(Arc::default()));
+        let root = InodeRecord::new(ROOT, mode, (uid, gid), RecordBody::Directory(Arc::default()));
         names.records.insert(root);
         names.records.change(ROOT, |mut root| {
             let now = names.now().into();
-            for time in [Time::Access, Time::Modification, Time::Change, Time::Birth] {
+            for time in
+                [TimeKind::Access, TimeKind::Modification, TimeKind::Change, TimeKind::Birth]
+            {
                 root.set_time(time, now);
             }
             touch(handle, root.record);
@@ -150,12 +154,12 @@ impl Names {
 
     /// Uses a clock that looks at no clock of the machine, for tests.
     pub(crate) fn step_time(&mut self) {
-        self.clock = Clock::stepped();
+        self.clock = ChangeClock::stepped();
     }
 
     /// The kernel dates changes, too: all by the last tick of its clock.
     pub(crate) fn share_clock(&mut self) {
-        self.clock = Clock::shared();
+        self.clock = ChangeClock::shared();
     }
 
     pub(crate) fn set_noatime(&mut self, noatime: bool) {
@@ -186,19 +190,24 @@ impl Names {
         known
     }
 
-    fn attr_of(&self, record: &Record, extra: Option<&Extra>, valid_for: Duration) -> Attr {
+    fn attr_of(
+        &self,
+        record: &InodeRecord,
+        extra: Option<&RecordExtra>,
+        valid_for: Duration,
+    ) -> Attr {
         let (mut size, mut nlink) = (record.size, u32::from(record.parent != 0));
         nlink += extra.map_or(0, |extra| extra.links.len()) as u32;
         let blocks = match &record.body {
-            Body::Blocks(run) => Run::from(*run).count.into(),
-            Body::Live(live) => live.blocks.load(Ordering::Relaxed),
-            Body::Directory(dir) => {
+            RecordBody::Blocks(run) => BlockRun::from(*run).count.into(),
+            RecordBody::Live(live) => live.blocks.load(Ordering::Relaxed),
+            RecordBody::Directory(dir) => {
                 size = dir.count.load(Ordering::Relaxed) * 32;
                 nlink = if dir.is_dead() { 0 } else { 2 + dir.subdirs.load(Ordering::Relaxed) };
                 0
             }
-            Body::Stored => u64::from(size > 0 && record.kind() == FileKind::Regular),
-            Body::Device(_) => 0,
+            RecordBody::Stored => u64::from(size > 0 && record.kind() == FileKind::Regular),
+            RecordBody::Device(_) => 0,
         };
         let time = |time| Timestamp::from(record.time(time, extra));
         Attr {
@@ -212,16 +221,21 @@ impl Names {
             size,
             blocks: blocks * (BLOCK as u64 / 512),
             blksize: BLOCK as u32,
-            atime: time(Time::Access),
-            mtime: time(Time::Modification),
-            ctime: time(Time::Change),
-            btime: Some(time(Time::Birth)),
+            atime: time(TimeKind::Access),
+            mtime: time(TimeKind::Modification),
+            ctime: time(TimeKind::Change),
+            btime: Some(time(TimeKind::Birth)),
             valid_for,
         }
     }
 
     /// The inode, with one more lookup.
-    fn entry(&self, record: &Record, extra: Option<&Extra>, given: Given) -> Entry {
+    fn entry(
+        &self,
+        record: &InodeRecord,
+        extra: Option<&RecordExtra>,
+        given: AnswerLifetime,
+    ) -> Entry {
         record.lookups.add();
         let attr = self.attr_of(record, extra, given.attributes);
         Entry { ino: Ino(record.ino), generation: 0, attr, valid_for: given.name }
@@ -252,7 +266,10 @@ impl Names {
         let left = self.records.see(ino, |record, _| {
             let unused = record.opens.give_back(1) && record.is_unused();
             let is_idle = !unused && record.opens.is_none();
-            Ok((unused, is_idle && matches!(&record.body, Body::Live(live) if live.recency.note())))
+            Ok((
+                unused,
+                is_idle && matches!(&record.body, RecordBody::Live(live) if live.recency.note()),
+            ))
         });
         if let Ok((true, _)) = left {
             self.end(self.records.remove_unused(ino));
@@ -266,32 +283,32 @@ impl Names {
     }
 
     /// Notes a use of the content of an inode, if it has one in memory. True if the caller is to put it into
-    /// the list of contents that may leave memory ([`Names::retire`]).
+    /// the list of contents that may leave memory ([`NameStore::retire`]).
     pub(crate) fn used(&self, ino: u64) -> bool {
         let used = self.records.see(ino, |record, _| {
-            Ok(matches!(&record.body, Body::Live(live) if live.recency.note()))
+            Ok(matches!(&record.body, RecordBody::Live(live) if live.recency.note()))
         });
         used.unwrap_or(false)
     }
 
     /// Ends an inode without names that nobody uses. Its blocks are free once the running group is durable.
-    fn end(&self, gone: Option<Record>) {
+    fn end(&self, gone: Option<InodeRecord>) {
         let Some(record) = gone else { return };
         match record.body {
-            Body::Stored | Body::Device(_) => {}
-            Body::Blocks(run) => self.pool.give_up([run.into()]),
-            Body::Live(live) => lock(&live.content).end(&self.pool),
-            Body::Directory(dir) => lock(&dir.content).end(&self.pool),
+            RecordBody::Stored | RecordBody::Device(_) => {}
+            RecordBody::Blocks(run) => self.pool.give_up([run.into()]),
+            RecordBody::Live(live) => lock(&live.content).end(&self.pool),
+            RecordBody::Directory(dir) => lock(&dir.content).end(&self.pool),
         }
     }
 
-    fn directory(&self, ino: u64) -> Result<Arc<Directory>> {
+    fn directory(&self, ino: u64) -> Result<Arc<DirectoryState>> {
         self.records.see(ino, |record, _| record.directory().cloned().ok_or(Errno::ENOTDIR))
     }
 
     /// The names of a directory changed. Its slot follows later: after a crash the times come from the
     /// entries.
-    fn names_changed(&self, ino: u64, dir: &Directory, now: Timestamp) {
+    fn names_changed(&self, ino: u64, dir: &DirectoryState, now: Timestamp) {
         dir.names_changed(now);
         if !dir.waits.swap(true, Ordering::AcqRel) {
             lock(&self.waiting).push(ino);
@@ -299,13 +316,13 @@ impl Names {
     }
 
     /// Takes the directories whose times wait, which the caller gives to
-    /// [`write_times`](Names::write_times).
+    /// [`write_times`](NameStore::write_times).
     pub(crate) fn take_waiting(&self) -> Vec<u64> {
         std::mem::take(&mut *lock(&self.waiting))
     }
 
     /// Adds directories to the running group, with their times.
-    pub(crate) fn write_times(&self, handle: &Handle<'_>, dirs: &[u64]) {
+    pub(crate) fn write_times(&self, handle: &GroupReadGuard<'_>, dirs: &[u64]) {
         for ino in dirs.iter().copied() {
             let _ = self.records.change(ino, |changing| {
                 if let Some(dir) = changing.record.directory() {
@@ -318,11 +335,11 @@ impl Names {
     }
 
     /// The content of an inode of any kind.
-    pub(crate) fn content(&self, ino: u64) -> Result<Kept> {
+    pub(crate) fn content(&self, ino: u64) -> Result<ContentState> {
         self.records.see(ino, |record, _| match &record.body {
-            Body::Live(live) => Ok(Kept::Here(Arc::clone(&live.content))),
-            Body::Directory(dir) => Ok(Kept::Here(Arc::clone(&dir.content))),
-            _ => Ok(Kept::Stored),
+            RecordBody::Live(live) => Ok(ContentState::Here(Arc::clone(&live.content))),
+            RecordBody::Directory(dir) => Ok(ContentState::Here(Arc::clone(&dir.content))),
+            _ => Ok(ContentState::Stored),
         })
     }
     /// Takes a content in that the slot of the inode holds; `stored` reads it where that is needed. Only
@@ -330,9 +347,9 @@ impl Names {
     pub(crate) fn revive(
         &self,
         ino: u64,
-        stored: impl FnOnce() -> Result<Data>,
-    ) -> Result<Arc<Mutex<Content>>> {
-        if let Kept::Here(content) = self.content(ino)? {
+        stored: impl FnOnce() -> Result<InodeData>,
+    ) -> Result<Arc<Mutex<FileContent>>> {
+        if let ContentState::Here(content) = self.content(ino)? {
             return Ok(content);
         }
         let known = self.records.see(ino, |record, _| Ok(known_data(record)))?;
@@ -343,7 +360,7 @@ impl Names {
             if read.as_ref().is_some_and(|data| !is_stored(record, data)) {
                 return Err(Errno::EIO);
             }
-            if let Body::Live(live) = &record.body {
+            if let RecordBody::Live(live) = &record.body {
                 return Ok(Arc::clone(&live.content));
             }
             let (data, rdev) = match known_data(record).or(read) {
@@ -351,10 +368,10 @@ impl Names {
                 // It became one that must be read: nobody but us may do that.
                 None => return Err(Errno::EIO),
             };
-            let content = Content::new(data, record.size);
+            let content = FileContent::new(data, record.size);
             let blocks = lock(&content).facts().blocks;
-            let live = Live::new(Arc::clone(&content), blocks, rdev);
-            record.body = Body::Live(Arc::new(live));
+            let live = LiveContent::new(Arc::clone(&content), blocks, rdev);
+            record.body = RecordBody::Live(Arc::new(live));
             Ok(content)
         })
     }
@@ -365,7 +382,7 @@ impl Names {
         let stays = self.records.change(ino, |changing| {
             let extra = changing.extra().is_some_and(|extra| extra.may_be_large());
             let record = changing.record;
-            let Body::Live(live) = &mut record.body else { return Ok(false) };
+            let RecordBody::Live(live) = &mut record.body else { return Ok(false) };
             if live.recency.take() || extra || record.dirty || !record.opens.is_none() {
                 return Ok(true);
             }
@@ -378,7 +395,7 @@ impl Names {
             let left = held.and_then(|mut held| held.retire(&self.pool));
             let stays = left.is_none();
             if let Some(data) = left {
-                record.body = Body::short(&data, rdev);
+                record.body = RecordBody::short(&data, rdev);
             }
             Ok(stays)
         });
@@ -386,7 +403,12 @@ impl Names {
     }
 
     /// Takes in what became of a content, which the caller has locked.
-    pub(crate) fn settle(&self, handle: &Handle<'_>, ino: u64, facts: Facts) -> Result<()> {
+    pub(crate) fn settle(
+        &self,
+        handle: &GroupReadGuard<'_>,
+        ino: u64,
+        facts: ContentSummary,
+    ) -> Result<()> {
         self.records.change(ino, |mut changing| {
             settle(&mut changing, facts);
             if facts.dirty {
@@ -406,7 +428,12 @@ impl Names {
     }
 
     /// The running group writes an inode again, whose content the caller has locked.
-    pub(crate) fn write_again(&self, handle: &Handle<'_>, ino: u64, facts: Facts) -> Result<()> {
+    pub(crate) fn write_again(
+        &self,
+        handle: &GroupReadGuard<'_>,
+        ino: u64,
+        facts: ContentSummary,
+    ) -> Result<()> {
         self.records.change(ino, |mut changing| {
             settle(&mut changing, facts);
             list(handle, changing.record);
@@ -415,7 +442,7 @@ impl Names {
     }
 
     /// The running group writes an inode as it is, if it has a name.
-    pub(crate) fn rewrite(&self, handle: &Handle<'_>, ino: u64) -> Result<()> {
+    pub(crate) fn rewrite(&self, handle: &GroupReadGuard<'_>, ino: u64) -> Result<()> {
         self.records.change(ino, |changing| {
             touch(handle, changing.record);
             Ok(())
@@ -424,12 +451,15 @@ impl Names {
 
     /// Inodes that may have one of these blocks: those whose only extent has one, and all whose content is in
     /// memory, with that.
-    pub(crate) fn owners(&self, meets: &dyn Fn(Run) -> bool) -> Vec<(u64, Option<Shared>)> {
+    pub(crate) fn owners(
+        &self,
+        meets: &dyn Fn(BlockRun) -> bool,
+    ) -> Vec<(u64, Option<SharedContent>)> {
         let mut owners = Vec::new();
         self.records.each(|record, _| match &record.body {
-            Body::Blocks(run) if meets((*run).into()) => owners.push((record.ino, None)),
-            Body::Live(live) => owners.push((record.ino, Some(Arc::clone(&live.content)))),
-            Body::Directory(dir) if record.has_extra => {
+            RecordBody::Blocks(run) if meets((*run).into()) => owners.push((record.ino, None)),
+            RecordBody::Live(live) => owners.push((record.ino, Some(Arc::clone(&live.content)))),
+            RecordBody::Directory(dir) if record.has_extra => {
                 owners.push((record.ino, Some(Arc::clone(&dir.content))));
             }
             _ => {}
@@ -452,16 +482,16 @@ impl Names {
 }
 
 /// Copies what a content says of itself.
-fn settle(changing: &mut Changing<'_>, facts: Facts) {
+fn settle(changing: &mut ChangingRecord<'_>, facts: ContentSummary) {
     changing.record.weight = u8::try_from(facts.records / RECORDS).unwrap_or(u8::MAX);
-    if let Body::Live(live) = &changing.record.body {
+    if let RecordBody::Live(live) = &changing.record.body {
         live.blocks.store(facts.blocks, Ordering::Relaxed);
         changing.record.size = facts.size;
     }
 }
 
 /// The running group looks at the inode.
-fn list(handle: &Handle<'_>, record: &mut Record) {
+fn list(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
     if !record.dirty {
         record.dirty = true;
         handle.changed(record.ino, 1 + HEAVY * usize::from(record.weight));
@@ -469,31 +499,32 @@ fn list(handle: &Handle<'_>, record: &mut Record) {
 }
 
 /// The running group writes the inode. One without a name owns no slot.
-fn touch(handle: &Handle<'_>, record: &mut Record) {
+fn touch(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
     if record.is_named() {
         list(handle, record);
     }
 }
 
 /// True if `data` is what the slot of an inode may hold whose content is not in memory.
-fn is_stored(record: &Record, data: &Data) -> bool {
+fn is_stored(record: &InodeRecord, data: &InodeData) -> bool {
     match (record.kind(), data) {
-        (FileKind::Regular, Data::Inline(bytes)) | (FileKind::Symlink, Data::Target(bytes)) => {
-            bytes.len() as u64 == record.size
-        }
+        (FileKind::Regular, InodeData::Inline(bytes))
+        | (FileKind::Symlink, InodeData::Target(bytes)) => bytes.len() as u64 == record.size,
         _ => false,
     }
 }
 
 /// The data of an inode whose slot need not be read for that.
-fn known_data(record: &Record) -> Option<Data> {
+fn known_data(record: &InodeRecord) -> Option<InodeData> {
     match (&record.body, record.kind()) {
-        (Body::Blocks(run), _) => {
-            let Run { block, count } = (*run).into();
-            Some(Data::Extents(vec![Extent { page: 0, block, count, unwritten: false }]))
+        (RecordBody::Blocks(run), _) => {
+            let BlockRun { block, count } = (*run).into();
+            Some(InodeData::Extents(vec![DiskExtent { page: 0, block, count, unwritten: false }]))
         }
-        (Body::Stored, FileKind::Regular) if record.size == 0 => Some(Data::Inline(Vec::new())),
-        (Body::Stored, FileKind::Regular | FileKind::Symlink) => None,
-        _ => Some(Data::Nothing),
+        (RecordBody::Stored, FileKind::Regular) if record.size == 0 => {
+            Some(InodeData::Inline(Vec::new()))
+        }
+        (RecordBody::Stored, FileKind::Regular | FileKind::Symlink) => None,
+        _ => Some(InodeData::Nothing),
     }
 }

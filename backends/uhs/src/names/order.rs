@@ -4,24 +4,24 @@
 //! of the list is gaps, they go.
 
 /// The place of an inode in the records.
-pub(super) type Rid = u32;
+pub(super) type RecordId = u32;
 
 /// No inode.
-const GAP: Rid = Rid::MAX;
+const GAP: RecordId = RecordId::MAX;
 
 /// Gaps that are never worth a copy.
 const FEW: usize = 16;
 
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(super) struct EntryOrder {
     stamps: Vec<u64>,
-    rids: Vec<Rid>,
+    rids: Vec<RecordId>,
     gaps: usize,
 }
 
-impl Order {
+impl EntryOrder {
     /// Adds an entry. Its stamp is larger than all others.
-    pub(super) fn push(&mut self, stamp: u64, rid: Rid) {
+    pub(super) fn push(&mut self, stamp: u64, rid: RecordId) {
         debug_assert!(self.stamps.last().is_none_or(|last| *last < stamp), "stamps grow");
         self.stamps.push(stamp);
         self.rids.push(rid);
@@ -46,7 +46,7 @@ impl Order {
             stamps.push(*stamp);
             rids.push(*rid);
         }
-        *self = Order { stamps, rids, gaps: 0 };
+        *self = EntryOrder { stamps, rids, gaps: 0 };
     }
 
     /// The first entry from `stamp` on, which may be a gap.
@@ -85,7 +85,7 @@ impl Order {
     }
 
     /// The entries from `stamp` on.
-    pub(super) fn from(&self, stamp: u64) -> impl Iterator<Item = (u64, Rid)> {
+    pub(super) fn from(&self, stamp: u64) -> impl Iterator<Item = (u64, RecordId)> {
         let at = self.position(stamp);
         let entries = self.stamps[at..].iter().copied().zip(self.rids[at..].iter().copied());
         entries.filter(|(_, rid)| *rid != GAP)
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn an_order_is_like_a_sorted_map() {
         let mut random = fastrand::Rng::with_seed(1);
-        let (mut order, mut map, mut stamp) = (Order::default(), BTreeMap::new(), 0);
+        let (mut order, mut map, mut stamp) = (EntryOrder::default(), BTreeMap::new(), 0);
         for round in 0..5000_u32 {
             if random.u8(..10) < if round < 3000 { 6 } else { 2 } {
                 // Uneven steps, so that guesses are wrong.
@@ -117,7 +117,8 @@ mod tests {
             }
             assert!(order.stamps.len() <= 2 * map.len() + 4 * FEW, "gaps stay few");
             let from = random.u64(..stamp + 10);
-            let rest: Vec<(u64, Rid)> = map.range(from..).map(|(at, rid)| (*at, *rid)).collect();
+            let rest: Vec<(u64, RecordId)> =
+                map.range(from..).map(|(at, rid)| (*at, *rid)).collect();
             assert_eq!(order.from(from).collect::<Vec<_>>(), rest);
         }
     }

@@ -2,7 +2,7 @@
 //! and no lock of a directory that all paths have in common.
 //!
 //! An entry says where a path led. It holds as long as no directory was moved or removed, or got other permissions: each
-//! such change begins a new *epoch*, and touches no entry. Entries are written and read without a lock (`Place`).
+//! such change begins a new *epoch*, and touches no entry. Entries are written and read without a lock (`PathSlot`).
 //! Paths are known by 128 bits of two keyed hashes, which nobody outside can know.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -21,7 +21,7 @@ const NEXT: u64 = 1 << 16;
 
 /// Where the part of a path led that is before its last name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Directory {
+pub(super) struct PathDirectory {
     pub(super) ino: u64,
     /// Everyone may search it, and all directories on the way.
     pub(super) open_to_all: bool,
@@ -29,20 +29,20 @@ pub(super) struct Directory {
 
 /// Directories by paths.
 #[derive(Default)]
-pub(super) struct Paths {
-    epoch: Epoch,
-    places: OnceLock<Box<[Place]>>,
+pub(super) struct PathCache {
+    epoch: DirectoryEpoch,
+    places: OnceLock<Box<[PathSlot]>>,
     keys: [RandomState; 2],
 }
 
 /// The number of the epoch, and how many changes run, which is less than [`NEXT`].
 #[derive(Default)]
 #[repr(align(64))]
-struct Epoch(AtomicU64);
+struct DirectoryEpoch(AtomicU64);
 
 /// A path during an epoch.
 #[derive(Clone, Copy)]
-pub(super) struct Key {
+pub(super) struct PathKey {
     epoch: u64,
     hash: [u64; 2],
 }
@@ -51,7 +51,7 @@ pub(super) struct Key {
 /// even and unchanged has read what one writer wrote.
 #[derive(Default)]
 #[repr(align(64))]
-struct Place {
+struct PathSlot {
     number: AtomicU64,
     epoch: AtomicU64,
     hash: [AtomicU64; 2],
@@ -60,23 +60,23 @@ struct Place {
 }
 
 /// A change of a directory. Nothing is looked up here until it ends.
-pub(super) struct Change<'a>(&'a Epoch);
+pub(super) struct DirectoryChange<'a>(&'a DirectoryEpoch);
 
-impl Drop for Change<'_> {
+impl Drop for DirectoryChange<'_> {
     fn drop(&mut self) {
         self.0.0.fetch_add(NEXT - RUNNING, AcqRel);
     }
 }
 
-impl Paths {
+impl PathCache {
     /// Begins a change of where paths lead, or of who may search a directory.
-    pub(super) fn change(&self) -> Change<'_> {
+    pub(super) fn change(&self) -> DirectoryChange<'_> {
         self.epoch.0.fetch_add(RUNNING, AcqRel);
-        Change(&self.epoch)
+        DirectoryChange(&self.epoch)
     }
 
     /// The key of `path` from the directory `from`; `None` while directories change.
-    pub(super) fn key(&self, from: u64, path: &[u8]) -> Option<Key> {
+    pub(super) fn key(&self, from: u64, path: &[u8]) -> Option<PathKey> {
         let epoch = self.epoch.0.load(Acquire);
         let hash = |keys: &RandomState| {
             let mut hasher = keys.build_hasher();
@@ -84,33 +84,33 @@ impl Paths {
             hasher.write(path);
             hasher.finish()
         };
-        epoch.is_multiple_of(NEXT).then(|| Key { epoch, hash: self.keys.each_ref().map(hash) })
+        epoch.is_multiple_of(NEXT).then(|| PathKey { epoch, hash: self.keys.each_ref().map(hash) })
     }
 
     /// Where the path leads, if that is known.
-    pub(super) fn find(&self, key: Key) -> Option<Directory> {
+    pub(super) fn find(&self, key: PathKey) -> Option<PathDirectory> {
         let (first, second) = self.two_places(key);
         first.read(key).or_else(|| second.read(key))
     }
 
     /// Notes where the path has led to. The caller has walked it since it made the key.
-    pub(super) fn note(&self, key: Key, found: Directory) {
+    pub(super) fn note(&self, key: PathKey, found: PathDirectory) {
         let (first, second) = self.two_places(key);
         // Two paths that meet here both stay.
-        let is_current = |place: &Place| place.epoch.load(Relaxed) == key.epoch;
+        let is_current = |place: &PathSlot| place.epoch.load(Relaxed) == key.epoch;
         let place = if is_current(first) && !is_current(second) { second } else { first };
         place.write(key, found);
     }
 
-    fn two_places(&self, key: Key) -> (&Place, &Place) {
-        let places = self.places.get_or_init(|| (0..PLACES).map(|_| Place::default()).collect());
+    fn two_places(&self, key: PathKey) -> (&PathSlot, &PathSlot) {
+        let places = self.places.get_or_init(|| (0..PLACES).map(|_| PathSlot::default()).collect());
         let at = key.hash[0] as usize % PLACES;
         (&places[at], &places[at ^ 1])
     }
 }
 
-impl Place {
-    fn read(&self, key: Key) -> Option<Directory> {
+impl PathSlot {
+    fn read(&self, key: PathKey) -> Option<PathDirectory> {
         let number = self.number.load(Acquire);
         let epoch = self.epoch.load(Relaxed);
         let hash = self.hash.each_ref().map(|half| half.load(Relaxed));
@@ -119,11 +119,11 @@ impl Place {
         let is_whole = number.is_multiple_of(2) && self.number.load(Relaxed) == number;
         let is_that = epoch == key.epoch && hash == key.hash && led_to != 0;
         (is_whole && is_that)
-            .then_some(Directory { ino: led_to >> 1, open_to_all: led_to & 1 == 1 })
+            .then_some(PathDirectory { ino: led_to >> 1, open_to_all: led_to & 1 == 1 })
     }
 
     /// Does nothing while somebody else writes.
-    fn write(&self, key: Key, found: Directory) {
+    fn write(&self, key: PathKey, found: PathDirectory) {
         let number = self.number.load(Relaxed);
         let writing = number | 1;
         if writing == number
@@ -147,13 +147,13 @@ mod tests {
 
     use super::*;
 
-    fn directory(ino: u64) -> Directory {
-        Directory { ino, open_to_all: !ino.is_multiple_of(3) }
+    fn directory(ino: u64) -> PathDirectory {
+        PathDirectory { ino, open_to_all: !ino.is_multiple_of(3) }
     }
 
     #[test]
     fn a_path_is_known_until_a_directory_changes() {
-        let paths = Paths::default();
+        let paths = PathCache::default();
         let key = |path: &str| paths.key(1, path.as_bytes());
         for (ino, path) in (10..).zip(["a/b", "a/c", ""]) {
             let key = key(path).unwrap();
@@ -180,8 +180,8 @@ mod tests {
     #[test]
     fn nobody_reads_halves_of_two_entries() {
         const ROUNDS: u64 = 200_000;
-        let place = Place::default();
-        let key = |ino: u64| Key { epoch: 0, hash: [ino, !ino] };
+        let place = PathSlot::default();
+        let key = |ino: u64| PathKey { epoch: 0, hash: [ino, !ino] };
         thread::scope(|scope| {
             for writer in 0..2 {
                 let place = &place;

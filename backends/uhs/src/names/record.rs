@@ -8,58 +8,59 @@ use defuse_fs::posix::without_set_id;
 use defuse_fs::{FileKind, NAME_MAX, Timestamp};
 
 use super::ROOT;
-use super::order::Order;
-use super::xattrs::Xattrs;
-use crate::content::Content;
-use crate::format::inode::{Data, Link, Moment, NAME_BYTES};
-use crate::space::Run;
+use super::order::EntryOrder;
+use super::xattrs::XattrList;
+use crate::content::FileContent;
+use crate::format::inode::{DiskTime, InodeData, InodeLink, NAME_BYTES};
+use crate::space::BlockRun;
 
 /// Lookups and opens from which on they are not counted back: the inode stays until the next mount.
 const MANY: u32 = u32::MAX / 2;
 
 /// An inode: two lines of the cache.
 #[repr(align(64))]
-pub(super) struct Record {
+pub(super) struct InodeRecord {
     pub(super) ino: u64,
     pub(super) size: u64,
-    /// See [`Time`].
+    /// See [`TimeKind`].
     times: [i64; 4],
     /// The directory of the first name; 0 where there is none.
     pub(super) parent: u64,
     pub(super) stamp: u64,
     pub(super) name: ShortName,
-    pub(super) body: Body,
+    pub(super) body: RecordBody,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    pub(super) lookups: Uses,
-    pub(super) opens: Uses,
+    pub(super) lookups: UseCount,
+    pub(super) opens: UseCount,
     mode: u16,
     /// It is in the list of the running group.
     pub(super) dirty: bool,
     /// A file of O_TMPFILE without O_EXCL: its first name may come.
     pub(super) linkable: bool,
-    /// There is an [`Extra`] of it.
+    /// There is an [`RecordExtra`] of it.
     pub(super) has_extra: bool,
     /// Blocks of its records, in units of [`RECORDS`](super::RECORDS).
     pub(super) weight: u8,
 }
 
 /// The parts of an inode that most do not have. An inode with further links or extended attributes is
-/// [`Live`] or a directory.
+/// [`LiveContent`] or a directory.
 #[derive(Default)]
-pub(super) struct Extra {
+pub(super) struct RecordExtra {
     /// All links but the first.
-    pub(super) links: Vec<Link>,
-    pub(super) xattrs: Xattrs,
+    pub(super) links: Vec<InodeLink>,
+    pub(super) xattrs: XattrList,
     /// Times that do not fit into 64-bit nanoseconds.
-    times: [Option<Moment>; 4],
+    times: [Option<DiskTime>; 4],
 }
 
-impl Extra {
+impl RecordExtra {
     /// An extra that was read from a device.
-    pub(super) fn loaded(links: &[Link], xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
-        let (links, xattrs) = (links.get(1..).unwrap_or_default().to_vec(), Xattrs::loaded(xattrs));
-        Extra { links, xattrs, times: [None; 4] }
+    pub(super) fn loaded(links: &[InodeLink], xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
+        let (links, xattrs) =
+            (links.get(1..).unwrap_or_default().to_vec(), XattrList::loaded(xattrs));
+        RecordExtra { links, xattrs, times: [None; 4] }
     }
 
     pub(super) fn is_needed(&self) -> bool {
@@ -89,93 +90,93 @@ pub(super) fn link_bytes(name: &[u8]) -> usize {
     NAME_BYTES - NAME_MAX + name.len()
 }
 
-/// The records with an [`Extra`], by their place in the shard.
-pub(super) type Extras = HashMap<u32, Box<Extra>>;
+/// The records with an [`RecordExtra`], by their place in the shard.
+pub(super) type ExtraTable = HashMap<u32, Box<RecordExtra>>;
 
 /// A time of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Time {
+pub(super) enum TimeKind {
     Access,
     Modification,
     Change,
     Birth,
 }
 
-/// A time that is in the [`Extra`].
+/// A time that is in the [`RecordExtra`].
 const ELSEWHERE: i64 = i64::MIN;
 
 /// The data of an inode, as far as it is in memory.
 #[derive(Default)]
-pub(super) enum Body {
+pub(super) enum RecordBody {
     /// All of it is in the slot on the device: inline data, a target. Or there is none.
     #[default]
     Stored,
     /// One extent from the first page on.
-    Blocks(Run32),
+    Blocks(PackedRun),
     /// A device number.
     Device(u64),
-    Live(Arc<Live>),
-    Directory(Arc<Directory>),
+    Live(Arc<LiveContent>),
+    Directory(Arc<DirectoryState>),
 }
 
-impl Body {
+impl RecordBody {
     /// The body of an inode whose content is not in memory; `data` is what a retired content leaves.
-    pub(super) fn short(data: &Data, rdev: u64) -> Self {
+    pub(super) fn short(data: &InodeData, rdev: u64) -> Self {
         match data {
-            Data::Extents(extents) => extents
-                .first()
-                .map_or(Body::Stored, |extent| Body::Blocks(Run::from(*extent).into())),
-            Data::Nothing if rdev != 0 => Body::Device(rdev),
-            _ => Body::Stored,
+            InodeData::Extents(extents) => extents.first().map_or(RecordBody::Stored, |extent| {
+                RecordBody::Blocks(BlockRun::from(*extent).into())
+            }),
+            InodeData::Nothing if rdev != 0 => RecordBody::Device(rdev),
+            _ => RecordBody::Stored,
         }
     }
 }
 
 /// A run of blocks in 12 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run32 {
+pub(super) struct PackedRun {
     low: u32,
     high: u32,
     count: u32,
 }
 
-impl From<Run> for Run32 {
-    fn from(run: Run) -> Self {
-        Run32 { low: run.block as u32, high: (run.block >> 32) as u32, count: run.count }
+impl From<BlockRun> for PackedRun {
+    fn from(run: BlockRun) -> Self {
+        PackedRun { low: run.block as u32, high: (run.block >> 32) as u32, count: run.count }
     }
 }
 
-impl From<Run32> for Run {
-    fn from(run: Run32) -> Self {
-        Run { block: u64::from(run.high) << 32 | u64::from(run.low), count: run.count }
+impl From<PackedRun> for BlockRun {
+    fn from(run: PackedRun) -> Self {
+        BlockRun { block: u64::from(run.high) << 32 | u64::from(run.low), count: run.count }
     }
 }
 
 /// A content in memory.
-pub(super) struct Live {
-    pub(super) content: Arc<Mutex<Content>>,
+pub(super) struct LiveContent {
+    pub(super) content: Arc<Mutex<FileContent>>,
     /// Blocks of the content.
     pub(super) blocks: AtomicU64,
     pub(super) rdev: u64,
-    pub(super) recency: Recency,
+    pub(super) recency: ContentRecency,
 }
 
-impl Live {
-    pub(super) fn new(content: Arc<Mutex<Content>>, blocks: u64, rdev: u64) -> Live {
-        Live { content, blocks: blocks.into(), rdev, recency: Recency::default() }
+impl LiveContent {
+    pub(super) fn new(content: Arc<Mutex<FileContent>>, blocks: u64, rdev: u64) -> LiveContent {
+        LiveContent { content, blocks: blocks.into(), rdev, recency: ContentRecency::default() }
     }
 }
 
 /// Uses of a content, for the list of contents that may leave memory.
 #[derive(Default)]
-pub(super) struct Recency {
+pub(super) struct ContentRecency {
     /// It is in the list.
     is_listed: AtomicBool,
     /// It was used since the list came by.
     is_recent: AtomicBool,
 }
 
-impl Recency {
+impl ContentRecency {
     /// Notes a use. True if the content is to be listed.
     pub(super) fn note(&self) -> bool {
         self.is_recent.store(true, Ordering::Relaxed);
@@ -190,8 +191,8 @@ impl Recency {
 
 /// A directory. The numbers follow `entries`, for those who do not lock it.
 #[derive(Default)]
-pub(super) struct Directory {
-    pub(super) entries: Mutex<Order>,
+pub(super) struct DirectoryState {
+    pub(super) entries: Mutex<EntryOrder>,
     pub(super) count: AtomicU64,
     pub(super) subdirs: AtomicU32,
     /// It was removed, and takes no names any more.
@@ -201,10 +202,10 @@ pub(super) struct Directory {
     /// It is in the list of directories whose times wait.
     pub(super) waits: AtomicBool,
     /// The place of its records, where they do not fit into the slot.
-    pub(super) content: Arc<Mutex<Content>>,
+    pub(super) content: Arc<Mutex<FileContent>>,
 }
 
-impl Directory {
+impl DirectoryState {
     pub(super) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
@@ -214,7 +215,7 @@ impl Directory {
         self.names_changed_ns.store(ns, Ordering::Relaxed);
     }
 
-    fn pending(&self) -> Option<Moment> {
+    fn pending(&self) -> Option<DiskTime> {
         let ns = self.names_changed_ns.load(Ordering::Relaxed);
         (ns != 0).then(|| unpack(ns))
     }
@@ -222,11 +223,11 @@ impl Directory {
 
 /// A number of lookups or opens.
 #[derive(Default)]
-pub(super) struct Uses(AtomicU32);
+pub(super) struct UseCount(AtomicU32);
 
-impl Uses {
+impl UseCount {
     pub(super) fn one() -> Self {
-        Uses(AtomicU32::new(1))
+        UseCount(AtomicU32::new(1))
     }
 
     pub(super) fn add(&self) {
@@ -281,19 +282,19 @@ impl From<&[u8]> for ShortName {
     }
 }
 
-fn pack(moment: Moment) -> Option<i64> {
+fn pack(moment: DiskTime) -> Option<i64> {
     let ns = moment.sec.checked_mul(1_000_000_000)?.checked_add(moment.nsec.into())?;
     (ns != ELSEWHERE).then_some(ns)
 }
 
-fn unpack(ns: i64) -> Moment {
+fn unpack(ns: i64) -> DiskTime {
     let (sec, nsec) = (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000));
-    Moment { sec, nsec: nsec as u32 }
+    DiskTime { sec, nsec: nsec as u32 }
 }
 
-impl Record {
-    pub(super) fn new(ino: u64, mode: u32, (uid, gid): (u32, u32), body: Body) -> Self {
-        Record {
+impl InodeRecord {
+    pub(super) fn new(ino: u64, mode: u32, (uid, gid): (u32, u32), body: RecordBody) -> Self {
+        InodeRecord {
             ino,
             size: 0,
             times: [0; 4],
@@ -303,8 +304,8 @@ impl Record {
             body,
             uid,
             gid,
-            lookups: Uses::default(),
-            opens: Uses::default(),
+            lookups: UseCount::default(),
+            opens: UseCount::default(),
             mode: mode as u16,
             dirty: false,
             linkable: false,
@@ -333,9 +334,9 @@ impl Record {
         self.parent != 0 || self.ino == ROOT
     }
 
-    pub(super) fn directory(&self) -> Option<&Arc<Directory>> {
+    pub(super) fn directory(&self) -> Option<&Arc<DirectoryState>> {
         match &self.body {
-            Body::Directory(dir) => Some(dir),
+            RecordBody::Directory(dir) => Some(dir),
             _ => None,
         }
     }
@@ -347,15 +348,15 @@ impl Record {
 
     pub(super) fn rdev(&self) -> u64 {
         match &self.body {
-            Body::Device(rdev) => *rdev,
-            Body::Live(live) => live.rdev,
+            RecordBody::Device(rdev) => *rdev,
+            RecordBody::Live(live) => live.rdev,
             _ => 0,
         }
     }
 
     /// The times as nanoseconds; `None` where one does not fit.
     pub(super) fn packed_times(&self) -> Option<[i64; 4]> {
-        let all = [Time::Access, Time::Modification, Time::Change, Time::Birth];
+        let all = [TimeKind::Access, TimeKind::Modification, TimeKind::Change, TimeKind::Birth];
         let mut packed = [0; 4];
         for (time, packed) in all.into_iter().zip(&mut packed) {
             *packed = pack(self.time(time, None))?;
@@ -364,37 +365,37 @@ impl Record {
         (!elsewhere).then_some(packed)
     }
 
-    /// Sets all times as [`packed_times`](Record::packed_times) gives them. False for those that it does not give.
+    /// Sets all times as [`packed_times`](InodeRecord::packed_times) gives them. False for those that it does not give.
     pub(super) fn set_packed_times(&mut self, packed: [i64; 4]) -> bool {
         self.times = packed;
         !packed.contains(&ELSEWHERE)
     }
 
-    pub(super) fn time(&self, time: Time, extra: Option<&Extra>) -> Moment {
+    pub(super) fn time(&self, time: TimeKind, extra: Option<&RecordExtra>) -> DiskTime {
         let kept = match self.times[time as usize] {
             ELSEWHERE => extra.and_then(|extra| extra.times[time as usize]).unwrap_or_default(),
             ns => unpack(ns),
         };
         match (time, self.directory().and_then(|dir| dir.pending())) {
-            (Time::Modification | Time::Change, Some(pending)) => kept.max(pending),
+            (TimeKind::Modification | TimeKind::Change, Some(pending)) => kept.max(pending),
             _ => kept,
         }
     }
 }
 
 /// A record that changes, with the extras of its shard.
-pub(super) struct Changing<'a> {
-    pub(super) record: &'a mut Record,
-    pub(super) extras: &'a mut Extras,
+pub(super) struct ChangingRecord<'a> {
+    pub(super) record: &'a mut InodeRecord,
+    pub(super) extras: &'a mut ExtraTable,
     pub(super) at: u32,
 }
 
-impl Changing<'_> {
-    pub(super) fn extra(&self) -> Option<&Extra> {
+impl ChangingRecord<'_> {
+    pub(super) fn extra(&self) -> Option<&RecordExtra> {
         self.extras.get(&self.at).map(|extra| &**extra)
     }
 
-    pub(super) fn make_extra(&mut self) -> &mut Extra {
+    pub(super) fn make_extra(&mut self) -> &mut RecordExtra {
         self.record.has_extra = true;
         self.extras.entry(self.at).or_default()
     }
@@ -407,7 +408,7 @@ impl Changing<'_> {
         }
     }
 
-    pub(super) fn set_time(&mut self, time: Time, moment: Moment) {
+    pub(super) fn set_time(&mut self, time: TimeKind, moment: DiskTime) {
         let packed = pack(moment);
         self.record.times[time as usize] = packed.unwrap_or(ELSEWHERE);
         if packed.is_none() || self.record.has_extra {
@@ -420,7 +421,7 @@ impl Changing<'_> {
     pub(super) fn settle_times(&mut self) {
         let Some(dir) = self.record.directory().cloned() else { return };
         if dir.pending().is_some() {
-            for time in [Time::Modification, Time::Change] {
+            for time in [TimeKind::Modification, TimeKind::Change] {
                 let moment = self.record.time(time, self.extra());
                 self.set_time(time, moment);
             }
@@ -429,8 +430,8 @@ impl Changing<'_> {
     }
 
     pub(super) fn modified(&mut self, now: Timestamp) {
-        self.set_time(Time::Modification, now.into());
-        self.set_time(Time::Change, now.into());
+        self.set_time(TimeKind::Modification, now.into());
+        self.set_time(TimeKind::Change, now.into());
     }
 
     /// Clears set-user-id and its kin, as a write without privilege and a change of owner do.
@@ -460,7 +461,7 @@ impl Changing<'_> {
             (self.record.parent, self.record.stamp) = (parent, stamp);
             self.record.name = name.into();
         } else {
-            let link = Link { parent, stamp, name: name.to_vec() };
+            let link = InodeLink { parent, stamp, name: name.to_vec() };
             self.make_extra().links.push(link);
         }
     }

@@ -7,9 +7,9 @@ use defuse_fs::{Errno, Result};
 use defuse_hugepages::{HugePages, Vec as HugeVec};
 use hashbrown::HashTable;
 
-use super::order::Rid;
-use super::record::{Changing, Extra, Extras, Record};
-use crate::content::Pool;
+use super::order::RecordId;
+use super::record::{ChangingRecord, ExtraTable, InodeRecord, RecordExtra};
+use crate::content::BlockPool;
 
 const SHARDS: usize = 64;
 
@@ -17,22 +17,22 @@ const SHARDS: usize = 64;
 const CHUNK: usize = 512;
 
 /// Inodes whose numbers have the same rest.
-struct Shard {
+struct RecordShard {
     /// Places by number.
     by_ino: HashTable<u32, HugePages>,
     /// Chunks never move, and never grow.
-    chunks: Vec<HugeVec<Option<Record>, HugePages>>,
+    chunks: Vec<HugeVec<Option<InodeRecord>, HugePages>>,
     free: Vec<u32>,
-    extras: Extras,
+    extras: ExtraTable,
 }
 
 /// A shard with its lock, apart from those of others, which other processors take.
 #[repr(align(64))]
-struct Locked(RwLock<Shard>);
+struct RecordShardLock(RwLock<RecordShard>);
 
-pub(super) struct Records {
-    shards: [Locked; SHARDS],
-    pool: Arc<Pool>,
+pub(super) struct RecordTable {
+    shards: [RecordShardLock; SHARDS],
+    pool: Arc<BlockPool>,
     /// An odd random number, by which numbers of inodes are hashed.
     key: u64,
 }
@@ -41,24 +41,24 @@ fn shard_of(ino: u64) -> usize {
     ino as usize % SHARDS
 }
 
-impl Shard {
+impl RecordShard {
     fn new(memory: &HugePages) -> Self {
         let by_ino = HashTable::new_in(memory.clone());
-        Shard { by_ino, chunks: Vec::new(), free: Vec::new(), extras: Extras::default() }
+        RecordShard { by_ino, chunks: Vec::new(), free: Vec::new(), extras: ExtraTable::default() }
     }
 
     /// The record at a place.
-    fn at(&self, place: u32) -> Option<(&Record, Option<&Extra>)> {
+    fn at(&self, place: u32) -> Option<(&InodeRecord, Option<&RecordExtra>)> {
         let chunk = self.chunks.get(place as usize / CHUNK)?;
         let record = chunk.get(place as usize % CHUNK)?.as_ref()?;
         let extra = record.has_extra.then(|| self.extras.get(&place)).flatten();
         Some((record, extra.map(|extra| &**extra)))
     }
 
-    fn at_mut(&mut self, place: u32) -> Option<Changing<'_>> {
+    fn at_mut(&mut self, place: u32) -> Option<ChangingRecord<'_>> {
         let chunk = self.chunks.get_mut(place as usize / CHUNK)?;
         let record = chunk.get_mut(place as usize % CHUNK)?.as_mut()?;
-        Some(Changing { record, extras: &mut self.extras, at: place })
+        Some(ChangingRecord { record, extras: &mut self.extras, at: place })
     }
 
     fn place_of(&self, ino: u64, key: u64) -> Option<u32> {
@@ -66,7 +66,7 @@ impl Shard {
         self.by_ino.find(hash(ino, key), same).copied()
     }
 
-    fn insert(&mut self, record: Record, key: u64) -> u32 {
+    fn insert(&mut self, record: InodeRecord, key: u64) -> u32 {
         let ino = record.ino;
         let place = match self.free.pop() {
             Some(place) => {
@@ -93,7 +93,7 @@ impl Shard {
         place
     }
 
-    fn remove(&mut self, place: u32, key: u64) -> Option<Record> {
+    fn remove(&mut self, place: u32, key: u64) -> Option<InodeRecord> {
         let ino = self.at(place)?.0.ino;
         if let Ok(entry) = self.by_ino.find_entry(hash(ino, key), |other| *other == place) {
             entry.remove();
@@ -108,18 +108,19 @@ fn hash(ino: u64, key: u64) -> u64 {
     (ino / SHARDS as u64).wrapping_mul(key)
 }
 
-impl Records {
-    pub(super) fn new(pool: Arc<Pool>) -> Self {
+impl RecordTable {
+    pub(super) fn new(pool: Arc<BlockPool>) -> Self {
         let memory = HugePages::default();
-        let shards = std::array::from_fn(|_| Locked(RwLock::new(Shard::new(&memory))));
-        Records { shards, pool, key: fastrand::u64(..) | 1 }
+        let shards =
+            std::array::from_fn(|_| RecordShardLock(RwLock::new(RecordShard::new(&memory))));
+        RecordTable { shards, pool, key: fastrand::u64(..) | 1 }
     }
 
-    fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard> {
+    fn read(&self, shard: usize) -> RwLockReadGuard<'_, RecordShard> {
         self.shards[shard].0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard> {
+    fn write(&self, shard: usize) -> RwLockWriteGuard<'_, RecordShard> {
         self.shards[shard].0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +132,7 @@ impl Records {
     }
 
     /// Looks at all inodes.
-    pub(super) fn each(&self, mut see: impl FnMut(&Record, Option<&Extra>)) {
+    pub(super) fn each(&self, mut see: impl FnMut(&InodeRecord, Option<&RecordExtra>)) {
         for shard in 0..SHARDS {
             let shard = self.read(shard);
             let places = 0..(shard.chunks.len() * CHUNK) as u32;
@@ -142,7 +143,7 @@ impl Records {
     }
 
     /// Adds an inode; `None` if there is one with its number.
-    pub(super) fn insert_new(&self, record: Record) -> Option<Rid> {
+    pub(super) fn insert_new(&self, record: InodeRecord) -> Option<RecordId> {
         let shard = shard_of(record.ino);
         let mut locked = self.write(shard);
         if locked.place_of(record.ino, self.key).is_some() {
@@ -152,14 +153,18 @@ impl Records {
         Some(locked.insert(record, self.key) * SHARDS as u32 + shard as u32)
     }
 
-    pub(super) fn insert(&self, record: Record) -> Rid {
+    pub(super) fn insert(&self, record: InodeRecord) -> RecordId {
         let shard = shard_of(record.ino);
         self.pool.inodes().fetch_add(1, Ordering::Relaxed);
         self.write(shard).insert(record, self.key) * SHARDS as u32 + shard as u32
     }
 
     /// Adds an inode with an extra.
-    pub(super) fn insert_with(&self, record: Record, extra: Option<Box<Extra>>) -> Rid {
+    pub(super) fn insert_with(
+        &self,
+        record: InodeRecord,
+        extra: Option<Box<RecordExtra>>,
+    ) -> RecordId {
         let Some(extra) = extra else { return self.insert(record) };
         let shard = shard_of(record.ino);
         self.pool.inodes().fetch_add(1, Ordering::Relaxed);
@@ -170,7 +175,7 @@ impl Records {
     }
 
     /// The place of an inode. `ESTALE`.
-    pub(super) fn place_of(&self, ino: u64) -> Result<Rid> {
+    pub(super) fn place_of(&self, ino: u64) -> Result<RecordId> {
         let shard = shard_of(ino);
         let place = self.read(shard).place_of(ino, self.key).ok_or(Errno::ESTALE)?;
         Ok(place * SHARDS as u32 + shard as u32)
@@ -180,7 +185,7 @@ impl Records {
     pub(super) fn see<T>(
         &self,
         ino: u64,
-        see: impl FnOnce(&Record, Option<&Extra>) -> Result<T>,
+        see: impl FnOnce(&InodeRecord, Option<&RecordExtra>) -> Result<T>,
     ) -> Result<T> {
         let shard = self.read(shard_of(ino));
         let place = shard.place_of(ino, self.key).ok_or(Errno::ESTALE)?;
@@ -191,8 +196,8 @@ impl Records {
     /// Looks at the inode in a place. `ESTALE`.
     pub(super) fn see_at<T>(
         &self,
-        rid: Rid,
-        see: impl FnOnce(&Record, Option<&Extra>) -> Result<T>,
+        rid: RecordId,
+        see: impl FnOnce(&InodeRecord, Option<&RecordExtra>) -> Result<T>,
     ) -> Result<T> {
         let shard = self.read(rid as usize % SHARDS);
         let (record, extra) = shard.at(rid / SHARDS as u32).ok_or(Errno::ESTALE)?;
@@ -203,7 +208,7 @@ impl Records {
     pub(super) fn change<T>(
         &self,
         ino: u64,
-        change: impl FnOnce(Changing<'_>) -> Result<T>,
+        change: impl FnOnce(ChangingRecord<'_>) -> Result<T>,
     ) -> Result<T> {
         let mut shard = self.write(shard_of(ino));
         let place = shard.place_of(ino, self.key).ok_or(Errno::ESTALE)?;
@@ -213,9 +218,9 @@ impl Records {
     /// Changes the inode in a place; it goes where that leaves it unused. `ESTALE`.
     pub(super) fn change_at<T>(
         &self,
-        rid: Rid,
-        change: impl FnOnce(Changing<'_>) -> Result<T>,
-    ) -> Result<(T, Option<Record>)> {
+        rid: RecordId,
+        change: impl FnOnce(ChangingRecord<'_>) -> Result<T>,
+    ) -> Result<(T, Option<InodeRecord>)> {
         let mut shard = self.write(rid as usize % SHARDS);
         let place = rid / SHARDS as u32;
         let done = change(shard.at_mut(place).ok_or(Errno::ESTALE)?)?;
@@ -223,13 +228,13 @@ impl Records {
     }
 
     /// Takes an inode out if nobody uses it.
-    pub(super) fn remove_unused(&self, ino: u64) -> Option<Record> {
+    pub(super) fn remove_unused(&self, ino: u64) -> Option<InodeRecord> {
         let mut shard = self.write(shard_of(ino));
         let place = shard.place_of(ino, self.key)?;
         self.take_unused(&mut shard, place)
     }
 
-    fn take_unused(&self, shard: &mut Shard, place: u32) -> Option<Record> {
+    fn take_unused(&self, shard: &mut RecordShard, place: u32) -> Option<InodeRecord> {
         shard.at(place).filter(|(record, _)| record.is_unused())?;
         self.pool.inodes().fetch_sub(1, Ordering::Relaxed);
         shard.remove(place, self.key)

@@ -3,57 +3,59 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
-use defuse_fs::posix::rename::{Lineage, check_flags, check_kinds, child_towards};
-use defuse_fs::{Errno, FileKind, Given, Ino, Name, NewNode, RenameFlags, Result, Timestamp};
+use defuse_fs::posix::rename::{DirectoryRelation, check_flags, check_kinds, child_towards};
+use defuse_fs::{
+    AnswerLifetime, Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result, Timestamp,
+};
 
-use super::index::{Key, Two};
-use super::make::{LockedName, Making};
-use super::order::{Order, Rid};
-use super::record::{Directory, Record, Time, link_bytes};
-use super::{Kept, LINK_MAX, Names, list};
-use crate::content::Shared;
+use super::index::{IndexTablePair, NameHash};
+use super::make::{InodeCreation, LockedName};
+use super::order::{EntryOrder, RecordId};
+use super::record::{DirectoryState, InodeRecord, TimeKind, link_bytes};
+use super::{ContentState, LINK_MAX, NameStore, list};
+use crate::content::SharedContent;
 use crate::engine::lock;
-use crate::group::Handle;
+use crate::group::GroupReadGuard;
 
 /// A name of the rename.
-struct Side<'a> {
+struct RenameEnd<'a> {
     parent: u64,
     name: &'a [u8],
-    dir: Arc<Directory>,
-    key: Key,
+    dir: Arc<DirectoryState>,
+    key: NameHash,
 }
 
 /// The inode that has one of the names.
 #[derive(Clone)]
-struct Named {
-    rid: Rid,
+struct RenamedInode {
+    rid: RecordId,
     ino: u64,
-    dir: Option<Arc<Directory>>,
+    dir: Option<Arc<DirectoryState>>,
 }
 
 /// Directories whose entries are locked, by inode number.
-struct Locked<'a>(Vec<(u64, MutexGuard<'a, Order>)>);
+struct LockedDirectories<'a>(Vec<(u64, MutexGuard<'a, EntryOrder>)>);
 
-impl<'a> Locked<'a> {
-    fn new(mut dirs: Vec<(u64, &'a Directory)>) -> Self {
+impl<'a> LockedDirectories<'a> {
+    fn new(mut dirs: Vec<(u64, &'a DirectoryState)>) -> Self {
         dirs.sort_unstable_by_key(|(ino, _)| *ino);
         dirs.dedup_by_key(|(ino, _)| *ino);
-        Locked(dirs.into_iter().map(|(ino, dir)| (ino, lock(&dir.entries))).collect())
+        LockedDirectories(dirs.into_iter().map(|(ino, dir)| (ino, lock(&dir.entries))).collect())
     }
 
-    fn entries(&mut self, ino: u64) -> &mut Order {
+    fn entries(&mut self, ino: u64) -> &mut EntryOrder {
         let found = self.0.iter_mut().find(|(other, _)| *other == ino);
         found.map_or_else(|| unreachable!("directory {ino} is not locked"), |(_, order)| order)
     }
 }
 
-impl Names {
+impl NameStore {
     /// Moves a name. `whiteout` is the node that takes the place of the old name, where the flags ask for
     /// one. Returns the inode that was moved, and the one that had the new name; the first one twice if there was
     /// none.
     pub(crate) fn rename(
         &self,
-        handle: &Handle<'_>,
+        handle: &GroupReadGuard<'_>,
         from: (u64, Name<'_>),
         to: (u64, Name<'_>),
         flags: RenameFlags,
@@ -61,15 +63,15 @@ impl Names {
     ) -> Result<[Ino; 2]> {
         check_flags(flags)?;
         self.check_numbers()?;
-        let side = |(parent, name): (u64, Name<'_>)| -> Result<(Arc<Directory>, Key)> {
+        let side = |(parent, name): (u64, Name<'_>)| -> Result<(Arc<DirectoryState>, NameHash)> {
             let (dir, key) = (self.directory(parent)?, self.index.key(parent, name.as_bytes()));
             Ok((dir, key))
         };
         let (from_dir, from_key) = side(from)?;
         let (to_dir, to_key) = side(to)?;
         let (from_name, to_name) = (from.1.as_bytes(), to.1.as_bytes());
-        let from = Side { parent: from.0, name: from_name, dir: from_dir, key: from_key };
-        let to = Side { parent: to.0, name: to_name, dir: to_dir, key: to_key };
+        let from = RenameEnd { parent: from.0, name: from_name, dir: from_dir, key: from_key };
+        let to = RenameEnd { parent: to.0, name: to_name, dir: to_dir, key: to_key };
         loop {
             if let Some((gone, inodes)) = self.try_rename(handle, (&from, &to), flags, whiteout)? {
                 gone.into_iter().for_each(|record| self.end(Some(record)));
@@ -78,11 +80,11 @@ impl Names {
         }
     }
 
-    fn named(&self, side: &Side<'_>) -> Option<Named> {
+    fn named(&self, side: &RenameEnd<'_>) -> Option<RenamedInode> {
         let part = self.index.read(side.key);
         let rid = self.find(&part, side.key, side.parent, side.name)?;
         let seen = self.records.see_at(rid, |record, _| {
-            Ok(Named { rid, ino: record.ino, dir: record.directory().cloned() })
+            Ok(RenamedInode { rid, ino: record.ino, dir: record.directory().cloned() })
         });
         seen.ok()
     }
@@ -91,21 +93,23 @@ impl Names {
     /// it took locks.
     fn try_rename(
         &self,
-        handle: &Handle<'_>,
-        (from, to): (&Side<'_>, &Side<'_>),
+        handle: &GroupReadGuard<'_>,
+        (from, to): (&RenameEnd<'_>, &RenameEnd<'_>),
         flags: RenameFlags,
         whiteout: &NewNode<'_>,
-    ) -> Result<Option<(Vec<Record>, [Ino; 2])>> {
+    ) -> Result<Option<(Vec<InodeRecord>, [Ino; 2])>> {
         let (source, target) = (self.named(from), self.named(to));
         let moves_dir = [&source, &target].into_iter().flatten().any(|named| named.dir.is_some());
         let _renames = (moves_dir && from.parent != to.parent).then(|| lock(&self.renames));
         let exchange = flags.has(RenameFlags::EXCHANGE);
         let mut dirs = vec![(from.parent, &*from.dir), (to.parent, &*to.dir)];
-        if let Some(Named { ino, dir: Some(dir), .. }) = target.as_ref().filter(|_| !exchange) {
+        if let Some(RenamedInode { ino, dir: Some(dir), .. }) =
+            target.as_ref().filter(|_| !exchange)
+        {
             dirs.push((*ino, dir));
         }
-        let mut locked = Locked::new(dirs);
-        let same = |before: &Option<Named>, now: &Option<Named>| {
+        let mut locked = LockedDirectories::new(dirs);
+        let same = |before: &Option<RenamedInode>, now: &Option<RenamedInode>| {
             before.as_ref().map(|named| named.ino) == now.as_ref().map(|named| named.ino)
         };
         // Names of a directory change under its lock only.
@@ -163,15 +167,15 @@ impl Names {
     /// they are locked. The records of such an inode may grow.
     fn contents_of_linked<'a>(
         &self,
-        moved: impl Iterator<Item = (&'a Named, &'a Side<'a>)>,
-    ) -> Vec<(Shared, &'a [u8])> {
-        let mut linked: Vec<(u64, Shared, &[u8])> = Vec::new();
+        moved: impl Iterator<Item = (&'a RenamedInode, &'a RenameEnd<'a>)>,
+    ) -> Vec<(SharedContent, &'a [u8])> {
+        let mut linked: Vec<(u64, SharedContent, &[u8])> = Vec::new();
         for (named, side) in moved {
             let several = self.records.see_at(named.rid, |_, extra| {
                 Ok(extra.is_some_and(|extra| !extra.links.is_empty()))
             });
             if several == Ok(true)
-                && let Ok(Kept::Here(content)) = self.content(named.ino)
+                && let Ok(ContentState::Here(content)) = self.content(named.ino)
             {
                 linked.push((named.ino, content, side.name));
             }
@@ -183,11 +187,11 @@ impl Names {
     /// Everything that can fail, before anything changes. Returns the source.
     fn check(
         &self,
-        from: &Side<'_>,
-        to: &Side<'_>,
-        (source, target): (Option<Named>, Option<&Named>),
+        from: &RenameEnd<'_>,
+        to: &RenameEnd<'_>,
+        (source, target): (Option<RenamedInode>, Option<&RenamedInode>),
         flags: RenameFlags,
-    ) -> Result<Named> {
+    ) -> Result<RenamedInode> {
         let source = source.filter(|_| !from.dir.is_dead()).ok_or(Errno::ENOENT)?;
         if to.dir.is_dead() {
             return Err(Errno::ENOENT);
@@ -208,7 +212,7 @@ impl Names {
             Some(target) if exchange || target.ino == source.ino => {}
             Some(target) => {
                 check_kinds(is_dir, target.dir.is_some())?;
-                let full = |dir: &Arc<Directory>| dir.count.load(Ordering::Relaxed) != 0;
+                let full = |dir: &Arc<DirectoryState>| dir.count.load(Ordering::Relaxed) != 0;
                 if target.dir.as_ref().is_some_and(full) {
                     return Err(Errno::ENOTEMPTY);
                 }
@@ -227,15 +231,15 @@ impl Names {
     }
 
     /// Directories keep their parents meanwhile: the caller has `renames` where the two differ.
-    fn lineage(&self, from: u64, to: u64) -> Result<Lineage> {
+    fn lineage(&self, from: u64, to: u64) -> Result<DirectoryRelation> {
         if from == to {
-            return Ok(Lineage::default());
+            return Ok(DirectoryRelation::default());
         }
         let parent = |ino: Ino| -> Result<Option<Ino>> {
             self.records
                 .see(ino.0, |record, _| Ok((record.parent != 0).then_some(Ino(record.parent))))
         };
-        Ok(Lineage {
+        Ok(DirectoryRelation {
             to_is_below: child_towards(Ino(from), Ino(to), parent)?,
             from_is_below: child_towards(Ino(to), Ino(from), parent)?,
         })
@@ -244,10 +248,10 @@ impl Names {
     /// Gives an inode one name in the place of another.
     fn relink(
         &self,
-        handle: &Handle<'_>,
-        locked: &mut Locked<'_>,
-        parts: &mut Two<'_>,
-        (named, old, new): (&Named, &Side<'_>, &Side<'_>),
+        handle: &GroupReadGuard<'_>,
+        locked: &mut LockedDirectories<'_>,
+        parts: &mut IndexTablePair<'_>,
+        (named, old, new): (&RenamedInode, &RenameEnd<'_>, &RenameEnd<'_>),
         now: Timestamp,
     ) -> Result<()> {
         let stamp = self.take_stamp();
@@ -255,7 +259,7 @@ impl Names {
             let before = changing.remove_link(old.parent, old.name).ok_or(Errno::EIO)?;
             changing.add_link(new.parent, stamp, new.name);
             changing.settle_times();
-            changing.set_time(Time::Change, now.into());
+            changing.set_time(TimeKind::Change, now.into());
             list(handle, changing.record);
             Ok(before)
         })?;
@@ -273,16 +277,16 @@ impl Names {
 
     fn make_whiteout(
         &self,
-        handle: &Handle<'_>,
-        from: &Side<'_>,
-        locked: &mut Locked<'_>,
-        parts: &mut Two<'_>,
+        handle: &GroupReadGuard<'_>,
+        from: &RenameEnd<'_>,
+        locked: &mut LockedDirectories<'_>,
+        parts: &mut IndexTablePair<'_>,
         whiteout: &NewNode<'_>,
     ) -> Result<()> {
         let node = &NewNode { kind: FileKind::CharDevice, rdev: 0, ..*whiteout };
-        let given = Given::default();
+        let given = AnswerLifetime::default();
         let making =
-            Making { node, target: None, keeps_sgid: true, opens: false, sure: true, given };
+            InodeCreation { node, target: None, keeps_sgid: true, opens: false, sure: true, given };
         let entries = locked.entries(from.parent);
         let (parent, name, dir, key) = (from.parent, from.name, &*from.dir, from.key);
         let place = LockedName { parent, name, dir, entries, key };

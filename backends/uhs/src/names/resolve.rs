@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use defuse_fs::{Ino, NormalPath, Resolved, Result};
+use defuse_fs::{Ino, NormalPath, PathResolution, Result};
 
-use super::Names;
-use super::paths::Directory;
-use super::record::{Extra, Record};
+use super::NameStore;
+use super::paths::PathDirectory;
+use super::record::{InodeRecord, RecordExtra};
 use super::xattrs::ACCESS;
 
 /// The end of a walk along directories.
-enum Walked {
-    To(Directory),
+enum WalkOutcome {
+    To(PathDirectory),
     /// There is no such name.
     Missing {
         open_to_all: bool,
@@ -20,61 +20,63 @@ enum Walked {
     Elsewhere,
 }
 
-impl Names {
+impl NameStore {
     /// The attributes may be cached for `valid_for`.
     pub(crate) fn resolve(
         &self,
         from: u64,
         path: NormalPath<'_>,
         valid_for: Duration,
-    ) -> Result<Resolved> {
+    ) -> Result<PathResolution> {
         let (above, name) = path.split_last();
         let key = self.paths.key(from, above.map_or(b"", NormalPath::as_bytes));
         let dir = match key.and_then(|key| self.paths.find(key)) {
             Some(dir) => dir,
             None => match self.walk(from, above)? {
-                Walked::To(dir) => {
+                WalkOutcome::To(dir) => {
                     key.into_iter().for_each(|key| self.paths.note(key, dir));
                     dir
                 }
-                Walked::Missing { open_to_all } => return Ok(Resolved::Missing { open_to_all }),
-                Walked::Elsewhere => return Ok(Resolved::Walk),
+                WalkOutcome::Missing { open_to_all } => {
+                    return Ok(PathResolution::Missing { open_to_all });
+                }
+                WalkOutcome::Elsewhere => return Ok(PathResolution::Walk),
             },
         };
         let open_to_all = dir.open_to_all;
-        let found = self.look(dir.ino, name, |record, extra| Resolved::Inode {
+        let found = self.look(dir.ino, name, |record, extra| PathResolution::Inode {
             ino: Ino(record.ino),
             attr: self.attr_of(record, extra, valid_for),
             open_to_all,
         });
-        Ok(found.unwrap_or(Resolved::Missing { open_to_all }))
+        Ok(found.unwrap_or(PathResolution::Missing { open_to_all }))
     }
 
     /// Walks from one directory to another.
-    fn walk(&self, from: u64, path: Option<NormalPath<'_>>) -> Result<Walked> {
-        let step = |record: &Record, extra: Option<&Extra>| {
+    fn walk(&self, from: u64, path: Option<NormalPath<'_>>) -> Result<WalkOutcome> {
+        let step = |record: &InodeRecord, extra: Option<&RecordExtra>| {
             let open_to_all = is_open_to_all(record, extra);
-            record.directory().map(|_| Directory { ino: record.ino, open_to_all })
+            record.directory().map(|_| PathDirectory { ino: record.ino, open_to_all })
         };
         let mut next = self.records.see(from, |record, extra| Ok(step(record, extra)))?;
         let mut open_to_all = true;
         let mut names = path.into_iter().flat_map(NormalPath::names);
         loop {
-            let Some(dir) = next else { return Ok(Walked::Elsewhere) };
+            let Some(dir) = next else { return Ok(WalkOutcome::Elsewhere) };
             open_to_all &= dir.open_to_all;
             let Some(name) = names.next() else {
-                return Ok(Walked::To(Directory { open_to_all, ..dir }));
+                return Ok(WalkOutcome::To(PathDirectory { open_to_all, ..dir }));
             };
             match self.look(dir.ino, name, step) {
                 Some(found) => next = found,
-                None => return Ok(Walked::Missing { open_to_all }),
+                None => return Ok(WalkOutcome::Missing { open_to_all }),
             }
         }
     }
 }
 
 /// True if everyone may search the directory.
-fn is_open_to_all(record: &Record, extra: Option<&Extra>) -> bool {
+fn is_open_to_all(record: &InodeRecord, extra: Option<&RecordExtra>) -> bool {
     let has_acl = || extra.is_some_and(|extra| extra.xattrs.get(ACCESS).is_some());
     record.perm() & 0o111 == 0o111 && !has_acl()
 }

@@ -5,17 +5,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use defuse_fs::FileKind;
 
-use super::load::{Loaded, fits};
-use super::order::Rid;
-use super::record::{Body, Directory, Extra, Record};
-use super::{LINK_MAX, Names, ROOT};
-use crate::content::Pool;
+use super::load::{LoadedInode, fits};
+use super::order::RecordId;
+use super::record::{DirectoryState, InodeRecord, RecordBody, RecordExtra};
+use super::{LINK_MAX, NameStore, ROOT};
+use crate::content::BlockPool;
 use crate::engine::lock;
 use crate::format::LAST;
-use crate::format::inode::{Data, Decoded, INLINE, Inode, is_name};
-use crate::format::snapshot::{Entry, SEGMENT, Segment, Short, ShortData, entries};
-use crate::space::Run;
-use crate::store::snapshot::Saved;
+use crate::format::inode::{DecodedBody, DiskInode, INLINE, InodeData, is_name};
+use crate::format::snapshot::{
+    SEGMENT, ShortData, ShortInode, SnapshotEntry, SnapshotSegment, entries,
+};
+use crate::space::BlockRun;
+use crate::store::snapshot::SnapshotContent;
 
 /// Parts into which names are divided by their directory.
 const PARTS: usize = 16;
@@ -25,16 +27,16 @@ const SHARE: usize = 2;
 
 /// Puts entries into segments.
 #[derive(Default)]
-pub(crate) struct Saving {
+pub(crate) struct SnapshotWriter {
     segments: Vec<Vec<u8>>,
     inodes: u64,
     /// An entry is missing.
     incomplete: bool,
 }
 
-impl Saving {
+impl SnapshotWriter {
     /// Adds an entry. One that is too long spoils the snapshot.
-    pub(crate) fn add(&mut self, entry: &Entry<'_>) {
+    pub(crate) fn add(&mut self, entry: &SnapshotEntry<'_>) {
         let bytes = entry.encode();
         self.incomplete |= bytes.len() > SEGMENT;
         match self.segments.last_mut() {
@@ -44,18 +46,18 @@ impl Saving {
     }
 
     /// The whole; `None` if an entry is missing.
-    pub(crate) fn finish(self) -> Option<Saved> {
-        let Saving { segments, inodes, incomplete } = self;
-        (!incomplete).then_some(Saved { inodes, segments })
+    pub(crate) fn finish(self) -> Option<SnapshotContent> {
+        let SnapshotWriter { segments, inodes, incomplete } = self;
+        (!incomplete).then_some(SnapshotContent { inodes, segments })
     }
 }
 
 /// The body of an inode with all records, and the blocks of these.
-type Whole = (Vec<u8>, Vec<(u64, u32)>);
+type WholeBody = (Vec<u8>, Vec<(u64, u32)>);
 
 /// The state of slots as a snapshot tells it.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct SnapshotSlots {
     /// The slots that count: inode and block.
     pub(crate) live: Vec<(u64, u64)>,
     /// Others that hold copies.
@@ -65,26 +67,26 @@ pub(crate) struct Told {
 
 /// A name on its way into its directory.
 #[derive(Clone, Copy)]
-struct Pending {
+struct PendingName {
     parent: u64,
     stamp: u64,
-    rid: Rid,
+    rid: RecordId,
     is_dir: bool,
 }
 
 /// The findings of one thread.
 #[derive(Default)]
-struct Found {
-    slots: Told,
-    places: [Vec<Pending>; PARTS],
-    runs: Vec<Run>,
+struct LoadFindings {
+    slots: SnapshotSlots,
+    places: [Vec<PendingName>; PARTS],
+    runs: Vec<BlockRun>,
     dirs: Vec<u64>,
-    full: Vec<Loaded>,
+    full: Vec<LoadedInode>,
 }
 
-impl Names {
+impl NameStore {
     /// Adds all inodes with names; `slot` has the block of each. Everything must be durable.
-    pub(crate) fn save(&self, slot: impl Fn(u64) -> Option<u64>, saving: &mut Saving) {
+    pub(crate) fn save(&self, slot: impl Fn(u64) -> Option<u64>, saving: &mut SnapshotWriter) {
         let mut full = Vec::new();
         self.records.each(|record, extra| {
             if !record.is_named() {
@@ -96,14 +98,14 @@ impl Names {
             };
             saving.inodes += 1;
             match self.short(record, extra, slot) {
-                Some(short) => saving.add(&Entry::Short(short)),
+                Some(short) => saving.add(&SnapshotEntry::Short(short)),
                 None => full.push((record.ino, slot)),
             }
         });
         for (ino, slot) in full {
             match self.whole(ino) {
                 Some((body, records)) => {
-                    saving.add(&Entry::Full { ino, slot, body: &body, records });
+                    saving.add(&SnapshotEntry::Full { ino, slot, body: &body, records });
                 }
                 None => saving.incomplete = true,
             }
@@ -111,32 +113,37 @@ impl Names {
     }
 
     /// The short form of an inode that has one.
-    fn short<'a>(&self, record: &'a Record, extra: Option<&Extra>, slot: u64) -> Option<Short<'a>> {
+    fn short<'a>(
+        &self,
+        record: &'a InodeRecord,
+        extra: Option<&RecordExtra>,
+        slot: u64,
+    ) -> Option<ShortInode<'a>> {
         let data = match &record.body {
             _ if extra.is_some() => return None,
-            Body::Stored => ShortData::Stored,
-            Body::Device(number) => ShortData::Device(*number),
-            Body::Blocks(run) => {
-                let Run { block, count } = (*run).into();
+            RecordBody::Stored => ShortData::Stored,
+            RecordBody::Device(number) => ShortData::Device(*number),
+            RecordBody::Blocks(run) => {
+                let BlockRun { block, count } = (*run).into();
                 ShortData::Blocks { block, count }
             }
-            Body::Directory(dir) if !lock(&dir.content).has_records() => ShortData::Directory,
-            Body::Directory(_) => return None,
-            Body::Live(live) => {
+            RecordBody::Directory(dir) if !lock(&dir.content).has_records() => ShortData::Directory,
+            RecordBody::Directory(_) => return None,
+            RecordBody::Live(live) => {
                 let left = lock(&live.content).retire(&self.pool)?;
-                match Body::short(&left, live.rdev) {
-                    Body::Stored => ShortData::Stored,
-                    Body::Device(number) => ShortData::Device(number),
-                    Body::Blocks(run) => {
-                        let Run { block, count } = run.into();
+                match RecordBody::short(&left, live.rdev) {
+                    RecordBody::Stored => ShortData::Stored,
+                    RecordBody::Device(number) => ShortData::Device(number),
+                    RecordBody::Blocks(run) => {
+                        let BlockRun { block, count } = run.into();
                         ShortData::Blocks { block, count }
                     }
-                    Body::Live(_) | Body::Directory(_) => return None,
+                    RecordBody::Live(_) | RecordBody::Directory(_) => return None,
                 }
             }
         };
         let is_dir = data == ShortData::Directory;
-        Some(Short {
+        Some(ShortInode {
             ino: record.ino,
             slot,
             mode: record.mode(),
@@ -152,10 +159,10 @@ impl Names {
     }
 
     /// The body of an inode with all records, and the blocks of these.
-    fn whole(&self, ino: u64) -> Option<Whole> {
+    fn whole(&self, ino: u64) -> Option<WholeBody> {
         let content = match self.content(ino).ok()? {
-            super::Kept::Here(content) => content,
-            super::Kept::Stored => return self.whole_of_stored(ino),
+            super::ContentState::Here(content) => content,
+            super::ContentState::Stored => return self.whole_of_stored(ino),
         };
         let held = lock(&content);
         if held.facts().dirty {
@@ -167,9 +174,11 @@ impl Names {
     }
 
     /// The same of one whose times alone are unusual. Its data must be known.
-    fn whole_of_stored(&self, ino: u64) -> Option<Whole> {
+    fn whole_of_stored(&self, ino: u64) -> Option<WholeBody> {
         match self.take_changed(ino)? {
-            super::encode::Body::Whole { body, data_is_stored: false } => Some((body, Vec::new())),
+            super::encode::ClosingBody::Whole { body, data_is_stored: false } => {
+                Some((body, Vec::new()))
+            }
             _ => None,
         }
     }
@@ -177,18 +186,18 @@ impl Names {
     /// The file system that a snapshot with these segments tells, and its slots. `read` reads a segment. `None` if
     /// anything does not fit; then everything is as after [`Names::load`] of an image without damage.
     pub(crate) fn restore(
-        pool: Arc<Pool>,
+        pool: Arc<BlockPool>,
         next_ino: u64,
-        (inodes, segments): (u64, &[Segment]),
-        read: &(dyn Fn(&Segment) -> Option<Vec<u8>> + Sync),
-    ) -> Option<(Names, Told)> {
-        let names = Names::new(Arc::clone(&pool));
+        (inodes, segments): (u64, &[SnapshotSegment]),
+        read: &(dyn Fn(&SnapshotSegment) -> Option<Vec<u8>> + Sync),
+    ) -> Option<(NameStore, SnapshotSlots)> {
+        let names = NameStore::new(Arc::clone(&pool));
         names.next_ino.fetch_max(next_ino, Ordering::Relaxed);
         names.records.reserve(inodes as usize);
         names.index.reserve(inodes as usize);
         let next = AtomicUsize::new(0);
         let work = || {
-            let mut found = Found::default();
+            let mut found = LoadFindings::default();
             while let Some(segment) = segments.get(next.fetch_add(1, Ordering::Relaxed)) {
                 names.take_segment(&read(segment)?, &mut found)?;
             }
@@ -211,7 +220,7 @@ impl Names {
         on_threads(threads, work)?;
         let dirs: Vec<u64> = found.iter().flat_map(|part| part.dirs.iter().copied()).collect();
         let whole = names.count().0 == inodes && names.is_tree(&dirs);
-        let mut told = Told::default();
+        let mut told = SnapshotSlots::default();
         for part in &mut found {
             told.live.append(&mut part.slots.live);
             told.stale.append(&mut part.slots.stale);
@@ -221,9 +230,9 @@ impl Names {
     }
 
     /// Claims all blocks, and adds the inodes that have a full form.
-    fn take_blocks(&self, found: &mut [Found]) -> Option<()> {
+    fn take_blocks(&self, found: &mut [LoadFindings]) -> Option<()> {
         for part in found {
-            let claim = |runs: &[Run]| {
+            let claim = |runs: &[BlockRun]| {
                 let mut space = self.pool.space();
                 runs.iter().all(|run| space.claim(*run)).then_some(())
             };
@@ -241,43 +250,46 @@ impl Names {
         dirs.contains(&ROOT) && self.loops(dirs).is_empty()
     }
 
-    fn take_segment(&self, bytes: &[u8], found: &mut Found) -> Option<()> {
+    fn take_segment(&self, bytes: &[u8], found: &mut LoadFindings) -> Option<()> {
         for entry in entries(bytes) {
             match entry? {
-                Entry::Short(short) => self.take_short(&short, found)?,
-                Entry::Full { ino, slot, body, records } => {
+                SnapshotEntry::Short(short) => self.take_short(&short, found)?,
+                SnapshotEntry::Full { ino, slot, body, records } => {
                     found.slots.live.push((ino, slot));
-                    let Decoded::Whole(inode) = Inode::decode(body)? else { return None };
+                    let DecodedBody::Whole(inode) = DiskInode::decode(body)? else { return None };
                     let records = records.into_iter();
-                    let records = records.map(|(block, count)| Run { block, count }).collect();
-                    found.full.push(Loaded { ino, inode, records });
+                    let records = records.map(|(block, count)| BlockRun { block, count }).collect();
+                    found.full.push(LoadedInode { ino, inode, records });
                 }
-                Entry::Stale { ino, slot } => found.slots.stale.push((ino, slot)),
-                Entry::Removals { slot, inos } => found.slots.removals.push((slot, inos)),
+                SnapshotEntry::Stale { ino, slot } => found.slots.stale.push((ino, slot)),
+                SnapshotEntry::Removals { slot, inos } => found.slots.removals.push((slot, inos)),
             }
         }
         Some(())
     }
 
-    fn take_short(&self, short: &Short<'_>, found: &mut Found) -> Option<()> {
+    fn take_short(&self, short: &ShortInode<'_>, found: &mut LoadFindings) -> Option<()> {
         let kind = FileKind::from_mode(short.mode)?;
         let body = match (kind, short.data) {
             (FileKind::Directory, ShortData::Directory) if short.size == 0 => {
                 found.dirs.push(short.ino);
-                Body::Directory(Arc::new(Directory::default()))
+                RecordBody::Directory(Arc::new(DirectoryState::default()))
             }
             (FileKind::Regular, ShortData::Blocks { block, count }) => {
-                let run = Run { block, count };
+                let run = BlockRun { block, count };
                 found.runs.push(run);
-                (count > 0 && short.size <= i64::MAX as u64).then(|| Body::Blocks(run.into()))?
+                (count > 0 && short.size <= i64::MAX as u64)
+                    .then(|| RecordBody::Blocks(run.into()))?
             }
-            (FileKind::Regular, ShortData::Stored) if short.size <= INLINE as u64 => Body::Stored,
+            (FileKind::Regular, ShortData::Stored) if short.size <= INLINE as u64 => {
+                RecordBody::Stored
+            }
             (FileKind::Symlink, ShortData::Stored) if (1..=INLINE as u64).contains(&short.size) => {
-                Body::Stored
+                RecordBody::Stored
             }
             (FileKind::Directory | FileKind::Regular | FileKind::Symlink, _) => return None,
-            (_, ShortData::Stored) if short.size == 0 => Body::Stored,
-            (_, ShortData::Device(number)) if short.size == 0 => Body::Device(number),
+            (_, ShortData::Stored) if short.size == 0 => RecordBody::Stored,
+            (_, ShortData::Device(number)) if short.size == 0 => RecordBody::Device(number),
             _ => return None,
         };
         let is_root = (short.ino, kind) == (ROOT, FileKind::Directory);
@@ -286,7 +298,7 @@ impl Names {
         if !(if is_root { nameless } else { named && short.ino != 0 && short.stamp < LAST }) {
             return None;
         }
-        let mut record = Record::new(short.ino, short.mode, (short.uid, short.gid), body);
+        let mut record = InodeRecord::new(short.ino, short.mode, (short.uid, short.gid), body);
         record.size = short.size;
         (record.parent, record.stamp) = (short.parent, short.stamp);
         record.name = short.name.into();
@@ -295,7 +307,7 @@ impl Names {
         }
         let rid = self.records.insert_new(record)?;
         found.slots.live.push((short.ino, short.slot));
-        let place = Pending {
+        let place = PendingName {
             parent: short.parent,
             stamp: short.stamp,
             rid,
@@ -304,8 +316,8 @@ impl Names {
         if is_root { Some(()) } else { self.take_name(place, short.name, found) }
     }
 
-    fn take_full(&self, loaded: Loaded, found: &mut Found) -> Option<()> {
-        let Loaded { ino, inode, records } = loaded;
+    fn take_full(&self, loaded: LoadedInode, found: &mut LoadFindings) -> Option<()> {
+        let LoadedInode { ino, inode, records } = loaded;
         let kind = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode))?;
         let (is_dir, count) = (kind == FileKind::Directory, inode.links.len());
         if (ino == ROOT) != (count == 0)
@@ -323,14 +335,14 @@ impl Names {
         self.add_loaded(ino, inode, records);
         let rid = self.records.place_of(ino).ok()?;
         for link in links {
-            let place = Pending { parent: link.parent, stamp: link.stamp, rid, is_dir };
+            let place = PendingName { parent: link.parent, stamp: link.stamp, rid, is_dir };
             self.take_name(place, &link.name, found)?;
         }
         Some(())
     }
 
     /// Enters a name into the index, and keeps it for its directory.
-    fn take_name(&self, place: Pending, name: &[u8], found: &mut Found) -> Option<()> {
+    fn take_name(&self, place: PendingName, name: &[u8], found: &mut LoadFindings) -> Option<()> {
         let key = self.index.key(place.parent, name);
         let mut part = self.index.write(key);
         // The first name that is there twice ends it all.
@@ -343,7 +355,7 @@ impl Names {
     }
 
     /// Enters names into their directories. No other thread has names of these.
-    fn fill_directories(&self, mut places: Vec<Pending>) -> Option<()> {
+    fn fill_directories(&self, mut places: Vec<PendingName>) -> Option<()> {
         // There are long runs in order already.
         places.sort_by_key(|place| (place.parent, place.stamp));
         for entries in places.chunk_by(|a, b| a.parent == b.parent) {
@@ -365,12 +377,12 @@ impl Names {
 }
 
 /// All blocks of an inode.
-fn runs_of(loaded: &Loaded) -> Vec<Run> {
+fn runs_of(loaded: &LoadedInode) -> Vec<BlockRun> {
     let extents = match &loaded.inode.data {
-        Data::Extents(extents) => &extents[..],
+        InodeData::Extents(extents) => &extents[..],
         _ => &[],
     };
-    let extents = extents.iter().map(|extent| Run::from(*extent));
+    let extents = extents.iter().map(|extent| BlockRun::from(*extent));
     extents.chain(loaded.records.iter().copied()).collect()
 }
 

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::format::inode::Extent;
+use crate::format::inode::DiskExtent;
 
 /// Blocks that have an owner: first block and end of each run. Runs do not touch each other.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(super) struct BlockClaims {
     runs: BTreeMap<u64, u64>,
     /// The blocks of the file system.
     blocks: u64,
 }
 
-impl Claims {
+impl BlockClaims {
     pub(super) fn new(blocks: u64) -> Self {
-        Claims { runs: BTreeMap::new(), blocks }
+        BlockClaims { runs: BTreeMap::new(), blocks }
     }
 
     /// Claims `count` blocks from `block` on. Returns the parts that nobody had, as first block and end.
@@ -51,14 +51,19 @@ impl Claims {
 
     /// Claims the blocks of `extents`. Returns the extents that are left, and the number of pages that others
     /// have.
-    pub(super) fn claim_extents(&mut self, extents: &[Extent]) -> (Vec<Extent>, u64) {
+    pub(super) fn claim_extents(&mut self, extents: &[DiskExtent]) -> (Vec<DiskExtent>, u64) {
         let (mut left, mut lost) = (Vec::new(), 0);
         for extent in extents {
             lost += u64::from(extent.count);
             for (start, end) in self.claim(extent.block, extent.count.into()) {
                 let page = extent.page + (start - extent.block);
                 lost -= end - start;
-                left.push(Extent { page, block: start, count: (end - start) as u32, ..*extent });
+                left.push(DiskExtent {
+                    page,
+                    block: start,
+                    count: (end - start) as u32,
+                    ..*extent
+                });
             }
         }
         (left, lost)
@@ -80,7 +85,7 @@ mod tests {
     fn claims_are_like_a_set_of_blocks() {
         for seed in 0..200 {
             let mut random = fastrand::Rng::with_seed(seed);
-            let (mut claims, mut model) = (Claims::new(100), BTreeSet::new());
+            let (mut claims, mut model) = (BlockClaims::new(100), BTreeSet::new());
             for _ in 0..40 {
                 let (block, count) = (random.u64(..110), random.u64(..20));
                 let expected: Vec<u64> = (block..(block + count).min(100))
@@ -98,7 +103,7 @@ mod tests {
 
     #[test]
     fn numbers_at_the_end_do_not_overflow() {
-        let mut claims = Claims::new(1 << 40);
+        let mut claims = BlockClaims::new(1 << 40);
         assert_eq!(claims.claim(u64::MAX, u64::MAX), []);
         assert_eq!(claims.claim(5, u64::MAX), [(5, 1 << 40)]);
     }

@@ -3,29 +3,29 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::commit::Scanned;
-use crate::format::inode::{Decoded, Inode};
-use crate::format::slot::{Identity, Kind};
+use crate::commit::ScannedSlot;
+use crate::format::inode::{DecodedBody, DiskInode};
+use crate::format::slot::{SlotHeader, SlotKind};
 
 /// Changes that are shown one by one.
 const SHOWN: usize = 10;
 
 /// The newest groups, where slots that cannot be read may be those that they lack.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Doubt {
+pub struct DoubtfulGroups {
     /// The first of these groups, and the last.
     pub groups: (u64, u64),
     /// Blocks that cannot be read.
     pub unreadable: Vec<u64>,
     /// Inodes that the groups write, as far as that is readable.
-    pub written: Vec<Written>,
+    pub written: Vec<WrittenInode>,
     /// Inodes that they remove.
     pub removed: Vec<u64>,
 }
 
 /// An inode that a group writes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Written {
+pub struct WrittenInode {
     /// The inode.
     pub ino: u64,
     /// The directory of its first name, and the name, if it has one and that is readable.
@@ -34,13 +34,13 @@ pub struct Written {
 
 /// The slots of a group that were found.
 #[derive(Default)]
-struct Members {
+struct GroupMembers {
     whole: BTreeSet<u32>,
     broken: BTreeSet<u32>,
     count: u32,
 }
 
-impl Members {
+impl GroupMembers {
     /// Slots of which nothing was found.
     fn missing(&self) -> usize {
         let found = self.whole.union(&self.broken).count();
@@ -52,16 +52,20 @@ impl Members {
     }
 }
 
-impl Doubt {
+impl DoubtfulGroups {
     /// The doubt about the slots `scan`, of which the groups up to `durable` count. `None` where no block is
     /// unreadable, or where these are too few to complete the next group: a power failure has interrupted it.
-    pub(super) fn of(scan: &[(u64, Scanned)], durable: u64, unreadable: &[u64]) -> Option<Doubt> {
-        let newer = |identity: &&Identity| identity.group > durable;
-        let mut groups: BTreeMap<u64, Members> = BTreeMap::new();
+    pub(super) fn of(
+        scan: &[(u64, ScannedSlot)],
+        durable: u64,
+        unreadable: &[u64],
+    ) -> Option<DoubtfulGroups> {
+        let newer = |identity: &&SlotHeader| identity.group > durable;
+        let mut groups: BTreeMap<u64, GroupMembers> = BTreeMap::new();
         for (_, scanned) in scan {
             let (identities, whole) = match scanned {
-                Scanned::Whole(identity, _) => ([Some(identity), None], true),
-                Scanned::Broken(one, other) => ([Some(one), other.as_ref()], false),
+                ScannedSlot::Whole(identity, _) => ([Some(identity), None], true),
+                ScannedSlot::Broken(one, other) => ([Some(one), other.as_ref()], false),
             };
             for identity in identities.into_iter().flatten().filter(newer) {
                 let members = groups.entry(identity.group).or_default();
@@ -74,9 +78,9 @@ impl Doubt {
         let (mut left, mut last) = (unreadable.len(), durable);
         for group in durable + 1..=newest {
             // Of a group without a trace at least one slot is missing.
-            let missing = groups.get(&group).map_or(1, Members::missing);
+            let missing = groups.get(&group).map_or(1, GroupMembers::missing);
             // A slot that is torn was being written when the power failed.
-            if missing > left || groups.get(&group).is_some_and(Members::is_torn) {
+            if missing > left || groups.get(&group).is_some_and(GroupMembers::is_torn) {
                 break;
             }
             left -= missing;
@@ -85,7 +89,7 @@ impl Doubt {
         }
         let unreadable = unreadable.to_vec();
         let (written, removed) = (Vec::new(), Vec::new());
-        (last > durable).then_some(Doubt {
+        (last > durable).then_some(DoubtfulGroups {
             groups: (durable + 1, last),
             unreadable,
             written,
@@ -96,27 +100,29 @@ impl Doubt {
     /// Adds what is readable of the groups. `body` returns that of the inode in a block.
     pub(super) fn name(
         &mut self,
-        scan: &[(u64, Scanned)],
+        scan: &[(u64, ScannedSlot)],
         mut body: impl FnMut(u64) -> Option<Vec<u8>>,
     ) {
         let (first, last) = self.groups;
         for (block, scanned) in scan {
-            let Scanned::Whole(identity, list) = scanned else { continue };
+            let ScannedSlot::Whole(identity, list) = scanned else { continue };
             if !(first..=last).contains(&identity.group) {
                 continue;
             }
             match identity.kind {
-                Kind::Inode => {
-                    let inode = body(*block).as_deref().and_then(Inode::decode);
+                SlotKind::Inode => {
+                    let inode = body(*block).as_deref().and_then(DiskInode::decode);
                     let links = inode.map(|decoded| match decoded {
-                        Decoded::Whole(inode) | Decoded::Outside { inode, .. } => inode.links,
+                        DecodedBody::Whole(inode) | DecodedBody::Outside { inode, .. } => {
+                            inode.links
+                        }
                     });
                     let link = links.and_then(|links| links.into_iter().next());
                     let name = link.map(|link| (link.parent, link.name));
-                    self.written.push(Written { ino: identity.ino, name });
+                    self.written.push(WrittenInode { ino: identity.ino, name });
                 }
-                Kind::Removals => self.removed.extend(list),
-                Kind::Nothing => {}
+                SlotKind::Removals => self.removed.extend(list),
+                SlotKind::Nothing => {}
             }
         }
         self.written.sort();
@@ -124,7 +130,7 @@ impl Doubt {
     }
 }
 
-impl fmt::Display for Doubt {
+impl fmt::Display for DoubtfulGroups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (first, last) = self.groups;
         let blocks: Vec<String> = self.unreadable.iter().take(SHOWN).map(u64::to_string).collect();
@@ -136,7 +142,7 @@ impl fmt::Display for Doubt {
              These changes can be read:",
             blocks.join(", ")
         )?;
-        let written = self.written.iter().map(|Written { ino, name }| match name {
+        let written = self.written.iter().map(|WrittenInode { ino, name }| match name {
             Some((parent, name)) => {
                 format!("inode {ino}, \"{}\" in directory {parent}", name.escape_ascii())
             }
@@ -158,18 +164,18 @@ impl fmt::Display for Doubt {
 mod tests {
     use super::*;
 
-    fn slot(group: u64, index: u32, count: u32) -> Identity {
-        let identity = Identity::new(Kind::Inode, 5, 77);
-        Identity { group, index, count, ..identity }
+    fn slot(group: u64, index: u32, count: u32) -> SlotHeader {
+        let identity = SlotHeader::new(SlotKind::Inode, 5, 77);
+        SlotHeader { group, index, count, ..identity }
     }
 
-    fn whole(group: u64, index: u32, count: u32) -> (u64, Scanned) {
-        (u64::from(index), Scanned::Whole(slot(group, index, count), Vec::new()))
+    fn whole(group: u64, index: u32, count: u32) -> (u64, ScannedSlot) {
+        (u64::from(index), ScannedSlot::Whole(slot(group, index, count), Vec::new()))
     }
 
-    fn groups(scan: &[(u64, Scanned)], unreadable: usize) -> Option<(u64, u64)> {
+    fn groups(scan: &[(u64, ScannedSlot)], unreadable: usize) -> Option<(u64, u64)> {
         let blocks: Vec<u64> = (1000..).take(unreadable).collect();
-        Doubt::of(scan, 7, &blocks).map(|doubt| doubt.groups)
+        DoubtfulGroups::of(scan, 7, &blocks).map(|doubt| doubt.groups)
     }
 
     #[test]
@@ -184,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_torn_slot_is_a_power_failure_and_a_group_without_a_trace_lacks_a_slot() {
-        let torn = (81, Scanned::Broken(slot(8, 1, 2), None));
+        let torn = (81, ScannedSlot::Broken(slot(8, 1, 2), None));
         assert_eq!(groups(&[whole(8, 0, 2), torn.clone()], 5), None);
         assert_eq!(groups(&[whole(8, 0, 3), torn], 1), Some((8, 8)));
         assert_eq!(groups(&[whole(10, 0, 1)], 1), None);

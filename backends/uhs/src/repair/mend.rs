@@ -4,48 +4,48 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use defuse_fs::FileKind;
 
-use super::claims::Claims;
-use super::report::Repair;
-use crate::format::inode::{Data, Inode, Link, Moment};
+use super::claims::BlockClaims;
+use super::report::RepairAction;
+use crate::format::inode::{DiskInode, DiskTime, InodeData, InodeLink};
 use crate::format::{BLOCK, LAST_NEW};
 use crate::names::{LINK_MAX, ROOT, fits, is_within_a_file};
-use crate::space::Run;
+use crate::space::BlockRun;
 
 /// The directory for inodes without a name.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
 /// An inode as it was read.
 #[derive(Clone, Debug)]
-pub(super) struct Patient {
-    pub(super) inode: Inode,
+pub(super) struct RepairInode {
+    pub(super) inode: DiskInode,
     /// Grows with every slot that is written: of two owners of a block the newer one keeps it.
     pub(super) stamp: u64,
     /// Blocks with records.
-    pub(super) records: Vec<Run>,
+    pub(super) records: Vec<BlockRun>,
     /// All of it was read.
     pub(super) whole: bool,
 }
 
 /// The inodes of a file system.
-pub(super) struct Mender {
-    pub(super) inodes: BTreeMap<u64, Patient>,
-    pub(super) claims: Claims,
+pub(super) struct InodeRepairer {
+    pub(super) inodes: BTreeMap<u64, RepairInode>,
+    pub(super) claims: BlockClaims,
     /// Inodes that must be written.
     pub(super) changed: BTreeSet<u64>,
-    pub(super) repairs: Vec<Repair>,
+    pub(super) repairs: Vec<RepairAction>,
     next_ino: u64,
     /// The next position in listings.
     next_position: u64,
-    now: Moment,
+    now: DiskTime,
 }
 
-impl Mender {
+impl InodeRepairer {
     /// `claims` has the blocks that no inode may have. No inode has the number `next_ino` or a higher one.
     pub(super) fn new(
-        inodes: BTreeMap<u64, Patient>,
-        claims: Claims,
+        inodes: BTreeMap<u64, RepairInode>,
+        claims: BlockClaims,
         next_ino: u64,
-        now: Moment,
+        now: DiskTime,
     ) -> Self {
         let links = inodes.values().flat_map(|patient| &patient.inode.links);
         // Positions that leave no room are given out anew.
@@ -53,7 +53,7 @@ impl Mender {
         // 1 and 2 are the positions of `.` and `..`.
         let next_position = links.map(|link| link.stamp + 1).max().unwrap_or(0).max(3);
         let (changed, repairs) = (BTreeSet::new(), Vec::new());
-        Mender { inodes, claims, changed, repairs, next_ino, next_position, now }
+        InodeRepairer { inodes, claims, changed, repairs, next_ino, next_position, now }
     }
 
     /// Makes everything fit.
@@ -71,20 +71,20 @@ impl Mender {
         let damaged = self.inodes.iter().filter(|(_, patient)| !patient.whole);
         let damaged: Vec<u64> = damaged.map(|(ino, _)| *ino).collect();
         for ino in damaged {
-            self.note(ino, Repair::Salvaged { ino });
+            self.note(ino, RepairAction::Salvaged { ino });
         }
     }
 
-    fn note(&mut self, ino: u64, repair: Repair) {
+    fn note(&mut self, ino: u64, repair: RepairAction) {
         self.changed.insert(ino);
         self.repairs.push(repair);
     }
 
     /// Adds an inode that nothing names yet.
-    fn add(&mut self, ino: u64, mut inode: Inode) {
+    fn add(&mut self, ino: u64, mut inode: DiskInode) {
         inode.ctime = self.now;
         self.changed.insert(ino);
-        let patient = Patient { inode, stamp: u64::MAX, records: Vec::new(), whole: true };
+        let patient = RepairInode { inode, stamp: u64::MAX, records: Vec::new(), whole: true };
         self.inodes.insert(ino, patient);
     }
 
@@ -98,14 +98,14 @@ impl Mender {
         self.next_position - 1
     }
 
-    fn directory(&self, perm: u32) -> Inode {
+    fn directory(&self, perm: u32) -> DiskInode {
         let (mode, now) = (FileKind::Directory.mode_bits() | perm, self.now);
-        Inode { mode, atime: now, mtime: now, ctime: now, btime: now, ..Inode::default() }
+        DiskInode { mode, atime: now, mtime: now, ctime: now, btime: now, ..DiskInode::default() }
     }
 
     /// Makes types and sizes fit the data.
     fn mend_kinds(&mut self) {
-        let wrong = |(ino, patient): (&u64, &Patient)| {
+        let wrong = |(ino, patient): (&u64, &RepairInode)| {
             let kind = FileKind::from_mode(patient.inode.mode);
             let is_sound = kind.is_some_and(|kind| fits(kind, &patient.inode))
                 && (*ino != ROOT || kind == Some(FileKind::Directory));
@@ -118,18 +118,18 @@ impl Mender {
             let is_dir = FileKind::from_mode(inode.mode) == Some(FileKind::Directory);
             if ino != ROOT && !is_dir {
                 fit(inode);
-                self.note(ino, Repair::Kind { ino });
+                self.note(ino, RepairAction::Kind { ino });
                 continue;
             }
             // Files may lie below it: it stays a directory, and another inode gets its data.
             let mut file = inode.clone();
-            inode.data = Data::Nothing;
+            inode.data = InodeData::Nothing;
             inode.size = 0;
             if !is_dir {
                 inode.mode = FileKind::Directory.mode_bits() | 0o755;
             }
-            self.note(ino, Repair::Kind { ino });
-            if file.data != Data::Nothing {
+            self.note(ino, RepairAction::Kind { ino });
+            if file.data != InodeData::Nothing {
                 let stamp = patient_stamp(&self.inodes, ino);
                 file.mode = FileKind::Regular.mode_bits() | 0o600;
                 file.links.clear();
@@ -139,7 +139,7 @@ impl Mender {
                 if let Some(patient) = self.inodes.get_mut(&new) {
                     patient.stamp = stamp;
                 }
-                self.repairs.push(Repair::Data { ino, file: new });
+                self.repairs.push(RepairAction::Data { ino, file: new });
             }
         }
     }
@@ -157,11 +157,11 @@ impl Mender {
                     self.changed.insert(ino);
                 }
             }
-            let Data::Extents(extents) = &mut patient.inode.data else { continue };
+            let InodeData::Extents(extents) = &mut patient.inode.data else { continue };
             let (left, pages) = self.claims.claim_extents(extents);
             if pages > 0 {
                 *extents = left;
-                self.note(ino, Repair::Blocks { ino, pages });
+                self.note(ino, RepairAction::Blocks { ino, pages });
             }
         }
     }
@@ -169,7 +169,7 @@ impl Mender {
     fn mend_root(&mut self) {
         if !self.inodes.contains_key(&ROOT) {
             self.add(ROOT, self.directory(0o755));
-            self.repairs.push(Repair::Root);
+            self.repairs.push(RepairAction::Root);
         }
         let root = self.inodes.get_mut(&ROOT).map(|root| &mut root.inode.links);
         for link in root.map(std::mem::take).unwrap_or_default() {
@@ -177,9 +177,9 @@ impl Mender {
         }
     }
 
-    fn give_up(&mut self, ino: u64, link: Link) {
-        let Link { parent, name, .. } = link;
-        self.note(ino, Repair::Name { ino, parent, name });
+    fn give_up(&mut self, ino: u64, link: InodeLink) {
+        let InodeLink { parent, name, .. } = link;
+        self.note(ino, RepairAction::Name { ino, parent, name });
     }
 
     fn is_dir(&self, ino: u64) -> bool {
@@ -210,7 +210,7 @@ impl Mender {
             if !(3..LAST_NEW).contains(&link.stamp) || !positions.insert((link.parent, link.stamp))
             {
                 link.stamp = self.new_position();
-                self.note(ino, Repair::Position { ino });
+                self.note(ino, RepairAction::Position { ino });
             }
             if let Some(patient) = self.inodes.get_mut(&ino) {
                 patient.inode.links.push(link);
@@ -244,7 +244,7 @@ impl Mender {
 
     /// Gives names in lost+found to inodes that have none.
     fn find_lost(&mut self) {
-        let lost = |(ino, patient): (&u64, &Patient)| {
+        let lost = |(ino, patient): (&u64, &RepairInode)| {
             (*ino != ROOT && patient.inode.links.is_empty()).then_some(*ino)
         };
         let lost: Vec<u64> = self.inodes.iter().filter_map(lost).collect();
@@ -257,14 +257,14 @@ impl Mender {
             let name = free_name(format!("#{ino}").as_bytes(), &taken);
             taken.insert(name.clone());
             self.link(ino, place, name.clone());
-            self.note(ino, Repair::Found { ino, name });
+            self.note(ino, RepairAction::Found { ino, name });
         }
     }
 
     fn link(&mut self, ino: u64, parent: u64, name: Vec<u8>) {
         let stamp = self.new_position();
         if let Some(patient) = self.inodes.get_mut(&ino) {
-            patient.inode.links.push(Link { parent, stamp, name });
+            patient.inode.links.push(InodeLink { parent, stamp, name });
         }
     }
 
@@ -275,7 +275,7 @@ impl Mender {
     }
 
     fn lost_and_found(&mut self) -> u64 {
-        let is_it = |link: &Link| link.parent == ROOT && link.name == LOST_AND_FOUND;
+        let is_it = |link: &InodeLink| link.parent == ROOT && link.name == LOST_AND_FOUND;
         let mut named = self.inodes.iter().filter(|(_, p)| p.inode.links.iter().any(is_it));
         match named.next().map(|(ino, _)| *ino).filter(|ino| self.is_dir(*ino)) {
             Some(ino) => ino,
@@ -290,16 +290,16 @@ impl Mender {
     }
 }
 
-fn patient_stamp(inodes: &BTreeMap<u64, Patient>, ino: u64) -> u64 {
+fn patient_stamp(inodes: &BTreeMap<u64, RepairInode>, ino: u64) -> u64 {
     inodes.get(&ino).map_or(0, |patient| patient.stamp)
 }
 
 /// Makes the type and the size of something that is no directory fit its data.
-fn fit(inode: &mut Inode) {
+fn fit(inode: &mut DiskInode) {
     let regular = FileKind::Regular.mode_bits() | inode.mode & 0o7777;
     match &mut inode.data {
-        Data::Inline(bytes) => (inode.mode, inode.size) = (regular, bytes.len() as u64),
-        Data::Extents(extents) => {
+        InodeData::Inline(bytes) => (inode.mode, inode.size) = (regular, bytes.len() as u64),
+        InodeData::Extents(extents) => {
             inode.mode = regular;
             extents.retain(is_within_a_file);
             if inode.size > i64::MAX as u64 {
@@ -307,13 +307,13 @@ fn fit(inode: &mut Inode) {
                 inode.size = end.saturating_mul(BLOCK as u64).min(i64::MAX as u64);
             }
         }
-        Data::Target(target) => {
+        InodeData::Target(target) => {
             inode.mode = FileKind::Symlink.mode_bits() | 0o777;
             inode.size = target.len() as u64;
         }
-        Data::Nothing => {
+        InodeData::Nothing => {
             (inode.mode, inode.size) = (regular, 0);
-            inode.data = Data::Inline(Vec::new());
+            inode.data = InodeData::Inline(Vec::new());
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A change that a repair makes. Names are shown with escapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Repair {
+pub enum RepairAction {
     /// A root directory was made.
     Root,
     /// The type of an inode, or its size, did not fit its data.
@@ -76,35 +76,45 @@ pub enum Repair {
     },
 }
 
-impl fmt::Display for Repair {
+impl fmt::Display for RepairAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Repair::Root => f.write_str("made a root directory"),
-            Repair::Kind { ino } => write!(f, "inode {ino}: its type and size fit its data now"),
-            Repair::Data { ino, file } => {
+            RepairAction::Root => f.write_str("made a root directory"),
+            RepairAction::Kind { ino } => {
+                write!(f, "inode {ino}: its type and size fit its data now")
+            }
+            RepairAction::Data { ino, file } => {
                 write!(f, "inode {ino}: its data is file {file} in lost+found now")
             }
-            Repair::Blocks { ino, pages } => {
+            RepairAction::Blocks { ino, pages } => {
                 write!(f, "inode {ino}: {pages} pages that were not its own are holes now")
             }
-            Repair::Name { ino, parent, name } => {
+            RepairAction::Name { ino, parent, name } => {
                 let name = name.escape_ascii();
                 write!(f, "inode {ino}: gave up its name \"{name}\" in directory {parent}")
             }
-            Repair::Position { ino } => write!(f, "inode {ino}: got another place in listings"),
-            Repair::Found { ino, name } => {
+            RepairAction::Position { ino } => {
+                write!(f, "inode {ino}: got another place in listings")
+            }
+            RepairAction::Found { ino, name } => {
                 write!(f, "inode {ino}: is lost+found/{} now", name.escape_ascii())
             }
-            Repair::Salvaged { ino } => {
+            RepairAction::Salvaged { ino } => {
                 write!(f, "inode {ino}: damaged, and kept as far as it can be read")
             }
-            Repair::Removed { ino } => write!(f, "inode {ino}: cannot be read, and was removed"),
-            Repair::Slot { block } => write!(f, "block {block}: cleared a slot that has no sense"),
-            Repair::Superblock { block } => {
+            RepairAction::Removed { ino } => {
+                write!(f, "inode {ino}: cannot be read, and was removed")
+            }
+            RepairAction::Slot { block } => {
+                write!(f, "block {block}: cleared a slot that has no sense")
+            }
+            RepairAction::Superblock { block } => {
                 write!(f, "block {block}: wrote the copy of the superblock anew")
             }
-            Repair::Snapshot => f.write_str("gave up the damaged snapshot of the last clean end"),
-            Repair::Unfinished { slots } => write!(f, "cleared {slots} half-written slots"),
+            RepairAction::Snapshot => {
+                f.write_str("gave up the damaged snapshot of the last clean end")
+            }
+            RepairAction::Unfinished { slots } => write!(f, "cleared {slots} half-written slots"),
         }
     }
 }

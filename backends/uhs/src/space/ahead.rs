@@ -1,18 +1,18 @@
 //! Blocks that are kept ahead of files that grow, so that files which grow in turn do not lie between each other.
 //!
 //! They are free for everybody who finds no others: a file that comes back for them takes others then. So they need no
-//! promise, and [`Space::free_blocks`] counts them.
+//! promise, and [`BlockSpace::free_blocks`] counts them.
 
 use std::collections::BTreeMap;
 
-use super::{Run, Space};
+use super::{BlockRun, BlockSpace};
 use crate::format::UNIT_BLOCKS;
 
 /// The runs ahead of files.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AheadRuns {
     /// By the number of the file, which it gets with its first run.
-    runs: BTreeMap<u64, Run>,
+    runs: BTreeMap<u64, BlockRun>,
     blocks: u64,
     last_owner: u64,
 }
@@ -23,7 +23,7 @@ impl AheadRuns {
     }
 }
 
-impl Space {
+impl BlockSpace {
     /// A number for a file that begins to grow.
     pub(crate) fn new_owner(&mut self) -> u64 {
         self.ahead.last_owner += 1;
@@ -36,10 +36,10 @@ impl Space {
     }
 
     /// Takes up to `count` blocks of those ahead of a file, which begin right at `block`.
-    pub(crate) fn take_ahead(&mut self, owner: u64, block: u64, count: u32) -> Option<Run> {
+    pub(crate) fn take_ahead(&mut self, owner: u64, block: u64, count: u32) -> Option<BlockRun> {
         let run = self.ahead.runs.get_mut(&owner).filter(|run| run.block == block)?;
         let count = count.min(run.count);
-        let taken = Run { block, count };
+        let taken = BlockRun { block, count };
         (run.block, run.count) = (run.block + u64::from(count), run.count - count);
         if run.count == 0 {
             self.ahead.runs.remove(&owner);
@@ -48,7 +48,7 @@ impl Space {
         Some(taken)
     }
 
-    /// Keeps up to `count` blocks ahead of a file, as [`take`](Space::take) finds them, in the place of those that it has. Returns
+    /// Keeps up to `count` blocks ahead of a file, as [`take`](BlockSpace::take) finds them, in the place of those that it has. Returns
     /// the first.
     pub(crate) fn keep_ahead(
         &mut self,
@@ -78,11 +78,11 @@ impl Space {
         let count = (first..first + most).take_while(|unit| self.free.contains(*unit)).count();
         let blocks = UNIT_BLOCKS as u32;
         (first..first + count).for_each(|unit| self.set((unit, 0, blocks), true));
-        let run = Run { block: first as u64 * UNIT_BLOCKS, count: count as u32 * blocks };
+        let run = BlockRun { block: first as u64 * UNIT_BLOCKS, count: count as u32 * blocks };
         Some(self.put_ahead(owner, run))
     }
 
-    fn put_ahead(&mut self, owner: u64, run: Run) -> u64 {
+    fn put_ahead(&mut self, owner: u64, run: BlockRun) -> u64 {
         self.ahead.blocks += u64::from(run.count);
         self.ahead.runs.insert(owner, run);
         run.block

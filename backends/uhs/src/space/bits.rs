@@ -7,11 +7,11 @@ pub(super) const BLOCKS: u32 = UNIT_BLOCKS as u32;
 
 /// A bit for each block of a unit. One that is set is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Bits([u64; BLOCKS as usize / 64]);
+pub(super) struct BlockBitmap([u64; BLOCKS as usize / 64]);
 
-impl Bits {
-    pub(super) const FREE: Bits = Bits([0; BLOCKS as usize / 64]);
-    pub(super) const FULL: Bits = Bits([u64::MAX; BLOCKS as usize / 64]);
+impl BlockBitmap {
+    pub(super) const FREE: BlockBitmap = BlockBitmap([0; BLOCKS as usize / 64]);
+    pub(super) const FULL: BlockBitmap = BlockBitmap([u64::MAX; BLOCKS as usize / 64]);
 
     /// The words that the blocks from `from` to before `end` lie in, each with their mask.
     fn masks(from: u32, end: u32) -> impl Iterator<Item = (usize, u64)> {
@@ -23,16 +23,16 @@ impl Bits {
 
     /// True if none of the blocks is in use.
     pub(super) fn all_free(&self, from: u32, end: u32) -> bool {
-        Bits::masks(from, end).all(|(word, mask)| self.0[word] & mask == 0)
+        BlockBitmap::masks(from, end).all(|(word, mask)| self.0[word] & mask == 0)
     }
 
     /// True if all of the blocks are in use.
     pub(super) fn all_used(&self, from: u32, end: u32) -> bool {
-        Bits::masks(from, end).all(|(word, mask)| self.0[word] & mask == mask)
+        BlockBitmap::masks(from, end).all(|(word, mask)| self.0[word] & mask == mask)
     }
 
     pub(super) fn set(&mut self, from: u32, end: u32, used: bool) {
-        for (word, mask) in Bits::masks(from, end) {
+        for (word, mask) in BlockBitmap::masks(from, end) {
             match used {
                 true => self.0[word] |= mask,
                 false => self.0[word] &= !mask,
@@ -43,7 +43,7 @@ impl Bits {
     /// The first block from `from` on that is in use, or is not; the end of the unit where there is none.
     fn next(&self, from: u32, used: bool) -> u32 {
         let flip = if used { 0 } else { u64::MAX };
-        Bits::masks(from, BLOCKS)
+        BlockBitmap::masks(from, BLOCKS)
             .find_map(|(word, mask)| {
                 let found = (self.0[word] ^ flip) & mask;
                 (found != 0).then(|| word as u32 * 64 + found.trailing_zeros())
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn runs_are_those_of_a_list_of_blocks() {
         let mut random = fastrand::Rng::with_seed(5);
-        let (mut bits, mut model) = (Bits::FREE, [false; BLOCKS as usize]);
+        let (mut bits, mut model) = (BlockBitmap::FREE, [false; BLOCKS as usize]);
         for _ in 0..5000 {
             let from = random.u32(..BLOCKS);
             let end = random.u32(from + 1..=(from + 90).min(BLOCKS));

@@ -2,18 +2,18 @@
 
 /// Numbers below a limit, as bits. A bit of each further level says that the word below is not empty.
 #[derive(Clone, Debug)]
-pub(super) struct Set {
+pub(super) struct NumberSet {
     levels: Vec<Vec<u64>>,
 }
 
-impl Set {
+impl NumberSet {
     /// An empty set for numbers below `limit`.
     pub(super) fn new(limit: usize) -> Self {
         let mut levels = vec![vec![0; limit.div_ceil(64).max(1)]];
         while let Some(words) = levels.last().map(Vec::len).filter(|words| *words > 1) {
             levels.push(vec![0; words.div_ceil(64)]);
         }
-        Set { levels }
+        NumberSet { levels }
     }
 
     pub(super) fn contains(&self, at: usize) -> bool {
@@ -77,7 +77,7 @@ mod tests {
     fn the_next_member_is_that_of_a_sorted_set() {
         for limit in [1, 63, 64, 65, 4096, 300_000] {
             let mut random = fastrand::Rng::with_seed(limit as u64);
-            let (mut set, mut model) = (Set::new(limit), BTreeSet::new());
+            let (mut set, mut model) = (NumberSet::new(limit), BTreeSet::new());
             for _ in 0..4000 {
                 let at = random.usize(..limit);
                 match random.u8(..3) {

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use super::*;
 
 /// All blocks of the runs.
-fn blocks(runs: &[Run]) -> BTreeSet<u64> {
+fn blocks(runs: &[BlockRun]) -> BTreeSet<u64> {
     runs.iter().flat_map(|run| run.block..run.end()).collect()
 }
 
@@ -11,9 +11,9 @@ fn blocks(runs: &[Run]) -> BTreeSet<u64> {
 fn runs_never_overlap_and_empty_units_are_free_again() {
     for seed in 0..20 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut space = Space::new(20);
+        let mut space = BlockSpace::new(20);
         space.reserve(3, 2);
-        let mut held: Vec<Run> = Vec::new();
+        let mut held: Vec<BlockRun> = Vec::new();
         let mut used = BTreeSet::new();
         // Now it fills up, now it empties.
         for step in 0..3000 {
@@ -34,11 +34,11 @@ fn runs_never_overlap_and_empty_units_are_free_again() {
                 let run = held.swap_remove(random.usize(..held.len()));
                 // A part of it at first, now and then.
                 let count = random.u32(1..=run.count);
-                space.free(Run { count, ..run });
+                space.free(BlockRun { count, ..run });
                 used.retain(|block| !(run.block..run.block + u64::from(count)).contains(block));
                 if count < run.count {
                     let block = run.block + u64::from(count);
-                    held.push(Run { block, count: run.count - count });
+                    held.push(BlockRun { block, count: run.count - count });
                 }
             }
             assert_eq!(space.free_blocks(), 18 * UNIT_BLOCKS - used.len() as u64);
@@ -61,21 +61,21 @@ fn runs_never_overlap_and_empty_units_are_free_again() {
 
 #[test]
 fn a_block_has_one_owner() {
-    let mut space = Space::new(8);
+    let mut space = BlockSpace::new(8);
     space.reserve(0, 1);
-    assert!(space.claim(Run { block: 600, count: 10 }));
-    assert!(space.claim(Run { block: 2 * 512, count: 700 }));
+    assert!(space.claim(BlockRun { block: 600, count: 10 }));
+    assert!(space.claim(BlockRun { block: 2 * 512, count: 700 }));
     let full = (2 * 512 + 100, 1);
     for run in [(605, 1), (590, 20), (0, 1), full, (3 * 512, 1), (8 * 512, 1), (u64::MAX, 2)] {
         let before = space.free_blocks();
-        assert!(!space.claim(Run { block: run.0, count: run.1 }), "{run:?}");
+        assert!(!space.claim(BlockRun { block: run.0, count: run.1 }), "{run:?}");
         assert_eq!(space.free_blocks(), before);
     }
 }
 
 #[test]
 fn blocks_lie_behind_those_of_the_same_file_or_side_by_side() {
-    let mut space = Space::new(64);
+    let mut space = BlockSpace::new(64);
     let first = space.take(10, None, 0).unwrap();
     let next = space.take(1, None, 0).unwrap();
     assert_eq!(next.block, first.end());
@@ -96,9 +96,9 @@ fn blocks_lie_behind_those_of_the_same_file_or_side_by_side() {
 #[test]
 fn a_block_is_found_without_a_walk_over_all_units() {
     const UNITS: u32 = 1 << 19;
-    let mut space = Space::new(UNITS);
+    let mut space = BlockSpace::new(UNITS);
     for unit in 0..u64::from(UNITS) / 2 {
-        space.claim(Run { block: unit * 512, count: 511 });
+        space.claim(BlockRun { block: unit * 512, count: 511 });
     }
     let start = std::time::Instant::now();
     let rounds = 100_000;
@@ -114,10 +114,11 @@ fn a_block_is_found_without_a_walk_over_all_units() {
 #[test]
 fn units_that_are_emptied_take_no_blocks_while_there_are_others() {
     let mut random = fastrand::Rng::with_seed(3);
-    let mut space = Space::new(12);
+    let mut space = BlockSpace::new(12);
     space.reserve(1, 1);
-    let all: Vec<Run> = std::iter::from_fn(|| space.take(1, None, 0)).collect();
-    let (gone, kept): (Vec<Run>, Vec<Run>) = all.into_iter().partition(|_| random.u8(..10) > 0);
+    let all: Vec<BlockRun> = std::iter::from_fn(|| space.take(1, None, 0)).collect();
+    let (gone, kept): (Vec<BlockRun>, Vec<BlockRun>) =
+        all.into_iter().partition(|_| random.u8(..10) > 0);
     gone.iter().for_each(|run| space.free(*run));
     let free = space.free_blocks();
     // Units with copies of the superblock cannot be emptied.
@@ -131,7 +132,7 @@ fn units_that_are_emptied_take_no_blocks_while_there_are_others() {
             .iter()
             .all(|unit| !leaving.contains(unit))
     );
-    let is_leaving = |run: &Run| leaving.contains(&((run.block / UNIT_BLOCKS) as usize));
+    let is_leaving = |run: &BlockRun| leaving.contains(&((run.block / UNIT_BLOCKS) as usize));
     for run in kept.iter().filter(|run| is_leaving(run)) {
         let new = space.take(1, Some(run.block), 0).unwrap();
         assert!(!is_leaving(&new), "{new:?}");
@@ -153,13 +154,18 @@ fn units_that_are_emptied_take_no_blocks_while_there_are_others() {
 // Claims of a forged image that all fail looked at all units each.
 #[test]
 fn a_claim_that_fails_takes_what_is_free_before_so_that_the_next_one_ends_at_once() {
-    let mut space = Space::new(1000);
-    assert!(space.claim(Run { block: 900 * 512 + 7, count: 1 }));
-    let all = Run { block: 0, count: 1000 * 512 };
+    let mut space = BlockSpace::new(1000);
+    assert!(space.claim(BlockRun { block: 900 * 512 + 7, count: 1 }));
+    let all = BlockRun { block: 0, count: 1000 * 512 };
     assert!(!space.claim_until_used(all));
     assert_eq!(space.free_blocks(), 100 * 512 - 1);
-    assert!(!space.claim_until_used(all) && !space.claim_until_used(Run { block: 512, ..all }));
+    assert!(
+        !space.claim_until_used(all) && !space.claim_until_used(BlockRun { block: 512, ..all })
+    );
     assert_eq!(space.free_blocks(), 100 * 512 - 1);
-    assert!(space.claim_until_used(Run { block: 900 * 512 + 8, count: 512 }));
-    assert!(!space.claim_until_used(Run { block: 999 * 512, count: 513 }), "there are no more");
+    assert!(space.claim_until_used(BlockRun { block: 900 * 512 + 8, count: 512 }));
+    assert!(
+        !space.claim_until_used(BlockRun { block: 999 * 512, count: 513 }),
+        "there are no more"
+    );
 }

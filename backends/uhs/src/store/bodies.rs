@@ -1,18 +1,18 @@
 //! The bodies of inodes: those that a scan keeps, and those that are read a second time.
 //!
-//! A scan keeps what a mount needs, up to a bound ([`Rules::kept`](crate::commit::Rules)), because nobody knows before its end
+//! A scan keeps what a mount needs, up to a bound ([`CommitRules::kept`](crate::commit::CommitRules)), because nobody knows before its end
 //! which inodes count, or if there is memory for their index. What it did not keep is read again by number, some
 //! thousand inodes at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use defuse_block::{Blocking, Device, Errno, FRAME};
-use defuse_fs::source::Unwatched;
+use defuse_block::{BlockDevice, BlockingQueue, Errno, FRAME};
+use defuse_fs::source::NoWatch;
 
 use super::error::{StoreError, failed};
-use super::scan::{Keeps, Piece, Survey, gathered, scan};
-use crate::format::inode::Inode;
-use crate::format::slot::{self, Found};
+use super::scan::{BodyRetention, ScanRange, SlotSurvey, gathered, scan};
+use crate::format::inode::DiskInode;
+use crate::format::slot::{self, FoundSlot};
 
 /// Inodes that are read again at a time, whose bodies have 64 MiB at most.
 const BATCH: usize = 16 * 1024;
@@ -24,12 +24,12 @@ const BRIDGED: u64 = 16;
 const GRANT: u64 = 64 * 1024;
 
 /// Bytes that all threads of a scan may still keep.
-pub(super) struct Budget(pub(super) AtomicU64);
+pub(super) struct ScanBudget(pub(super) AtomicU64);
 
 /// Bodies, one after the other.
 #[derive(Default)]
-pub(super) struct Bodies {
-    all: Vec<Body>,
+pub(super) struct ScannedBodies {
+    all: Vec<ScannedBody>,
     bytes: Vec<u8>,
     /// Bytes that were taken from the budget and not used.
     granted: u64,
@@ -38,7 +38,7 @@ pub(super) struct Bodies {
 }
 
 /// A body within the bytes.
-struct Body {
+struct ScannedBody {
     ino: u64,
     block: u64,
     start: usize,
@@ -48,14 +48,14 @@ struct Body {
 }
 
 /// An inode that counts.
-struct Counting<'a> {
+struct CurrentInode<'a> {
     ino: u64,
     block: u64,
     /// Its body, if that was kept.
-    kept: Option<(&'a Bodies, &'a Body)>,
+    kept: Option<(&'a ScannedBodies, &'a ScannedBody)>,
 }
 
-impl Budget {
+impl ScanBudget {
     /// Takes `bytes` or what is left.
     fn take(&self, bytes: u64) -> u64 {
         let take = |left: u64| Some(left.saturating_sub(bytes));
@@ -64,13 +64,13 @@ impl Budget {
     }
 }
 
-impl Bodies {
+impl ScannedBodies {
     /// Keeps a body without its inline data while there is room.
-    pub(super) fn keep_some(&mut self, budget: &Budget, ino: u64, block: u64, body: &[u8]) {
+    pub(super) fn keep_some(&mut self, budget: &ScanBudget, ino: u64, block: u64, body: &[u8]) {
         if self.is_full {
             return;
         }
-        let bytes = (Inode::without_data(body) + size_of::<Body>()) as u64;
+        let bytes = (DiskInode::without_data(body) + size_of::<ScannedBody>()) as u64;
         if self.granted < bytes {
             self.granted += budget.take(GRANT.max(bytes));
         }
@@ -84,20 +84,20 @@ impl Bodies {
 
     /// Keeps a body, `whole` or without its inline data.
     pub(super) fn keep(&mut self, ino: u64, block: u64, body: &[u8], whole: bool) {
-        let len = if whole { body.len() } else { Inode::without_data(body) };
+        let len = if whole { body.len() } else { DiskInode::without_data(body) };
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&body[..len]);
         // A slot has 4 KiB.
         let (len, left_out) = (len as u16, (body.len() - len) as u16);
-        self.all.push(Body { ino, block, start, len, left_out });
+        self.all.push(ScannedBody { ino, block, start, len, left_out });
     }
 
-    fn bytes(&self, body: &Body) -> &[u8] {
+    fn bytes(&self, body: &ScannedBody) -> &[u8] {
         &self.bytes[body.start..][..usize::from(body.len)]
     }
 }
 
-impl Survey {
+impl SlotSurvey {
     /// Shows the bodies of all inodes that count to `see`, by number. Unless they are to be `whole`, inline data of an inode with
     /// one name and nothing else is zeros.
     ///
@@ -106,7 +106,7 @@ impl Survey {
     /// Those of `see`, and a failure of the device.
     pub(crate) fn each(
         &self,
-        device: &dyn Device,
+        device: &dyn BlockDevice,
         whole: bool,
         mut see: impl FnMut(u64, &[u8]) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
@@ -116,13 +116,13 @@ impl Survey {
             let mut missing: Vec<u64> = missing.map(|inode| inode.block).collect();
             missing.sort_unstable();
             let again = self.read_again(device, &missing, whole)?;
-            let mut places: Vec<(u64, u64, (&Bodies, &Body))> = again
+            let mut places: Vec<(u64, u64, (&ScannedBodies, &ScannedBody))> = again
                 .iter()
                 .flat_map(|bodies| bodies.all.iter().map(move |body| (bodies, body)))
                 .map(|(bodies, body)| (body.block, body.ino, (bodies, body)))
                 .collect();
             places.sort_unstable_by_key(|(block, ino, _)| (*block, *ino));
-            for Counting { ino, block, kept } in batch {
+            for CurrentInode { ino, block, kept } in batch {
                 let key = (*block, *ino);
                 let place = || places.binary_search_by_key(&key, |(block, ino, _)| (*block, *ino));
                 let (bodies, body) = match kept {
@@ -145,15 +145,15 @@ impl Survey {
     }
 
     /// The inodes that count, by number, and the bodies of them that were kept as they are wanted.
-    fn counting(&self, whole: bool) -> Vec<Counting<'_>> {
+    fn counting(&self, whole: bool) -> Vec<CurrentInode<'_>> {
         let live = self.found.live.iter();
-        let mut counting: Vec<Counting<'_>> = live
-            .map(|(ino, version)| Counting { ino: *ino, block: version.block, kept: None })
+        let mut counting: Vec<CurrentInode<'_>> = live
+            .map(|(ino, version)| CurrentInode { ino: *ino, block: version.block, kept: None })
             .collect();
         counting.sort_unstable_by_key(|inode| inode.ino);
-        let mut kept: Vec<(u64, (&Bodies, &Body))> = Vec::new();
+        let mut kept: Vec<(u64, (&ScannedBodies, &ScannedBody))> = Vec::new();
         for bodies in &self.bodies {
-            let counts = |body: &&Body| {
+            let counts = |body: &&ScannedBody| {
                 let live = self.found.live.get(&body.ino);
                 live.is_some_and(|version| version.block == body.block)
             };
@@ -171,15 +171,15 @@ impl Survey {
     /// Reads the bodies of the slots in these blocks, in ascending order. Neighbours are read together.
     fn read_again(
         &self,
-        device: &dyn Device,
+        device: &dyn BlockDevice,
         blocks: &[u64],
         whole: bool,
-    ) -> Result<Vec<Bodies>, StoreError> {
+    ) -> Result<Vec<ScannedBodies>, StoreError> {
         if blocks.is_empty() {
             return Ok(Vec::new());
         }
         let most = gathered(device, &self.superblock);
-        let mut pieces: Vec<Piece> = Vec::new();
+        let mut pieces: Vec<ScanRange> = Vec::new();
         for block in blocks {
             let key = self.place(*block).ok_or_else(lost)?.key;
             if let Some(last) = pieces.last_mut()
@@ -190,20 +190,20 @@ impl Survey {
                 last.blocks = block + 1 - last.block;
                 continue;
             }
-            pieces.push(Piece { block: *block, blocks: 1, key });
+            pieces.push(ScanRange { block: *block, blocks: 1, key });
         }
-        let keeps = Keeps::These(blocks, whole);
+        let keeps = BodyRetention::These(blocks, whole);
         // It is quick, and whoever waits sees how many inodes are loaded.
-        let parts = scan(device, &self.superblock, &pieces, keeps, &Unwatched)?;
+        let parts = scan(device, &self.superblock, &pieces, keeps, &NoWatch)?;
         Ok(parts.into_iter().map(|part| part.bodies).collect())
     }
 
     /// The body of the inode in the slot at `block`; `None` if that is not whole.
-    pub(crate) fn read(&self, line: &mut Blocking, block: u64) -> Option<Vec<u8>> {
+    pub(crate) fn read(&self, line: &mut BlockingQueue, block: u64) -> Option<Vec<u8>> {
         let mut bytes = [0; FRAME];
         line.read(block, &mut bytes).ok()?;
         match slot::decode(&bytes, &self.place(block)?) {
-            Found::Whole(_, body) => Some(body.to_vec()),
+            FoundSlot::Whole(_, body) => Some(body.to_vec()),
             _ => None,
         }
     }
@@ -219,7 +219,9 @@ impl Survey {
     /// Bytes of the bodies that the scan has kept.
     #[cfg(test)]
     pub(crate) fn kept(&self) -> usize {
-        let of = |bodies: &Bodies| bodies.bytes.len() + bodies.all.len() * size_of::<Body>();
+        let of = |bodies: &ScannedBodies| {
+            bodies.bytes.len() + bodies.all.len() * size_of::<ScannedBody>()
+        };
         self.bodies.iter().map(of).sum()
     }
 }

@@ -1,10 +1,10 @@
 //! The copies of the superblock on a device.
 
-use defuse_block::{Blocking, Device};
+use defuse_block::{BlockDevice, BlockingQueue};
 
 use super::error::{StoreError, failed};
 use crate::format::superblock::{
-    COPIES, Chunk, FEWEST_UNITS, PADDED_RECORDS, Superblock, Unusable,
+    COPIES, FEWEST_UNITS, PADDED_RECORDS, SlotChunk, Superblock, SuperblockError,
 };
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
@@ -14,7 +14,7 @@ use crate::format::{BLOCK, UNIT_BLOCKS};
 ///
 /// See [`StoreError`].
 pub(crate) fn make(
-    device: &dyn Device,
+    device: &dyn BlockDevice,
     uuid: [u8; 16],
     random: &mut fastrand::Rng,
 ) -> Result<(), StoreError> {
@@ -25,13 +25,13 @@ pub(crate) fn make(
     if facts.blocks / UNIT_BLOCKS < FEWEST_UNITS {
         return Err(StoreError::TooSmall { bytes: facts.bytes() });
     }
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
     // What lay in the copies before must not be believed beside the new ones.
     for block in COPIES {
         line.write(block, &[0; BLOCK]).map_err(failed("write the superblock"))?;
     }
     line.flush().map_err(failed("flush"))?;
-    let chunk = Chunk { first_unit: 1, units: 1, key: random.u64(..) };
+    let chunk = SlotChunk { first_unit: 1, units: 1, key: random.u64(..) };
     let blocks = facts.blocks;
     let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
     let (snapshot, features) = (None, PADDED_RECORDS);
@@ -45,13 +45,13 @@ pub(crate) fn make(
 /// all are the same. A copy that cannot be written is skipped, as long as another one still holds the version
 /// before.
 pub(super) fn write_superblock(
-    line: &mut Blocking,
+    line: &mut BlockingQueue,
     superblock: &Superblock,
 ) -> Result<(), StoreError> {
     let bytes = superblock.encode();
     let first = superblock.epoch as usize % COPIES.len();
     let mut order = (first..first + COPIES.len()).map(|at| COPIES[at % COPIES.len()]);
-    let write = |line: &mut Blocking, block| {
+    let write = |line: &mut BlockingQueue, block| {
         line.write(block, &bytes).map_err(failed("write the superblock"))
     };
     if let Some(block) = order.next()
@@ -76,12 +76,12 @@ pub(super) fn write_superblock(
 /// # Errors
 ///
 /// See [`StoreError`].
-pub(crate) fn grow(device: &dyn Device, blocks: u64) -> Result<(), StoreError> {
+pub(crate) fn grow(device: &dyn BlockDevice, blocks: u64) -> Result<(), StoreError> {
     let mut superblock = superblock(device)?;
     debug_assert!(superblock.blocks <= blocks, "a file system does not shrink");
     superblock.epoch += 1;
     superblock.blocks = blocks;
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
     write_superblock(&mut line, &superblock)?;
     line.flush().map_err(failed("flush"))
 }
@@ -91,11 +91,11 @@ pub(crate) fn grow(device: &dyn Device, blocks: u64) -> Result<(), StoreError> {
 /// # Errors
 ///
 /// See [`StoreError`].
-pub(crate) fn superblock(device: &dyn Device) -> Result<Superblock, StoreError> {
+pub(crate) fn superblock(device: &dyn BlockDevice) -> Result<Superblock, StoreError> {
     if device.facts().block_size as usize != BLOCK {
         return Err(StoreError::BlockSize(device.facts().block_size));
     }
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
     read_superblock(&mut line, device.facts().blocks)
 }
 
@@ -113,16 +113,16 @@ pub(crate) struct BadCopies {
 /// # Errors
 ///
 /// See [`superblock`].
-pub(crate) fn bad_copies(device: &dyn Device) -> Result<BadCopies, StoreError> {
+pub(crate) fn bad_copies(device: &dyn BlockDevice) -> Result<BadCopies, StoreError> {
     let best = superblock(device)?;
-    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
     let mut bad = BadCopies::default();
     for block in COPIES {
         let mut bytes = vec![0; BLOCK];
         let read = line.read(block, &mut bytes).ok();
         match read.map(|()| Superblock::decode(&bytes)) {
             Some(Ok(copy)) if copy == best || is_before(&copy, &best) => {}
-            Some(Err(Unusable::Damaged)) if best.may_be_torn(&bytes) => bad.torn.push(block),
+            Some(Err(SuperblockError::Damaged)) if best.may_be_torn(&bytes) => bad.torn.push(block),
             _ => bad.lost.push(block),
         }
     }
@@ -138,9 +138,12 @@ fn is_before(copy: &Superblock, best: &Superblock) -> bool {
 }
 
 /// Reads the newest copy of the superblock.
-pub(crate) fn read_superblock(line: &mut Blocking, blocks: u64) -> Result<Superblock, StoreError> {
+pub(crate) fn read_superblock(
+    line: &mut BlockingQueue,
+    blocks: u64,
+) -> Result<Superblock, StoreError> {
     let mut best: Option<Superblock> = None;
-    let mut reason = Unusable::Other;
+    let mut reason = SuperblockError::Other;
     for block in COPIES.into_iter().filter(|block| *block < blocks) {
         let mut bytes = vec![0; BLOCK];
         if let Err(errno) = line.read(block, &mut bytes) {
@@ -151,13 +154,13 @@ pub(crate) fn read_superblock(line: &mut Blocking, blocks: u64) -> Result<Superb
             Ok(found) if best.as_ref().is_none_or(|best| found.epoch > best.epoch) => {
                 best = Some(found);
             }
-            Ok(_) | Err(Unusable::Other) => {}
+            Ok(_) | Err(SuperblockError::Other) => {}
             Err(other) => reason = other,
         }
     }
     match (best, reason) {
         // A newer program has written the newest copy.
-        (_, newer @ Unusable::Newer { .. }) => Err(StoreError::Unusable(newer)),
+        (_, newer @ SuperblockError::Newer { .. }) => Err(StoreError::Unusable(newer)),
         (Some(best), _) if best.blocks > blocks => {
             Err(StoreError::Short { blocks, wanted: best.blocks })
         }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use defuse_block::Errno;
 
-use crate::format::superblock::Unusable;
-use crate::repair::Doubt;
+use crate::format::superblock::SuperblockError;
+use crate::repair::DoubtfulGroups;
 
 /// A failure of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum StoreError {
         errno: Errno,
     },
     /// No copy of the superblock can be used.
-    Unusable(Unusable),
+    Unusable(SuperblockError),
     /// The device is shorter than the file system.
     Short {
         /// Blocks of the device.
@@ -58,7 +58,7 @@ pub enum StoreError {
     /// No unit is free for more inodes.
     Full,
     /// Parts of the newest groups cannot be read, so that nobody knows if these groups were complete.
-    Doubtful(Doubt),
+    Doubtful(DoubtfulGroups),
     /// Somebody wanted the work to end.
     Interrupted,
     /// A write or a flush has failed before, so that nobody knows what the device holds.

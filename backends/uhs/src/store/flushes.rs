@@ -5,13 +5,13 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 /// The flushes of one store.
 #[derive(Debug, Default)]
-pub(super) struct Flushes {
-    state: Mutex<State>,
+pub(super) struct DeviceFlushes {
+    state: Mutex<FlushState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FlushState {
     /// Flushes that began.
     begun: u64,
     /// Flushes that are over.
@@ -19,7 +19,7 @@ struct State {
     running: bool,
 }
 
-impl Flushes {
+impl DeviceFlushes {
     /// Returns when a flush that began after the call is over: one of another thread, or one that `run`
     /// carries out.
     pub(super) fn join(&self, run: impl FnOnce()) {
@@ -34,19 +34,19 @@ impl Flushes {
         state.running = true;
         state.begun += 1;
         drop(state);
-        let mut running = Running { flushes: self, whole: false };
+        let mut running = RunningFlush { flushes: self, whole: false };
         run();
         running.whole = true;
     }
 }
 
 /// Ends a flush. After a panic it is not over, so that those who wait carry out another one.
-struct Running<'a> {
-    flushes: &'a Flushes,
+struct RunningFlush<'a> {
+    flushes: &'a DeviceFlushes,
     whole: bool,
 }
 
-impl Drop for Running<'_> {
+impl Drop for RunningFlush<'_> {
     fn drop(&mut self) {
         let mut state = self.flushes.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.running = false;
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn threads_that_come_during_a_flush_share_the_next_one() {
         const THREADS: u64 = 8;
-        let flushes = Arc::new(Flushes::default());
+        let flushes = Arc::new(DeviceFlushes::default());
         let (count, begun) = (Arc::new(AtomicU64::new(0)), Arc::new(Barrier::new(2)));
         let first = {
             let (flushes, count, begun) = (flushes.clone(), count.clone(), begun.clone());
@@ -105,7 +105,7 @@ mod tests {
     /// Whoever needed a flush after one that had panicked waited for ever.
     #[test]
     fn a_flush_that_panics_is_carried_out_by_another_thread() {
-        let flushes = Arc::new(Flushes::default());
+        let flushes = Arc::new(DeviceFlushes::default());
         let begun = Arc::new(Barrier::new(2));
         let first = {
             let (flushes, begun) = (flushes.clone(), begun.clone());

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Queue, Region};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceQueue, Errno, FrameRun, MemoryRegion,
+};
 
 /// Blocks of one write at most: 1 MiB. A device may take less.
 const GATHERED: usize = 256;
@@ -22,28 +24,31 @@ const LOOK_AGAIN: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 500;
 
 /// The queues to a device that are not in use, and the frames of writes.
-pub(super) struct Lanes {
-    device: Arc<dyn Device>,
-    region: Arc<Region>,
-    idle: Mutex<Vec<Box<dyn Queue>>>,
+pub(super) struct DeviceQueues {
+    device: Arc<dyn BlockDevice>,
+    region: Arc<MemoryRegion>,
+    idle: Mutex<Vec<Box<dyn DeviceQueue>>>,
     /// A lane or frames came back.
     returned: Condvar,
 }
 
 /// A queue that one thread uses.
-pub(super) struct Lane {
-    lanes: Arc<Lanes>,
+pub(super) struct BorrowedQueue {
+    lanes: Arc<DeviceQueues>,
     /// `None` only while it is dropped.
-    queue: Option<Box<dyn Queue>>,
+    queue: Option<Box<dyn DeviceQueue>>,
 }
 
-impl Lanes {
-    pub(super) fn new(device: Arc<dyn Device>, frames: u32) -> Result<Arc<Lanes>, Errno> {
-        let region = Region::new(frames)?;
+impl DeviceQueues {
+    pub(super) fn new(
+        device: Arc<dyn BlockDevice>,
+        frames: u32,
+    ) -> Result<Arc<DeviceQueues>, Errno> {
+        let region = MemoryRegion::new(frames)?;
         device.register(&region)?;
         let first = device.queue(DEPTH)?;
         let (idle, returned) = (Mutex::new(vec![first]), Condvar::new());
-        Ok(Arc::new(Lanes { device, region, idle, returned }))
+        Ok(Arc::new(DeviceQueues { device, region, idle, returned }))
     }
 
     /// Blocks of one write at most.
@@ -53,7 +58,7 @@ impl Lanes {
 
     /// A lane: an idle one, a new one, or where the device has no further queue the next one that is
     /// returned.
-    pub(super) fn take(self: &Arc<Self>) -> Result<Lane, Errno> {
+    pub(super) fn take(self: &Arc<Self>) -> Result<BorrowedQueue, Errno> {
         let mut idle = self.lock();
         loop {
             let queue = match idle.pop() {
@@ -68,17 +73,17 @@ impl Lanes {
                     Err(errno) => return Err(errno),
                 },
             };
-            return Ok(Lane { lanes: Arc::clone(self), queue: Some(queue) });
+            return Ok(BorrowedQueue { lanes: Arc::clone(self), queue: Some(queue) });
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Box<dyn Queue>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Box<dyn DeviceQueue>>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Lane {
-    fn queue(&mut self) -> &mut dyn Queue {
+impl BorrowedQueue {
+    fn queue(&mut self) -> &mut dyn DeviceQueue {
         match &mut self.queue {
             Some(queue) => &mut **queue,
             None => unreachable!("a lane has its queue until it is dropped"),
@@ -92,14 +97,14 @@ impl Lane {
 
     /// Takes frames. Where there are none, it waits for writes of this lane, which `reaped` gets, or for
     /// those of others.
-    pub(super) fn frames(&mut self, count: u32, reaped: &mut Vec<Done>) -> Frames {
+    pub(super) fn frames(&mut self, count: u32, reaped: &mut Vec<BlockCompletion>) -> FrameRun {
         let mut looks = 0;
         loop {
             if let Some(frames) = self.lanes.region.take(count) {
                 return frames;
             }
             if looks >= LOOKS
-                && let Ok(region) = Region::new(count.next_power_of_two())
+                && let Ok(region) = MemoryRegion::new(count.next_power_of_two())
                 && let Some(frames) = region.take(count)
             {
                 return frames;
@@ -118,9 +123,9 @@ impl Lane {
         }
     }
 
-    /// Adds an operation, which begins with [`kick`](Lane::kick) at the latest.
-    pub(super) fn push(&mut self, tag: u64, kind: OpKind, reaped: &mut Vec<Done>) {
-        let mut op = Op { tag, kind };
+    /// Adds an operation, which begins with [`kick`](BorrowedQueue::kick) at the latest.
+    pub(super) fn push(&mut self, tag: u64, kind: BlockOpKind, reaped: &mut Vec<BlockCompletion>) {
+        let mut op = BlockOp { tag, kind };
         while let Err(again) = self.queue().push(op) {
             op = again;
             self.wait(reaped);
@@ -137,7 +142,7 @@ impl Lane {
     }
 
     /// Waits until one more operation at least is complete.
-    pub(super) fn wait(&mut self, reaped: &mut Vec<Done>) {
+    pub(super) fn wait(&mut self, reaped: &mut Vec<BlockCompletion>) {
         let before = reaped.len();
         while self.in_flight() > 0 && reaped.len() == before {
             self.queue().wait(None);
@@ -147,12 +152,12 @@ impl Lane {
 
     /// Takes in what is complete already.
     #[cfg(test)]
-    pub(super) fn poll(&mut self, reaped: &mut Vec<Done>) {
+    pub(super) fn poll(&mut self, reaped: &mut Vec<BlockCompletion>) {
         self.queue().reap(reaped);
     }
 
     /// Carries out one operation. No other may be in flight.
-    pub(super) fn run(&mut self, kind: OpKind) -> Result<(), Errno> {
+    pub(super) fn run(&mut self, kind: BlockOpKind) -> Result<(), Errno> {
         let mut reaped = Vec::new();
         self.push(0, kind, &mut reaped);
         while reaped.is_empty() {
@@ -162,7 +167,7 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for BorrowedQueue {
     fn drop(&mut self) {
         let Some(queue) = self.queue.take() else { return };
         let mut idle = self.lanes.lock();

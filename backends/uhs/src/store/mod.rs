@@ -1,13 +1,13 @@
 //! Inodes on a device: the commit rule, carried out.
 //!
-//! [`survey`] reads a device and writes nothing. [`Store::begin`] writes what a mount has to write, and
+//! [`survey`] reads a device and writes nothing. [`InodeStore::begin`] writes what a mount has to write, and
 //! from then on groups overlap in time: each thread does the I/O of its own groups, and those that wait
 //! share flushes. A group passes through these stages:
 //!
-//! 1. [`Store::turn`] fixes its place among the groups.
-//! 2. Blocks to which its inodes will point are written, and [`Store::flush`] makes them durable.
-//! 3. [`Store::commit`] gives it a number and slots, and writes them.
-//! 4. [`Store::sync`] returns once it survives a power failure.
+//! 1. [`InodeStore::turn`] fixes its place among the groups.
+//! 2. Blocks to which its inodes will point are written, and [`InodeStore::flush`] makes them durable.
+//! 3. [`InodeStore::commit`] gives it a number and slots, and writes them.
+//! 4. [`InodeStore::sync`] returns once it survives a power failure.
 
 mod bodies;
 mod copies;
@@ -26,26 +26,26 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Blocking, Device, Errno, FRAME, OpKind};
+use defuse_block::{BlockDevice, BlockOpKind, BlockingQueue, Errno, FRAME};
 
-use crate::commit::{Change, Group, Groups, NoSlots, Rules};
-use crate::format::slot::{self, Identity, Kind, SlotIdentity};
-use crate::format::superblock::{CHUNKS, Chunk, Superblock};
+use crate::commit::{ClosedGroup, CommitRules, CommitState, InodeChange, NoSlots};
+use crate::format::slot::{self, SlotHeader, SlotIdentity, SlotKind};
+use crate::format::superblock::{CHUNKS, SlotChunk, Superblock};
 use crate::format::{LAST, LAST_OPENED, LAST_WRITTEN, UNIT_BLOCKS, are_neighbours};
 
 use copies::write_superblock;
 pub(crate) use copies::{BadCopies, bad_copies, grow, make, read_superblock, superblock};
 pub use error::StoreError;
 pub(crate) use error::failed;
-use flushes::Flushes;
-use lanes::Lanes;
-pub(crate) use places::Frozen;
-use places::Places;
-pub(crate) use scan::{Survey, check_numbers, survey, survey_and_see};
-pub(crate) use turns::Turn;
-use turns::Turns;
-use writing::Failed;
-pub(crate) use writing::Writing;
+use flushes::DeviceFlushes;
+use lanes::DeviceQueues;
+pub(crate) use places::FrozenSlots;
+use places::SlotPlaces;
+pub(crate) use scan::{SlotSurvey, check_numbers, survey, survey_and_see};
+pub(crate) use turns::GroupTurn;
+use turns::GroupTurns;
+use writing::FailedSlot;
+pub(crate) use writing::GroupWrite;
 
 /// Frames for slots and data that are being written: 8 MiB.
 const FRAMES: u32 = 2048;
@@ -57,15 +57,15 @@ const INO_STEP: u64 = 1 << 20;
 const TRIES: usize = 8;
 
 /// The inodes of a device, each a body under a number.
-pub(crate) struct Store {
-    device: Arc<dyn Device>,
-    lanes: Arc<Lanes>,
-    turns: Arc<Turns>,
-    flushes: Flushes,
-    state: Mutex<State>,
+pub(crate) struct InodeStore {
+    device: Arc<dyn BlockDevice>,
+    lanes: Arc<DeviceQueues>,
+    turns: Arc<GroupTurns>,
+    flushes: DeviceFlushes,
+    state: Mutex<StoreState>,
     /// A group got further, or the device failed.
     changed: Condvar,
-    rules: Rules,
+    rules: CommitRules,
     failed: AtomicBool,
     /// A slot could not be written, and lies elsewhere: a part of it may be in its old place.
     replaced: AtomicBool,
@@ -77,7 +77,7 @@ pub(crate) struct Store {
 
 /// How far a store has come since its mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct StoreProgress {
     /// Groups that were closed.
     pub(crate) groups: u64,
     /// Those of them that would not survive a power failure.
@@ -89,17 +89,17 @@ pub(crate) struct Progress {
     pub(crate) superblocks: u64,
 }
 
-struct State {
+struct StoreState {
     superblock: Superblock,
-    groups: Groups,
+    groups: CommitState,
     /// Groups that are not durable.
-    stages: BTreeMap<u64, Stage>,
+    stages: BTreeMap<u64, GroupStage>,
     random: fastrand::Rng,
 }
 
 /// The state of a group that is not durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum GroupStage {
     /// Its slots are in flight.
     Writing,
     /// Its slots are in flight, and survive a power failure once they are complete.
@@ -110,33 +110,33 @@ enum Stage {
     Safe,
 }
 
-impl Stage {
+impl GroupStage {
     /// True while nobody knows what the slots hold.
     fn is_in_flight(self) -> bool {
-        matches!(self, Stage::Writing | Stage::WritingThrough)
+        matches!(self, GroupStage::Writing | GroupStage::WritingThrough)
     }
 }
 
 /// The use of units that a store asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum UnitUse {
     /// There are no slots for a group.
     Slots,
     /// There are slots, but a write for each few of them would take long.
     Runs,
 }
 
-/// The outcome of [`Store::try_commit`].
-pub(crate) enum Begun {
+/// The outcome of [`InodeStore::try_commit`].
+pub(crate) enum CommitStart {
     /// The writes are in flight.
-    Writing(Writing),
+    Writing(GroupWrite),
     /// There was nothing to write after the group of this number.
     Nothing(u64),
     /// All closed groups must be durable first.
-    Later(Vec<Change>),
+    Later(Vec<InodeChange>),
 }
 
-impl Store {
+impl InodeStore {
     /// Begins to write to a device that was surveyed. What a power failure left half done is undone.
     /// `random` makes the keys of new chunks, which nobody may guess.
     ///
@@ -144,16 +144,16 @@ impl Store {
     ///
     /// A failure of the device.
     pub(crate) fn begin(
-        device: Arc<dyn Device>,
-        survey: &Survey,
-        rules: Rules,
+        device: Arc<dyn BlockDevice>,
+        survey: &SlotSurvey,
+        rules: CommitRules,
         random: fastrand::Rng,
-    ) -> Result<Store, StoreError> {
+    ) -> Result<InodeStore, StoreError> {
         let found = &survey.found;
         if found.next_stamp.max(found.durable).max(survey.superblock.epoch) >= LAST_OPENED {
             return Err(StoreError::Numbers);
         }
-        let mut line = Blocking::new(&*device).map_err(failed("open a queue"))?;
+        let mut line = BlockingQueue::new(&*device).map_err(failed("open a queue"))?;
         if rules.snapshots_are_voided {
             snapshot::void(&mut line, &survey.superblock)?;
         }
@@ -179,14 +179,15 @@ impl Store {
             line.flush().map_err(failed("flush"))?;
         }
         drop(line);
-        let groups = Groups::new(&superblock.chunks, found, rules);
-        let lanes = Lanes::new(Arc::clone(&device), FRAMES).map_err(failed("open a queue"))?;
-        let state = State { superblock, groups, stages: BTreeMap::new(), random };
-        Ok(Store {
+        let groups = CommitState::new(&superblock.chunks, found, rules);
+        let lanes =
+            DeviceQueues::new(Arc::clone(&device), FRAMES).map_err(failed("open a queue"))?;
+        let state = StoreState { superblock, groups, stages: BTreeMap::new(), random };
+        Ok(InodeStore {
             device,
             lanes,
             turns: Arc::default(),
-            flushes: Flushes::default(),
+            flushes: DeviceFlushes::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
             rules,
@@ -199,12 +200,12 @@ impl Store {
     }
 
     /// The place of a group: groups count in the order of their turns.
-    pub(crate) fn turn(&self) -> Turn {
+    pub(crate) fn turn(&self) -> GroupTurn {
         self.turns.take()
     }
 
     /// Writes `changes`, each of another inode, as the group of `turn`, when all earlier turns are over.
-    /// Returns its number; it is durable after [`sync`](Store::sync). `now` says that such a sync follows
+    /// Returns its number; it is durable after [`sync`](InodeStore::sync). `now` says that such a sync follows
     /// at once. Where slots run out, or lie scattered, `units` takes up to so many neighbouring units that nothing uses, and
     /// returns the first and their number; nothing is locked meanwhile.
     ///
@@ -214,10 +215,10 @@ impl Store {
     /// follow.
     pub(crate) fn commit(
         &self,
-        turn: Turn,
-        changes: Vec<Change>,
+        turn: GroupTurn,
+        changes: Vec<InodeChange>,
         now: bool,
-        units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
+        units: &mut dyn FnMut(u32, UnitUse) -> Option<(u32, u32)>,
     ) -> Result<u64, StoreError> {
         match self.begin_group(turn, changes, now, units)? {
             (_, Some(writing)) => self.finish(writing),
@@ -225,25 +226,25 @@ impl Store {
         }
     }
 
-    /// As [`commit`](Store::commit), but does not wait for the writes, if there are some: they are to be
-    /// [finished](Store::finish).
+    /// As [`commit`](InodeStore::commit), but does not wait for the writes, if there are some: they are to be
+    /// [finished](InodeStore::finish).
     ///
     /// # Errors
     ///
-    /// Those of [`commit`](Store::commit).
+    /// Those of [`commit`](InodeStore::commit).
     pub(crate) fn begin_group(
         &self,
-        turn: Turn,
-        mut changes: Vec<Change>,
+        turn: GroupTurn,
+        mut changes: Vec<InodeChange>,
         now: bool,
-        units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
-    ) -> Result<(u64, Option<Writing>), StoreError> {
+        units: &mut dyn FnMut(u32, UnitUse) -> Option<(u32, u32)>,
+    ) -> Result<(u64, Option<GroupWrite>), StoreError> {
         turn.wait();
         loop {
             match self.try_commit(changes, now, units)? {
-                Begun::Writing(writing) => return Ok((writing.group(), Some(writing))),
-                Begun::Nothing(group) => return Ok((group, None)),
-                Begun::Later(again) => {
+                CommitStart::Writing(writing) => return Ok((writing.group(), Some(writing))),
+                CommitStart::Nothing(group) => return Ok((group, None)),
+                CommitStart::Later(again) => {
                     changes = again;
                     self.sync(self.newest())?;
                 }
@@ -261,11 +262,11 @@ impl Store {
     /// Waits until the slots of at most `left` groups up to `newest` are in flight.
     fn wait_for_writes<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, StoreState>,
         newest: u64,
         left: usize,
-    ) -> MutexGuard<'a, State> {
-        let in_flight = |state: &State| {
+    ) -> MutexGuard<'a, StoreState> {
+        let in_flight = |state: &StoreState| {
             let stages = state.stages.range(..=newest);
             stages.filter(|(_, stage)| stage.is_in_flight()).count()
         };
@@ -279,19 +280,19 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of [`commit`](Store::commit).
+    /// Those of [`commit`](InodeStore::commit).
     pub(crate) fn try_commit(
         &self,
-        mut changes: Vec<Change>,
+        mut changes: Vec<InodeChange>,
         now: bool,
-        units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
-    ) -> Result<Begun, StoreError> {
+        units: &mut dyn FnMut(u32, UnitUse) -> Option<(u32, u32)>,
+    ) -> Result<CommitStart, StoreError> {
         self.avoid_scattering(changes.len(), units)?;
         loop {
             let mut state = self.lock();
             self.check()?;
             // Only a forged image comes near: a slot with such a number would be none.
-            let largest = changes.iter().map(Change::ino).max().unwrap_or(0);
+            let largest = changes.iter().map(InodeChange::ino).max().unwrap_or(0);
             if largest.max(state.groups.largest()) >= LAST_WRITTEN {
                 return Err(StoreError::Full);
             }
@@ -299,35 +300,40 @@ impl Store {
             let none = match state.groups.close(changes) {
                 Ok(Some(group)) => {
                     // A flush would cover earlier groups, too.
-                    let flushes = |stage: &Stage| matches!(stage, Stage::Writing | Stage::Written);
+                    let flushes = |stage: &GroupStage| {
+                        matches!(stage, GroupStage::Writing | GroupStage::Written)
+                    };
                     let alone = !state.stages.values().any(flushes);
                     let fua = now
                         && alone
                         && is_one_run(&group, self.lanes.gathered())
                         && self.device.facts().fua;
-                    let stage = if fua { Stage::WritingThrough } else { Stage::Writing };
+                    let stage = if fua { GroupStage::WritingThrough } else { GroupStage::Writing };
                     state.stages.insert(group.number, stage);
                     self.slots_written.fetch_add(group.writes.len() as u64, Ordering::Relaxed);
-                    let places = Places::of(&state.superblock);
+                    let places = SlotPlaces::of(&state.superblock);
                     drop(state);
                     let lane = self.noted(self.lanes.take(), "open a queue")?;
-                    return Ok(Begun::Writing(Writing::begin(lane, group, fua, |block| {
-                        places.at(block)
-                    })));
+                    return Ok(CommitStart::Writing(GroupWrite::begin(
+                        lane,
+                        group,
+                        fua,
+                        |block| places.at(block),
+                    )));
                 }
-                Ok(None) => return Ok(Begun::Nothing(state.groups.newest())),
+                Ok(None) => return Ok(CommitStart::Nothing(state.groups.newest())),
                 Err((none, again)) => {
                     changes = again;
                     none
                 }
             };
             match none {
-                NoSlots::UntilDurable => return Ok(Begun::Later(changes)),
+                NoSlots::UntilDurable => return Ok(CommitStart::Later(changes)),
                 NoSlots::UntilMentioned => self.mention(&mut state)?,
                 NoSlots::Full => {
                     let wanted = self.chunk_to_add(&state)?;
                     drop(state);
-                    let taken = units(wanted, Need::Slots).ok_or(StoreError::Full)?;
+                    let taken = units(wanted, UnitUse::Slots).ok_or(StoreError::Full)?;
                     self.add_chunk(&mut self.lock(), taken)?;
                 }
             }
@@ -338,7 +344,7 @@ impl Store {
     fn avoid_scattering(
         &self,
         count: usize,
-        units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
+        units: &mut dyn FnMut(u32, UnitUse) -> Option<(u32, u32)>,
     ) -> Result<(), StoreError> {
         let mut state = self.lock();
         let has_room = state.superblock.chunks.len() < CHUNKS - CHUNKS_KEPT;
@@ -347,7 +353,7 @@ impl Store {
         }
         let wanted = self.chunk_to_add(&state)?;
         drop(state);
-        match units(wanted, Need::Runs) {
+        match units(wanted, UnitUse::Runs) {
             Some(taken) => self.add_chunk(&mut self.lock(), taken),
             None => Ok(()),
         }
@@ -358,7 +364,7 @@ impl Store {
     /// # Errors
     ///
     /// A failure of the device, after which only failures follow.
-    pub(crate) fn finish(&self, writing: Writing) -> Result<u64, StoreError> {
+    pub(crate) fn finish(&self, writing: GroupWrite) -> Result<u64, StoreError> {
         let (group, fua) = (writing.group(), writing.fua);
         let (bad, mut lane) = writing.wait();
         let Some(mut bad) = bad else { return self.noted(Err(Errno::IO), "write") };
@@ -370,14 +376,14 @@ impl Store {
             replaced = true;
             self.replaced.store(true, Ordering::Relaxed);
             let mut again = Vec::new();
-            for Failed { block, identity, body } in bad {
+            for FailedSlot { block, identity, body } in bad {
                 let (block, place) = self.elsewhere(group, block)?;
                 let mut frames = lane.frames(1, &mut Vec::new());
                 crate::format::slot::encode(identity, &body, &place, &mut frames);
-                let kind = OpKind::Write { block, memory: frames.into(), fua: false };
+                let kind = BlockOpKind::Write { block, memory: frames.into(), fua: false };
                 if let Err(errno) = lane.run(kind) {
                     log::warn!("the slot at block {block} cannot be written: {errno}");
-                    again.push(Failed { block, identity, body });
+                    again.push(FailedSlot { block, identity, body });
                 }
             }
             bad = again;
@@ -386,7 +392,7 @@ impl Store {
             return self.noted(Err(Errno::IO), "write");
         }
         let mut state = self.lock();
-        let stage = if fua && !replaced { Stage::Safe } else { Stage::Written };
+        let stage = if fua && !replaced { GroupStage::Safe } else { GroupStage::Written };
         state.stages.insert(group, stage);
         self.advance(&mut state);
         Ok(group)
@@ -401,7 +407,7 @@ impl Store {
             other = state.groups.elsewhere(group, block);
         }
         if let Ok(block) = other {
-            return Ok((block, Places::of(&state.superblock).at(block)));
+            return Ok((block, SlotPlaces::of(&state.superblock).at(block)));
         }
         drop(state);
         self.noted(Err(Errno::IO), "write, and no other slot is left")
@@ -442,25 +448,25 @@ impl Store {
     }
 
     fn flush_now(&self) -> Result<(), StoreError> {
-        let written = |stages: &BTreeMap<u64, Stage>| -> Vec<u64> {
-            let written = stages.iter().filter(|(_, stage)| **stage == Stage::Written);
+        let written = |stages: &BTreeMap<u64, GroupStage>| -> Vec<u64> {
+            let written = stages.iter().filter(|(_, stage)| **stage == GroupStage::Written);
             written.map(|(group, _)| *group).collect()
         };
         let covered = written(&self.lock().stages);
-        let flushed = self.lanes.take().and_then(|mut lane| lane.run(OpKind::Flush));
+        let flushed = self.lanes.take().and_then(|mut lane| lane.run(BlockOpKind::Flush));
         self.noted(flushed, "flush")?;
         let mut state = self.lock();
         for group in covered {
-            state.stages.insert(group, Stage::Safe);
+            state.stages.insert(group, GroupStage::Safe);
         }
         self.advance(&mut state);
         Ok(())
     }
 
     /// Takes in which groups are durable: those that are safe, up to the first that is not.
-    fn advance(&self, state: &mut State) {
+    fn advance(&self, state: &mut StoreState) {
         while let Some(first) = state.stages.first_entry()
-            && *first.get() == Stage::Safe
+            && *first.get() == GroupStage::Safe
         {
             let (group, _) = first.remove_entry();
             state.groups.durable(group);
@@ -488,7 +494,7 @@ impl Store {
             for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
                 out.copy_from_slice(&bytes[..]);
             }
-            let kind = OpKind::Write { block: run[0].0, memory: frames.into(), fua: false };
+            let kind = BlockOpKind::Write { block: run[0].0, memory: frames.into(), fua: false };
             lane.push(0, kind, &mut done);
         }
         while lane.in_flight() > 0 {
@@ -526,10 +532,10 @@ impl Store {
     }
 
     /// How far it has come.
-    pub(crate) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> StoreProgress {
         let state = self.lock();
         let newest = state.groups.newest();
-        Progress {
+        StoreProgress {
             groups: newest - self.begun,
             not_durable: newest - state.groups.newest_durable(),
             slots_written: self.slots_written.load(Ordering::Relaxed),
@@ -558,7 +564,7 @@ impl Store {
         self.lock().groups.reopen(units);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StoreState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -575,13 +581,13 @@ impl Store {
     }
 
     /// Lets everything fail from now on. Whoever waits has the state locked until it sleeps.
-    fn give_up(&self, _: &State) {
+    fn give_up(&self, _: &StoreState) {
         self.failed.store(true, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
     /// Says on the device how far groups are durable, so that more slots may be used again.
-    fn mention(&self, state: &mut State) -> Result<(), StoreError> {
+    fn mention(&self, state: &mut StoreState) -> Result<(), StoreError> {
         let durable = state.groups.newest_durable();
         self.update(state, |superblock| superblock.durable = durable)?;
         state.groups.mentioned(durable);
@@ -589,7 +595,7 @@ impl Store {
     }
 
     /// Units that another chunk should have: about an eighth of those that there are.
-    fn chunk_to_add(&self, state: &State) -> Result<u32, StoreError> {
+    fn chunk_to_add(&self, state: &StoreState) -> Result<u32, StoreError> {
         let chunks = &state.superblock.chunks;
         if chunks.len() == CHUNKS || self.rules.usable < usize::MAX {
             return Err(StoreError::Full);
@@ -600,10 +606,10 @@ impl Store {
 
     fn add_chunk(
         &self,
-        state: &mut State,
+        state: &mut StoreState,
         (first_unit, units): (u32, u32),
     ) -> Result<(), StoreError> {
-        let chunk = Chunk { first_unit, units, key: state.random.u64(..) };
+        let chunk = SlotChunk { first_unit, units, key: state.random.u64(..) };
         // A chunk is in a durable superblock before a slot of it is written.
         self.update(state, |superblock| superblock.chunks.push(chunk))?;
         state.groups.add(&chunk);
@@ -652,7 +658,7 @@ impl Store {
             superblock.durable = durable;
         })?;
         // An older copy, which is used when the newest is lost, must not take the data of a file for slots.
-        let line = Blocking::new(&*self.device).map_err(failed("open a queue"));
+        let line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"));
         line.and_then(|mut line| line.flush().map_err(failed("flush")))
             .inspect_err(|_| self.give_up(&state))?;
         state.groups.mentioned(durable);
@@ -662,7 +668,7 @@ impl Store {
 
     /// Says on the device that inode numbers up to `newest` are taken, in large steps: the slots of inodes
     /// that are gone do not say it for ever.
-    fn raise_next_ino(&self, state: &mut State, newest: u64) -> Result<(), StoreError> {
+    fn raise_next_ino(&self, state: &mut StoreState, newest: u64) -> Result<(), StoreError> {
         match newest >= state.superblock.next_ino {
             true => self.update(state, |superblock| superblock.next_ino = after(newest)),
             false => Ok(()),
@@ -671,14 +677,14 @@ impl Store {
 
     fn update(
         &self,
-        state: &mut State,
+        state: &mut StoreState,
         change: impl FnOnce(&mut Superblock),
     ) -> Result<(), StoreError> {
         let mut superblock = state.superblock.clone();
         superblock.epoch += 1;
         self.superblocks.fetch_add(1, Ordering::Relaxed);
         change(&mut superblock);
-        let line = Blocking::new(&*self.device).map_err(failed("open a queue"));
+        let line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"));
         line.and_then(|mut line| write_superblock(&mut line, &superblock))
             .inspect_err(|_| self.give_up(state))?;
         state.superblock = superblock;
@@ -692,7 +698,7 @@ fn after(ino: u64) -> u64 {
 }
 
 /// True if one operation of the device, of `gathered` blocks at most, writes all slots of a group.
-fn is_one_run(group: &Group, gathered: usize) -> bool {
+fn is_one_run(group: &ClosedGroup, gathered: usize) -> bool {
     group.writes.len() <= gathered && are_neighbours(group.writes.iter().map(|write| write.block))
 }
 
@@ -701,8 +707,9 @@ fn is_one_run(group: &Group, gathered: usize) -> bool {
 const CHUNKS_KEPT: usize = 32;
 
 /// The chunks without a unit of one of them. `None` where that is the last unit, or would be one chunk too many.
-fn without(chunks: &[Chunk], unit: u32) -> Option<Vec<Chunk>> {
-    let holds = |chunk: &Chunk| (chunk.first_unit..chunk.first_unit + chunk.units).contains(&unit);
+fn without(chunks: &[SlotChunk], unit: u32) -> Option<Vec<SlotChunk>> {
+    let holds =
+        |chunk: &SlotChunk| (chunk.first_unit..chunk.first_unit + chunk.units).contains(&unit);
     let mut left = Vec::with_capacity(chunks.len() + 1);
     for chunk in chunks {
         if !holds(chunk) {
@@ -712,8 +719,8 @@ fn without(chunks: &[Chunk], unit: u32) -> Option<Vec<Chunk>> {
         let before = unit - chunk.first_unit;
         let after = chunk.units - before - 1;
         let parts = [
-            Chunk { units: before, ..*chunk },
-            Chunk { first_unit: unit + 1, units: after, ..*chunk },
+            SlotChunk { units: before, ..*chunk },
+            SlotChunk { first_unit: unit + 1, units: after, ..*chunk },
         ];
         left.extend(parts.into_iter().filter(|part| part.units > 0));
     }
@@ -729,13 +736,13 @@ pub(crate) fn chunks_left(superblock: &Superblock) -> u64 {
 /// A slot of nothing of the newest group, which the superblock calls durable already, in the place of one that does not count. Zeros would not do: a slot that is torn shows what
 /// lay there before, and if the power fails while that is zeroed, it may be all that is left. A removal slot that
 /// nobody needs would then pass for one that was damaged.
-fn emptied(survey: &Survey, block: u64) -> [u8; FRAME] {
+fn emptied(survey: &SlotSurvey, block: u64) -> [u8; FRAME] {
     let (mut bytes, durable) = ([0; FRAME], survey.found.durable);
     // Before the first group there was nothing.
     if let Some(place) = survey.place(block).filter(|_| durable > 0) {
         let (group, before, count) = (durable, durable - 1, 1);
-        let new = Identity::new(Kind::Nothing, 0, survey.found.next_stamp);
-        let identity = Identity { group, count, durable: before, ..new };
+        let new = SlotHeader::new(SlotKind::Nothing, 0, survey.found.next_stamp);
+        let identity = SlotHeader { group, count, durable: before, ..new };
         slot::encode(identity, &[], &place, &mut bytes);
     }
     bytes

@@ -2,23 +2,23 @@
 
 use std::collections::HashMap;
 
-use super::{State, Store, Survey};
+use super::{InodeStore, SlotSurvey, StoreState};
 use crate::format::UNIT_BLOCKS;
 use crate::format::slot::SlotIdentity;
-use crate::format::superblock::{Chunk, Superblock};
+use crate::format::superblock::{SlotChunk, Superblock};
 
 /// The places of slots, by block.
-pub(super) struct Places {
+pub(super) struct SlotPlaces {
     uuid: [u8; 16],
     /// By first unit.
-    chunks: Vec<Chunk>,
+    chunks: Vec<SlotChunk>,
 }
 
-impl Places {
-    pub(super) fn of(superblock: &Superblock) -> Places {
+impl SlotPlaces {
+    pub(super) fn of(superblock: &Superblock) -> SlotPlaces {
         let mut chunks = superblock.chunks.clone();
         chunks.sort_unstable_by_key(|chunk| chunk.first_unit);
-        Places { uuid: superblock.uuid, chunks }
+        SlotPlaces { uuid: superblock.uuid, chunks }
     }
 
     /// # Panics
@@ -28,7 +28,7 @@ impl Places {
         let unit = block / UNIT_BLOCKS;
         let after = self.chunks.partition_point(|chunk| u64::from(chunk.first_unit) <= unit);
         let chunk = after.checked_sub(1).map(|at| self.chunks[at]);
-        let holds = |chunk: &Chunk| unit < u64::from(chunk.first_unit) + u64::from(chunk.units);
+        let holds = |chunk: &SlotChunk| unit < u64::from(chunk.first_unit) + u64::from(chunk.units);
         match chunk.filter(holds) {
             Some(chunk) => SlotIdentity { uuid: self.uuid, key: chunk.key, block },
             None => panic!("block {block} is no slot"),
@@ -36,12 +36,12 @@ impl Places {
     }
 }
 
-impl Store {
+impl InodeStore {
     /// The places of the slots that count of these inodes, which are written. They stay as they are as long
     /// as a later call says the same.
     pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         let mut state = self.lock();
-        let live = |state: &State| -> Vec<Option<u64>> {
+        let live = |state: &StoreState| -> Vec<Option<u64>> {
             inos.iter().map(|ino| state.groups.live(*ino)).collect()
         };
         let blocks = loop {
@@ -52,22 +52,22 @@ impl Store {
                 break blocks;
             }
         };
-        let places = Places::of(&state.superblock);
+        let places = SlotPlaces::of(&state.superblock);
         blocks.into_iter().map(|block| block.map(|block| places.at(block))).collect()
     }
 }
 
 /// The slots of a file system to which nothing is written.
-pub(crate) struct Frozen {
-    places: Places,
+pub(crate) struct FrozenSlots {
+    places: SlotPlaces,
     blocks: HashMap<u64, u64>,
 }
 
-impl Frozen {
-    pub(crate) fn of(survey: &Survey) -> Frozen {
+impl FrozenSlots {
+    pub(crate) fn of(survey: &SlotSurvey) -> FrozenSlots {
         let live = survey.found.live.iter();
         let blocks = live.map(|(ino, version)| (*ino, version.block)).collect();
-        Frozen { places: Places::of(&survey.superblock), blocks }
+        FrozenSlots { places: SlotPlaces::of(&survey.superblock), blocks }
     }
 
     /// The places of the slots of these inodes.

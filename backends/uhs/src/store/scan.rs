@@ -3,16 +3,19 @@
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use defuse_block::{Blocking, Device, Done, Errno, FRAME, Op, OpKind, Queue, Region};
-use defuse_fs::source::{Unwatched, Watch};
+use defuse_block::{
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, BlockingQueue, DeviceQueue, Errno, FRAME,
+    MemoryRegion,
+};
+use defuse_fs::source::{NoWatch, WorkWatch};
 
-use super::bodies::{Bodies, Budget};
+use super::bodies::{ScanBudget, ScannedBodies};
 use super::copies::superblock;
 use super::error::{StoreError, failed};
 use super::slots;
-use crate::commit::{Recovered, Rules, Scanned, recover};
-use crate::format::slot::{self, Found, SlotIdentity};
-use crate::format::superblock::{Chunk, Superblock};
+use crate::commit::{CommitRules, RecoveredState, ScannedSlot, recover};
+use crate::format::slot::{self, FoundSlot, SlotIdentity};
+use crate::format::superblock::{SlotChunk, Superblock};
 use crate::format::{BLOCK, LAST, UNIT_BLOCKS};
 use crate::names::ROOT;
 
@@ -29,25 +32,25 @@ const DEPTH: u32 = 2;
 const SHARE: u64 = 4096;
 
 /// The state of a file system, as its slots tell. Nothing was written to find it.
-pub(crate) struct Survey {
+pub(crate) struct SlotSurvey {
     pub(crate) superblock: Superblock,
-    pub(crate) found: Recovered,
+    pub(crate) found: RecoveredState,
     /// Blocks of slots that cannot be read.
     pub(crate) unreadable: Vec<u64>,
     /// Those of each thread.
-    pub(super) bodies: Vec<Bodies>,
+    pub(super) bodies: Vec<ScannedBodies>,
 }
 
 /// The findings of one thread.
-pub(super) struct Part {
-    slots: Vec<(u64, Scanned)>,
-    pub(super) bodies: Bodies,
+pub(super) struct ScanFindings {
+    slots: Vec<(u64, ScannedSlot)>,
+    pub(super) bodies: ScannedBodies,
     unreadable: Vec<u64>,
 }
 
 /// Neighbouring blocks of one chunk.
 #[derive(Clone, Copy)]
-pub(super) struct Piece {
+pub(super) struct ScanRange {
     pub(super) block: u64,
     pub(super) blocks: u64,
     pub(super) key: u64,
@@ -55,9 +58,9 @@ pub(super) struct Piece {
 
 /// The bodies that a scan keeps.
 #[derive(Clone, Copy)]
-pub(super) enum Keeps<'a> {
+pub(super) enum BodyRetention<'a> {
     /// As many as there is room for, in this way.
-    Some(&'a Budget),
+    Some(&'a ScanBudget),
     /// Those of the slots in these blocks, in ascending order, with their data if so.
     These(&'a [u64], bool),
 }
@@ -67,8 +70,11 @@ pub(super) enum Keeps<'a> {
 /// # Errors
 ///
 /// See [`StoreError`]. Slots that cannot be read or are damaged are none.
-pub(crate) fn survey(device: &dyn Device, rules: Rules) -> Result<Survey, StoreError> {
-    survey_and_see(device, rules, |_| {}, &Unwatched)
+pub(crate) fn survey(
+    device: &dyn BlockDevice,
+    rules: CommitRules,
+) -> Result<SlotSurvey, StoreError> {
+    survey_and_see(device, rules, |_| {}, &NoWatch)
 }
 
 /// As [`survey`], and shows all slots by block. `watch` sees the reading.
@@ -77,15 +83,15 @@ pub(crate) fn survey(device: &dyn Device, rules: Rules) -> Result<Survey, StoreE
 ///
 /// See [`StoreError`].
 pub(crate) fn survey_and_see(
-    device: &dyn Device,
-    rules: Rules,
-    see: impl FnOnce(&[(u64, Scanned)]),
-    watch: &dyn Watch,
-) -> Result<Survey, StoreError> {
+    device: &dyn BlockDevice,
+    rules: CommitRules,
+    see: impl FnOnce(&[(u64, ScannedSlot)]),
+    watch: &dyn WorkWatch,
+) -> Result<SlotSurvey, StoreError> {
     let superblock = superblock(device)?;
-    let budget = Budget(AtomicU64::new(rules.kept));
+    let budget = ScanBudget(AtomicU64::new(rules.kept));
     let pieces = pieces(&superblock, gathered(device, &superblock));
-    let parts = scan(device, &superblock, &pieces, Keeps::Some(&budget), watch)?;
+    let parts = scan(device, &superblock, &pieces, BodyRetention::Some(&budget), watch)?;
     let mut slots = Vec::new();
     let mut unreadable = Vec::new();
     let mut bodies = Vec::new();
@@ -100,7 +106,7 @@ pub(crate) fn survey_and_see(
     let mut found = recover(&slots, superblock.durable, rules);
     found.next_ino = superblock.next_ino.max(found.next_ino);
     check_numbers(&superblock, &[found.next_ino, found.next_stamp, found.durable])?;
-    Ok(Survey { superblock, found, unreadable, bodies })
+    Ok(SlotSurvey { superblock, found, unreadable, bodies })
 }
 
 /// Fails where numbers of a file system leave no room for what a mount adds to them.
@@ -116,23 +122,23 @@ pub(crate) fn check_numbers(superblock: &Superblock, numbers: &[u64]) -> Result<
     }
 }
 
-impl Survey {
+impl SlotSurvey {
     /// The state that a snapshot has told.
-    pub(crate) fn restored(superblock: Superblock, found: Recovered) -> Survey {
-        Survey { superblock, found, unreadable: Vec::new(), bodies: Vec::new() }
+    pub(crate) fn restored(superblock: Superblock, found: RecoveredState) -> SlotSurvey {
+        SlotSurvey { superblock, found, unreadable: Vec::new(), bodies: Vec::new() }
     }
 
     /// The state of the same slots, `scan`, if the groups up to `group` count, whatever is missing of them.
-    pub(crate) fn count_up_to(self, scan: &[(u64, Scanned)], group: u64) -> Survey {
-        let mut found = recover(scan, self.superblock.durable.max(group), Rules::ALL);
+    pub(crate) fn count_up_to(self, scan: &[(u64, ScannedSlot)], group: u64) -> SlotSurvey {
+        let mut found = recover(scan, self.superblock.durable.max(group), CommitRules::ALL);
         found.next_ino = self.superblock.next_ino.max(found.next_ino);
-        Survey { found, ..self }
+        SlotSurvey { found, ..self }
     }
 
     /// The place of the slot at `block`; `None` where no chunk has it.
     pub(crate) fn place(&self, block: u64) -> Option<SlotIdentity> {
         let unit = block / UNIT_BLOCKS;
-        let holds = |chunk: &&Chunk| {
+        let holds = |chunk: &&SlotChunk| {
             let first = u64::from(chunk.first_unit);
             (first..first + u64::from(chunk.units)).contains(&unit)
         };
@@ -142,19 +148,19 @@ impl Survey {
 }
 
 /// Blocks of a read. A region gives runs out of blocks of a power of two.
-pub(super) fn gathered(device: &dyn Device, superblock: &Superblock) -> u64 {
+pub(super) fn gathered(device: &dyn BlockDevice, superblock: &Superblock) -> u64 {
     let gathered = (slots(superblock) / READS).clamp(*GATHERED.start(), *GATHERED.end());
     let largest = (u64::from(device.facts().max_transfer) / BLOCK as u64).max(1);
     gathered.next_power_of_two().min(1 << largest.ilog2())
 }
 
 /// All slots, in pieces of `gathered` blocks.
-fn pieces(superblock: &Superblock, gathered: u64) -> Vec<Piece> {
+fn pieces(superblock: &Superblock, gathered: u64) -> Vec<ScanRange> {
     let chunks = superblock.chunks.iter();
     let pieces = chunks.flat_map(|chunk| {
         let first = u64::from(chunk.first_unit) * UNIT_BLOCKS;
         let end = first + u64::from(chunk.units) * UNIT_BLOCKS;
-        (first..end).step_by(gathered as usize).map(move |block| Piece {
+        (first..end).step_by(gathered as usize).map(move |block| ScanRange {
             block,
             blocks: gathered.min(end - block),
             key: chunk.key,
@@ -169,12 +175,12 @@ fn pieces(superblock: &Superblock, gathered: u64) -> Vec<Piece> {
 ///
 /// A failure of the device as a whole, and [`StoreError::Interrupted`] if `watch` ends the reading.
 pub(super) fn scan(
-    device: &dyn Device,
+    device: &dyn BlockDevice,
     superblock: &Superblock,
-    pieces: &[Piece],
-    keeps: Keeps<'_>,
-    watch: &dyn Watch,
-) -> Result<Vec<Part>, StoreError> {
+    pieces: &[ScanRange],
+    keeps: BodyRetention<'_>,
+    watch: &dyn WorkWatch,
+) -> Result<Vec<ScanFindings>, StoreError> {
     let parts = scan_by_threads(device, superblock, pieces, keeps, watch);
     parts.map_err(|errno| match errno {
         Errno::INTR => StoreError::Interrupted,
@@ -184,12 +190,12 @@ pub(super) fn scan(
 
 /// `EINTR` if `watch` ends the reading.
 fn scan_by_threads(
-    device: &dyn Device,
+    device: &dyn BlockDevice,
     superblock: &Superblock,
-    pieces: &[Piece],
-    keeps: Keeps<'_>,
-    watch: &dyn Watch,
-) -> Result<Vec<Part>, Errno> {
+    pieces: &[ScanRange],
+    keeps: BodyRetention<'_>,
+    watch: &dyn WorkWatch,
+) -> Result<Vec<ScanFindings>, Errno> {
     // The number of cores costs a dozen system calls.
     let threads = match pieces.iter().map(|piece| piece.blocks).sum::<u64>() / SHARE {
         0 | 1 => 1,
@@ -203,7 +209,8 @@ fn scan_by_threads(
         !watch.ends("reading inodes", done as u64, pieces.len() as u64)
     };
     let largest = pieces.iter().map(|piece| piece.blocks).max().unwrap_or(1).next_power_of_two();
-    let work = || Scanner::new(device, superblock, largest, keeps)?.run(pieces, &next, &goes_on);
+    let work =
+        || SlotScanner::new(device, superblock, largest, keeps)?.run(pieces, &next, &goes_on);
     if threads == 1 {
         return Ok(vec![work()?]);
     }
@@ -215,60 +222,60 @@ fn scan_by_threads(
 }
 
 /// A slot that lists the root as removed is forged, and would hide each root that a repair makes.
-fn without_root(mut scanned: Scanned) -> Scanned {
-    if let Scanned::Whole(_, list) = &mut scanned {
+fn without_root(mut scanned: ScannedSlot) -> ScannedSlot {
+    if let ScannedSlot::Whole(_, list) = &mut scanned {
         list.retain(|ino| *ino != ROOT);
     }
     scanned
 }
 
 /// One thread of a scan.
-struct Scanner<'a> {
-    device: &'a dyn Device,
+struct SlotScanner<'a> {
+    device: &'a dyn BlockDevice,
     superblock: &'a Superblock,
-    queue: Box<dyn Queue>,
-    region: std::sync::Arc<Region>,
-    keeps: Keeps<'a>,
-    part: Part,
+    queue: Box<dyn DeviceQueue>,
+    region: std::sync::Arc<MemoryRegion>,
+    keeps: BodyRetention<'a>,
+    part: ScanFindings,
 }
 
-impl<'a> Scanner<'a> {
+impl<'a> SlotScanner<'a> {
     fn new(
-        device: &'a dyn Device,
+        device: &'a dyn BlockDevice,
         superblock: &'a Superblock,
         gathered: u64,
-        keeps: Keeps<'a>,
+        keeps: BodyRetention<'a>,
     ) -> Result<Self, Errno> {
-        let region = Region::new(DEPTH * gathered as u32)?;
+        let region = MemoryRegion::new(DEPTH * gathered as u32)?;
         device.register(&region)?;
         let queue = device.queue(DEPTH)?;
         let (slots, unreadable) = (Vec::new(), Vec::new());
-        let part = Part { slots, bodies: Bodies::default(), unreadable };
-        Ok(Scanner { device, superblock, queue, region, keeps, part })
+        let part = ScanFindings { slots, bodies: ScannedBodies::default(), unreadable };
+        Ok(SlotScanner { device, superblock, queue, region, keeps, part })
     }
 
     /// Reads pieces, each of which one thread takes by `next`, while `goes_on` says so after each.
     fn run(
         mut self,
-        pieces: &[Piece],
+        pieces: &[ScanRange],
         next: &AtomicUsize,
         goes_on: &dyn Fn() -> bool,
-    ) -> Result<Part, Errno> {
+    ) -> Result<ScanFindings, Errno> {
         let mut done = Vec::new();
         loop {
             while self.queue.in_flight() < DEPTH as usize {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 let Some(piece) = pieces.get(at) else { break };
                 let frames = self.region.take(piece.blocks as u32).ok_or(Errno::NOMEM)?;
-                let kind = OpKind::Read { block: piece.block, memory: frames.into() };
-                self.queue.push(Op { tag: at as u64, kind }).map_err(|_| Errno::BUSY)?;
+                let kind = BlockOpKind::Read { block: piece.block, memory: frames.into() };
+                self.queue.push(BlockOp { tag: at as u64, kind }).map_err(|_| Errno::BUSY)?;
             }
             if self.queue.in_flight() == 0 {
                 return Ok(self.part);
             }
             self.queue.wait(None);
             self.queue.reap(&mut done);
-            for Done { tag, result, memory } in done.drain(..) {
+            for BlockCompletion { tag, result, memory } in done.drain(..) {
                 let piece = pieces[tag as usize];
                 match (result, memory.into_frames()) {
                     (Ok(()), Some(frames)) => self.see(piece, &frames),
@@ -282,12 +289,12 @@ impl<'a> Scanner<'a> {
     }
 
     /// Reads a piece block by block, of which one at least cannot be read.
-    fn read_singly(&mut self, piece: Piece) -> Result<(), Errno> {
-        let mut line = Blocking::new(self.device)?;
+    fn read_singly(&mut self, piece: ScanRange) -> Result<(), Errno> {
+        let mut line = BlockingQueue::new(self.device)?;
         let mut bytes = [0; FRAME];
         for block in piece.block..piece.block + piece.blocks {
             match line.read(block, &mut bytes) {
-                Ok(()) => self.see(Piece { block, blocks: 1, ..piece }, &bytes),
+                Ok(()) => self.see(ScanRange { block, blocks: 1, ..piece }, &bytes),
                 Err(errno) => {
                     log::warn!("the slot at block {block} cannot be read: {errno}");
                     self.part.unreadable.push(block);
@@ -297,26 +304,28 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    fn see(&mut self, piece: Piece, bytes: &[u8]) {
-        let Piece { block, key, .. } = piece;
+    fn see(&mut self, piece: ScanRange, bytes: &[u8]) {
+        let ScanRange { block, key, .. } = piece;
         let part = &mut self.part;
         for (block, bytes) in (block..).zip(bytes.chunks_exact(BLOCK)) {
             let place = SlotIdentity { uuid: self.superblock.uuid, key, block };
             let found = slot::decode(bytes, &place);
-            if let Found::Whole(identity, body) = &found
-                && identity.kind == slot::Kind::Inode
+            if let FoundSlot::Whole(identity, body) = &found
+                && identity.kind == slot::SlotKind::Inode
             {
                 match self.keeps {
-                    Keeps::Some(budget) => part.bodies.keep_some(budget, identity.ino, block, body),
-                    Keeps::These(these, whole) if these.binary_search(&block).is_ok() => {
+                    BodyRetention::Some(budget) => {
+                        part.bodies.keep_some(budget, identity.ino, block, body)
+                    }
+                    BodyRetention::These(these, whole) if these.binary_search(&block).is_ok() => {
                         part.bodies.keep(identity.ino, block, body, whole);
                     }
-                    Keeps::These(..) => {}
+                    BodyRetention::These(..) => {}
                 }
             }
-            if let Keeps::Some(_) = self.keeps {
+            if let BodyRetention::Some(_) = self.keeps {
                 part.slots
-                    .extend(Scanned::of(&found).map(|scanned| (block, without_root(scanned))));
+                    .extend(ScannedSlot::of(&found).map(|scanned| (block, without_root(scanned))));
             }
         }
     }

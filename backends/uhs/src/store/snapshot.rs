@@ -2,17 +2,19 @@
 
 use std::sync::atomic::Ordering;
 
-use defuse_block::{Blocking, Device};
+use defuse_block::{BlockDevice, BlockingQueue};
 
 use super::error::{StoreError, failed};
-use super::{State, Store};
-use crate::commit::Groups;
-use crate::format::snapshot::{At, HEADER_BLOCKS, Header, SEGMENT, SEGMENT_BLOCKS, Segment};
+use super::{InodeStore, StoreState};
+use crate::commit::CommitState;
+use crate::format::snapshot::{
+    HEADER_BLOCKS, SEGMENT, SEGMENT_BLOCKS, SnapshotHeader, SnapshotPointer, SnapshotSegment,
+};
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
 /// The content of a snapshot.
-pub(crate) struct Saved {
+pub(crate) struct SnapshotContent {
     pub(crate) inodes: u64,
     /// Whole entries each, of [`SEGMENT`] bytes at most.
     pub(crate) segments: Vec<Vec<u8>>,
@@ -23,11 +25,11 @@ enum Found {
     /// There is none, or a mount that was cut off has begun to make it void.
     Nothing,
     Damaged,
-    Whole(Header),
+    Whole(SnapshotHeader),
 }
 
 /// The header of the snapshot that the last clean end has left. `None` where there is none, or where it is damaged.
-pub(crate) fn header(device: &dyn Device, superblock: &Superblock) -> Option<Header> {
+pub(crate) fn header(device: &dyn BlockDevice, superblock: &Superblock) -> Option<SnapshotHeader> {
     match find(device, superblock) {
         Found::Whole(header) => Some(header),
         Found::Nothing => None,
@@ -39,7 +41,7 @@ pub(crate) fn header(device: &dyn Device, superblock: &Superblock) -> Option<Hea
 }
 
 /// True if the next mount would find that the snapshot is not as it was written.
-pub(crate) fn is_damaged(device: &dyn Device, superblock: &Superblock) -> bool {
+pub(crate) fn is_damaged(device: &dyn BlockDevice, superblock: &Superblock) -> bool {
     match find(device, superblock) {
         Found::Nothing => false,
         Found::Damaged => true,
@@ -47,12 +49,14 @@ pub(crate) fn is_damaged(device: &dyn Device, superblock: &Superblock) -> bool {
     }
 }
 
-fn find(device: &dyn Device, superblock: &Superblock) -> Found {
-    let Some(At { block, blocks, crc }) = superblock.snapshot else { return Found::Nothing };
+fn find(device: &dyn BlockDevice, superblock: &Superblock) -> Found {
+    let Some(SnapshotPointer { block, blocks, crc }) = superblock.snapshot else {
+        return Found::Nothing;
+    };
     let end = block.checked_add(blocks.into()).filter(|end| *end <= superblock.blocks);
     let read = || {
         let mut bytes = vec![0; blocks as usize * BLOCK];
-        Blocking::new(device).and_then(|mut line| line.read(block, &mut bytes)).ok()?;
+        BlockingQueue::new(device).and_then(|mut line| line.read(block, &mut bytes)).ok()?;
         Some(bytes)
     };
     let bytes = end.filter(|_| (1..=HEADER_BLOCKS).contains(&blocks)).and_then(|_| read());
@@ -61,23 +65,23 @@ fn find(device: &dyn Device, superblock: &Superblock) -> Found {
         return Found::Nothing;
     }
     let whole = bytes.filter(|bytes| crc32c::crc32c(bytes) == crc);
-    let header = whole.and_then(|bytes| Header::decode(&bytes, superblock.blocks));
+    let header = whole.and_then(|bytes| SnapshotHeader::decode(&bytes, superblock.blocks));
     let header = header
         .filter(|header| (header.uuid, header.durable) == (superblock.uuid, superblock.durable));
     header.map_or(Found::Damaged, Found::Whole)
 }
 
 /// Reads a segment; `None` if it is not as it was written.
-pub(crate) fn segment(device: &dyn Device, segment: &Segment) -> Option<Vec<u8>> {
+pub(crate) fn segment(device: &dyn BlockDevice, segment: &SnapshotSegment) -> Option<Vec<u8>> {
     let mut bytes = vec![0; segment.blocks() as usize * BLOCK];
-    Blocking::new(device).and_then(|mut line| line.read(segment.block, &mut bytes)).ok()?;
+    BlockingQueue::new(device).and_then(|mut line| line.read(segment.block, &mut bytes)).ok()?;
     bytes.truncate(segment.bytes as usize);
     (crc32c::crc32c(&bytes) == segment.crc).then_some(bytes)
 }
 
 /// Makes the snapshot of `superblock` void, if it has one. The caller flushes, and then writes a superblock without it.
-pub(super) fn void(line: &mut Blocking, superblock: &Superblock) -> Result<(), StoreError> {
-    let within = |at: &At| at.block < superblock.blocks;
+pub(super) fn void(line: &mut BlockingQueue, superblock: &Superblock) -> Result<(), StoreError> {
+    let within = |at: &SnapshotPointer| at.block < superblock.blocks;
     match superblock.snapshot.filter(within) {
         // An older superblock, which may be all that is left one day, must not lead to it.
         Some(at) => line.write(at.block, &[0; BLOCK]).map_err(failed("write")),
@@ -85,7 +89,7 @@ pub(super) fn void(line: &mut Blocking, superblock: &Superblock) -> Result<(), S
     }
 }
 
-impl Store {
+impl InodeStore {
     /// Ends a file system of which everything is durable: writes what `save` makes of its groups to units that
     /// `unit` takes, each of which nothing uses, and says in the superblock that all groups are durable. Without
     /// space there is no snapshot. Nothing may be written after that.
@@ -95,14 +99,14 @@ impl Store {
     /// A failure of the device.
     pub(crate) fn end(
         &self,
-        save: impl FnOnce(&Groups) -> Option<Saved>,
+        save: impl FnOnce(&CommitState) -> Option<SnapshotContent>,
         unit: impl FnMut() -> Option<u32>,
     ) -> Result<(), StoreError> {
         self.check()?;
         let mut state = self.lock();
         let wanted = self.rules.snapshots && !self.replaced.load(Ordering::Relaxed);
         let saved = wanted.then(|| save(&state.groups)).flatten();
-        let snapshot = match saved.and_then(|saved| Placed::new(&state, saved, unit)) {
+        let snapshot = match saved.and_then(|saved| PlacedSnapshot::new(&state, saved, unit)) {
             Some(placed) => self.write(&state, &placed)?,
             None => None,
         };
@@ -116,8 +120,12 @@ impl Store {
     }
 
     /// Writes a snapshot and makes it durable. `None` if it cannot be written.
-    fn write(&self, state: &State, placed: &Placed) -> Result<Option<At>, StoreError> {
-        let mut line = Blocking::new(&*self.device).map_err(failed("open a queue"))?;
+    fn write(
+        &self,
+        state: &StoreState,
+        placed: &PlacedSnapshot,
+    ) -> Result<Option<SnapshotPointer>, StoreError> {
+        let mut line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"))?;
         for (block, bytes) in &placed.writes {
             if let Err(errno) = line.write(*block, bytes) {
                 log::warn!("no snapshot: block {block} cannot be written: {errno}");
@@ -131,23 +139,27 @@ impl Store {
 }
 
 /// A snapshot with its places.
-struct Placed {
-    at: At,
+struct PlacedSnapshot {
+    at: SnapshotPointer,
     /// Block and content.
     writes: Vec<(u64, Vec<u8>)>,
 }
 
-impl Placed {
+impl PlacedSnapshot {
     /// Places for all parts. `None` where there are too few units.
-    fn new(state: &State, saved: Saved, mut unit: impl FnMut() -> Option<u32>) -> Option<Placed> {
-        let mut header = Header {
+    fn new(
+        state: &StoreState,
+        saved: SnapshotContent,
+        mut unit: impl FnMut() -> Option<u32>,
+    ) -> Option<PlacedSnapshot> {
+        let mut header = SnapshotHeader {
             uuid: state.superblock.uuid,
             durable: state.groups.newest_durable(),
             next_stamp: state.groups.next_stamp(),
             inodes: saved.inodes,
             segments: Vec::new(),
         };
-        let nowhere = Segment { block: 0, bytes: 0, crc: 0 };
+        let nowhere = SnapshotSegment { block: 0, bytes: 0, crc: 0 };
         header.segments.resize(saved.segments.len(), nowhere);
         let blocks = (header.encode()?.len() / BLOCK) as u32;
         let mut place = places(&mut unit);
@@ -156,15 +168,15 @@ impl Placed {
         for (mut bytes, segment) in saved.segments.into_iter().zip(&mut header.segments) {
             debug_assert!((1..=SEGMENT).contains(&bytes.len()), "{} bytes", bytes.len());
             let crc = crc32c::crc32c(&bytes);
-            *segment = Segment { block: 0, bytes: bytes.len() as u32, crc };
+            *segment = SnapshotSegment { block: 0, bytes: bytes.len() as u32, crc };
             segment.block = place(segment.blocks())?;
             bytes.resize(segment.blocks() as usize * BLOCK, 0);
             writes.push((segment.block, bytes));
         }
         let bytes = header.encode()?;
-        let at = At { block, blocks, crc: crc32c::crc32c(&bytes) };
+        let at = SnapshotPointer { block, blocks, crc: crc32c::crc32c(&bytes) };
         writes.push((block, bytes));
-        Some(Placed { at, writes })
+        Some(PlacedSnapshot { at, writes })
     }
 }
 

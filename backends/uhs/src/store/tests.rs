@@ -4,36 +4,39 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use defuse_block::sim::Call;
-use defuse_block::{Done, Errno, Facts, Op, Queue, Ram, Region, Sim, Waker, Worker};
+use defuse_block::sim::SimOpKind;
+use defuse_block::{
+    BlockCompletion, BlockOp, DeviceProperties, DeviceQueue, Errno, MemoryRegion, QueueWaker,
+    RamDevice, SimDevice, WorkerDevice,
+};
 
 use super::*;
 
 const BLOCKS: u64 = 8 * 512;
 
-fn fresh() -> Ram {
-    let ram = Ram::new(4096, BLOCKS);
+fn fresh() -> RamDevice {
+    let ram = RamDevice::new(4096, BLOCKS);
     make(&ram, [9; 16], &mut fastrand::Rng::with_seed(1)).unwrap();
     ram
 }
 
-fn open(sim: &Sim) -> Result<(Store, Survey), StoreError> {
-    let survey = survey(sim, Rules::ALL)?;
+fn open(sim: &SimDevice) -> Result<(InodeStore, SlotSurvey), StoreError> {
+    let survey = survey(sim, CommitRules::ALL)?;
     let random = fastrand::Rng::with_seed(5);
-    Ok((Store::begin(Arc::new(sim.clone()), &survey, Rules::ALL, random)?, survey))
+    Ok((InodeStore::begin(Arc::new(sim.clone()), &survey, CommitRules::ALL, random)?, survey))
 }
 
-fn write(ino: u64, body: &[u8]) -> Change {
-    Change::Write { ino, body: body.to_vec() }
+fn write(ino: u64, body: &[u8]) -> InodeChange {
+    InodeChange::Write { ino, body: body.to_vec() }
 }
 
-fn commit(store: &Store, changes: Vec<Change>) -> Result<u64, StoreError> {
+fn commit(store: &InodeStore, changes: Vec<InodeChange>) -> Result<u64, StoreError> {
     store.commit(store.turn(), changes, false, &mut |_, _| None)
 }
 
 #[test]
 fn a_slot_that_cannot_be_written_goes_elsewhere_and_its_old_block_is_not_used_again() {
-    let sim = Sim::from_ram(&fresh(), 3);
+    let sim = SimDevice::from_ram(&fresh(), 3);
     let (store, _) = open(&sim).unwrap();
     commit(&store, (1..=9).map(|ino| write(ino, b"old")).collect()).unwrap();
     store.sync(store.newest()).unwrap();
@@ -42,14 +45,14 @@ fn a_slot_that_cannot_be_written_goes_elsewhere_and_its_old_block_is_not_used_ag
     let place = bad.clone();
     sim.fail(move |victim| {
         let hit = victim.block < place.end && place.start < victim.block + victim.blocks;
-        (victim.call == Call::Write && hit).then_some(Errno::IO)
+        (victim.call == SimOpKind::Write && hit).then_some(Errno::IO)
     });
     for round in 0..40_u8 {
-        let mut changes: Vec<Change> = (1..=8).map(|ino| write(ino, &[round; 10])).collect();
-        changes.extend((round == 9).then_some(Change::Remove { ino: 9 }));
+        let mut changes: Vec<InodeChange> = (1..=8).map(|ino| write(ino, &[round; 10])).collect();
+        changes.extend((round == 9).then_some(InodeChange::Remove { ino: 9 }));
         commit(&store, changes).unwrap();
         store.sync(store.newest()).unwrap();
-        let (_, found) = open(&Sim::from_ram(&sim.now(), 1)).unwrap();
+        let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
         assert!(found.found.damaged.is_empty() && found.found.lost_removals.is_empty(), "{round}");
         assert_eq!(found.inodes().len(), if round < 9 { 9 } else { 8 });
         assert!(found.inodes().iter().all(|(ino, body)| *ino == 9 || body == &[round; 10]));
@@ -58,16 +61,16 @@ fn a_slot_that_cannot_be_written_goes_elsewhere_and_its_old_block_is_not_used_ag
 
 #[test]
 fn a_device_that_takes_no_writes_ends_the_store() {
-    let sim = Sim::from_ram(&fresh(), 3);
+    let sim = SimDevice::from_ram(&fresh(), 3);
     let (store, _) = open(&sim).unwrap();
     commit(&store, vec![write(1, b"old")]).unwrap();
     store.sync(store.newest()).unwrap();
-    sim.fail(|victim| (victim.call == Call::Write).then_some(Errno::IO));
+    sim.fail(|victim| (victim.call == SimOpKind::Write).then_some(Errno::IO));
     assert!(commit(&store, vec![write(1, b"new")]).is_err());
     sim.heal();
     assert_eq!(commit(&store, vec![write(1, b"newer")]), Err(StoreError::Failed));
     assert_eq!(store.sync(store.newest()), Err(StoreError::Failed));
-    let (_, found) = open(&Sim::from_ram(&sim.now(), 1)).unwrap();
+    let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
     // A write that failed may have reached the device.
     assert!([&b"old"[..], b"new"].contains(&found.inodes()[0].1));
 }
@@ -75,7 +78,7 @@ fn a_device_that_takes_no_writes_ends_the_store() {
 #[test]
 fn no_write_is_larger_than_the_device_takes() {
     for blocks in [1, 3, 128, 512] {
-        let sim = Sim::from_ram(&fresh(), 3).with_blocks_at_once(blocks);
+        let sim = SimDevice::from_ram(&fresh(), 3).with_blocks_at_once(blocks);
         let (store, _) = open(&sim).unwrap();
         for now in [false, true] {
             let changes = (1..=200).map(|ino| write(ino, &[u8::from(now)])).collect();
@@ -83,10 +86,10 @@ fn no_write_is_larger_than_the_device_takes() {
         }
         let records: Vec<(u64, [u8; 4096])> = (2048..2348).map(|at| (at, [7; 4096])).collect();
         store.write_blocks(&records).unwrap();
-        let (_, found) = open(&Sim::from_ram(&sim.now(), 1)).unwrap();
+        let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
         assert_eq!(found.inodes().len(), 200, "{blocks} blocks");
         assert!(found.inodes().iter().all(|(_, body)| *body == [1]), "{blocks} blocks");
-        let mut line = Blocking::new(&sim).unwrap();
+        let mut line = BlockingQueue::new(&sim).unwrap();
         let mut out = vec![0; 300 * 4096];
         line.read(2048, &mut out).unwrap();
         assert!(out.iter().all(|byte| *byte == 7), "{blocks} blocks");
@@ -94,44 +97,44 @@ fn no_write_is_larger_than_the_device_takes() {
 }
 
 /// A device whose queues panic at each reap, once `panics` is set.
-struct Broken {
-    inner: Ram,
+struct PanickingDevice {
+    inner: RamDevice,
     panics: Arc<AtomicBool>,
 }
 
-struct BrokenQueue {
-    inner: Box<dyn Queue>,
+struct PanickingQueue {
+    inner: Box<dyn DeviceQueue>,
     panics: Arc<AtomicBool>,
 }
 
-impl Device for Broken {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for PanickingDevice {
+    fn facts(&self) -> &DeviceProperties {
         self.inner.facts()
     }
-    fn register(&self, region: &Arc<Region>) -> Result<(), Errno> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> Result<(), Errno> {
         self.inner.register(region)
     }
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Errno> {
+    fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>, Errno> {
         let (inner, panics) = (self.inner.queue(depth)?, Arc::clone(&self.panics));
-        Ok(Box::new(BrokenQueue { inner, panics }))
+        Ok(Box::new(PanickingQueue { inner, panics }))
     }
 }
 
-impl Queue for BrokenQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
+impl DeviceQueue for PanickingQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
         self.inner.push(op)
     }
     fn kick(&mut self) {
         self.inner.kick();
     }
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         assert!(!self.panics.load(Ordering::Relaxed), "the queue is broken");
         self.inner.reap(done);
     }
     fn wait(&mut self, timeout: Option<Duration>) {
         self.inner.wait(timeout);
     }
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         self.inner.waker()
     }
     fn in_flight(&self) -> usize {
@@ -146,10 +149,11 @@ impl Queue for BrokenQueue {
 #[test]
 fn a_device_whose_thread_fails_ends_the_store() {
     let panics = Arc::new(AtomicBool::new(false));
-    let broken = Broken { inner: fresh(), panics: Arc::clone(&panics) };
-    let worker: Arc<dyn Device> = Arc::new(Worker::over(Arc::new(broken)).unwrap());
-    let survey = survey(&*worker, Rules::ALL).unwrap();
-    let store = Store::begin(worker, &survey, Rules::ALL, fastrand::Rng::with_seed(5)).unwrap();
+    let broken = PanickingDevice { inner: fresh(), panics: Arc::clone(&panics) };
+    let worker: Arc<dyn BlockDevice> = Arc::new(WorkerDevice::over(Arc::new(broken)).unwrap());
+    let survey = survey(&*worker, CommitRules::ALL).unwrap();
+    let store =
+        InodeStore::begin(worker, &survey, CommitRules::ALL, fastrand::Rng::with_seed(5)).unwrap();
     commit(&store, vec![write(1, b"old")]).unwrap();
     panics.store(true, Ordering::Relaxed);
     for now in [true, false] {
@@ -161,10 +165,10 @@ fn a_device_whose_thread_fails_ends_the_store() {
 
 #[test]
 fn after_a_flush_that_failed_every_sync_fails() {
-    let sim = Sim::from_ram(&fresh(), 3);
+    let sim = SimDevice::from_ram(&fresh(), 3);
     let (store, _) = open(&sim).unwrap();
     let group = commit(&store, vec![write(1, b"new")]).unwrap();
-    sim.fail(|victim| (victim.call == Call::Flush).then_some(Errno::IO));
+    sim.fail(|victim| (victim.call == SimOpKind::Flush).then_some(Errno::IO));
     assert!(store.sync(group).is_err());
     sim.heal();
     for _ in 0..2 {
@@ -176,9 +180,9 @@ fn after_a_flush_that_failed_every_sync_fails() {
 #[test]
 fn a_superblock_is_written_although_one_of_its_copies_cannot_be() {
     for bad in crate::format::superblock::COPIES {
-        let sim = Sim::from_ram(&fresh(), 3);
+        let sim = SimDevice::from_ram(&fresh(), 3);
         sim.fail(move |victim| {
-            (victim.call == Call::Write && victim.block == bad).then_some(Errno::IO)
+            (victim.call == SimOpKind::Write && victim.block == bad).then_some(Errno::IO)
         });
         for _ in 0..4 {
             let (store, _) = open(&sim).unwrap();
@@ -186,7 +190,7 @@ fn a_superblock_is_written_although_one_of_its_copies_cannot_be() {
             let mut cuts = sim.cuts();
             let mut random = fastrand::Rng::with_seed(bad);
             for _ in 0..20 {
-                let survey = survey(&cuts.last().sample(&mut random), Rules::ALL).unwrap();
+                let survey = survey(&cuts.last().sample(&mut random), CommitRules::ALL).unwrap();
                 assert_eq!(survey.superblock.epoch, epoch, "the copy at {bad}");
             }
         }
@@ -199,8 +203,13 @@ fn a_superblock_is_written_although_one_of_its_copies_cannot_be() {
 fn groups_of_many_threads_are_durable_in_the_order_of_their_turns() {
     const THREADS: u64 = 8;
     let ram = fresh();
-    let store = survey(&ram, Rules::ALL).and_then(|survey| {
-        Store::begin(Arc::new(ram.clone()), &survey, Rules::ALL, fastrand::Rng::with_seed(5))
+    let store = survey(&ram, CommitRules::ALL).and_then(|survey| {
+        InodeStore::begin(
+            Arc::new(ram.clone()),
+            &survey,
+            CommitRules::ALL,
+            fastrand::Rng::with_seed(5),
+        )
     });
     let store = store.unwrap();
     std::thread::scope(|scope| {
@@ -217,23 +226,23 @@ fn groups_of_many_threads_are_durable_in_the_order_of_their_turns() {
             });
         }
     });
-    let found = survey(&ram, Rules::ALL).unwrap();
+    let found = survey(&ram, CommitRules::ALL).unwrap();
     assert_eq!(found.inodes().len() as u64, THREADS);
     assert!(found.inodes().iter().all(|(_, body)| *body == 49_u64.to_le_bytes()));
 }
 
 #[test]
 fn a_slot_that_cannot_be_read_is_reported_and_the_others_are_there() {
-    let sim = Sim::from_ram(&fresh(), 3);
+    let sim = SimDevice::from_ram(&fresh(), 3);
     let (store, _) = open(&sim).unwrap();
     commit(&store, (1..=9).map(|ino| write(ino, b"body")).collect()).unwrap();
     store.sync(store.newest()).unwrap();
     store.rest().unwrap();
     sim.fail(|victim| {
         let hit = (victim.block..victim.block + victim.blocks).contains(&515);
-        (victim.call == Call::Read && hit).then_some(Errno::IO)
+        (victim.call == SimOpKind::Read && hit).then_some(Errno::IO)
     });
-    let found = survey(&sim, Rules::ALL).unwrap();
+    let found = survey(&sim, CommitRules::ALL).unwrap();
     assert_eq!(found.unreadable, [515]);
     assert_eq!(found.inodes().len(), 8);
     assert!(found.found.void.is_empty());
@@ -242,7 +251,7 @@ fn a_slot_that_cannot_be_read_is_reported_and_the_others_are_there() {
 /// Units from the middle of chunks used up the places of the superblock, and then no inode could be added.
 #[test]
 fn units_that_are_given_back_leave_places_for_chunks() {
-    let mut chunks = vec![Chunk { first_unit: 0, units: 4096, key: 1 }];
+    let mut chunks = vec![SlotChunk { first_unit: 0, units: 4096, key: 1 }];
     let mut taken = 0;
     for unit in (1..4096).step_by(2) {
         let Some(left) = super::without(&chunks, unit) else { break };

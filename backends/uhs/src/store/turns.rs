@@ -4,13 +4,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// The turns of one store.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
-    state: Mutex<State>,
+pub(super) struct GroupTurns {
+    state: Mutex<TurnState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TurnState {
     /// The next turn that is handed out.
     next: u64,
     /// The turn that is up.
@@ -21,30 +21,30 @@ struct State {
 
 /// The right to close the next group after those of all earlier turns. Dropped, it is over.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    turns: Arc<Turns>,
+pub(crate) struct GroupTurn {
+    turns: Arc<GroupTurns>,
     number: u64,
 }
 
-impl Turns {
+impl GroupTurns {
     /// Takes the next turn.
-    pub(super) fn take(self: &Arc<Self>) -> Turn {
+    pub(super) fn take(self: &Arc<Self>) -> GroupTurn {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.next += 1;
-        Turn { turns: Arc::clone(self), number: state.next - 1 }
+        GroupTurn { turns: Arc::clone(self), number: state.next - 1 }
     }
 }
 
-impl Turn {
+impl GroupTurn {
     /// Waits until all earlier turns are over.
     pub(super) fn wait(&self) {
         let state = self.turns.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let early = |state: &mut State| state.current < self.number;
+        let early = |state: &mut TurnState| state.current < self.number;
         drop(self.turns.changed.wait_while(state, early).unwrap_or_else(PoisonError::into_inner));
     }
 }
 
-impl Drop for Turn {
+impl Drop for GroupTurn {
     fn drop(&mut self) {
         let mut state = self.turns.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.over.insert(self.number);
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_turn_comes_when_all_earlier_ones_are_over_or_given_up() {
-        let turns = Arc::new(Turns::default());
+        let turns = Arc::new(GroupTurns::default());
         let (first, second, third) = (turns.take(), turns.take(), turns.take());
         first.wait();
         drop(second);

@@ -1,44 +1,44 @@
 //! A group on its way to the device.
 
-use defuse_block::{Done, FRAME, OpKind};
+use defuse_block::{BlockCompletion, BlockOpKind, FRAME};
 
-use super::lanes::Lane;
-use crate::commit::Group;
+use super::lanes::BorrowedQueue;
+use crate::commit::ClosedGroup;
 use crate::format::BLOCK;
-use crate::format::slot::{self, Identity, SlotIdentity, body_of};
+use crate::format::slot::{self, SlotHeader, SlotIdentity, body_of};
 
 /// The writes of a group, some of them in flight.
 #[must_use = "a group that is not finished blocks all later ones"]
-pub(crate) struct Writing {
+pub(crate) struct GroupWrite {
     group: u64,
     /// The writes survive a power failure once they are complete.
     pub(super) fua: bool,
-    lane: Lane,
-    runs: Vec<Run>,
-    reaped: Vec<Done>,
+    lane: BorrowedQueue,
+    runs: Vec<SlotRun>,
+    reaped: Vec<BlockCompletion>,
 }
 
 /// Slots that are written together.
-struct Run {
+struct SlotRun {
     first: u64,
-    identities: Vec<Identity>,
+    identities: Vec<SlotHeader>,
 }
 
 /// A slot whose write failed: nobody knows what lies in its block.
-pub(super) struct Failed {
+pub(super) struct FailedSlot {
     pub(super) block: u64,
-    pub(super) identity: Identity,
+    pub(super) identity: SlotHeader,
     pub(super) body: Vec<u8>,
 }
 
-impl Writing {
+impl GroupWrite {
     /// Begins the writes of `group`. Slots that lie side by side are written together.
     pub(super) fn begin(
-        mut lane: Lane,
-        mut group: Group,
+        mut lane: BorrowedQueue,
+        mut group: ClosedGroup,
         fua: bool,
         place: impl Fn(u64) -> SlotIdentity,
-    ) -> Writing {
+    ) -> GroupWrite {
         group.writes.sort_unstable_by_key(|write| write.block);
         let gathered = lane.gathered();
         let (mut runs, mut reaped) = (Vec::new(), Vec::new());
@@ -49,13 +49,13 @@ impl Writing {
                 slot::encode(write.identity, &write.body, &place(write.block), out);
             }
             let block = run[0].block;
-            let kind = OpKind::Write { block, memory: frames.into(), fua };
+            let kind = BlockOpKind::Write { block, memory: frames.into(), fua };
             lane.push(runs.len() as u64, kind, &mut reaped);
             let identities = run.iter().map(|write| write.identity).collect();
-            runs.push(Run { first: block, identities });
+            runs.push(SlotRun { first: block, identities });
         }
         lane.kick();
-        Writing { group: group.number, fua, lane, runs, reaped }
+        GroupWrite { group: group.number, fua, lane, runs, reaped }
     }
 
     /// The number of the group.
@@ -71,14 +71,14 @@ impl Writing {
 
     /// Waits for all writes. Returns the slots whose write failed, and the lane. `None` where a device has kept the memory of
     /// slots, which it does if it has failed as a whole.
-    pub(super) fn wait(mut self) -> (Option<Vec<Failed>>, Lane) {
+    pub(super) fn wait(mut self) -> (Option<Vec<FailedSlot>>, BorrowedQueue) {
         while self.lane.in_flight() > 0 {
             self.lane.wait(&mut self.reaped);
         }
         let mut failed = Some(Vec::new());
-        for Done { tag, result, memory } in self.reaped {
+        for BlockCompletion { tag, result, memory } in self.reaped {
             let Err(errno) = result else { continue };
-            let Run { first, identities } = &self.runs[tag as usize];
+            let SlotRun { first, identities } = &self.runs[tag as usize];
             log::warn!("slots from block {first} on cannot be written: {errno}");
             let Some(frames) = memory.into_frames() else {
                 failed = None;
@@ -89,7 +89,7 @@ impl Writing {
                 (*first..).zip(identities).zip(frames.chunks_exact(BLOCK))
             {
                 let body = body_of(bytes).to_vec();
-                failed.push(Failed { block, identity: *identity, body });
+                failed.push(FailedSlot { block, identity: *identity, body });
             }
         }
         (failed, self.lane)

@@ -4,38 +4,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use defuse_block::sim::Call;
-use defuse_block::{Ram, Sim};
+use defuse_block::sim::SimOpKind;
+use defuse_block::{RamDevice, SimDevice};
 use defuse_fs::{
     CopyRange, Errno, Fh, File, FileKind, FileSystem, Ino, ReadArgs, ReadBuf, SliceSink,
     SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{contents, cx, name, node, random};
-use crate::{Options, Uhs};
+use crate::{Uhs, UhsOptions};
 
 const PAGES: u64 = 2000;
 
 /// A device that counts the operations of each kind, and a file system on it, with a file.
-struct Counted {
-    sim: Sim,
+struct CountingVolume {
+    sim: SimDevice,
     fs: Uhs,
     file: Ino,
     calls: [Arc<AtomicU64>; 2],
 }
 
-impl Counted {
+impl CountingVolume {
     /// `calls` are the kinds that are counted.
-    fn new(discard: bool, calls: [Call; 2]) -> Counted {
-        let ram = Ram::new(4096, 16 * 512);
+    fn new(discard: bool, calls: [SimOpKind; 2]) -> CountingVolume {
+        let ram = RamDevice::new(4096, 16 * 512);
         Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-        let sim = Sim::from_ram(&ram, 1);
-        let options = Options { commit: None, discard, ..Options::default() };
+        let sim = SimDevice::from_ram(&ram, 1);
+        let options = UhsOptions { commit: None, discard, ..UhsOptions::default() };
         let fs = Uhs::open(Arc::new(sim.clone()), options, random()).unwrap().0;
         let file = make(&fs, "file");
         write(&fs, file, &pattern());
         fs.syncfs(&cx()).unwrap();
-        let mut counted = Counted { sim, fs, file, calls: Default::default() };
+        let mut counted = CountingVolume { sim, fs, file, calls: Default::default() };
         counted.remount(options);
         let counters = counted.calls.clone();
         counted.sim.fail(move |victim| {
@@ -48,7 +48,7 @@ impl Counted {
     }
 
     /// Nothing is in the cache then.
-    fn remount(&mut self, options: Options) {
+    fn remount(&mut self, options: UhsOptions) {
         self.fs = Uhs::open(Arc::new(self.sim.clone()), options, random()).unwrap().0;
     }
 
@@ -83,11 +83,11 @@ fn write(fs: &Uhs, ino: Ino, bytes: &[u8]) {
 
 #[test]
 fn a_sequential_reader_needs_few_reads_and_a_random_one_no_more_than_it_asks_for() {
-    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let counted = CountingVolume::new(false, [SimOpKind::Read, SimOpKind::Write]);
     (0..PAGES).for_each(|page| counted.read(page));
     let sequential = counted.count(0);
     assert!(sequential < 40, "{sequential} reads of the device");
-    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let counted = CountingVolume::new(false, [SimOpKind::Read, SimOpKind::Write]);
     // Never two neighbours one after the other.
     (0..200).for_each(|nth| counted.read(nth * 7 % PAGES));
     assert_eq!(counted.count(0), 200);
@@ -95,7 +95,7 @@ fn a_sequential_reader_needs_few_reads_and_a_random_one_no_more_than_it_asks_for
 
 #[test]
 fn readers_of_several_places_are_read_ahead_for_as_one_is() {
-    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let counted = CountingVolume::new(false, [SimOpKind::Read, SimOpKind::Write]);
     let part = PAGES / 4;
     for nth in 0..part {
         (0..4).for_each(|reader| counted.read(reader * part + nth));
@@ -107,7 +107,7 @@ fn readers_of_several_places_are_read_ahead_for_as_one_is() {
 /// Each of them found the pages missing, and read them.
 #[test]
 fn what_several_read_at_once_is_read_from_the_device_once() {
-    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let counted = CountingVolume::new(false, [SimOpKind::Read, SimOpKind::Write]);
     let blocks = Arc::new(AtomicU64::new(0));
     let read = Arc::clone(&blocks);
     // A device that takes its time, so that all readers meet there.
@@ -132,7 +132,7 @@ fn what_several_read_at_once_is_read_from_the_device_once() {
 /// Otherwise they would wait for ever.
 #[test]
 fn readers_that_wait_for_a_read_that_fails_read_themselves() {
-    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let counted = CountingVolume::new(false, [SimOpKind::Read, SimOpKind::Write]);
     let mut left = 2;
     counted.sim.fail(move |_| {
         std::thread::sleep(Duration::from_millis(20));
@@ -158,7 +158,7 @@ fn readers_that_wait_for_a_read_that_fails_read_themselves() {
 
 #[test]
 fn blocks_are_discarded_when_it_is_durable_that_they_are_free() {
-    let counted = Counted::new(true, [Call::Discard, Call::Write]);
+    let counted = CountingVolume::new(true, [SimOpKind::Discard, SimOpKind::Write]);
     counted.fs.unlink(&cx(), Ino::ROOT, name("file")).unwrap();
     assert_eq!(counted.count(0), 0, "the file may come back");
     counted.fs.syncfs(&cx()).unwrap();
@@ -167,7 +167,7 @@ fn blocks_are_discarded_when_it_is_durable_that_they_are_free() {
     write(&counted.fs, again, &pattern());
     counted.fs.syncfs(&cx()).unwrap();
     assert!(contents(&counted.fs, again, PAGES * 4096) == pattern());
-    let silent = Counted::new(false, [Call::Discard, Call::Flush]);
+    let silent = CountingVolume::new(false, [SimOpKind::Discard, SimOpKind::Flush]);
     silent.fs.unlink(&cx(), Ino::ROOT, name("file")).unwrap();
     silent.fs.syncfs(&cx()).unwrap();
     assert_eq!(silent.count(0), 0);
@@ -175,7 +175,7 @@ fn blocks_are_discarded_when_it_is_durable_that_they_are_free() {
 
 #[test]
 fn ranges_are_copied_within_the_file_system() {
-    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let counted = CountingVolume::new(false, [SimOpKind::Read, SimOpKind::Write]);
     let (fs, other) = (&counted.fs, make(&counted.fs, "other"));
     let file = |ino| File { ino, fh: Fh(0) };
     let copy = |from: (Ino, u64), to: (Ino, u64), length| {

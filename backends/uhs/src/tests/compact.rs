@@ -3,22 +3,22 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram};
+use defuse_block::{BlockDevice, RamDevice};
 use defuse_fs::{
     Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{OPTIONS, contents, cx, name, node, random, snapshot};
-use crate::commit::Rules;
-use crate::{Options, Uhs, check};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions, check};
 
 const UNITS: u64 = 24;
 
 /// Bytes of a small file.
 const SMALL: usize = 5 * 4096;
 
-struct Scattered {
-    ram: Ram,
+struct ScatteredVolume {
+    ram: RamDevice,
     fs: Uhs,
     /// The files that are left, with their first byte.
     files: BTreeMap<String, u8>,
@@ -38,13 +38,14 @@ fn make(fs: &Uhs, text: &str) -> Result<Ino, Errno> {
     fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).map(|entry| entry.ino)
 }
 
-impl Scattered {
+impl ScatteredVolume {
     /// A device full of small files, of which all but each `kept` one were removed then.
-    fn new(kept: usize) -> Scattered {
-        let ram = Ram::new(4096, UNITS * 512);
+    fn new(kept: usize) -> ScatteredVolume {
+        let ram = RamDevice::new(4096, UNITS * 512);
         Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-        let options = Options { cache_pages: 256, dirty_pages: 1024, ..OPTIONS };
-        let fs = Uhs::open_by(Arc::new(ram.clone()), options, Rules::ALL, random()).unwrap().0;
+        let options = UhsOptions { cache_pages: 256, dirty_pages: 1024, ..OPTIONS };
+        let fs =
+            Uhs::open_by(Arc::new(ram.clone()), options, CommitRules::ALL, random()).unwrap().0;
         let mut all = Vec::new();
         for number in 0.. {
             let text = number.to_string();
@@ -58,7 +59,7 @@ impl Scattered {
             }
         }
         assert!(all.len() > 1500, "{}", all.len());
-        let mut scattered = Scattered { ram, fs, files: BTreeMap::new() };
+        let mut scattered = ScatteredVolume { ram, fs, files: BTreeMap::new() };
         for (nth, (text, byte)) in all.into_iter().enumerate() {
             match nth % kept {
                 0 => drop(scattered.files.insert(text, byte)),
@@ -84,7 +85,7 @@ impl Scattered {
         let free = figure(&self.fs, "space_free");
         let left = snapshot(&self.fs).names;
         let after = self.ram.fork();
-        let report = check(&(Arc::new(after.clone()) as Arc<dyn Device>)).unwrap();
+        let report = check(&(Arc::new(after.clone()) as Arc<dyn BlockDevice>)).unwrap();
         assert_eq!((report.problems, report.free_blocks * 4096), (Vec::new(), free));
         let fs = Uhs::open(Arc::new(after), OPTIONS, random()).unwrap().0;
         self.judge(&fs);
@@ -96,7 +97,7 @@ impl Scattered {
 /// although most of the device was free.
 #[test]
 fn scattered_blocks_leave_room_for_any_number_of_inodes() {
-    let scattered = Scattered::new(3);
+    let scattered = ScatteredVolume::new(3);
     let fs = &scattered.fs;
     let free = figure(fs, "space_free");
     assert!(figure(fs, "units_free") <= 6 && free > UNITS / 3 * (2 << 20), "{free}");
@@ -117,7 +118,7 @@ fn scattered_blocks_leave_room_for_any_number_of_inodes() {
 /// A large file became thousands of extents.
 #[test]
 fn scattered_blocks_leave_whole_units_to_large_files() {
-    let scattered = Scattered::new(4);
+    let scattered = ScatteredVolume::new(4);
     let fs = &scattered.fs;
     let before = figure(fs, "units_free");
     while fs.engine().compact_anyway().unwrap() {}
@@ -139,7 +140,7 @@ fn scattered_blocks_leave_whole_units_to_large_files() {
 
 #[test]
 fn a_compaction_moves_what_has_no_bytes_and_leaves_what_is_being_written() {
-    let scattered = Scattered::new(4);
+    let scattered = ScatteredVolume::new(4);
     let fs = &scattered.fs;
     let text = scattered.files.keys().next().unwrap().clone();
     let sparse = make(fs, "allocated").unwrap();
@@ -167,10 +168,10 @@ fn a_compaction_moves_what_has_no_bytes_and_leaves_what_is_being_written() {
 /// large ones.
 #[test]
 fn units_of_slots_that_hold_nothing_are_space_for_data() {
-    let ram = Ram::new(4096, UNITS * 512);
+    let ram = RamDevice::new(4096, UNITS * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-    let options = Options { cache_pages: 256, dirty_pages: 1024, ..OPTIONS };
-    let fs = Uhs::open_by(Arc::new(ram.clone()), options, Rules::ALL, random()).unwrap().0;
+    let options = UhsOptions { cache_pages: 256, dirty_pages: 1024, ..OPTIONS };
+    let fs = Uhs::open_by(Arc::new(ram.clone()), options, CommitRules::ALL, random()).unwrap().0;
     let empty = figure(&fs, "space_free");
     let names: Vec<String> = (0..8000).map(|number: u32| number.to_string()).collect();
     names.iter().for_each(|text| fs.forget(make(&fs, text).unwrap(), 1));
@@ -195,7 +196,7 @@ fn units_of_slots_that_hold_nothing_are_space_for_data() {
     assert!(offset + (left + 3) * (2 << 20) > empty, "{offset} of {empty}, {left} units of slots");
     fs.syncfs(&cx()).unwrap();
     let after = ram.fork();
-    let report = check(&(Arc::new(after.clone()) as Arc<dyn Device>)).unwrap();
+    let report = check(&(Arc::new(after.clone()) as Arc<dyn BlockDevice>)).unwrap();
     assert_eq!((report.problems, report.inodes), (Vec::new(), 2));
     let again = Uhs::open(Arc::new(after), OPTIONS, random()).unwrap().0;
     assert!(contents(&again, large, 1 << 20) == part);
@@ -204,10 +205,10 @@ fn units_of_slots_that_hold_nothing_are_space_for_data() {
 /// A unit with one inode stayed a unit of slots for ever.
 #[test]
 fn units_of_slots_with_few_inodes_are_space_for_data() {
-    let ram = Ram::new(4096, UNITS * 512);
+    let ram = RamDevice::new(4096, UNITS * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-    let options = Options { cache_pages: 256, dirty_pages: 1024, ..OPTIONS };
-    let fs = Uhs::open_by(Arc::new(ram.clone()), options, Rules::ALL, random()).unwrap().0;
+    let options = UhsOptions { cache_pages: 256, dirty_pages: 1024, ..OPTIONS };
+    let fs = Uhs::open_by(Arc::new(ram.clone()), options, CommitRules::ALL, random()).unwrap().0;
     let names: Vec<String> = (0..8000).map(|number: u32| number.to_string()).collect();
     for (number, text) in names.iter().enumerate() {
         let ino = make(&fs, text).unwrap();
@@ -242,7 +243,7 @@ fn units_of_slots_with_few_inodes_are_space_for_data() {
     fs.syncfs(&cx()).unwrap();
     let now = snapshot(&fs);
     let after = ram.fork();
-    let report = check(&(Arc::new(after.clone()) as Arc<dyn Device>)).unwrap();
+    let report = check(&(Arc::new(after.clone()) as Arc<dyn BlockDevice>)).unwrap();
     assert_eq!((report.problems, report.inodes), (Vec::new(), 82));
     let again = Uhs::open(Arc::new(after), OPTIONS, random()).unwrap().0;
     assert!(snapshot(&again) == now);

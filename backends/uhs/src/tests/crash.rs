@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram, Sim};
+use defuse_block::{BlockDevice, RamDevice, SimDevice};
 use defuse_fs::{FileKind, FileSystem, Ino};
 
-use super::player::{OF_THE_DEAD, Player};
+use super::player::{NameWorkload, OF_THE_DEAD};
 use super::queues::shared;
-use super::{OPTIONS, Snapshot, cx, device, fresh, name, node, open, open_with, random, snapshot};
-use crate::commit::Rules;
+use super::{
+    OPTIONS, TreeSnapshot, cx, device, fresh, name, node, open, open_with, random, snapshot,
+};
+use crate::commit::CommitRules;
 use crate::store::survey;
-use crate::{Options, Uhs, check};
+use crate::{Uhs, UhsOptions, check};
 
 /// A run with everything that is needed to judge what a power failure left.
-pub(super) struct Run {
-    pub(super) sim: Sim,
+pub(super) struct CrashRun {
+    pub(super) sim: SimDevice,
     /// The state before the first operation and after each, with the events until then.
-    states: Vec<Snapshot>,
+    states: Vec<TreeSnapshot>,
     /// For each acknowledgement the events before it, and the state that is durable.
     acknowledged: Vec<(usize, usize)>,
     /// The device refused data: there may be holes in its place, or what was there before.
@@ -25,17 +27,17 @@ pub(super) struct Run {
 
 /// How a run goes.
 #[derive(Clone, Copy)]
-pub(super) struct By {
-    pub(super) options: Options,
-    pub(super) rules: Rules,
+pub(super) struct CrashPlan {
+    pub(super) options: UhsOptions,
+    pub(super) rules: CommitRules,
     /// Flushes of the device make nothing durable.
     pub(super) lies: bool,
 }
 
-impl Run {
+impl CrashRun {
     /// A run that has not changed anything yet.
-    pub(super) fn begin(sim: Sim, fs: &Uhs) -> Run {
-        Run { sim, states: vec![snapshot(fs)], acknowledged: vec![(0, 0)], loses_data: false }
+    pub(super) fn begin(sim: SimDevice, fs: &Uhs) -> CrashRun {
+        CrashRun { sim, states: vec![snapshot(fs)], acknowledged: vec![(0, 0)], loses_data: false }
     }
 
     /// Takes in the state after an operation.
@@ -51,8 +53,8 @@ impl Run {
         self.acknowledged.last().map_or(0, |(_, state)| *state)
     }
 
-    fn new(ram: &Ram, seed: u64, by: By) -> Run {
-        let By { options, rules, lies } = by;
+    fn new(ram: &RamDevice, seed: u64, by: CrashPlan) -> CrashRun {
+        let CrashPlan { options, rules, lies } = by;
         if seed.is_multiple_of(4) {
             // The run begins with a snapshot.
             drop(open(ram.clone(), rules));
@@ -63,7 +65,7 @@ impl Run {
         if lies {
             sim.lie_about_flushes();
         }
-        let mut run = Run::begin(sim, &fs);
+        let mut run = CrashRun::begin(sim, &fs);
         let mut random = fastrand::Rng::with_seed(seed);
         let (steps, end) =
             (random.usize(10..60), if seed.is_multiple_of(3) { random.usize(..30) } else { 60 });
@@ -74,7 +76,7 @@ impl Run {
                 run.acknowledged.push((run.sim.events(), run.states.len() - 1));
                 fs = open_with(run.sim.clone(), options, rules).0;
             }
-            let mut player = Player { fs: &fs, random };
+            let mut player = NameWorkload { fs: &fs, random };
             let synced = player.step();
             random = player.random;
             run.note(&fs, synced);
@@ -85,9 +87,14 @@ impl Run {
     }
 
     /// Judges a state of the device. `durable` is the newest state that was acknowledged.
-    pub(super) fn judge(&self, durable: usize, ram: &Ram, rules: Rules) -> Result<(), String> {
+    pub(super) fn judge(
+        &self,
+        durable: usize,
+        ram: &RamDevice,
+        rules: CommitRules,
+    ) -> Result<(), String> {
         let report =
-            check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).map_err(|e| e.to_string())?;
+            check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).map_err(|e| e.to_string())?;
         if !report.problems.is_empty() {
             return Err(format!("the check found {:?}", report.problems));
         }
@@ -112,7 +119,7 @@ impl Run {
         let later = if self.loses_data { &self.states[..] } else { &self.states[at..] };
         for (ino, bytes) in &found.data {
             for (sector, content) in bytes.chunks(512).enumerate() {
-                let same = |state: &Snapshot| {
+                let same = |state: &TreeSnapshot| {
                     let data = state.data.get(ino).and_then(|data| data.get(sector * 512..));
                     let Some(old) = data.filter(|old| !old.is_empty()) else { return false };
                     // The file may have been shorter then, and longer since.
@@ -131,7 +138,7 @@ impl Run {
         // Nothing is lost: the space of a remount is that of this mount.
         drop(fs);
         let again =
-            check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).map_err(|e| e.to_string())?;
+            check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).map_err(|e| e.to_string())?;
         match (again.problems.is_empty(), again.free_blocks == report.free_blocks) {
             (true, true) => Ok(()),
             _ => Err(format!("after the mount: {again:?} instead of {report:?}")),
@@ -143,7 +150,7 @@ impl Run {
         &self,
         wanted: usize,
         seed: u64,
-        rules: Rules,
+        rules: CommitRules,
     ) -> Result<usize, String> {
         let mut random = fastrand::Rng::with_seed(seed);
         let share = wanted as f64 / (self.sim.events() + 1) as f64;
@@ -170,34 +177,35 @@ impl Run {
     }
 }
 
-fn play(seed: u64, rules: Rules, lies: bool) -> Result<usize, String> {
-    play_by(seed, By { options: OPTIONS, rules, lies })
+fn play(seed: u64, rules: CommitRules, lies: bool) -> Result<usize, String> {
+    play_by(seed, CrashPlan { options: OPTIONS, rules, lies })
 }
 
 /// Plays a seed, and judges states of its device.
-pub(super) fn play_by(seed: u64, by: By) -> Result<usize, String> {
+pub(super) fn play_by(seed: u64, by: CrashPlan) -> Result<usize, String> {
     let (rules, ram) = (by.rules, fresh());
     // Some write early whatever they can, others larger runs, and others nothing.
     let early_run = [1, 2, 4, rules.early_run][seed as usize / 2 % 4];
-    let rules = Rules { early_run, ..rules };
-    Run::new(&ram, seed, By { rules, ..by }).judge_all(30, seed, rules)
+    let rules = CommitRules { early_run, ..rules };
+    CrashRun::new(&ram, seed, CrashPlan { rules, ..by }).judge_all(30, seed, rules)
 }
 
 #[test]
 fn after_a_power_failure_names_are_those_of_one_moment_and_data_is_what_was_written() {
     let mut judged = 0;
     for seed in 0..300 {
-        judged += play(seed, Rules::ALL, false).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+        judged +=
+            play(seed, CommitRules::ALL, false).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
     assert!(judged > 5000, "{judged} states");
     println!("{judged} states");
 }
 
 /// A device with three units of slots, two of which had files that are gone.
-fn with_slots_to_spare() -> Ram {
-    let ram = Ram::new(4096, 12 * 512);
+fn with_slots_to_spare() -> RamDevice {
+    let ram = RamDevice::new(4096, 12 * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-    let (fs, _) = open(ram.clone(), Rules { snapshots: false, ..Rules::ALL });
+    let (fs, _) = open(ram.clone(), CommitRules { snapshots: false, ..CommitRules::ALL });
     let names: Vec<String> = (0..1400).map(|number: u32| number.to_string()).collect();
     for text in &names {
         let made = fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
@@ -207,14 +215,14 @@ fn with_slots_to_spare() -> Ram {
     names.iter().for_each(|text| fs.unlink(&cx(), Ino::ROOT, name(text)).unwrap());
     fs.syncfs(&cx()).unwrap();
     drop(fs);
-    let slots = survey(&ram, Rules::ALL).unwrap().superblock.chunks;
+    let slots = survey(&ram, CommitRules::ALL).unwrap().superblock.chunks;
     assert!(slots.iter().map(|chunk| chunk.units).sum::<u32>() >= 3, "{slots:?}");
     ram
 }
 
-fn play_with_slots(ram: &Ram, seed: u64, rules: Rules) -> Result<usize, String> {
-    let by = By { options: OPTIONS, rules, lies: false };
-    Run::new(&ram.fork(), seed, by).judge_all(20, seed, rules)
+fn play_with_slots(ram: &RamDevice, seed: u64, rules: CommitRules) -> Result<usize, String> {
+    let by = CrashPlan { options: OPTIONS, rules, lies: false };
+    CrashRun::new(&ram.fork(), seed, by).judge_all(20, seed, rules)
 }
 
 /// They hold data of files then, which must not pass for slots, and slots that are gone must not be missed.
@@ -223,28 +231,31 @@ fn after_a_power_failure_units_that_were_given_back_hold_what_their_users_wrote(
     let ram = with_slots_to_spare();
     let mut judged = 0;
     for seed in 0..30 {
-        let found = play_with_slots(&ram, seed, Rules::ALL);
+        let found = play_with_slots(&ram, seed, CommitRules::ALL);
         judged += found.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
     assert!(judged > 200, "{judged} states");
-    let without = Rules { units_leave_first: false, ..Rules::ALL };
+    let without = CommitRules { units_leave_first: false, ..CommitRules::ALL };
     let found = (0..60).find(|seed| play_with_slots(&ram, *seed, without).is_err());
     assert!(found.is_some(), "nothing fails although units are used before they leave");
     // A removal block that is torn in the middle passes for a damaged one.
-    let without = Rules { removals_wait_for_mention: false, ..Rules::ALL };
+    let without = CommitRules { removals_wait_for_mention: false, ..CommitRules::ALL };
     let found = (0..60).find(|seed| play_with_slots(&ram, *seed, without).is_err());
     assert!(found.is_some(), "nothing fails although nobody says that removals are not needed");
 }
 
 #[test]
 fn each_sentence_about_data_is_needed() {
-    let without: [(&str, Rules); 6] = [
-        ("groups wait", Rules { groups_wait_for_early: false, ..Rules::ALL }),
-        ("snapshots are voided", Rules { snapshots_are_voided: false, ..Rules::ALL }),
-        ("data is first", Rules { data_is_first: false, ..Rules::ALL }),
-        ("blocks wait for the group", Rules { blocks_wait_for_group: false, ..Rules::ALL }),
-        ("tails move", Rules { tails_move: false, ..Rules::ALL }),
-        ("shifted blocks move", Rules { shifted_blocks_move: false, ..Rules::ALL }),
+    let without: [(&str, CommitRules); 6] = [
+        ("groups wait", CommitRules { groups_wait_for_early: false, ..CommitRules::ALL }),
+        ("snapshots are voided", CommitRules { snapshots_are_voided: false, ..CommitRules::ALL }),
+        ("data is first", CommitRules { data_is_first: false, ..CommitRules::ALL }),
+        (
+            "blocks wait for the group",
+            CommitRules { blocks_wait_for_group: false, ..CommitRules::ALL },
+        ),
+        ("tails move", CommitRules { tails_move: false, ..CommitRules::ALL }),
+        ("shifted blocks move", CommitRules { shifted_blocks_move: false, ..CommitRules::ALL }),
     ];
     for (name, rules) in without {
         let found = (0..4000).find(|seed| play(*seed, rules, false).is_err());
@@ -255,7 +266,7 @@ fn each_sentence_about_data_is_needed() {
 
 #[test]
 fn the_suite_notices_a_device_that_lies_about_flushes() {
-    assert!((0..50).any(|seed| play(seed, Rules::ALL, true).is_err()));
+    assert!((0..50).any(|seed| play(seed, CommitRules::ALL, true).is_err()));
 }
 
 /// `cargo xtask crash`: seeds from `DEFUSE_SEED` on, until one fails or the run is stopped.
@@ -269,7 +280,7 @@ fn random_operations_and_power_failures_until_stopped() {
     for seed in first.. {
         // Half of them share queues.
         let options = if seed.is_multiple_of(2) { OPTIONS } else { shared(seed / 2) };
-        let judged = play_by(seed, By { options, rules: Rules::ALL, lies: false })
+        let judged = play_by(seed, CrashPlan { options, rules: CommitRules::ALL, lies: false })
             .and_then(|judged| Ok(judged + crate::commit::crashes(seed)?));
         states += judged.unwrap_or_else(|why| {
             panic!("{why}\nto see it again: cargo xtask crash {seed}");

@@ -5,26 +5,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_block::{Blocking, Device, Ram, Sim};
+use defuse_block::{BlockDevice, BlockingQueue, RamDevice, SimDevice};
 use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, Name, ReadArgs, ReadBuf, SetAttr, SliceSink,
     SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{OPTIONS, cx, fresh, list_bytes, name, node, open, random};
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::format::superblock::COPIES;
 use crate::format::{BLOCK, NUMBERS};
 use crate::names::ROOT;
 use crate::store::survey;
-use crate::{Repair, StoreError, Uhs, check, repair};
+use crate::{RepairAction, StoreError, Uhs, check, repair};
 
 /// Bytes of an identity, and where they begin at the end of a slot.
 pub(super) const IDENTITY: usize = 96;
 pub(super) const TAIL: usize = BLOCK - IDENTITY;
 
 /// Inodes with their size and the beginning of their data.
-pub(super) type Walk = BTreeMap<u64, (u64, Vec<u8>)>;
+pub(super) type InodeWalk = BTreeMap<u64, (u64, Vec<u8>)>;
 
 /// The most that one image may take.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -38,10 +38,10 @@ fn write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) {
 
 /// An image with one of everything: directories, small and large files, a link, two names, an inode whose
 /// records lie in blocks, and removals.
-pub(super) fn image() -> Ram {
+pub(super) fn image() -> RamDevice {
     let ram = fresh();
     // A snapshot would hide what the slots say.
-    let rules = Rules { snapshots: false, ..Rules::ALL };
+    let rules = CommitRules { snapshots: false, ..CommitRules::ALL };
     let (fs, _) = open(ram.clone(), rules);
     let make =
         |dir: Ino, text: &str, kind| fs.mknod(&cx(), dir, name(text), &node(kind)).unwrap().ino;
@@ -71,14 +71,14 @@ pub(super) fn image() -> Ram {
     ram
 }
 
-pub(super) fn get(ram: &Ram, block: u64) -> Vec<u8> {
+pub(super) fn get(ram: &RamDevice, block: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK];
-    Blocking::new(ram).unwrap().read(block, &mut bytes).unwrap();
+    BlockingQueue::new(ram).unwrap().read(block, &mut bytes).unwrap();
     bytes
 }
 
-pub(super) fn put(ram: &Ram, block: u64, bytes: &[u8]) {
-    Blocking::new(ram).unwrap().write(block, bytes).unwrap();
+pub(super) fn put(ram: &RamDevice, block: u64, bytes: &[u8]) {
+    BlockingQueue::new(ram).unwrap().write(block, bytes).unwrap();
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -102,7 +102,7 @@ pub(super) fn seal_slot(slot: &mut [u8]) {
 }
 
 /// Everything that a walk finds.
-fn stroll(fs: &Uhs) -> Walk {
+fn stroll(fs: &Uhs) -> InodeWalk {
     let mut found = BTreeMap::new();
     let mut dirs = vec![Ino::ROOT];
     let mut visits = 0;
@@ -138,10 +138,10 @@ fn stroll(fs: &Uhs) -> Walk {
 
 /// Mounts, walks, checks and repairs `ram`. After the repair nothing is wrong any more, and a second one finds
 /// nothing. Returns what was repaired and what is there then; `None` where no superblock can be used.
-pub(super) fn examine(ram: &Ram) -> Option<(Vec<Repair>, Walk)> {
+pub(super) fn examine(ram: &RamDevice) -> Option<(Vec<RepairAction>, InodeWalk)> {
     let begun = Instant::now();
-    let open = |ram: Ram| Uhs::open(Arc::new(ram), OPTIONS, random());
-    let device = |ram: &Ram| Arc::new(ram.clone()) as Arc<dyn Device>;
+    let open = |ram: RamDevice| Uhs::open(Arc::new(ram), OPTIONS, random());
+    let device = |ram: &RamDevice| Arc::new(ram.clone()) as Arc<dyn BlockDevice>;
     let report = match check(&device(ram)) {
         Ok(report) => report,
         Err(StoreError::Unusable(_) | StoreError::Short { .. } | StoreError::Numbers) => {
@@ -165,7 +165,7 @@ pub(super) fn examine(ram: &Ram) -> Option<(Vec<Repair>, Walk)> {
     // A forged extent may have all the space.
     let made = fs.mknod(&cx(), Ino::ROOT, name("new"), &node(FileKind::Regular));
     assert!(matches!(made, Ok(_) | Err(Errno::ENOSPC)), "{made:?}");
-    let found_now = survey(ram, Rules::ALL).unwrap().found;
+    let found_now = survey(ram, CommitRules::ALL).unwrap().found;
     let largest = found_now.next_ino.max(found_now.next_stamp).max(found_now.durable);
     let synced = fs.syncfs(&cx());
     // Forged numbers leave no room for further ones.
@@ -211,7 +211,7 @@ fn set(bytes: &mut [u8], (at, len, value): (usize, usize, u64)) {
 }
 
 /// The slots that hold something: block and bytes.
-fn slots(ram: &Ram) -> Vec<(u64, Vec<u8>)> {
+fn slots(ram: &RamDevice) -> Vec<(u64, Vec<u8>)> {
     let all = (512..1024).map(|block| (block, get(ram, block)));
     all.filter(|(_, bytes)| bytes.starts_with(b"UHSS")).collect()
 }
@@ -297,7 +297,7 @@ fn any_value_in_the_body_of_a_slot_is_survived_and_all_other_inodes_stay() {
     let ram = image();
     let mut random = random();
     let (_, before) = examine(&ram).unwrap();
-    let live = survey(&ram, Rules::ALL).unwrap().found.live;
+    let live = survey(&ram, CommitRules::ALL).unwrap().found.live;
     let counts = |block: u64| live.values().any(|version| version.block == block);
     let slots: Vec<_> = slots(&ram).into_iter().filter(|(block, _)| counts(*block)).collect();
     let mut all = Vec::new();
@@ -321,7 +321,7 @@ fn any_value_in_the_body_of_a_slot_is_survived_and_all_other_inodes_stay() {
         for (ino, file) in before.iter().filter(|(ino, _)| **ino != itself && !removals) {
             let lost = repairs
                 .iter()
-                .any(|r| matches!(r, Repair::Blocks { ino: loser, .. } if loser == ino));
+                .any(|r| matches!(r, RepairAction::Blocks { ino: loser, .. } if loser == ino));
             let what = || format!("block {block}, {change:?}, inode {ino}, {repairs:?}");
             match after.get(ino) {
                 Some(found) => assert!(lost || found == file, "{}", what()),
@@ -403,8 +403,8 @@ fn a_repair_survives_a_power_failure_at_any_moment() {
             put(&forged, block, &bytes);
             itself.push(u64::from(u32_at(&bytes, 40)));
         }
-        let sim = Sim::from_ram(&forged, seed);
-        let device: Arc<dyn Device> = Arc::new(sim.clone());
+        let sim = SimDevice::from_ram(&forged, seed);
+        let device: Arc<dyn BlockDevice> = Arc::new(sim.clone());
         let repairs = repair(&device, None, super::random()).unwrap();
         let mut cuts = sim.cuts();
         while let Some(cut) = cuts.next() {
@@ -414,7 +414,7 @@ fn a_repair_survives_a_power_failure_at_any_moment() {
             let (again, after) = examine(&cut.sample(&mut random)).unwrap();
             states += 1;
             for (ino, file) in before.iter().filter(|(ino, _)| !itself.contains(ino)) {
-                let lost = |repair: &Repair| matches!(repair, Repair::Blocks { ino: loser, .. } if loser == ino);
+                let lost = |repair: &RepairAction| matches!(repair, RepairAction::Blocks { ino: loser, .. } if loser == ino);
                 let good = repairs.iter().chain(&again).any(lost) || after.get(ino) == Some(file);
                 assert!(good, "seed {seed}, event {}: inode {ino}, {repairs:?}", cut.at());
             }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use defuse_block::{
-    Device, Done, Errno as DeviceErrno, Facts, Op, OpKind, Queue, Ram, Region, Sim, Waker,
+    BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceProperties, DeviceQueue,
+    Errno as DeviceErrno, MemoryRegion, QueueWaker, RamDevice, SimDevice,
 };
 use defuse_fs::{
     Buffer, Completion, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, Io, IoOp, OpenFlags,
@@ -16,8 +17,8 @@ use defuse_fs::{
 };
 
 use super::{OPTIONS, cx, fresh, name, node, open, open_with};
-use crate::commit::Rules;
-use crate::{Options, Uhs, check};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions, check};
 
 const PAGE: usize = 4096;
 
@@ -53,20 +54,20 @@ fn read(fs: &Uhs, ino: Ino, offset: u64, len: usize, direct: bool) -> Vec<u8> {
 }
 
 /// The result of an operation, and its memory.
-type Answer = (Result<usize, Errno>, Buffer);
+type SubmissionAnswer = (Result<usize, Errno>, Buffer);
 
-type Then = Box<dyn FnOnce(&Answer) + Send>;
+type AnswerCallback = Box<dyn FnOnce(&SubmissionAnswer) + Send>;
 
 /// An operation whose memory is given away.
-struct Submission {
+struct DirectSubmission {
     memory: Option<Buffer>,
     /// Bytes that were read by the cache.
     read: Vec<u8>,
-    answer: Sender<Answer>,
-    then: Option<Then>,
+    answer: Sender<SubmissionAnswer>,
+    then: Option<AnswerCallback>,
 }
 
-impl ReadSink for Submission {
+impl ReadSink for DirectSubmission {
     fn put(&mut self, bytes: &[u8]) -> Result<(), Errno> {
         self.read.extend_from_slice(bytes);
         Ok(())
@@ -80,7 +81,7 @@ impl ReadSink for Submission {
     }
 }
 
-impl WriteSource for Submission {
+impl WriteSource for DirectSubmission {
     fn remaining(&self) -> usize {
         self.memory.as_ref().map_or(0, |memory| memory.len())
     }
@@ -96,7 +97,7 @@ impl WriteSource for Submission {
     }
 }
 
-impl Completion for Submission {
+impl Completion for DirectSubmission {
     fn sink(&mut self) -> &mut dyn ReadSink {
         self
     }
@@ -129,36 +130,42 @@ impl Completion for Submission {
     }
 }
 
-fn submit(fs: &Uhs, op: IoOp, memory: Buffer, then: Option<Then>) -> Receiver<Answer> {
+fn submit(
+    fs: &Uhs,
+    op: IoOp,
+    memory: Buffer,
+    then: Option<AnswerCallback>,
+) -> Receiver<SubmissionAnswer> {
     let (answer, answers) = channel();
-    let completion = Box::new(Submission { memory: Some(memory), read: Vec::new(), answer, then });
+    let completion =
+        Box::new(DirectSubmission { memory: Some(memory), read: Vec::new(), answer, then });
     fs.submit(Io::new(op, cx().caller, 0, Arc::default(), completion));
     answers
 }
 
-fn start_write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) -> Receiver<Answer> {
+fn start_write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) -> Receiver<SubmissionAnswer> {
     let mut memory = Buffer::aligned(bytes.len());
     memory.copy_from_slice(bytes);
     let args = WriteArgs { offset, flags: flags(true), ..WriteArgs::default() };
     submit(fs, IoOp::Write { file: file(ino), args, len: bytes.len() }, memory, None)
 }
 
-fn start_read(fs: &Uhs, ino: Ino, offset: u64, len: usize) -> Receiver<Answer> {
+fn start_read(fs: &Uhs, ino: Ino, offset: u64, len: usize) -> Receiver<SubmissionAnswer> {
     let args = ReadArgs { offset, flags: flags(true), ..ReadArgs::default() };
     submit(fs, IoOp::Read { file: file(ino), args, len }, Buffer::aligned(len), None)
 }
 
-fn wait(answers: &Receiver<Answer>) -> Answer {
+fn wait(answers: &Receiver<SubmissionAnswer>) -> SubmissionAnswer {
     answers.recv_timeout(Duration::from_secs(20)).expect("the operation is answered")
 }
 
 /// The bytes that a file should have.
-struct Model {
+struct FileBytesModel {
     bytes: Vec<u8>,
     random: fastrand::Rng,
 }
 
-impl Model {
+impl FileBytesModel {
     fn place(&mut self, whole: bool) -> (usize, usize) {
         let (most, len) = (20 * PAGE, [1, 300, PAGE, 3 * PAGE, 40_000][self.random.usize(..5)]);
         let (offset, len) = (self.random.usize(..most), self.random.usize(1..=len));
@@ -262,17 +269,18 @@ impl Model {
 fn a_file_that_is_used_both_ways_is_like_bytes() {
     for seed in 0..60 {
         let ram = fresh();
-        let options = Options { cache_pages: 8, dirty_pages: 32, ..OPTIONS };
-        let mut model = Model { bytes: Vec::new(), random: fastrand::Rng::with_seed(seed) };
-        let mut fs = open_with(ram.clone(), options, Rules::ALL).0;
+        let options = UhsOptions { cache_pages: 8, dirty_pages: 32, ..OPTIONS };
+        let mut model =
+            FileBytesModel { bytes: Vec::new(), random: fastrand::Rng::with_seed(seed) };
+        let mut fs = open_with(ram.clone(), options, CommitRules::ALL).0;
         let ino = make(&fs, "a");
         for step in 0..150 {
             model.step(&fs, ino);
             if step % 50 == 49 {
                 drop(fs);
-                let report = check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).unwrap();
+                let report = check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).unwrap();
                 assert_eq!(report.problems, [], "seed {seed}");
-                fs = open_with(ram.clone(), options, Rules::ALL).0;
+                fs = open_with(ram.clone(), options, CommitRules::ALL).0;
                 fs.open(&cx(), ino, Default::default()).unwrap();
                 let all = read(&fs, ino, 0, model.bytes.len() + 1, false);
                 assert!(all == model.bytes, "seed {seed}: after a remount");
@@ -283,19 +291,19 @@ fn a_file_that_is_used_both_ways_is_like_bytes() {
 
 /// A device that holds writes or reads back, and may refuse writes.
 #[derive(Clone)]
-struct Held {
-    ram: Ram,
+struct HeldDevice {
+    ram: RamDevice,
     holds: Arc<AtomicBool>,
     holds_reads: Arc<AtomicBool>,
     refuses: Arc<AtomicBool>,
     held: Arc<AtomicU64>,
-    wakers: Arc<Mutex<Vec<Waker>>>,
+    wakers: Arc<Mutex<Vec<QueueWaker>>>,
 }
 
 /// Lets everything go in the end, also when a test fails: whoever drops the file system waits for the device.
-struct Hold(Held);
+struct DeviceHold(HeldDevice);
 
-impl Drop for Hold {
+impl Drop for DeviceHold {
     fn drop(&mut self) {
         self.0.wait_for(0);
         self.0.release();
@@ -303,16 +311,16 @@ impl Drop for Hold {
 }
 
 struct HeldQueue {
-    queue: Box<dyn Queue>,
-    kept: Vec<Op>,
-    done: Vec<Done>,
-    device: Held,
+    queue: Box<dyn DeviceQueue>,
+    kept: Vec<BlockOp>,
+    done: Vec<BlockCompletion>,
+    device: HeldDevice,
 }
 
-impl Held {
-    fn new(ram: Ram) -> Held {
+impl HeldDevice {
+    fn new(ram: RamDevice) -> HeldDevice {
         let (holds, holds_reads, refuses, held, wakers) = Default::default();
-        Held { ram, holds, holds_reads, refuses, held, wakers }
+        HeldDevice { ram, holds, holds_reads, refuses, held, wakers }
     }
 
     /// Writes that begin from now on wait.
@@ -336,18 +344,18 @@ impl Held {
 
     fn release(&self) {
         self.held.store(0, Ordering::SeqCst);
-        self.wakers.lock().unwrap().iter().for_each(Waker::wake);
+        self.wakers.lock().unwrap().iter().for_each(QueueWaker::wake);
     }
 }
 
-impl Device for Held {
-    fn facts(&self) -> &Facts {
+impl BlockDevice for HeldDevice {
+    fn facts(&self) -> &DeviceProperties {
         self.ram.facts()
     }
-    fn register(&self, region: &Arc<Region>) -> defuse_block::Result<()> {
+    fn register(&self, region: &Arc<MemoryRegion>) -> defuse_block::Result<()> {
         self.ram.register(region)
     }
-    fn queue(&self, depth: u32) -> defuse_block::Result<Box<dyn Queue>> {
+    fn queue(&self, depth: u32) -> defuse_block::Result<Box<dyn DeviceQueue>> {
         let queue = self.ram.queue(depth)?;
         self.wakers.lock().unwrap().push(queue.waker());
         Ok(Box::new(HeldQueue { queue, kept: Vec::new(), done: Vec::new(), device: self.clone() }))
@@ -364,15 +372,15 @@ impl HeldQueue {
     }
 }
 
-impl Queue for HeldQueue {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
-        let is_write = matches!(op.kind, OpKind::Write { .. });
+impl DeviceQueue for HeldQueue {
+    fn push(&mut self, op: BlockOp) -> Result<(), BlockOp> {
+        let is_write = matches!(op.kind, BlockOpKind::Write { .. });
         if is_write && self.device.refuses.load(Ordering::SeqCst) {
             let (tag, memory) = (op.tag, op.kind.into_memory());
-            self.done.push(Done { tag, result: Err(DeviceErrno::IO), memory });
+            self.done.push(BlockCompletion { tag, result: Err(DeviceErrno::IO), memory });
             return Ok(());
         }
-        let is_read = matches!(op.kind, OpKind::Read { .. });
+        let is_read = matches!(op.kind, BlockOpKind::Read { .. });
         let holds = is_write && self.device.holds.load(Ordering::SeqCst);
         if holds || is_read && self.device.holds_reads.load(Ordering::SeqCst) {
             self.kept.push(op);
@@ -384,7 +392,7 @@ impl Queue for HeldQueue {
     fn kick(&mut self) {
         self.queue.kick();
     }
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         self.let_go();
         done.append(&mut self.done);
         self.queue.reap(done);
@@ -395,7 +403,7 @@ impl Queue for HeldQueue {
             self.queue.wait(timeout);
         }
     }
-    fn waker(&self) -> Waker {
+    fn waker(&self) -> QueueWaker {
         self.queue.waker()
     }
     fn in_flight(&self) -> usize {
@@ -407,13 +415,13 @@ impl Queue for HeldQueue {
 }
 
 /// A file of some pages of ones, on a device that is small enough to be filled.
-fn with_file(pages: usize) -> (Uhs, Ino, Hold) {
-    let held = Held::new(fresh());
-    let fs = open(held.clone(), Rules::ALL).0;
+fn with_file(pages: usize) -> (Uhs, Ino, DeviceHold) {
+    let held = HeldDevice::new(fresh());
+    let fs = open(held.clone(), CommitRules::ALL).0;
     let ino = make(&fs, "a");
     write(&fs, ino, 0, &vec![1; pages * PAGE], true).unwrap();
     fs.syncfs(&cx()).unwrap();
-    (fs, ino, Hold(held))
+    (fs, ino, DeviceHold(held))
 }
 
 /// Takes all blocks of the device, and says what it wrote.
@@ -434,8 +442,8 @@ fn fill(fs: &Uhs, ino: Ino) -> Vec<u8> {
 /// Whatever becomes of a file while the device overwrites its blocks, nobody else gets them before it is done.
 #[test]
 fn blocks_go_to_nobody_while_a_device_writes_to_them() {
-    type Act = fn(&Uhs, Ino);
-    let acts: [(&str, Act); 4] = [
+    type FileAction = fn(&Uhs, Ino);
+    let acts: [(&str, FileAction); 4] = [
         ("cut", |fs, ino| {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };
             fs.setattr(&cx(), ino, None, &set).unwrap();
@@ -470,10 +478,10 @@ fn blocks_go_to_nobody_while_a_device_writes_to_them() {
         assert!(written == Ok(8 * PAGE) || what == "removed", "{what}: {written:?}");
         assert!(memory == [2; 8 * PAGE], "{what}: the memory comes back");
         drop(fs);
-        let fs = open(held.0.ram.clone(), Rules::ALL).0;
+        let fs = open(held.0.ram.clone(), CommitRules::ALL).0;
         assert!(read(&fs, other, 0, all.len(), false) == all, "{what}: another file has changed");
         drop(fs);
-        let report = check(&(Arc::new(held.0.ram.clone()) as Arc<dyn Device>)).unwrap();
+        let report = check(&(Arc::new(held.0.ram.clone()) as Arc<dyn BlockDevice>)).unwrap();
         assert_eq!(report.problems, [], "{what}");
     }
 }
@@ -512,9 +520,9 @@ fn bytes_of_another_file_are_not_read() {
 #[test]
 fn a_page_that_is_read_while_the_device_overwrites_it_is_no_older_than_the_device() {
     let (fs, ino, held) = with_file(8);
-    let options = Options { cache_pages: 64, ..OPTIONS };
+    let options = UhsOptions { cache_pages: 64, ..OPTIONS };
     drop(fs);
-    let fs = Arc::new(open_with(held.0.clone(), options, Rules::ALL).0);
+    let fs = Arc::new(open_with(held.0.clone(), options, CommitRules::ALL).0);
     // It ends before the file system does.
     let held = held;
     fs.open(&cx(), ino, Default::default()).unwrap();
@@ -560,7 +568,7 @@ fn bytes_beside_those_that_are_written_meanwhile_stay() {
         let found = read(&fs, ino, offset, 4 * PAGE, false);
         fs.syncfs(&cx()).unwrap();
         drop(fs);
-        let fs = open(held.0.ram.clone(), Rules::ALL).0;
+        let fs = open(held.0.ram.clone(), CommitRules::ALL).0;
         assert!(read(&fs, ino, offset, 4 * PAGE, false) == found, "{what}: after a remount");
         let (before, rest) = found.split_at(100);
         let (part, after) = rest.split_at(100);
@@ -584,7 +592,7 @@ fn a_page_that_others_write_meanwhile_is_the_same_in_the_cache_and_on_the_device
         let found = read(&fs, ino, 0, 12 * PAGE, false);
         fs.syncfs(&cx()).unwrap();
         drop(fs);
-        let fs = open(held.0.ram.clone(), Rules::ALL).0;
+        let fs = open(held.0.ram.clone(), CommitRules::ALL).0;
         assert!(read(&fs, ino, 0, 12 * PAGE, false) == found, "at {offset}");
         let part = &found[offset as usize..][..4 * PAGE];
         let pages =
@@ -638,7 +646,7 @@ fn an_answer_may_begin_operations_and_waits_for_none() {
     let (fs, ino, held) = with_file(8);
     let fs = Arc::new(fs);
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let then: Then = Box::new({
+    let then: AnswerCallback = Box::new({
         let (fs, seen) = (Arc::clone(&fs), Arc::clone(&seen));
         move |_| {
             let overlapping = write(&fs, ino, 4 * PAGE as u64 + 1, &[7; 10], false);
@@ -672,10 +680,10 @@ fn an_answer_may_begin_operations_and_waits_for_none() {
 /// Many operations in flight on pages of their own, beside a thread that uses the cache.
 #[test]
 fn operations_in_flight_and_a_thread_beside_them_lose_nothing() {
-    let sim = Sim::from_ram(&Ram::new(4096, 16 * 512), 3);
+    let sim = SimDevice::from_ram(&RamDevice::new(4096, 16 * 512), 3);
     Uhs::make(Arc::new(sim.clone()), (0o755, 0, 0), &mut super::random()).unwrap();
-    let options = Options { cache_pages: 32, dirty_pages: 64, ..OPTIONS };
-    let fs = open_with(sim, options, Rules::ALL).0;
+    let options = UhsOptions { cache_pages: 32, dirty_pages: 64, ..OPTIONS };
+    let fs = open_with(sim, options, CommitRules::ALL).0;
     let ino = make(&fs, "a");
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -3,30 +3,30 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use defuse_block::sim::Call;
-use defuse_block::{Device, Errno, Sim};
-use defuse_fs::source::Newest;
-use defuse_fs::source::Unwatched;
+use defuse_block::sim::SimOpKind;
+use defuse_block::{BlockDevice, Errno, SimDevice};
+use defuse_fs::source::NewestChanges;
+use defuse_fs::source::NoWatch;
 use defuse_fs::{FileKind, FileSystem, Ino, SetAttr};
 
 use super::{cx, fresh, list, name, node, open, random};
-use crate::commit::{Rules, Scanned};
+use crate::commit::{CommitRules, ScannedSlot};
 use crate::store::survey_and_see;
-use crate::{Repair, StoreError, check, repair};
+use crate::{RepairAction, StoreError, check, repair};
 
 /// A device that was switched off after a sync that changed the modes of the files a, b and c, and on which the
 /// slot of b cannot be read since.
-struct Failing {
-    sim: Sim,
+struct UnreadableSlotDevice {
+    sim: SimDevice,
     /// The inodes of the files, in the order of their names.
     inos: [Ino; 3],
     block: u64,
 }
 
-impl Failing {
-    fn new() -> Failing {
+impl UnreadableSlotDevice {
+    fn new() -> UnreadableSlotDevice {
         let ram = fresh();
-        let (fs, _) = open(ram.clone(), Rules::ALL);
+        let (fs, _) = open(ram.clone(), CommitRules::ALL);
         let make =
             |text| fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap().ino;
         let inos = ["a", "b", "c"].map(make);
@@ -39,18 +39,18 @@ impl Failing {
         fs.syncfs(&cx()).unwrap();
         fs.abandon();
         let mut newest = (0, 0);
-        let see = |scan: &[(u64, Scanned)]| {
+        let see = |scan: &[(u64, ScannedSlot)]| {
             for (block, scanned) in scan {
-                if let Scanned::Whole(identity, _) = scanned
+                if let ScannedSlot::Whole(identity, _) = scanned
                     && identity.ino == inos[1].0
                 {
                     newest = newest.max((identity.stamp, *block));
                 }
             }
         };
-        survey_and_see(&ram, Rules::ALL, see, &Unwatched).unwrap();
-        let sim = Sim::from_ram(&ram, 1);
-        let failing = Failing { sim, inos, block: newest.1 };
+        survey_and_see(&ram, CommitRules::ALL, see, &NoWatch).unwrap();
+        let sim = SimDevice::from_ram(&ram, 1);
+        let failing = UnreadableSlotDevice { sim, inos, block: newest.1 };
         failing.fail();
         failing
     }
@@ -60,24 +60,24 @@ impl Failing {
         let (block, good) = (self.block, Arc::new(AtomicU64::new(0)));
         self.sim.fail(move |victim| {
             let inside = (victim.block..victim.block + victim.blocks).contains(&block);
-            if inside && victim.call == Call::Write {
+            if inside && victim.call == SimOpKind::Write {
                 good.store(1, Ordering::Relaxed);
             }
-            let bad = inside && victim.call == Call::Read && good.load(Ordering::Relaxed) == 0;
+            let bad = inside && victim.call == SimOpKind::Read && good.load(Ordering::Relaxed) == 0;
             bad.then_some(Errno::IO)
         });
     }
 
-    fn device(&self) -> Arc<dyn Device> {
+    fn device(&self) -> Arc<dyn BlockDevice> {
         Arc::new(self.sim.clone())
     }
 
     /// The modes of the files after a repair that leaves nothing to repair.
-    fn modes(&self, newest: Newest) -> (Vec<Repair>, Vec<Option<u32>>) {
+    fn modes(&self, newest: NewestChanges) -> (Vec<RepairAction>, Vec<Option<u32>>) {
         let repairs = repair(&self.device(), Some(newest), random()).unwrap();
         assert_eq!(check(&self.device()).unwrap().problems, []);
         assert_eq!(repair(&self.device(), None, random()), Ok(Vec::new()));
-        let (fs, problems) = open(self.sim.clone(), Rules::ALL);
+        let (fs, problems) = open(self.sim.clone(), CommitRules::ALL);
         assert_eq!(problems, []);
         let names = list(&fs, Ino::ROOT);
         let modes = ["a", "b", "c"].map(|text| {
@@ -92,7 +92,7 @@ impl Failing {
 /// A repair voided groups that had been acknowledged, because a slot of theirs could not be read any more.
 #[test]
 fn a_repair_asks_before_it_undoes_changes_that_may_have_been_acknowledged() {
-    let failing = Failing::new();
+    let failing = UnreadableSlotDevice::new();
     let before = failing.sim.now();
     let error = repair(&failing.device(), None, random()).unwrap_err();
     let StoreError::Doubtful(doubt) = &error else { panic!("{error}") };
@@ -106,9 +106,9 @@ fn a_repair_asks_before_it_undoes_changes_that_may_have_been_acknowledged() {
     );
     assert!(text.contains(&failing.block.to_string()), "{text}");
     // Nothing was written.
-    let bytes = |ram: &defuse_block::Ram| {
+    let bytes = |ram: &defuse_block::RamDevice| {
         let mut all = vec![0; (super::BLOCKS * 4096) as usize];
-        defuse_block::Blocking::new(ram).unwrap().read(0, &mut all).unwrap();
+        defuse_block::BlockingQueue::new(ram).unwrap().read(0, &mut all).unwrap();
         all
     };
     assert!(bytes(&before) == bytes(&failing.sim.now()));
@@ -116,11 +116,11 @@ fn a_repair_asks_before_it_undoes_changes_that_may_have_been_acknowledged() {
 
 #[test]
 fn doubtful_changes_are_kept_as_far_as_they_can_be_read_or_undone() {
-    let (repairs, modes) = Failing::new().modes(Newest::Undo);
+    let (repairs, modes) = UnreadableSlotDevice::new().modes(NewestChanges::Undo);
     assert_eq!(modes, [Some(0o644); 3]);
-    assert!(repairs.iter().any(|repair| matches!(repair, Repair::Unfinished { slots: 2 })));
-    let failing = Failing::new();
-    let (repairs, modes) = failing.modes(Newest::Keep);
+    assert!(repairs.iter().any(|repair| matches!(repair, RepairAction::Unfinished { slots: 2 })));
+    let failing = UnreadableSlotDevice::new();
+    let (repairs, modes) = failing.modes(NewestChanges::Keep);
     assert_eq!(modes, [Some(0o600), Some(0o644), Some(0o600)]);
-    assert_eq!(repairs, [Repair::Slot { block: failing.block }]);
+    assert_eq!(repairs, [RepairAction::Slot { block: failing.block }]);
 }

@@ -3,28 +3,32 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use defuse_block::sim::Call;
-use defuse_block::{Device, Errno as Failure, Ram, Sim};
+use defuse_block::sim::SimOpKind;
+use defuse_block::{BlockDevice, Errno as Failure, RamDevice, SimDevice};
 use defuse_fs::{Errno, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
 
-use super::crash::Run;
-use super::player::Player;
+use super::crash::CrashRun;
+use super::player::NameWorkload;
 use super::{EARLY, OPTIONS, cx, device, fresh, name, node, random};
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::{Uhs, check};
 
 /// The operations of the device that fail.
 #[derive(Clone, Copy, Debug)]
-enum Fails {
+enum FaultPlan {
     None,
     /// The one with this number.
     One(u64),
     /// Those of one kind from this number on.
-    From(u64, Call),
+    From(u64, SimOpKind),
 }
 
 /// A device on which operations fail while `armed` is set. Returns how many there were while it was.
-fn failing(ram: &Ram, seed: u64, fails: Fails) -> (Sim, Arc<AtomicBool>, Arc<AtomicU64>) {
+fn failing(
+    ram: &RamDevice,
+    seed: u64,
+    fails: FaultPlan,
+) -> (SimDevice, Arc<AtomicBool>, Arc<AtomicU64>) {
     let sim = device(ram, seed);
     let (armed, count) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
     let (is_armed, counted) = (armed.clone(), count.clone());
@@ -34,9 +38,9 @@ fn failing(ram: &Ram, seed: u64, fails: Fails) -> (Sim, Arc<AtomicBool>, Arc<Ato
         }
         let number = counted.fetch_add(1, Ordering::Relaxed);
         let hit = match fails {
-            Fails::None => false,
-            Fails::One(one) => number == one,
-            Fails::From(first, call) => number >= first && victim.call == call,
+            FaultPlan::None => false,
+            FaultPlan::One(one) => number == one,
+            FaultPlan::From(first, call) => number >= first && victim.call == call,
         };
         hit.then_some(Failure::IO)
     });
@@ -45,13 +49,13 @@ fn failing(ram: &Ram, seed: u64, fails: Fails) -> (Sim, Arc<AtomicBool>, Arc<Ato
 
 /// Plays random operations on a failing device, and judges what a mount finds afterwards. Returns the number
 /// of operations of the device.
-fn suffer(seed: u64, fails: Fails) -> Result<u64, String> {
+fn suffer(seed: u64, fails: FaultPlan) -> Result<u64, String> {
     let (sim, armed, count) = failing(&fresh(), seed, fails);
-    let rules = if seed.is_multiple_of(2) { Rules::ALL } else { EARLY };
+    let rules = if seed.is_multiple_of(2) { CommitRules::ALL } else { EARLY };
     let opened = Uhs::open_by(Arc::new(sim.clone()), OPTIONS, rules, random());
     let Ok((fs, problems)) = opened else {
         sim.heal();
-        let report = check(&(Arc::new(sim.now()) as Arc<dyn Device>));
+        let report = check(&(Arc::new(sim.now()) as Arc<dyn BlockDevice>));
         let report = report.map_err(|error| format!("the mount failed, and then: {error}"))?;
         return match report.problems.is_empty() && report.inodes == 1 {
             true => Ok(count.load(Ordering::Relaxed)),
@@ -63,9 +67,9 @@ fn suffer(seed: u64, fails: Fails) -> Result<u64, String> {
         return Ok(count.load(Ordering::Relaxed));
     }
     armed.store(false, Ordering::Relaxed);
-    let mut run = Run::begin(sim.clone(), &fs);
-    run.loses_data = matches!(fails, Fails::From(_, Call::Write));
-    let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(seed) };
+    let mut run = CrashRun::begin(sim.clone(), &fs);
+    run.loses_data = matches!(fails, FaultPlan::From(_, SimOpKind::Write));
+    let mut player = NameWorkload { fs: &fs, random: fastrand::Rng::with_seed(seed) };
     let mut failed = false;
     for _ in 0..60 {
         armed.store(true, Ordering::Relaxed);
@@ -81,12 +85,12 @@ fn suffer(seed: u64, fails: Fails) -> Result<u64, String> {
     armed.store(true, Ordering::Relaxed);
     drop(fs);
     sim.heal();
-    run.judge(run.durable(), &sim.now(), Rules::ALL)?;
+    run.judge(run.durable(), &sim.now(), CommitRules::ALL)?;
     let mut cuts = sim.cuts();
     let cut = cuts.last();
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..3 {
-        run.judge(run.durable(), &cut.sample(&mut random), Rules::ALL)?;
+        run.judge(run.durable(), &cut.sample(&mut random), CommitRules::ALL)?;
     }
     Ok(count.load(Ordering::Relaxed))
 }
@@ -95,13 +99,14 @@ fn suffer(seed: u64, fails: Fails) -> Result<u64, String> {
 fn whatever_fails_of_the_device_nothing_that_was_acknowledged_is_lost() {
     let mut sufferings = 0;
     for seed in 0..5 {
-        let operations = suffer(seed, Fails::None).unwrap();
+        let operations = suffer(seed, FaultPlan::None).unwrap();
         assert!(operations > 40, "{operations}");
         for number in 0..operations {
-            let kinds = [Call::Read, Call::Write, Call::Flush].map(|call| (number, call));
+            let kinds =
+                [SimOpKind::Read, SimOpKind::Write, SimOpKind::Flush].map(|call| (number, call));
             let from = kinds.iter().filter(|_| number % 5 == seed);
-            let fails = from.map(|(number, call)| Fails::From(*number, *call));
-            for fails in fails.chain([Fails::One(number)]) {
+            let fails = from.map(|(number, call)| FaultPlan::From(*number, *call));
+            for fails in fails.chain([FaultPlan::One(number)]) {
                 suffer(seed, fails).unwrap_or_else(|why| panic!("seed {seed}, {fails:?}: {why}"));
                 sufferings += 1;
             }
@@ -151,7 +156,7 @@ fn a_full_device_says_so_at_once_and_every_sync_succeeds() {
             }
         }
         assert_eq!(fs.syncfs(&cx()), Ok(()));
-        let report = check(&(Arc::new(ram.fork()) as Arc<dyn Device>)).unwrap();
+        let report = check(&(Arc::new(ram.fork()) as Arc<dyn BlockDevice>)).unwrap();
         assert_eq!(report.problems, []);
         assert_eq!(report.inodes, files.len() as u64 + 1);
         // On a full device files can be removed, and that gives their space back.
@@ -162,6 +167,6 @@ fn a_full_device_says_so_at_once_and_every_sync_succeeds() {
         let slots = fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
         assert!(slots <= free && slots > free / 4, "{slots} of {free}");
         drop(fs);
-        assert_eq!(check(&(Arc::new(ram) as Arc<dyn Device>)).unwrap().problems, []);
+        assert_eq!(check(&(Arc::new(ram) as Arc<dyn BlockDevice>)).unwrap().problems, []);
     }
 }

@@ -3,26 +3,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use defuse_block::Ram;
+use defuse_block::RamDevice;
 use defuse_fs::{
     Fh, File, FileKind, FileSystem, Ino, ReadArgs, ReadBuf, SetAttr, SliceSink, SliceSource,
     WriteArgs, WriteBuf,
 };
 
 use super::{cx, name, node, random};
-use crate::{Options, Uhs};
+use crate::{Uhs, UhsOptions};
 
 const MIB: usize = 1 << 20;
 
-fn fresh() -> (Ram, Uhs) {
-    let ram = Ram::new(4096, 16 * 512);
+fn fresh() -> (RamDevice, Uhs) {
+    let ram = RamDevice::new(4096, 16 * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
     let fs = open(&ram, false);
     (ram, fs)
 }
 
-fn open(ram: &Ram, read_only: bool) -> Uhs {
-    let options = Options { read_only, commit: None, ..Options::default() };
+fn open(ram: &RamDevice, read_only: bool) -> Uhs {
+    let options = UhsOptions { read_only, commit: None, ..UhsOptions::default() };
     Uhs::open(Arc::new(ram.clone()), options, random()).unwrap().0
 }
 
@@ -76,7 +76,7 @@ fn what_a_write_and_its_sync_do_is_counted() {
 #[test]
 fn changes_of_many_inodes_in_any_order_need_few_writes_while_there_is_space() {
     const FILES: u64 = 8 * 512;
-    let ram = Ram::new(4096, 64 * 512);
+    let ram = RamDevice::new(4096, 64 * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
     let fs = open(&ram, false);
     let file = |nth: u64| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram};
+use defuse_block::{BlockDevice, RamDevice};
 use defuse_fs::{Errno, FileKind, FileSystem, Ino, RenameFlags};
 
 use super::damage::{IDENTITY, TAIL, examine, get, image, put, seal_slot};
@@ -11,7 +11,7 @@ use crate::format::inode::{HEAD, RECORD_BYTES};
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, LAST, LAST_NEW, LAST_OPENED, NUMBERS, UNIT_BLOCKS};
 use crate::names::ROOT;
-use crate::{Problem, Repair, StoreError, Uhs, check, repair};
+use crate::{LoadProblem, RepairAction, StoreError, Uhs, check, repair};
 
 /// Places in a slot: of the kind, the inode, the stamp, the group and the group before in an identity, and of the position of
 /// the first name.
@@ -23,11 +23,11 @@ const INDEX: usize = 64;
 const DURABLE: usize = 72;
 const POSITION: usize = IDENTITY + HEAD + RECORD_BYTES + 8;
 
-fn device(ram: &Ram) -> Arc<dyn Device> {
+fn device(ram: &RamDevice) -> Arc<dyn BlockDevice> {
     Arc::new(ram.clone())
 }
 
-fn open(ram: &Ram) -> (Uhs, Vec<Problem>) {
+fn open(ram: &RamDevice) -> (Uhs, Vec<LoadProblem>) {
     Uhs::open(device(ram), OPTIONS, random()).unwrap()
 }
 
@@ -36,20 +36,20 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The blocks of the slots of this kind, and their bytes.
-fn slots(ram: &Ram, kind: u8) -> Vec<(u64, Vec<u8>)> {
+fn slots(ram: &RamDevice, kind: u8) -> Vec<(u64, Vec<u8>)> {
     let blocks = UNIT_BLOCKS..2 * UNIT_BLOCKS;
     let slots = blocks.map(|block| (block, get(ram, block)));
     slots.filter(|(_, slot)| slot.starts_with(b"UHSS") && slot[KIND] == kind).collect()
 }
 
 /// The newest slot of an inode.
-fn slot_of(ram: &Ram, ino: u64) -> (u64, Vec<u8>) {
+fn slot_of(ram: &RamDevice, ino: u64) -> (u64, Vec<u8>) {
     let slots = slots(ram, 1).into_iter().filter(|(_, slot)| u64_at(slot, INO) == ino);
     slots.max_by_key(|(_, slot)| u64_at(slot, STAMP)).unwrap()
 }
 
 /// Writes numbers into both identities of a slot.
-fn forge(ram: &Ram, (block, mut slot): (u64, Vec<u8>), numbers: &[(usize, u64)]) {
+fn forge(ram: &RamDevice, (block, mut slot): (u64, Vec<u8>), numbers: &[(usize, u64)]) {
     for end in [0, TAIL] {
         for (at, number) in numbers {
             slot[end + at..][..8].copy_from_slice(&number.to_le_bytes());
@@ -59,12 +59,12 @@ fn forge(ram: &Ram, (block, mut slot): (u64, Vec<u8>), numbers: &[(usize, u64)])
     put(ram, block, &slot);
 }
 
-fn fifo(ram: &Ram) -> u64 {
+fn fifo(ram: &RamDevice) -> u64 {
     open(ram).0.lookup(&cx(), Ino::ROOT, name("fifo")).unwrap().ino.0
 }
 
 /// An image whose file "fifo" has this position in listings.
-fn with_position(position: u64) -> Ram {
+fn with_position(position: u64) -> RamDevice {
     let ram = image();
     let (block, mut slot) = slot_of(&ram, fifo(&ram.fork()));
     slot[POSITION..][..8].copy_from_slice(&position.to_le_bytes());
@@ -73,7 +73,7 @@ fn with_position(position: u64) -> Ram {
     ram
 }
 
-fn names(ram: &Ram) -> Vec<Vec<u8>> {
+fn names(ram: &RamDevice) -> Vec<Vec<u8>> {
     let (fs, problems) = open(ram);
     assert_eq!(problems, []);
     list_bytes(&fs, Ino::ROOT)
@@ -110,12 +110,12 @@ fn a_position_that_leaves_no_room_is_a_problem_until_a_repair_gives_another_one(
     for position in [LAST, NUMBERS - 1] {
         let ram = with_position(position);
         let ino = fifo(&ram.fork());
-        assert_eq!(check(&device(&ram)).unwrap().problems, [Problem::Position { ino }]);
+        assert_eq!(check(&device(&ram)).unwrap().problems, [LoadProblem::Position { ino }]);
         let (fs, _) = open(&ram.fork());
         assert!(fs.engine().is_read_only());
         drop(fs);
         let (repairs, _) = examine(&ram).unwrap();
-        assert_eq!(repairs, [Repair::Position { ino }]);
+        assert_eq!(repairs, [RepairAction::Position { ino }]);
         repair(&device(&ram), None, random()).unwrap();
         let before = names(&ram.fork()).len();
         let (fs, _) = open(&ram);
@@ -162,7 +162,7 @@ fn numbers_that_leave_no_room_are_refused_with_a_reason() {
         assert_eq!(check(&device(ram)), Err(StoreError::Numbers));
         let repaired = repair(&device(&ram.fork()), None, random());
         assert_eq!(repaired, Err(StoreError::Numbers));
-        let tables = crate::image::tables(ram, None, &defuse_fs::source::Unwatched);
+        let tables = crate::image::tables(ram, None, &defuse_fs::source::NoWatch);
         assert!(tables.is_ok(), "it can be looked at");
     }
 }
@@ -213,7 +213,7 @@ fn lost_copies_of_the_superblock_are_found_and_written_anew() {
         drop(open(&mounted));
         assert_eq!(check(&device(&mounted)).unwrap().lost_superblocks, [], "a mount writes all");
         let repairs = repair(&device(&ram), None, random()).unwrap();
-        let written = |block: &u64| Repair::Superblock { block: *block };
+        let written = |block: &u64| RepairAction::Superblock { block: *block };
         assert_eq!(repairs, lost.iter().map(written).collect::<Vec<_>>());
         assert_eq!(check(&device(&ram)).unwrap().lost_superblocks, []);
         assert_eq!(repair(&device(&ram), None, random()).unwrap(), []);
@@ -280,7 +280,7 @@ fn damaged_copies_of_the_superblock_are_told_and_written_anew() {
             assert_eq!(found, expected, "{what}, {block}");
             assert_eq!(report.problems, [], "{what}");
             let repairs = repair(&device(&ram), None, random()).unwrap();
-            assert_eq!(repairs, [Repair::Superblock { block }], "{what}");
+            assert_eq!(repairs, [RepairAction::Superblock { block }], "{what}");
             let again = check(&device(&ram)).unwrap();
             assert_eq!((again.lost_superblocks, again.unfinished_superblocks), (vec![], vec![]));
             assert_eq!(repair(&device(&ram), None, random()).unwrap(), [], "{what}");

@@ -2,34 +2,34 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram};
+use defuse_block::{BlockDevice, RamDevice};
 use defuse_fs::{
     Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, RenameFlags, Result, SetAttr,
     SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::player::Player;
+use super::player::NameWorkload;
 use super::{OPTIONS, cx, name, node, random};
-use crate::commit::Rules;
-use crate::{Options, Uhs, check};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions, check};
 
 /// Groups are closed after so many changes, and nobody makes them durable but a sync.
-const RULES: Rules = Rules { full_group: 4, early_run: 2, ..Rules::ALL };
+const RULES: CommitRules = CommitRules { full_group: 4, early_run: 2, ..CommitRules::ALL };
 
 const PAGE: u64 = 4096;
 
-struct Full {
-    ram: Ram,
+struct FullVolume {
+    ram: RamDevice,
     fs: Uhs,
 }
 
-impl Full {
-    fn new(units: u64, rules: Rules) -> Full {
-        let ram = Ram::new(4096, units * 512);
+impl FullVolume {
+    fn new(units: u64, rules: CommitRules) -> FullVolume {
+        let ram = RamDevice::new(4096, units * 512);
         Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-        let options = Options { dirty_pages: 4096, ..OPTIONS };
+        let options = UhsOptions { dirty_pages: 4096, ..OPTIONS };
         let opened = Uhs::open_by(Arc::new(ram.clone()), options, rules, random());
-        Full { ram, fs: opened.unwrap().0 }
+        FullVolume { ram, fs: opened.unwrap().0 }
     }
 
     fn make(&self, text: &str) -> Ino {
@@ -82,7 +82,7 @@ impl Full {
         assert_eq!(self.fs.syncfs(&cx()), Ok(()));
         let names = super::snapshot(&self.fs).names;
         drop(self.fs);
-        let report = check(&(Arc::new(self.ram.clone()) as Arc<dyn Device>)).unwrap();
+        let report = check(&(Arc::new(self.ram.clone()) as Arc<dyn BlockDevice>)).unwrap();
         assert_eq!(report.problems, []);
         let (fs, problems) = Uhs::open(Arc::new(self.ram), OPTIONS, random()).unwrap();
         assert_eq!((problems, super::snapshot(&fs).names == names), (Vec::new(), true));
@@ -92,7 +92,7 @@ impl Full {
 #[test]
 fn one_call_allocates_nearly_all_space_that_is_free() {
     for mode in [0, Fallocate::KEEP_SIZE, Fallocate::ZERO_RANGE] {
-        let full = Full::new(64, RULES);
+        let full = FullVolume::new(64, RULES);
         let ino = full.make("file");
         // The records of so many extents need blocks, too.
         for page in 0..300 {
@@ -111,7 +111,7 @@ fn one_call_allocates_nearly_all_space_that_is_free() {
 /// a few such files could make the file system read-only: there was no space for the second copy.
 #[test]
 fn the_space_of_a_removed_file_counts_as_free_at_once_and_can_be_taken() {
-    let full = Full::new(8, RULES);
+    let full = FullVolume::new(8, RULES);
     let free = || full.fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
     let ino = full.fill();
     full.fs.syncfs(&cx()).unwrap();
@@ -126,7 +126,7 @@ fn the_space_of_a_removed_file_counts_as_free_at_once_and_can_be_taken() {
 
 #[test]
 fn files_with_many_extents_change_any_number_of_times_on_a_full_device() {
-    let full = Full::new(48, RULES);
+    let full = FullVolume::new(48, RULES);
     let inos: Vec<Ino> = (0..8).map(|n| full.make(&n.to_string())).collect();
     for page in 0..1000 {
         // Neighbours belong to different files.
@@ -144,7 +144,7 @@ fn files_with_many_extents_change_any_number_of_times_on_a_full_device() {
 
 #[test]
 fn a_file_with_many_names_changes_any_number_of_times_on_a_full_device() {
-    let full = Full::new(24, RULES);
+    let full = FullVolume::new(24, RULES);
     let inos: Vec<Ino> = (0..4).map(|n| full.make(&n.to_string())).collect();
     let long = "n".repeat(240);
     let link = |ino: Ino, n: u32| {
@@ -169,7 +169,7 @@ fn a_file_with_many_names_changes_any_number_of_times_on_a_full_device() {
 
 #[test]
 fn long_symbolic_links_have_space_when_they_are_made_and_renamed() {
-    let full = Full::new(10, Rules::ALL);
+    let full = FullVolume::new(10, CommitRules::ALL);
     full.fill();
     let target = vec![b't'; 4000];
     let link = |n: u32| {
@@ -181,7 +181,7 @@ fn long_symbolic_links_have_space_when_they_are_made_and_renamed() {
     assert_eq!(full.fs.syncfs(&cx()), Ok(()));
     full.end();
     // With a short name it fits into its slot.
-    let full = Full::new(10, Rules::ALL);
+    let full = FullVolume::new(10, CommitRules::ALL);
     let node = node(FileKind::Symlink);
     for n in 0..20 {
         full.fs.symlink(&cx(), Ino::ROOT, name(&n.to_string()), &target[..3700], &node).unwrap();
@@ -197,7 +197,7 @@ fn long_symbolic_links_have_space_when_they_are_made_and_renamed() {
 /// Blocks that fallocate(2) allocates are one extent, until somebody writes to every other of them.
 #[test]
 fn extents_that_are_cut_into_pieces_have_space_for_their_records() {
-    let full = Full::new(40, RULES);
+    let full = FullVolume::new(40, RULES);
     let ino = full.make("file");
     let file = File { ino, fh: Fh(0) };
     let pages = 12_000;
@@ -229,7 +229,7 @@ fn extents_that_are_cut_into_pieces_have_space_for_their_records() {
 /// A file that is cut within a page needs a block for the page, while the old one is in use.
 #[test]
 fn any_number_of_files_is_cut_and_removed_on_a_full_device() {
-    let full = Full::new(32, Rules::ALL);
+    let full = FullVolume::new(32, CommitRules::ALL);
     let inos: Vec<Ino> = (0..2000).map(|n| full.make(&n.to_string())).collect();
     for ino in &inos {
         full.write(*ino, 0, &[1; 5000]).unwrap();
@@ -248,7 +248,7 @@ fn any_number_of_files_is_cut_and_removed_on_a_full_device() {
 /// Each of them has new times, which need a slot. There are not so many free slots at once.
 #[test]
 fn the_times_of_any_number_of_directories_are_written_when_all_slots_are_in_use() {
-    let full = Full::new(12, Rules::ALL);
+    let full = FullVolume::new(12, CommitRules::ALL);
     let dirs: Vec<Ino> = (0..)
         .map_while(|n: u32| {
             let text = n.to_string();
@@ -270,9 +270,9 @@ fn the_times_of_any_number_of_directories_are_written_when_all_slots_are_in_use(
 
 /// Plays random operations, of which none finds space after the first `promises`.
 fn starve(seed: u64, promises: u64) -> Option<u64> {
-    let full = Full::new(8, Rules { full_group: 6, ..Rules::ALL });
+    let full = FullVolume::new(8, CommitRules { full_group: 6, ..CommitRules::ALL });
     let pool = full.fs.engine().pool();
-    let mut player = Player { fs: &full.fs, random: fastrand::Rng::with_seed(seed) };
+    let mut player = NameWorkload { fs: &full.fs, random: fastrand::Rng::with_seed(seed) };
     (0..20).for_each(|_| _ = player.step());
     pool.refuse_after(promises);
     for step in 0..30 {

@@ -7,16 +7,16 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use defuse_block::{Blocking, Device, Ram};
+use defuse_block::{BlockDevice, BlockingQueue, RamDevice};
 use defuse_fs::{
     Fallocate, Fh, File, FileKind, FileSystem, Ino, NewNode, SetAttr, SetTime, SetXattrFlags,
     SliceSource, Timestamp, WriteArgs, WriteBuf, XattrName,
 };
 
 use super::{BLOCKS, OPTIONS, cx, fresh, name, node, random, snapshot};
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::format::superblock::PADDED_RECORDS;
-use crate::{Options, Uhs, check, store};
+use crate::{Uhs, UhsOptions, check, store};
 
 /// Zeros that are worth a new entry.
 const GAP: usize = 16;
@@ -50,7 +50,7 @@ fn sparse(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-fn whole(mut sparse: &[u8]) -> Ram {
+fn whole(mut sparse: &[u8]) -> RamDevice {
     let mut bytes = vec![0; BLOCKS as usize * 4096];
     while let Some((head, rest)) = sparse.split_at_checked(12) {
         let at = u64::from_le_bytes(head[..8].try_into().unwrap()) as usize;
@@ -58,8 +58,8 @@ fn whole(mut sparse: &[u8]) -> Ram {
         bytes[at..at + len].copy_from_slice(&rest[..len]);
         sparse = &rest[len..];
     }
-    let ram = Ram::new(4096, BLOCKS);
-    Blocking::new(&ram).unwrap().write(0, &bytes).unwrap();
+    let ram = RamDevice::new(4096, BLOCKS);
+    BlockingQueue::new(&ram).unwrap().write(0, &bytes).unwrap();
     ram
 }
 
@@ -81,7 +81,7 @@ fn tree(fs: &Uhs) -> String {
         let is_dir = attr.kind == FileKind::Directory;
         let modified = if is_dir { "-".to_owned() } else { time(attr.mtime) };
         let target = seen.target.escape_ascii();
-        let super::Seen { ino, mode, nlink, size, .. } = seen;
+        let super::WalkedFile { ino, mode, nlink, size, .. } = seen;
         let line = format!(
             "{path} {ino} {mode:o} {nlink} {size} {owner:?} {modified} {data:08x} {value:08x} {target}"
         );
@@ -95,7 +95,7 @@ fn images_of_version_1_are_read_as_they_were_written() {
     for image in IMAGES {
         let expected = std::fs::read_to_string(path(image, "tree")).unwrap();
         let ram = whole(&std::fs::read(path(image, "sparse")).unwrap());
-        let device: Arc<dyn Device> = Arc::new(ram.clone());
+        let device: Arc<dyn BlockDevice> = Arc::new(ram.clone());
         let report = check(&device).unwrap();
         assert_eq!(report.problems, [], "{image}");
         assert_eq!(report.unfinished > 0, image == "v1-cut", "{image}");
@@ -106,12 +106,12 @@ fn images_of_version_1_are_read_as_they_were_written() {
         assert_eq!(superblock.features, features, "{image}");
         // By a snapshot if there is one, after that by a scan, and after a mount that wrote.
         for (read_only, rules) in [
-            (true, Rules::ALL),
-            (false, Rules { snapshots: false, ..Rules::ALL }),
-            (false, Rules::ALL),
-            (true, Rules::ALL),
+            (true, CommitRules::ALL),
+            (false, CommitRules { snapshots: false, ..CommitRules::ALL }),
+            (false, CommitRules::ALL),
+            (true, CommitRules::ALL),
         ] {
-            let options = Options { read_only, ..OPTIONS };
+            let options = UhsOptions { read_only, ..OPTIONS };
             let (fs, problems) =
                 Uhs::open_by(Arc::clone(&device), options, rules, random()).unwrap();
             assert_eq!(problems, [], "{image}");
@@ -125,7 +125,8 @@ fn images_of_version_1_are_read_as_they_were_written() {
         }
         assert_eq!(check(&device).unwrap().problems, [], "{image}");
         // Many extents are written as the image has them.
-        let (fs, _) = Uhs::open_by(Arc::clone(&device), OPTIONS, Rules::ALL, random()).unwrap();
+        let (fs, _) =
+            Uhs::open_by(Arc::clone(&device), OPTIONS, CommitRules::ALL, random()).unwrap();
         let dir = fs.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
         let pieces = fs.lookup(&cx(), dir, name("pieces")).unwrap().ino;
         write(&fs, pieces, 500 * 8192, &[9; 5000]);
@@ -134,7 +135,8 @@ fn images_of_version_1_are_read_as_they_were_written() {
         fs.abandon();
         assert_eq!(check(&device).unwrap().problems, [], "{image}");
         assert_eq!(store::superblock(&ram).unwrap().features, features, "{image}");
-        let (fs, _) = Uhs::open_by(Arc::clone(&device), OPTIONS, Rules::ALL, random()).unwrap();
+        let (fs, _) =
+            Uhs::open_by(Arc::clone(&device), OPTIONS, CommitRules::ALL, random()).unwrap();
         assert_eq!(tree(&fs), expected, "{image}");
     }
 }
@@ -143,9 +145,9 @@ fn images_of_version_1_are_read_as_they_were_written() {
 fn a_sparse_image_is_the_image() {
     let ram = fresh();
     let mut bytes = vec![0; BLOCKS as usize * 4096];
-    Blocking::new(&ram).unwrap().read(0, &mut bytes).unwrap();
+    BlockingQueue::new(&ram).unwrap().read(0, &mut bytes).unwrap();
     let mut again = vec![1; bytes.len()];
-    Blocking::new(&whole(&sparse(&bytes))).unwrap().read(0, &mut again).unwrap();
+    BlockingQueue::new(&whole(&sparse(&bytes))).unwrap().read(0, &mut again).unwrap();
     assert!(again == bytes);
 }
 
@@ -210,8 +212,8 @@ fn fill(fs: &Uhs) {
 fn writes_images() {
     for image in IMAGES.into_iter().filter(|image| !path(image, "sparse").exists()) {
         let ram = fresh();
-        let sim = defuse_block::Sim::from_ram(&ram, 1);
-        let (fs, _) = super::open(sim.clone(), Rules::ALL);
+        let sim = defuse_block::SimDevice::from_ram(&ram, 1);
+        let (fs, _) = super::open(sim.clone(), CommitRules::ALL);
         fill(&fs);
         let expected = tree(&fs);
         let left = match image {
@@ -230,19 +232,19 @@ fn writes_images() {
             }
         };
         let mut bytes = vec![0; BLOCKS as usize * 4096];
-        Blocking::new(&left).unwrap().read(0, &mut bytes).unwrap();
+        BlockingQueue::new(&left).unwrap().read(0, &mut bytes).unwrap();
         std::fs::write(path(image, "sparse"), sparse(&bytes)).unwrap();
         std::fs::write(path(image, "tree"), expected).unwrap();
     }
 }
 
 /// A state in which a group is not whole.
-fn half_written(sim: &defuse_block::Sim) -> Ram {
+fn half_written(sim: &defuse_block::SimDevice) -> RamDevice {
     let (mut cuts, mut random) = (sim.cuts(), random());
     while let Some(cut) = cuts.next() {
         for _ in 0..20 {
             let ram = cut.sample(&mut random);
-            if check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).unwrap().unfinished > 0 {
+            if check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).unwrap().unfinished > 0 {
                 return ram;
             }
         }

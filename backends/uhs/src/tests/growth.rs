@@ -2,28 +2,28 @@
 
 use std::sync::Arc;
 
-use defuse_block::Ram;
+use defuse_block::RamDevice;
 use defuse_fs::{
     Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, OpenArgs, RenameFlags, SetAttr,
     SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{cx, name, node, random};
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::engine::lock;
-use crate::names::Kept;
-use crate::{Options, Uhs, check};
+use crate::names::ContentState;
+use crate::{Uhs, UhsOptions, check};
 
 const PAGE: usize = 4096;
 
 struct Device {
-    ram: Ram,
+    ram: RamDevice,
     fs: Uhs,
 }
 
 impl Device {
     fn new(units: u64) -> Device {
-        let ram = Ram::new(4096, units * 512);
+        let ram = RamDevice::new(4096, units * 512);
         Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
         let fs = open(&ram);
         Device { ram, fs }
@@ -64,7 +64,7 @@ impl Device {
 
     fn extents(&self, ino: Ino) -> usize {
         match self.fs.engine().names().content(ino.0) {
-            Ok(Kept::Here(content)) => lock(&content).extents(),
+            Ok(ContentState::Here(content)) => lock(&content).extents(),
             _ => 1,
         }
     }
@@ -75,7 +75,9 @@ impl Device {
         let space = self.fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
         self.fs.abandon();
         assert_eq!(
-            check(&(Arc::new(self.ram.clone()) as Arc<dyn defuse_block::Device>)).unwrap().problems,
+            check(&(Arc::new(self.ram.clone()) as Arc<dyn defuse_block::BlockDevice>))
+                .unwrap()
+                .problems,
             Vec::new()
         );
         let fs = open(&self.ram);
@@ -84,9 +86,9 @@ impl Device {
     }
 }
 
-fn open(ram: &Ram) -> Uhs {
-    let options = Options { commit: None, ..Options::default() };
-    Uhs::open_by(Arc::new(ram.clone()), options, Rules::ALL, random()).unwrap().0
+fn open(ram: &RamDevice) -> Uhs {
+    let options = UhsOptions { commit: None, ..UhsOptions::default() };
+    Uhs::open_by(Arc::new(ram.clone()), options, CommitRules::ALL, random()).unwrap().0
 }
 
 fn file(ino: Ino) -> File {

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use defuse_block::Device;
+use defuse_block::BlockDevice;
 use defuse_fs::{Errno, FileKind, FileSystem, Ino, Result, SetAttr, SetXattrFlags, XattrName};
 
 use super::{OPTIONS, cx, fresh, name, node, open_with, random};
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::content::INODE_MEMORY;
-use crate::{Options, StoreError, Uhs};
+use crate::{StoreError, Uhs, UhsOptions};
 
 /// The root and this many more fit.
 const FILES: u64 = 20;
 
-fn limited(index: u64) -> Options {
-    Options { index, ..OPTIONS }
+fn limited(index: u64) -> UhsOptions {
+    UhsOptions { index, ..OPTIONS }
 }
 
 fn make(fs: &Uhs, number: u64) -> Result<Ino> {
@@ -33,7 +33,7 @@ fn used(fs: &Uhs) -> u64 {
 
 #[test]
 fn no_file_is_made_without_memory_for_its_name() {
-    let (fs, _) = open_with(fresh(), limited((FILES + 1) * INODE_MEMORY), Rules::ALL);
+    let (fs, _) = open_with(fresh(), limited((FILES + 1) * INODE_MEMORY), CommitRules::ALL);
     let free = |fs: &Uhs| fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
     assert_eq!(free(&fs), FILES);
     let made: Vec<Ino> = (0..FILES).map(|number| make(&fs, number).unwrap()).collect();
@@ -50,7 +50,7 @@ fn no_file_is_made_without_memory_for_its_name() {
 #[test]
 fn attributes_and_further_names_count() {
     let limit = 64 * 1024;
-    let (fs, _) = open_with(fresh(), limited(limit), Rules::ALL);
+    let (fs, _) = open_with(fresh(), limited(limit), CommitRules::ALL);
     let before = used(&fs);
     let mut made = Vec::new();
     let refused = (0..1000).find_map(|number| {
@@ -86,13 +86,13 @@ fn attributes_and_further_names_count() {
 
 #[test]
 fn a_larger_file_system_is_refused_with_the_figure() {
-    for rules in [Rules::ALL, Rules { snapshots: false, ..Rules::ALL }] {
+    for rules in [CommitRules::ALL, CommitRules { snapshots: false, ..CommitRules::ALL }] {
         let ram = fresh();
         let (fs, _) = open_with(ram.clone(), OPTIONS, rules);
         let made: Vec<Ino> = (0..FILES).map(|number| make(&fs, number).unwrap()).collect();
         fs.syncfs(&cx()).unwrap();
         drop(fs);
-        let device: Arc<dyn Device> = Arc::new(ram);
+        let device: Arc<dyn BlockDevice> = Arc::new(ram);
         let bytes = (FILES + 1) * INODE_MEMORY;
         let open = |limit, rules| {
             Uhs::open_by(Arc::clone(&device), limited(limit), rules, random()).map(|(fs, _)| fs)

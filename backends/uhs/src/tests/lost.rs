@@ -2,30 +2,30 @@
 
 use std::sync::Arc;
 
-use defuse_block::sim::Call;
-use defuse_block::{Device, Errno as Failure, Sim};
+use defuse_block::sim::SimOpKind;
+use defuse_block::{BlockDevice, Errno as Failure, SimDevice};
 use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, Result, SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{EARLY, OPTIONS, contents, cx, fresh, name, node, random};
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::format::UNIT_BLOCKS;
 use crate::format::superblock::COPIES;
 use crate::store::survey;
-use crate::{Options, Uhs, check};
+use crate::{Uhs, UhsOptions, check};
 
 /// A device, and a file system on it.
-fn new(dirty_pages: usize, rules: Rules) -> (Sim, Uhs) {
-    let sim = Sim::from_ram(&fresh(), 1);
-    let options = Options { dirty_pages, ..OPTIONS };
+fn new(dirty_pages: usize, rules: CommitRules) -> (SimDevice, Uhs) {
+    let sim = SimDevice::from_ram(&fresh(), 1);
+    let options = UhsOptions { dirty_pages, ..OPTIONS };
     let (fs, _) = Uhs::open_by(Arc::new(sim.clone()), options, rules, random()).unwrap();
     (sim, fs)
 }
 
 /// Lets writes to these data blocks fail.
-fn refuse(sim: &Sim, refused: impl Fn(u64) -> bool + Send + 'static) {
-    let chunks = survey(sim, Rules::ALL).unwrap().superblock.chunks;
+fn refuse(sim: &SimDevice, refused: impl Fn(u64) -> bool + Send + 'static) {
+    let chunks = survey(sim, CommitRules::ALL).unwrap().superblock.chunks;
     let is_slot = move |block: u64| {
         let unit = (block / UNIT_BLOCKS) as u32;
         chunks
@@ -35,7 +35,7 @@ fn refuse(sim: &Sim, refused: impl Fn(u64) -> bool + Send + 'static) {
     sim.fail(move |victim| {
         let mut blocks = victim.block..victim.block + victim.blocks;
         let data = |block: u64| !is_slot(block) && !COPIES.contains(&block) && refused(block);
-        (victim.call == Call::Write && blocks.any(data)).then_some(Failure::IO)
+        (victim.call == SimOpKind::Write && blocks.any(data)).then_some(Failure::IO)
     });
 }
 
@@ -54,9 +54,9 @@ fn fsync(fs: &Uhs, ino: Ino) -> Result<()> {
 }
 
 /// The device as it is now has no damage, and these bytes in the file.
-fn expect(sim: &Sim, ino: Ino, bytes: &[u8]) {
+fn expect(sim: &SimDevice, ino: Ino, bytes: &[u8]) {
     let ram = Arc::new(sim.now());
-    assert_eq!(check(&(ram.clone() as Arc<dyn Device>)).unwrap().problems, []);
+    assert_eq!(check(&(ram.clone() as Arc<dyn BlockDevice>)).unwrap().problems, []);
     let (fs, problems) = Uhs::open(ram, OPTIONS, random()).unwrap();
     assert_eq!(
         (problems.len(), fs.getattr(&cx(), ino, None).unwrap().size),
@@ -67,7 +67,7 @@ fn expect(sim: &Sim, ino: Ino, bytes: &[u8]) {
 
 #[test]
 fn data_whose_block_cannot_be_written_lies_elsewhere() {
-    for rules in [Rules::ALL, EARLY] {
+    for rules in [CommitRules::ALL, EARLY] {
         let (sim, fs) = new(64, rules);
         let (file, other) = (make(&fs, "file"), make(&fs, "other"));
         write(&fs, file, 0, &[1; 40_000]).unwrap();
@@ -92,7 +92,7 @@ fn data_whose_block_cannot_be_written_lies_elsewhere() {
 
 #[test]
 fn every_fsync_of_a_file_fails_until_its_data_is_written_and_other_files_go_on() {
-    for rules in [Rules::ALL, EARLY] {
+    for rules in [CommitRules::ALL, EARLY] {
         let (sim, fs) = new(64, rules);
         let (file, good) = (make(&fs, "file"), make(&fs, "good"));
         write(&fs, file, 0, &[1; 40_000]).unwrap();
@@ -119,7 +119,7 @@ fn every_fsync_of_a_file_fails_until_its_data_is_written_and_other_files_go_on()
 
 #[test]
 fn data_that_no_device_takes_is_given_up_before_it_fills_the_memory() {
-    for rules in [Rules::ALL, EARLY] {
+    for rules in [CommitRules::ALL, EARLY] {
         let (sim, fs) = new(64, rules);
         let file = make(&fs, "file");
         refuse(&sim, |_| true);
@@ -141,7 +141,7 @@ fn data_that_no_device_takes_is_given_up_before_it_fills_the_memory() {
 
 #[test]
 fn a_mount_whose_data_the_device_refused_leaves_no_snapshot() {
-    for (refuses, rules) in [(false, EARLY), (true, Rules::ALL), (true, EARLY)] {
+    for (refuses, rules) in [(false, EARLY), (true, CommitRules::ALL), (true, EARLY)] {
         let (sim, fs) = new(64, rules);
         let file = make(&fs, "file");
         if refuses {
@@ -152,7 +152,7 @@ fn a_mount_whose_data_the_device_refused_leaves_no_snapshot() {
         sim.heal();
         assert_eq!(fsync(&fs, file), Ok(()));
         drop(fs);
-        let superblock = survey(&sim, Rules::ALL).unwrap().superblock;
+        let superblock = survey(&sim, CommitRules::ALL).unwrap().superblock;
         assert_eq!(superblock.snapshot.is_none(), refuses);
         expect(&sim, file, &[1; 20_000]);
     }

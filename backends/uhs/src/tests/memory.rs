@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram};
+use defuse_block::{BlockDevice, RamDevice};
 use defuse_fs::{
     Fh, File, FileKind, FileSystem, Ino, SetAttr, SetXattrFlags, SliceSource, WriteArgs, WriteBuf,
     XattrName,
 };
 
-use super::{OPTIONS, Snapshot, cx, name, node, open, random, snapshot};
-use crate::commit::Rules;
+use super::{OPTIONS, TreeSnapshot, cx, name, node, open, random, snapshot};
+use crate::commit::CommitRules;
 use crate::content::INODE_MEMORY;
 use crate::store::{StoreError, survey};
-use crate::{Options, Uhs, check, repair};
+use crate::{Uhs, UhsOptions, check, repair};
 
 /// Files with a kilobyte each.
 const FILES: usize = 1000;
@@ -28,10 +28,10 @@ fn file(fs: &Uhs, text: &str, bytes: usize) -> Ino {
 }
 
 /// A device with inodes of all kinds, and older copies of some, as a power failure leaves it.
-fn filled() -> (Ram, Snapshot) {
-    let ram = Ram::new(4096, 32 * 512);
+fn filled() -> (RamDevice, TreeSnapshot) {
+    let ram = RamDevice::new(4096, 32 * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let (fs, _) = open(ram.clone(), CommitRules::ALL);
     for number in 0..FILES {
         file(&fs, &format!("file {number}"), 1000);
     }
@@ -62,20 +62,20 @@ fn filled() -> (Ram, Snapshot) {
 fn a_scan_keeps_no_more_bodies_than_its_bound() {
     let (ram, _) = filled();
     for kept in [0, 50_000, 200_000] {
-        let survey = survey(&ram, Rules { kept, ..Rules::ALL }).unwrap();
+        let survey = survey(&ram, CommitRules { kept, ..CommitRules::ALL }).unwrap();
         let bytes = survey.kept() as u64;
         // A thread takes 64 KiB of the bound at a time.
         assert!(bytes <= kept && bytes >= kept.saturating_sub(70_000), "{bytes} of {kept}");
     }
-    let all = survey(&ram, Rules::ALL).unwrap().kept();
+    let all = survey(&ram, CommitRules::ALL).unwrap().kept();
     assert!(all < FILES * 1000, "{all} bytes with the data of files");
 }
 
 #[test]
 fn a_mount_is_the_same_whatever_the_scan_keeps() {
     let (ram, expected) = filled();
-    for kept in [0, 1000, 50_000, 200_000, Rules::ALL.kept] {
-        let rules = Rules { kept, ..Rules::ALL };
+    for kept in [0, 1000, 50_000, 200_000, CommitRules::ALL.kept] {
+        let rules = CommitRules { kept, ..CommitRules::ALL };
         let (fs, problems) = open(ram.fork(), rules);
         assert_eq!(problems, []);
         assert!(snapshot(&fs) == expected, "{kept}");
@@ -88,7 +88,7 @@ fn a_mount_is_the_same_whatever_the_scan_keeps() {
         assert!(changed.data == expected.data, "{kept}");
         drop(fs);
     }
-    let device: Arc<dyn Device> = Arc::new(ram.fork());
+    let device: Arc<dyn BlockDevice> = Arc::new(ram.fork());
     assert_eq!(check(&device).unwrap().problems, []);
     assert_eq!(repair(&device, None, random()).unwrap(), []);
 }
@@ -97,11 +97,11 @@ fn a_mount_is_the_same_whatever_the_scan_keeps() {
 #[test]
 fn an_index_that_is_too_large_is_refused_before_bodies_are_read_again() {
     let (ram, _) = filled();
-    let device: Arc<dyn Device> = Arc::new(ram);
-    let inodes = survey(&*device, Rules::ALL).unwrap().found.live.len() as u64;
+    let device: Arc<dyn BlockDevice> = Arc::new(ram);
+    let inodes = survey(&*device, CommitRules::ALL).unwrap().found.live.len() as u64;
     let limit = 100 * INODE_MEMORY;
-    let options = Options { index: limit, ..OPTIONS };
-    let refused = Uhs::open_by(Arc::clone(&device), options, Rules::ALL, random()).map(drop);
+    let options = UhsOptions { index: limit, ..OPTIONS };
+    let refused = Uhs::open_by(Arc::clone(&device), options, CommitRules::ALL, random()).map(drop);
     let bytes = inodes * INODE_MEMORY;
     assert_eq!(refused, Err(StoreError::Index { inodes, bytes, limit }));
 }
@@ -114,13 +114,14 @@ fn a_map_of_space_takes_no_more_memory_than_it_may() {
     let path = dir.path().join("sparse");
     std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
     let open = || {
-        let file = defuse_block::OpenFile::open(&path, defuse_block::Access::ReadWrite).unwrap();
-        Arc::new(file.device().unwrap()) as Arc<dyn Device>
+        let file = defuse_block::OpenDeviceFile::open(&path, defuse_block::DeviceAccess::ReadWrite)
+            .unwrap();
+        Arc::new(file.device().unwrap()) as Arc<dyn BlockDevice>
     };
     let units = (1 << 40) / (2 << 20);
     Uhs::make(open(), (0o755, 0, 0), &mut random()).unwrap();
     for (index, fits) in [(units * 8, true), (units * 8 - 1, false), (1 << 16, false)] {
-        let options = Options { index, ..OPTIONS };
+        let options = UhsOptions { index, ..OPTIONS };
         let opened = Uhs::open(open(), options, random());
         match opened {
             Ok((fs, problems)) => {

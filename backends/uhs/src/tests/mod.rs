@@ -28,17 +28,17 @@ mod xattrs;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram, Sim};
+use defuse_block::{BlockDevice, RamDevice, SimDevice};
 use defuse_fs::{
     Caller, Context, DirBuf, DirItem, DirSink, Entry, Fh, File, FileKind, FileSystem, Ino, Name,
     NewNode, OpenFlags, ReadArgs, ReadBuf, SliceSink,
 };
 
-use crate::commit::Rules;
-use crate::{Options, Problem, Uhs};
+use crate::commit::CommitRules;
+use crate::{LoadProblem, Uhs, UhsOptions};
 
 const BLOCKS: u64 = 8 * 512;
-const OPTIONS: Options = Options {
+const OPTIONS: UhsOptions = UhsOptions {
     read_only: false,
     commit: None,
     discard: false,
@@ -53,7 +53,7 @@ const OPTIONS: Options = Options {
 };
 
 /// Data that can be written before its group is.
-const EARLY: Rules = Rules { early_run: 1, ..Rules::ALL };
+const EARLY: CommitRules = CommitRules { early_run: 1, ..CommitRules::ALL };
 
 fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })
@@ -63,15 +63,15 @@ fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(77)
 }
 
-fn fresh() -> Ram {
-    let ram = Ram::new(4096, BLOCKS);
+fn fresh() -> RamDevice {
+    let ram = RamDevice::new(4096, BLOCKS);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
     ram
 }
 
 /// A simulated device with the content of `ram`. One of three takes few blocks at once.
-pub(crate) fn device(ram: &Ram, seed: u64) -> Sim {
-    let sim = Sim::from_ram(ram, seed);
+pub(crate) fn device(ram: &RamDevice, seed: u64) -> SimDevice {
+    let sim = SimDevice::from_ram(ram, seed);
     match seed / 5 % 3 {
         0 => sim,
         1 => sim.with_blocks_at_once(3),
@@ -79,11 +79,15 @@ pub(crate) fn device(ram: &Ram, seed: u64) -> Sim {
     }
 }
 
-fn open(device: impl Device + 'static, rules: Rules) -> (Uhs, Vec<Problem>) {
+fn open(device: impl BlockDevice + 'static, rules: CommitRules) -> (Uhs, Vec<LoadProblem>) {
     open_with(device, OPTIONS, rules)
 }
 
-fn open_with(device: impl Device + 'static, options: Options, rules: Rules) -> (Uhs, Vec<Problem>) {
+fn open_with(
+    device: impl BlockDevice + 'static,
+    options: UhsOptions,
+    rules: CommitRules,
+) -> (Uhs, Vec<LoadProblem>) {
     Uhs::open_by(Arc::new(device), options, rules, random()).unwrap()
 }
 
@@ -97,7 +101,7 @@ fn node(kind: FileKind) -> NewNode<'static> {
 
 /// A file as a walk finds it. Times are left out.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Seen {
+struct WalkedFile {
     ino: u64,
     mode: u32,
     nlink: u32,
@@ -107,15 +111,15 @@ struct Seen {
 
 /// All paths, and the data of all files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Snapshot {
-    names: BTreeMap<String, Seen>,
+struct TreeSnapshot {
+    names: BTreeMap<String, WalkedFile>,
     data: BTreeMap<u64, Vec<u8>>,
 }
 
 #[derive(Default)]
-struct Names(Vec<Vec<u8>>);
+struct NameCollector(Vec<Vec<u8>>);
 
-impl DirSink for Names {
+impl DirSink for NameCollector {
     fn wants_entries(&self) -> bool {
         false
     }
@@ -133,7 +137,7 @@ fn list(fs: &Uhs, dir: Ino) -> Vec<String> {
 }
 
 fn list_bytes(fs: &Uhs, dir: Ino) -> Vec<Vec<u8>> {
-    let mut names = Names::default();
+    let mut names = NameCollector::default();
     // There may be no root.
     let Ok(opened) = fs.opendir(&cx(), dir, OpenFlags(0)) else { return Vec::new() };
     let file = File { ino: dir, fh: opened.fh };
@@ -152,13 +156,13 @@ fn contents(fs: &Uhs, ino: Ino, size: u64) -> Vec<u8> {
     bytes
 }
 
-fn snapshot(fs: &Uhs) -> Snapshot {
-    let mut found = Snapshot::default();
+fn snapshot(fs: &Uhs) -> TreeSnapshot {
+    let mut found = TreeSnapshot::default();
     walk(fs, Ino::ROOT, String::new(), &mut found);
     found
 }
 
-fn walk(fs: &Uhs, dir: Ino, path: String, found: &mut Snapshot) {
+fn walk(fs: &Uhs, dir: Ino, path: String, found: &mut TreeSnapshot) {
     for child in list(fs, dir) {
         let entry = fs.lookup(&cx(), dir, name(&child)).unwrap();
         let path = format!("{path}/{child}");
@@ -168,7 +172,7 @@ fn walk(fs: &Uhs, dir: Ino, path: String, found: &mut Snapshot) {
             _ => Vec::new(),
         };
         let (ino, mode, nlink, size) = (entry.ino.0, attr.mode(), attr.nlink, attr.size);
-        found.names.insert(path.clone(), Seen { ino, mode, nlink, size, target });
+        found.names.insert(path.clone(), WalkedFile { ino, mode, nlink, size, target });
         match attr.kind {
             FileKind::Directory => walk(fs, entry.ino, path, found),
             FileKind::Regular => {

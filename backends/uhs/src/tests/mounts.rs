@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Blocking, Device, Ram, Sim};
+use defuse_block::{BlockDevice, BlockingQueue, RamDevice, SimDevice};
 use defuse_fs::{Errno, FileKind, FileSystem, Ino};
 
 use super::{BLOCKS, OPTIONS, cx, fresh, name, node, open, random, snapshot};
-use crate::commit::Rules;
-use crate::{Options, Uhs, check, store};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions, check, store};
 
 /// Reads of 96 slots were made in a region for two of them. A region gives runs out of blocks of a power of
 /// two, so the second one failed with ENOMEM, and with it the mount.
 #[test]
 fn a_file_system_with_any_number_of_slots_can_be_checked() {
-    let device: Arc<dyn Device> = Arc::new(defuse_block::Ram::new(4096, 16 * 1024));
+    let device: Arc<dyn BlockDevice> = Arc::new(defuse_block::RamDevice::new(4096, 16 * 1024));
     Uhs::make(Arc::clone(&device), (0o755, 0, 0), &mut random()).unwrap();
     let (fs, _) = Uhs::open(Arc::clone(&device), OPTIONS, super::random()).unwrap();
     for round in 0..12 {
@@ -30,8 +30,8 @@ fn a_file_system_with_any_number_of_slots_can_be_checked() {
 /// Mounting zeroed slots and wrote a superblock before it had looked at the inodes.
 #[test]
 fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
-    let sim = Sim::from_ram(&fresh(), 1);
-    let (fs, _) = open(sim.clone(), Rules::ALL);
+    let sim = SimDevice::from_ram(&fresh(), 1);
+    let (fs, _) = open(sim.clone(), CommitRules::ALL);
     for text in ["a", "b", "c", "d"] {
         fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
     }
@@ -43,10 +43,10 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
     let mut random = random();
     let mut unfinished = 0;
     while let Some(cut) = cuts.next() {
-        let left = Sim::from_ram(&cut.sample(&mut random), 2);
-        let device: Arc<dyn Device> = Arc::new(left.clone());
+        let left = SimDevice::from_ram(&cut.sample(&mut random), 2);
+        let device: Arc<dyn BlockDevice> = Arc::new(left.clone());
         unfinished += check(&device).unwrap().unfinished;
-        let options = Options { read_only: true, ..OPTIONS };
+        let options = UhsOptions { read_only: true, ..OPTIONS };
         let (fs, problems) = Uhs::open(device, options, super::random()).unwrap();
         assert_eq!(problems, []);
         let made = fs.mknod(&cx(), Ino::ROOT, name("g"), &node(FileKind::Regular));
@@ -58,14 +58,14 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
     assert!(unfinished > 0, "nothing was there to undo");
     // A byte of a slot that counts changes at rest.
     fs.abandon();
-    let damaged = Sim::from_ram(&sim.now(), 2);
-    let mut line = Blocking::new(&damaged).unwrap();
+    let damaged = SimDevice::from_ram(&sim.now(), 2);
+    let mut line = BlockingQueue::new(&damaged).unwrap();
     let mut bytes = [0; 4096];
     line.read(514, &mut bytes).unwrap();
     bytes[200] ^= 1;
     line.write(514, &bytes).unwrap();
     let before = damaged.events();
-    let (fs, problems) = open(damaged.clone(), Rules::ALL);
+    let (fs, problems) = open(damaged.clone(), CommitRules::ALL);
     assert!(!problems.is_empty());
     drop(fs);
     assert_eq!(damaged.events(), before);
@@ -73,26 +73,26 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
 
 #[test]
 fn a_power_failure_while_a_file_system_grows_leaves_one_of_both_sizes_and_all_files() {
-    let (small, large) = (fresh(), Ram::new(4096, 3 * BLOCKS));
-    let (fs, _) = open(small.clone(), Rules::ALL);
+    let (small, large) = (fresh(), RamDevice::new(4096, 3 * BLOCKS));
+    let (fs, _) = open(small.clone(), CommitRules::ALL);
     for text in ["a", "b"] {
         fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
     }
     let before = snapshot(&fs);
     drop(fs);
     let mut bytes = vec![0; BLOCKS as usize * 4096];
-    Blocking::new(&small).unwrap().read(0, &mut bytes).unwrap();
-    Blocking::new(&large).unwrap().write(0, &bytes).unwrap();
-    let sim = Sim::from_ram(&large, 1);
+    BlockingQueue::new(&small).unwrap().read(0, &mut bytes).unwrap();
+    BlockingQueue::new(&large).unwrap().write(0, &bytes).unwrap();
+    let sim = SimDevice::from_ram(&large, 1);
     store::grow(&sim, 2 * BLOCKS).unwrap();
     let (mut cuts, mut sizes) = (sim.cuts(), Vec::new());
     while let Some(cut) = cuts.next() {
         for ram in cut.every() {
-            let report = check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).unwrap();
+            let report = check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).unwrap();
             assert_eq!(report.problems, [], "event {}", cut.at());
             assert_eq!(report.lost_superblocks, [], "event {}", cut.at());
             sizes.push(report.blocks);
-            let (fs, problems) = open(ram, Rules::ALL);
+            let (fs, problems) = open(ram, CommitRules::ALL);
             assert!(problems.is_empty() && snapshot(&fs) == before, "event {}", cut.at());
         }
     }

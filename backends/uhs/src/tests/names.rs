@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_block::{Device, Ram};
+use defuse_block::{BlockDevice, RamDevice};
 use defuse_fs::{
-    Fh, File, FileKind, FileSystem, Ino, NoNotify, NormalPath, Resolved, SetAttr, Shortcuts,
+    Fh, File, FileKind, FileSystem, Ino, NoNotify, NormalPath, PathResolution, SetAttr, Shortcuts,
     SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{OPTIONS, contents, cx, fresh, name, node, open, random};
-use crate::commit::Rules;
-use crate::{Options, Uhs, check};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions, check};
 
 fn make(fs: &Uhs, parent: Ino, text: &str, kind: FileKind) -> Ino {
     let made = match kind {
@@ -33,7 +33,7 @@ fn write(fs: &Uhs, ino: Ino, bytes: &[u8]) {
 
 #[test]
 fn a_path_resolves_to_what_a_walk_finds() {
-    let (fs, _) = open(fresh(), Rules::ALL);
+    let (fs, _) = open(fresh(), CommitRules::ALL);
     let upper = make(&fs, Ino::ROOT, "upper", FileKind::Directory);
     let lower = make(&fs, upper, "lower", FileKind::Directory);
     let file = make(&fs, lower, "file", FileKind::Regular);
@@ -49,18 +49,18 @@ fn a_path_resolves_to_what_a_walk_finds() {
     };
     let found = |ino: Ino, open_to_all: bool| {
         let attr = fs.getattr(&cx(), ino, None).unwrap();
-        Resolved::Inode { ino, attr, open_to_all }
+        PathResolution::Inode { ino, attr, open_to_all }
     };
     assert_eq!(resolve("upper/lower/file"), found(file, true));
     assert_eq!(resolve("upper/link"), found(link, true));
     assert_eq!(resolve("upper"), found(upper, true));
-    assert_eq!(resolve("upper/none"), Resolved::Missing { open_to_all: true });
-    assert_eq!(resolve("upper/link/file"), Resolved::Walk);
-    assert_eq!(resolve("upper/lower/file/more"), Resolved::Walk);
+    assert_eq!(resolve("upper/none"), PathResolution::Missing { open_to_all: true });
+    assert_eq!(resolve("upper/link/file"), PathResolution::Walk);
+    assert_eq!(resolve("upper/lower/file/more"), PathResolution::Walk);
     open(lower, 0o754);
     assert_eq!(resolve("upper/lower"), found(lower, true));
     assert_eq!(resolve("upper/lower/file"), found(file, false));
-    assert_eq!(resolve("upper/lower/none"), Resolved::Missing { open_to_all: false });
+    assert_eq!(resolve("upper/lower/none"), PathResolution::Missing { open_to_all: false });
     fs.unlink(&cx(), lower, name("file")).unwrap();
     let path = NormalPath::new(b"file").unwrap();
     assert!(fs.resolve(&cx(), file, path).is_err());
@@ -69,7 +69,7 @@ fn a_path_resolves_to_what_a_walk_finds() {
 #[test]
 fn a_closed_file_is_read_again_and_keeps_its_data_when_only_its_attributes_change() {
     let ram = fresh();
-    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let files: Vec<Ino> =
         (0..40).map(|at| make(&fs, Ino::ROOT, &at.to_string(), FileKind::Regular)).collect();
     let data = |at: usize| vec![at as u8; [100, 0, 5000][at % 3]];
@@ -94,17 +94,17 @@ fn a_closed_file_is_read_again_and_keeps_its_data_when_only_its_attributes_chang
     };
     check_all(&fs);
     drop(fs);
-    check_all(&open(ram.clone(), Rules::ALL).0);
-    let options = Options { read_only: true, ..OPTIONS };
+    check_all(&open(ram.clone(), CommitRules::ALL).0);
+    let options = UhsOptions { read_only: true, ..OPTIONS };
     check_all(&Uhs::open(Arc::new(ram), options, random()).unwrap().0);
 }
 
 /// A group of everything that had piled up once needed more slots than there were.
 #[test]
 fn every_file_of_a_device_that_is_more_than_half_full_can_change_without_a_sync() {
-    let ram = Ram::new(4096, 32 * 512);
+    let ram = RamDevice::new(4096, 32 * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let files: Vec<Ino> =
         (0..9000).map(|at| make(&fs, Ino::ROOT, &at.to_string(), FileKind::Regular)).collect();
     for perm in [0o600, 0o640] {
@@ -115,22 +115,22 @@ fn every_file_of_a_device_that_is_more_than_half_full_can_change_without_a_sync(
     }
     assert_eq!(fs.syncfs(&cx()), Ok(()));
     drop(fs);
-    let report = check(&(Arc::new(ram) as Arc<dyn Device>)).unwrap();
+    let report = check(&(Arc::new(ram) as Arc<dyn BlockDevice>)).unwrap();
     assert_eq!((report.problems, report.inodes), (Vec::new(), 9001));
 }
 
 #[test]
 fn after_a_power_failure_a_directory_is_not_older_than_its_newest_entry() {
     let ram = fresh();
-    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let dir = make(&fs, Ino::ROOT, "dir", FileKind::Directory);
     fs.syncfs(&cx()).unwrap();
     let file = make(&fs, dir, "file", FileKind::Regular);
     let (before, made) = (fs.getattr(&cx(), dir, None).unwrap(), fs.getattr(&cx(), file, None));
     let born = made.unwrap().btime;
     assert!(before.mtime >= born.unwrap());
-    let slots = |ram: &Ram| {
-        let (fs, _) = open(ram.fork(), Rules::ALL);
+    let slots = |ram: &RamDevice| {
+        let (fs, _) = open(ram.fork(), CommitRules::ALL);
         fs.getattr(&cx(), dir, None).unwrap()
     };
     // The slot of the file alone is written.
@@ -143,7 +143,7 @@ fn after_a_power_failure_a_directory_is_not_older_than_its_newest_entry() {
 
 #[test]
 fn an_idle_mount_does_not_wake() {
-    let options = Options { commit: Some(Duration::from_millis(20)), ..OPTIONS };
+    let options = UhsOptions { commit: Some(Duration::from_millis(20)), ..OPTIONS };
     let (fs, _) = Uhs::open(Arc::new(fresh()), options, random()).unwrap();
     fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     make(&fs, Ino::ROOT, "file", FileKind::Regular);

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use defuse_fs::{
-    Errno, FileKind, FileSystem, Ino, NormalPath, RenameFlags, Resolved, SetAttr, SetXattrFlags,
-    Shortcuts, XattrName,
+    Errno, FileKind, FileSystem, Ino, NormalPath, PathResolution, RenameFlags, SetAttr,
+    SetXattrFlags, Shortcuts, XattrName,
 };
 
 use super::{cx, fresh, name, node, open};
 use crate::Uhs;
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 
 const ACCESS: &str = "system.posix_acl_access";
 
@@ -29,13 +29,13 @@ fn path(text: &str) -> NormalPath<'_> {
 }
 
 /// The end of a walk by lookups of each name.
-fn walk(fs: &Uhs, text: &str) -> Resolved {
+fn walk(fs: &Uhs, text: &str) -> PathResolution {
     let (mut at, mut open_to_all) = (Ino::ROOT, true);
     let mut names = text.split('/').peekable();
     while let Some(part) = names.next() {
         let dir = fs.getattr(&cx(), at, None).unwrap();
         if dir.kind != FileKind::Directory {
-            return Resolved::Walk;
+            return PathResolution::Walk;
         }
         let acl = fs.getxattr(&cx(), at, XattrName::new(ACCESS.as_bytes()).unwrap(), 0);
         open_to_all &= dir.perm & 0o111 == 0o111 && acl == Err(Errno::ENODATA);
@@ -44,12 +44,12 @@ fn walk(fs: &Uhs, text: &str) -> Resolved {
                 fs.forget(entry.ino, 1);
                 at = entry.ino;
                 if names.peek().is_none() {
-                    return Resolved::Inode { ino: at, attr: entry.attr, open_to_all };
+                    return PathResolution::Inode { ino: at, attr: entry.attr, open_to_all };
                 }
             }
             Err(errno) => {
                 assert_eq!(errno, Errno::ENOENT);
-                return Resolved::Missing { open_to_all };
+                return PathResolution::Missing { open_to_all };
             }
         }
     }
@@ -59,7 +59,7 @@ fn walk(fs: &Uhs, text: &str) -> Resolved {
 /// Directories of two names, two deep, with a file in each, and everything that can become of a directory.
 #[test]
 fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
-    let (fs, _) = open(fresh(), Rules::ALL);
+    let (fs, _) = open(fresh(), CommitRules::ALL);
     let mut random = fastrand::Rng::with_seed(5);
     let (mut found, mut changed) = (0, 0);
     for round in 0..4000 {
@@ -96,7 +96,7 @@ fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
             for _ in 0..2 {
                 let resolved = fs.resolve(&cx(), Ino::ROOT, path(text)).unwrap();
                 assert_eq!(resolved, walk(&fs, text), "round {round}: {text}");
-                found += usize::from(matches!(resolved, Resolved::Inode { .. }));
+                found += usize::from(matches!(resolved, PathResolution::Inode { .. }));
             }
         }
     }
@@ -104,9 +104,9 @@ fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
 }
 
 /// Ends the other threads, also after a failure.
-struct Ended<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Ended<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -115,7 +115,7 @@ impl Drop for Ended<'_> {
 /// Others resolve paths all the time, and note where they led before the change.
 #[test]
 fn a_change_of_a_directory_shows_in_the_next_path_of_its_thread() {
-    let (fs, _) = open(fresh(), Rules::ALL);
+    let (fs, _) = open(fresh(), CommitRules::ALL);
     for dir in ["dir", "spare"] {
         fs.mkdir(&cx(), Ino::ROOT, name(dir), &node(FileKind::Directory)).unwrap();
     }
@@ -131,20 +131,20 @@ fn a_change_of_a_directory_shows_in_the_next_path_of_its_thread() {
                 }
             });
         }
-        let _ended = Ended(&ends);
+        let _ended = StopOnDrop(&ends);
         for round in 0..20_000 {
             let perm = if round % 2 == 0 { 0o700 } else { 0o755 };
             let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
             fs.setattr(&cx(), dir, None, &set).unwrap();
             match resolve() {
-                Resolved::Inode { open_to_all, .. } => assert_eq!(open_to_all, perm == 0o755),
+                PathResolution::Inode { open_to_all, .. } => assert_eq!(open_to_all, perm == 0o755),
                 other => panic!("{other:?}"),
             }
             let (from, to) = (name("dir"), name("spare"));
             let flags = RenameFlags(RenameFlags::EXCHANGE);
             for missing in [true, false] {
                 fs.rename(&cx(), (Ino::ROOT, from), (Ino::ROOT, to), flags).unwrap();
-                assert_eq!(matches!(resolve(), Resolved::Missing { .. }), missing);
+                assert_eq!(matches!(resolve(), PathResolution::Missing { .. }), missing);
             }
         }
     });

@@ -12,12 +12,12 @@ use crate::Uhs;
 pub(super) const OF_THE_DEAD: u8 = 7;
 
 /// Operations on a few names, by chance.
-pub(super) struct Player<'a> {
+pub(super) struct NameWorkload<'a> {
     pub(super) fs: &'a Uhs,
     pub(super) random: fastrand::Rng,
 }
 
-impl Player<'_> {
+impl NameWorkload<'_> {
     /// A directory, and how many lookups it takes to forget it.
     fn dir(&mut self) -> (Ino, u64) {
         let at = ["d", "e", "x"][self.random.usize(..3)];

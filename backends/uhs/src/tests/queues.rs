@@ -3,27 +3,28 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use defuse_block::sim::Call;
-use defuse_block::{Blocking, Device, Ram, Sim};
+use defuse_block::sim::SimOpKind;
+use defuse_block::{BlockDevice, BlockingQueue, RamDevice, SimDevice};
 use defuse_fs::{Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
 
-use super::crash::{By, play_by};
-use super::player::Player;
-use super::{OPTIONS, Snapshot, cx, fresh, name, node, open_with, snapshot};
-use crate::commit::Rules;
-use crate::{Mode, Options, StoreError, Uhs};
+use super::crash::{CrashPlan, play_by};
+use super::player::NameWorkload;
+use super::{OPTIONS, TreeSnapshot, cx, fresh, name, node, open_with, snapshot};
+use crate::commit::CommitRules;
+use crate::{SeparationMode, StoreError, Uhs, UhsOptions};
 
 /// One of the modes with one to four queues, by a number.
-pub(super) fn shared(number: u64) -> Options {
-    let mode = [Mode::Off, Mode::Static, Mode::Learned][number as usize % 3];
-    Options { separation: Some(mode), queues: Some(1 + (number / 3 % 4) as u32), ..OPTIONS }
+pub(super) fn shared(number: u64) -> UhsOptions {
+    let mode =
+        [SeparationMode::Off, SeparationMode::Static, SeparationMode::Learned][number as usize % 3];
+    UhsOptions { separation: Some(mode), queues: Some(1 + (number / 3 % 4) as u32), ..OPTIONS }
 }
 
 #[test]
 fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
     let mut judged = 0;
     for seed in 0..240 {
-        let by = By { options: shared(seed), rules: Rules::ALL, lies: false };
+        let by = CrashPlan { options: shared(seed), rules: CommitRules::ALL, lies: false };
         judged += play_by(seed, by).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
     assert!(judged > 4000, "{judged} states");
@@ -34,29 +35,33 @@ fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
 #[test]
 fn rules_that_are_broken_are_noticed_in_every_mode() {
     for number in 0..12 {
-        let by = By { options: shared(number), rules: Rules::ALL, lies: false };
-        let lies = By { lies: true, ..by };
+        let by = CrashPlan { options: shared(number), rules: CommitRules::ALL, lies: false };
+        let lies = CrashPlan { lies: true, ..by };
         assert!((0..60).any(|seed| play_by(seed, lies).is_err()), "mode {number}: flushes");
     }
-    let rules = Rules { data_is_first: false, ..Rules::ALL };
+    let rules = CommitRules { data_is_first: false, ..CommitRules::ALL };
     for number in 0..3 {
-        let by = By { options: shared(number + 9), rules, lies: false };
+        let by = CrashPlan { options: shared(number + 9), rules, lies: false };
         assert!((0..4000).any(|seed| play_by(seed, by).is_err()), "mode {number}: data");
     }
 }
 
 /// All operations of the device in order, the names and data in the end, and a checksum of every byte of the device.
-fn replay(ram: &Ram, options: Options, seed: u64) -> (Vec<(Call, u64, u64)>, Snapshot, u32) {
-    let sim = Sim::from_ram(ram, seed);
+fn replay(
+    ram: &RamDevice,
+    options: UhsOptions,
+    seed: u64,
+) -> (Vec<(SimOpKind, u64, u64)>, TreeSnapshot, u32) {
+    let sim = SimDevice::from_ram(ram, seed);
     let log = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&log);
     sim.fail(move |victim| {
         noted.lock().unwrap().push((victim.call, victim.block, victim.blocks));
         None
     });
-    let rules = Rules { early_run: 2, stepped_time: true, ..Rules::ALL };
+    let rules = CommitRules { early_run: 2, stepped_time: true, ..CommitRules::ALL };
     let (fs, _) = open_with(sim.clone(), options, rules);
-    let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(seed) };
+    let mut player = NameWorkload { fs: &fs, random: fastrand::Rng::with_seed(seed) };
     for _ in 0..60 {
         player.step();
     }
@@ -68,9 +73,9 @@ fn replay(ram: &Ram, options: Options, seed: u64) -> (Vec<(Call, u64, u64)>, Sna
 }
 
 /// A checksum of all blocks.
-fn checksum(ram: &Ram) -> u32 {
+fn checksum(ram: &RamDevice) -> u32 {
     let facts = ram.facts().clone();
-    let mut line = Blocking::new(ram).unwrap();
+    let mut line = BlockingQueue::new(ram).unwrap();
     let mut block = vec![0; facts.block_size as usize];
     (0..facts.blocks).fold(0, |sum, at| {
         line.read(at, &mut block).unwrap();
@@ -105,8 +110,8 @@ fn write(fs: &Uhs, ino: Ino, offset: u64, len: usize) {
 #[test]
 fn figures_tell_depth_and_costs_of_each_queue() {
     let ram = fresh();
-    let options = Options { queues: Some(2), ..shared(2) };
-    let (fs, _) = open_with(Sim::from_ram(&ram, 1), options, Rules::ALL);
+    let options = UhsOptions { queues: Some(2), ..shared(2) };
+    let (fs, _) = open_with(SimDevice::from_ram(&ram, 1), options, CommitRules::ALL);
     let ino = fs.mknod(&cx(), Ino::ROOT, name("file"), &node(FileKind::Regular)).unwrap().ino;
     for at in 0..20 {
         write(&fs, ino, at * 40_000, 9000);
@@ -134,28 +139,28 @@ fn figures_tell_depth_and_costs_of_each_queue() {
 
 #[test]
 fn without_the_option_no_queue_is_shared() {
-    let (fs, _) = open_with(fresh(), OPTIONS, Rules::ALL);
+    let (fs, _) = open_with(fresh(), OPTIONS, CommitRules::ALL);
     assert!(fs.figures().iter().all(|figure| !figure.name.starts_with("queue")));
 }
 
 /// A device with fewer queues than threads are to share.
-struct Poor(Ram);
+struct FewQueuesDevice(RamDevice);
 
-impl Device for Poor {
-    fn facts(&self) -> &defuse_block::Facts {
+impl BlockDevice for FewQueuesDevice {
+    fn facts(&self) -> &defuse_block::DeviceProperties {
         self.0.facts()
     }
-    fn register(&self, region: &Arc<defuse_block::Region>) -> defuse_block::Result<()> {
+    fn register(&self, region: &Arc<defuse_block::MemoryRegion>) -> defuse_block::Result<()> {
         self.0.register(region)
     }
-    fn queue(&self, _: u32) -> defuse_block::Result<Box<dyn defuse_block::Queue>> {
+    fn queue(&self, _: u32) -> defuse_block::Result<Box<dyn defuse_block::DeviceQueue>> {
         Err(defuse_block::Errno::BUSY)
     }
 }
 
 #[test]
 fn a_device_with_too_few_queues_is_refused_with_the_option_to_change() {
-    let opened = Uhs::open(Arc::new(Poor(fresh())), shared(9), super::random());
+    let opened = Uhs::open(Arc::new(FewQueuesDevice(fresh())), shared(9), super::random());
     let Err(error) = opened else { panic!("it was opened") };
     assert!(matches!(error, StoreError::Device { .. }));
     assert!(error.to_string().contains("queues="), "{error}");

@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use defuse_block::{Ram, Sim};
+use defuse_block::{RamDevice, SimDevice};
 use defuse_fs::{
     Entry, Fh, File, FileKind, FileSystem, Ino, OpenFlags, RenameFlags, SetAttr, SliceSource,
     WriteArgs, WriteBuf,
 };
 
-use super::crash::Run;
+use super::crash::CrashRun;
 use super::queues::shared;
-use super::{OPTIONS, Snapshot, cx, fresh, name, node, open, random};
-use crate::commit::Rules;
-use crate::{Options, Uhs};
+use super::{OPTIONS, TreeSnapshot, cx, fresh, name, node, open, random};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions};
 
 /// A file by its path: at most one directory.
 fn find(fs: &Uhs, path: &str) -> Option<Entry> {
@@ -100,10 +100,10 @@ fn fsync_dir(fs: &Uhs, dir: Ino) -> bool {
     fs.fsyncdir(&cx(), File { ino: dir, fh: Fh(0) }, false).is_ok()
 }
 
-type Operation = fn(&Uhs, u8);
+type SequenceOperation = fn(&Uhs, u8);
 
 /// Every operation and flag. The number marks what is written.
-const OPERATIONS: &[Operation] = &[
+const OPERATIONS: &[SequenceOperation] = &[
     |fs, _| make(fs, "c", FileKind::Regular),
     |fs, _| make(fs, "d/c", FileKind::Regular),
     |fs, _| make(fs, "c", FileKind::Directory),
@@ -140,15 +140,15 @@ const OPERATIONS: &[Operation] = &[
     |fs, _| set(fs, "d", SetAttr { uid: Some(5), ..SetAttr::default() }),
 ];
 
-type Sync = fn(&Uhs) -> bool;
+type SyncOperation = fn(&Uhs) -> bool;
 
-const SYNCS: &[Sync] =
+const SYNCS: &[SyncOperation] =
     &[|_| false, |fs| fsync(fs, "a"), |fs| fsync_dir(fs, Ino::ROOT), |fs| fs.syncfs(&cx()).is_ok()];
 
 /// A directory `d` with a file `b` in blocks, and a small file `a`.
-fn base() -> Ram {
+fn base() -> RamDevice {
     let ram = fresh();
-    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let (fs, _) = open(ram.clone(), CommitRules::ALL);
     make(&fs, "a", FileKind::Regular);
     write(&fs, "a", 0, 500, 1);
     make(&fs, "d", FileKind::Directory);
@@ -159,19 +159,24 @@ fn base() -> Ram {
 }
 
 /// Plays a sequence, and judges about `wanted` states. Returns how many.
-fn play(ram: &Ram, sequence: &[(usize, usize)], wanted: usize, seed: u64) -> Result<usize, String> {
+fn play(
+    ram: &RamDevice,
+    sequence: &[(usize, usize)],
+    wanted: usize,
+    seed: u64,
+) -> Result<usize, String> {
     play_with(OPTIONS, ram, sequence, (wanted, seed))
 }
 
 fn play_with(
-    options: Options,
-    ram: &Ram,
+    options: UhsOptions,
+    ram: &RamDevice,
     sequence: &[(usize, usize)],
     (wanted, seed): (usize, u64),
 ) -> Result<usize, String> {
-    let sim = Sim::from_ram(ram, seed);
+    let sim = SimDevice::from_ram(ram, seed);
     let (fs, _) = Uhs::open(Arc::new(sim.clone()), options, random()).map_err(|e| e.to_string())?;
-    let mut run = Run::begin(sim, &fs);
+    let mut run = CrashRun::begin(sim, &fs);
     for (nth, (operation, sync)) in sequence.iter().enumerate() {
         OPERATIONS[*operation](&fs, 10 + nth as u8);
         run.note(&fs, false);
@@ -182,7 +187,7 @@ fn play_with(
     // What nobody syncs is written, too, and may survive.
     let _ = fs.syncfs(&cx());
     fs.abandon();
-    run.judge_all(wanted, seed, Rules::ALL)
+    run.judge_all(wanted, seed, CommitRules::ALL)
 }
 
 #[test]
@@ -252,15 +257,15 @@ fn three_operations_by_chance_leave_a_state_of_one_moment() {
 fn program(
     prepare: impl Fn(&Uhs),
     steps: impl Fn(&Uhs, &mut dyn FnMut()),
-    judge: impl Fn(&Snapshot, usize) -> Result<(), String>,
+    judge: impl Fn(&TreeSnapshot, usize) -> Result<(), String>,
 ) {
     for seed in 0..20 {
         let ram = fresh();
-        let (fs, _) = open(ram.clone(), Rules::ALL);
+        let (fs, _) = open(ram.clone(), CommitRules::ALL);
         prepare(&fs);
         drop(fs);
-        let sim = Sim::from_ram(&ram, seed);
-        let (fs, _) = open(sim.clone(), Rules::ALL);
+        let sim = SimDevice::from_ram(&ram, seed);
+        let (fs, _) = open(sim.clone(), CommitRules::ALL);
         let mut acknowledged = Vec::new();
         steps(&fs, &mut || acknowledged.push(sim.events()));
         fs.abandon();
@@ -271,7 +276,7 @@ fn program(
                 continue;
             }
             let done = acknowledged.iter().filter(|events| **events <= cut.at()).count();
-            let (fs, problems) = open(cut.sample(&mut random), Rules::ALL);
+            let (fs, problems) = open(cut.sample(&mut random), CommitRules::ALL);
             assert_eq!(problems, []);
             judge(&super::snapshot(&fs), done).unwrap_or_else(|why| {
                 panic!("seed {seed}, event {}, {done} steps: {why}", cut.at())
@@ -280,7 +285,7 @@ fn program(
     }
 }
 
-fn data<'a>(found: &'a Snapshot, path: &str) -> Option<&'a [u8]> {
+fn data<'a>(found: &'a TreeSnapshot, path: &str) -> Option<&'a [u8]> {
     Some(&found.data[&found.names.get(path)?.ino])
 }
 

@@ -2,46 +2,46 @@
 
 use std::sync::Arc;
 
-use defuse_block::sim::Call;
-use defuse_block::{Blocking, Device, Errno as Failure, Ram, Sim};
+use defuse_block::sim::SimOpKind;
+use defuse_block::{BlockDevice, BlockingQueue, Errno as Failure, RamDevice, SimDevice};
 use defuse_fs::{FileKind, FileSystem, Ino, SetAttr, SetXattrFlags, XattrName};
 
-use super::player::Player;
+use super::player::NameWorkload;
 use super::{BLOCKS, OPTIONS, cx, fresh, name, node, open, random, snapshot};
-use crate::commit::Rules;
+use crate::commit::CommitRules;
 use crate::format::BLOCK;
-use crate::format::snapshot::{At, Header, Segment};
+use crate::format::snapshot::{SnapshotHeader, SnapshotPointer, SnapshotSegment};
 use crate::format::superblock::{COPIES, Superblock};
-use crate::{Options, Repair, check, load, repair, store};
+use crate::{RepairAction, UhsOptions, check, load, repair, store};
 
-const WITHOUT: Rules = Rules { snapshots: false, ..Rules::ALL };
+const WITHOUT: CommitRules = CommitRules { snapshots: false, ..CommitRules::ALL };
 
-fn superblock(ram: &Ram) -> Superblock {
+fn superblock(ram: &RamDevice) -> Superblock {
     store::superblock(ram).unwrap()
 }
 
 /// Writes all copies of another superblock.
-fn put(ram: &Ram, superblock: &Superblock) {
-    let mut line = Blocking::new(ram).unwrap();
+fn put(ram: &RamDevice, superblock: &Superblock) {
+    let mut line = BlockingQueue::new(ram).unwrap();
     COPIES.iter().for_each(|block| line.write(*block, &superblock.encode()).unwrap());
 }
 
 /// The same image without its snapshot.
-fn scanned(ram: &Ram) -> Ram {
+fn scanned(ram: &RamDevice) -> RamDevice {
     let copy = ram.fork();
     put(&copy, &Superblock { snapshot: None, ..superblock(ram) });
     copy
 }
 
-fn is_used(ram: &Ram) -> bool {
+fn is_used(ram: &RamDevice) -> bool {
     load::restore(ram, &superblock(ram), u64::MAX).unwrap().is_some()
 }
 
 /// All that can be seen of a file system, with its times and its space.
-fn seen(ram: &Ram) -> String {
-    let options = Options { read_only: true, ..OPTIONS };
-    let device: Arc<dyn Device> = Arc::new(ram.clone());
-    let (fs, problems) = crate::Uhs::open_by(device, options, Rules::ALL, random()).unwrap();
+fn seen(ram: &RamDevice) -> String {
+    let options = UhsOptions { read_only: true, ..OPTIONS };
+    let device: Arc<dyn BlockDevice> = Arc::new(ram.clone());
+    let (fs, problems) = crate::Uhs::open_by(device, options, CommitRules::ALL, random()).unwrap();
     assert_eq!(problems, []);
     let found = snapshot(&fs);
     let times = found.names.values().map(|seen| {
@@ -60,16 +60,16 @@ fn seen(ram: &Ram) -> String {
     format!("{found:#?}{times:?}{attributes:?}{space:?}")
 }
 
-fn play(player: &mut Player<'_>, steps: usize) {
+fn play(player: &mut NameWorkload<'_>, steps: usize) {
     for _ in 0..steps {
         player.step();
     }
 }
 
 /// An image after a clean end, with one of everything that a snapshot tells in its own way.
-fn ended() -> Ram {
+fn ended() -> RamDevice {
     let ram = fresh();
-    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let make = |text: &str, kind| {
         let node = defuse_fs::NewNode { rdev: 0x105, ..node(kind) };
         fs.mknod(&cx(), Ino::ROOT, name(text), &node).unwrap().ino
@@ -87,7 +87,7 @@ fn ended() -> Ram {
     let set = SetAttr { mtime: Some(old), ..SetAttr::default() };
     fs.setattr(&cx(), make("old", FileKind::Fifo), None, &set).unwrap();
     fs.syncfs(&cx()).unwrap();
-    let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(4) };
+    let mut player = NameWorkload { fs: &fs, random: fastrand::Rng::with_seed(4) };
     play(&mut player, 80);
     drop(fs);
     ram
@@ -99,26 +99,26 @@ fn a_mount_after_a_clean_end_finds_what_a_scan_finds() {
     assert!(is_used(&ram) && !is_used(&scanned(&ram)));
     assert_eq!(seen(&ram), seen(&scanned(&ram)));
     for seed in 0..60 {
-        let rules = Rules { usable: 120, ..Rules::ALL };
-        let rules = if seed % 2 == 0 { rules } else { Rules::ALL };
+        let rules = CommitRules { usable: 120, ..CommitRules::ALL };
+        let rules = if seed % 2 == 0 { rules } else { CommitRules::ALL };
         let (fs, problems) = open(ram.clone(), rules);
         assert_eq!(problems, [], "seed {seed}");
-        let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(seed) };
+        let mut player = NameWorkload { fs: &fs, random: fastrand::Rng::with_seed(seed) };
         play(&mut player, 40);
         drop(fs);
         assert!(is_used(&ram), "seed {seed}");
         assert!(seen(&ram) == seen(&scanned(&ram)), "seed {seed}");
-        assert_eq!(check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).unwrap().problems, []);
+        assert_eq!(check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).unwrap().problems, []);
     }
 }
 
 /// Thousands of entries in several segments, which several threads read.
 #[test]
 fn a_snapshot_of_many_inodes_is_read_by_all_cores() {
-    let ram = Ram::new(4096, 96 * 512);
-    let device: Arc<dyn Device> = Arc::new(ram.clone());
+    let ram = RamDevice::new(4096, 96 * 512);
+    let device: Arc<dyn BlockDevice> = Arc::new(ram.clone());
     crate::Uhs::make(Arc::clone(&device), (0o755, 0, 0), &mut random()).unwrap();
-    let (fs, _) = open(ram.clone(), Rules::ALL);
+    let (fs, _) = open(ram.clone(), CommitRules::ALL);
     let long = "x".repeat(200);
     let dirs = ["a", "b", "c"].map(|text| {
         fs.mkdir(&cx(), Ino::ROOT, name(text), &node(FileKind::Directory)).unwrap().ino
@@ -140,23 +140,23 @@ fn a_snapshot_of_many_inodes_is_read_by_all_cores() {
 
 #[test]
 fn there_is_no_snapshot_after_a_write_that_failed_nor_without_space() {
-    let sim = Sim::from_ram(&fresh(), 1);
-    let (fs, _) = open(sim.clone(), Rules::ALL);
+    let sim = SimDevice::from_ram(&fresh(), 1);
+    let (fs, _) = open(sim.clone(), CommitRules::ALL);
     fs.mknod(&cx(), Ino::ROOT, name("a"), &node(FileKind::Regular)).unwrap();
     let mut once = true;
     // A slot goes to another place.
     sim.fail(move |victim| {
-        let hit = once && victim.call == Call::Write;
+        let hit = once && victim.call == SimOpKind::Write;
         once &= !hit;
         hit.then_some(Failure::IO)
     });
     drop(fs);
     assert_eq!(superblock(&sim.now()).snapshot, None);
-    assert_eq!(check(&(Arc::new(sim.now()) as Arc<dyn Device>)).unwrap().inodes, 2);
+    assert_eq!(check(&(Arc::new(sim.now()) as Arc<dyn BlockDevice>)).unwrap().inodes, 2);
 
-    for (call, number) in [(Call::Write, 1), (Call::Write, 2), (Call::Flush, 0)] {
-        let sim = Sim::from_ram(&fresh(), 1);
-        let (fs, _) = open(sim.clone(), Rules::ALL);
+    for (call, number) in [(SimOpKind::Write, 1), (SimOpKind::Write, 2), (SimOpKind::Flush, 0)] {
+        let sim = SimDevice::from_ram(&fresh(), 1);
+        let (fs, _) = open(sim.clone(), CommitRules::ALL);
         fs.syncfs(&cx()).unwrap();
         let mut count = 0;
         sim.fail(move |victim| {
@@ -170,8 +170,8 @@ fn there_is_no_snapshot_after_a_write_that_failed_nor_without_space() {
     }
 
     let ram = fresh();
-    let (fs, _) = open(ram.clone(), Rules::ALL);
-    let full = |space: &mut crate::space::Space| {
+    let (fs, _) = open(ram.clone(), CommitRules::ALL);
+    let full = |space: &mut crate::space::BlockSpace| {
         while let Some((first, count)) = space.find_units(8) {
             space.reserve(first, count);
         }
@@ -182,18 +182,18 @@ fn there_is_no_snapshot_after_a_write_that_failed_nor_without_space() {
 }
 
 /// Writes a changed header, with right checksums up to the superblock.
-fn seal(ram: &Ram, header: &Header) {
+fn seal(ram: &RamDevice, header: &SnapshotHeader) {
     let bytes = header.encode().unwrap();
     let old = superblock(ram);
-    let at = At { crc: crc32c::crc32c(&bytes), ..old.snapshot.unwrap() };
-    Blocking::new(ram).unwrap().write(at.block, &bytes).unwrap();
+    let at = SnapshotPointer { crc: crc32c::crc32c(&bytes), ..old.snapshot.unwrap() };
+    BlockingQueue::new(ram).unwrap().write(at.block, &bytes).unwrap();
     put(ram, &Superblock { snapshot: Some(at), ..old });
 }
 
 /// fsck reads the slots, and called an image clean whose snapshot, which the next mount believes, was damaged.
 #[test]
 fn a_damaged_snapshot_is_told_and_given_up() {
-    let device = |ram: &Ram| Arc::new(ram.clone()) as Arc<dyn Device>;
+    let device = |ram: &RamDevice| Arc::new(ram.clone()) as Arc<dyn BlockDevice>;
     let whole = ended();
     assert!(!check(&device(&whole)).unwrap().has_damaged_snapshot);
     let at = superblock(&whole).snapshot.unwrap();
@@ -204,7 +204,7 @@ fn a_damaged_snapshot_is_told_and_given_up() {
     {
         let (block, byte) = (block + u64::from(byte) / BLOCK as u64, byte as usize % BLOCK);
         let ram = whole.fork();
-        let mut line = Blocking::new(&ram).unwrap();
+        let mut line = BlockingQueue::new(&ram).unwrap();
         let mut bytes = vec![0; BLOCK];
         line.read(block, &mut bytes).unwrap();
         bytes[byte] ^= 0x40;
@@ -212,16 +212,16 @@ fn a_damaged_snapshot_is_told_and_given_up() {
         let report = check(&device(&ram)).unwrap();
         assert!(report.has_damaged_snapshot && report.problems.is_empty(), "{block} {byte}");
         let mounted = ram.fork();
-        drop(open(mounted.clone(), Rules::ALL));
+        drop(open(mounted.clone(), CommitRules::ALL));
         assert!(!check(&device(&mounted)).unwrap().has_damaged_snapshot, "a mount writes another");
         let repairs = repair(&device(&ram), None, random()).unwrap();
-        assert_eq!(repairs, [Repair::Snapshot], "{block} {byte}");
+        assert_eq!(repairs, [RepairAction::Snapshot], "{block} {byte}");
         assert!(!check(&device(&ram)).unwrap().has_damaged_snapshot && !is_used(&ram));
         assert_eq!(repair(&device(&ram), None, random()).unwrap(), []);
     }
     // A mount that is cut off first makes it void, which is no damage.
     let ram = whole.fork();
-    Blocking::new(&ram).unwrap().write(at.block, &[0; BLOCK]).unwrap();
+    BlockingQueue::new(&ram).unwrap().write(at.block, &[0; BLOCK]).unwrap();
     assert!(!check(&device(&ram)).unwrap().has_damaged_snapshot);
 }
 
@@ -231,7 +231,7 @@ fn a_damaged_snapshot_is_not_used() {
     let old = superblock(&whole);
     let (at, expected) = (old.snapshot.unwrap(), seen(&scanned(&whole)));
     let header = store::snapshot::header(&whole, &old).unwrap();
-    let unused = |ram: &Ram, what: &str| {
+    let unused = |ram: &RamDevice, what: &str| {
         assert!(!is_used(ram), "{what}");
         assert_eq!(seen(ram), expected, "{what}");
     };
@@ -239,25 +239,25 @@ fn a_damaged_snapshot_is_not_used() {
         (0..at.blocks).map(|block| at.block + u64::from(block)).chain([header.segments[0].block])
     {
         let mut bytes = vec![0; BLOCK];
-        Blocking::new(&whole).unwrap().read(block, &mut bytes).unwrap();
+        BlockingQueue::new(&whole).unwrap().read(block, &mut bytes).unwrap();
         for byte in (0..100).step_by(3) {
             let ram = whole.fork();
             let mut damaged = bytes.clone();
             damaged[byte] ^= 0x40;
-            Blocking::new(&ram).unwrap().write(block, &damaged).unwrap();
+            BlockingQueue::new(&ram).unwrap().write(block, &damaged).unwrap();
             assert!(!is_used(&ram), "byte {byte} of block {block}");
         }
         let ram = whole.fork();
-        Blocking::new(&ram).unwrap().write(block, &[0; BLOCK]).unwrap();
+        BlockingQueue::new(&ram).unwrap().write(block, &[0; BLOCK]).unwrap();
         unused(&ram, "zeros");
     }
     for (what, other) in [
-        ("place", At { block: BLOCKS - 1, ..at }),
-        ("outside", At { block: u64::MAX, ..at }),
-        ("length", At { blocks: 2, ..at }),
-        ("no length", At { blocks: 0, ..at }),
-        ("long", At { blocks: u32::MAX, ..at }),
-        ("checksum", At { crc: at.crc ^ 1, ..at }),
+        ("place", SnapshotPointer { block: BLOCKS - 1, ..at }),
+        ("outside", SnapshotPointer { block: u64::MAX, ..at }),
+        ("length", SnapshotPointer { blocks: 2, ..at }),
+        ("no length", SnapshotPointer { blocks: 0, ..at }),
+        ("long", SnapshotPointer { blocks: u32::MAX, ..at }),
+        ("checksum", SnapshotPointer { crc: at.crc ^ 1, ..at }),
     ] {
         let ram = whole.fork();
         put(&ram, &Superblock { snapshot: Some(other), ..old.clone() });
@@ -265,15 +265,15 @@ fn a_damaged_snapshot_is_not_used() {
     }
     let first = header.segments[0];
     for (what, other) in [
-        ("uuid", Header { uuid: [1; 16], ..header.clone() }),
-        ("group", Header { durable: header.durable - 1, ..header.clone() }),
-        ("inodes", Header { inodes: header.inodes + 1, ..header.clone() }),
-        ("twice", Header { segments: vec![first, first], ..header.clone() }),
-        ("none", Header { segments: Vec::new(), inodes: 0, ..header.clone() }),
+        ("uuid", SnapshotHeader { uuid: [1; 16], ..header.clone() }),
+        ("group", SnapshotHeader { durable: header.durable - 1, ..header.clone() }),
+        ("inodes", SnapshotHeader { inodes: header.inodes + 1, ..header.clone() }),
+        ("twice", SnapshotHeader { segments: vec![first, first], ..header.clone() }),
+        ("none", SnapshotHeader { segments: Vec::new(), inodes: 0, ..header.clone() }),
         (
             "bytes",
-            Header {
-                segments: vec![Segment { bytes: first.bytes - 1, ..first }],
+            SnapshotHeader {
+                segments: vec![SnapshotSegment { bytes: first.bytes - 1, ..first }],
                 ..header.clone()
             },
         ),
@@ -283,12 +283,12 @@ fn a_damaged_snapshot_is_not_used() {
         unused(&ram, what);
     }
     // A device that cannot read it.
-    let sim = Sim::from_ram(&whole, 1);
+    let sim = SimDevice::from_ram(&whole, 1);
     sim.fail(move |victim| (victim.block == at.block).then_some(Failure::IO));
     let (fs, problems) = crate::Uhs::open_by(
         Arc::new(sim),
-        Options { read_only: true, ..OPTIONS },
-        Rules::ALL,
+        UhsOptions { read_only: true, ..OPTIONS },
+        CommitRules::ALL,
         random(),
     )
     .unwrap();
@@ -301,12 +301,15 @@ fn a_read_only_mount_uses_a_snapshot_and_keeps_it_and_a_mount_that_writes_voids_
     let before = superblock(&ram);
     seen(&ram);
     assert_eq!(superblock(&ram), before);
-    let sim = Sim::from_ram(&ram, 1);
-    let (fs, _) = open(sim.clone(), Rules::ALL);
+    let sim = SimDevice::from_ram(&ram, 1);
+    let (fs, _) = open(sim.clone(), CommitRules::ALL);
     assert_eq!(superblock(&sim.now()).snapshot, None);
     // Also for an older copy of the superblock that is all that is left.
     let mut header = vec![1; BLOCK];
-    Blocking::new(&sim.now()).unwrap().read(before.snapshot.unwrap().block, &mut header).unwrap();
+    BlockingQueue::new(&sim.now())
+        .unwrap()
+        .read(before.snapshot.unwrap().block, &mut header)
+        .unwrap();
     assert!(header.iter().all(|byte| *byte == 0));
     fs.abandon();
     let (fs, _) = open(sim.clone(), WITHOUT);

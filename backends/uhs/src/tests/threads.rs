@@ -5,53 +5,53 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
 
-use defuse_block::{Device, Sim};
+use defuse_block::{BlockDevice, SimDevice};
 use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, RenameFlags, SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::queues::shared;
 use super::{OPTIONS, cx, device, fresh, list, name, node, open, open_with};
-use crate::commit::Rules;
-use crate::{Options, Uhs, check};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions, check};
 
 const THREADS: usize = 4;
 const OPERATIONS: usize = 120;
 
 /// Groups are small, so that threads fill them.
-const RULES: Rules = Rules { full_group: 6, early_run: 1, ..Rules::ALL };
+const RULES: CommitRules = CommitRules { full_group: 6, early_run: 1, ..CommitRules::ALL };
 
 /// A name of a thread: one of a few, in its own directory or in the shared one.
-type At = (bool, u8);
+type ThreadName = (bool, u8);
 
 /// The names of a thread, with inode and size.
-type State = BTreeMap<At, (u64, u64)>;
+type ThreadNames = BTreeMap<ThreadName, (u64, u64)>;
 
-struct Player<'a> {
+struct ThreadWorkload<'a> {
     fs: &'a Uhs,
     thread: usize,
     own: Ino,
     shared: Ino,
     random: fastrand::Rng,
-    state: State,
+    state: ThreadNames,
 }
 
 /// The states of a thread, and for each sync the events before its end and the state that it made durable.
-struct Played {
-    states: Vec<State>,
+struct ThreadHistory {
+    states: Vec<ThreadNames>,
     synced: Vec<(usize, usize)>,
 }
 
-fn text_of(thread: usize, (shared, number): At) -> String {
+fn text_of(thread: usize, (shared, number): ThreadName) -> String {
     if shared { format!("{thread}-{number}") } else { number.to_string() }
 }
 
-impl Player<'_> {
-    fn place(&self, at: At) -> (Ino, String) {
+impl ThreadWorkload<'_> {
+    fn place(&self, at: ThreadName) -> (Ino, String) {
         (if at.0 { self.shared } else { self.own }, text_of(self.thread, at))
     }
 
-    fn at(&mut self) -> At {
+    fn at(&mut self) -> ThreadName {
         (self.random.bool(), self.random.u8(..5))
     }
 
@@ -117,8 +117,8 @@ impl Player<'_> {
         self.state.values_mut().filter(|file| file.0 == ino).for_each(|file| file.1 = grown);
     }
 
-    fn play(mut self, sim: &Sim) -> Played {
-        let mut played = Played { states: vec![State::new()], synced: Vec::new() };
+    fn play(mut self, sim: &SimDevice) -> ThreadHistory {
+        let mut played = ThreadHistory { states: vec![ThreadNames::new()], synced: Vec::new() };
         for _ in 0..OPERATIONS {
             self.step();
             played.states.push(self.state.clone());
@@ -132,7 +132,7 @@ impl Player<'_> {
 }
 
 /// The names of each thread that a mounted file system has.
-fn found(fs: &Uhs) -> Vec<State> {
+fn found(fs: &Uhs) -> Vec<ThreadNames> {
     let look_up = |dir: Ino, text: &str| {
         let entry = fs.lookup(&cx(), dir, name(text)).unwrap();
         fs.forget(entry.ino, 1);
@@ -141,7 +141,7 @@ fn found(fs: &Uhs) -> Vec<State> {
     let shared = look_up(Ino::ROOT, "shared").ino;
     let of = |thread: usize| {
         let own = look_up(Ino::ROOT, &format!("own{thread}")).ino;
-        let mut state = State::new();
+        let mut state = ThreadNames::new();
         for (dir, is_shared) in [(own, false), (shared, true)] {
             for text in list(fs, dir) {
                 let parts = text.rsplit_once('-').unwrap_or((&text, &text));
@@ -159,11 +159,11 @@ fn found(fs: &Uhs) -> Vec<State> {
 }
 
 /// Plays on threads, and judges states in which the power may fail.
-fn run(seed: u64, rules: Rules) -> Result<usize, String> {
+fn run(seed: u64, rules: CommitRules) -> Result<usize, String> {
     run_with(OPTIONS, seed, rules)
 }
 
-fn run_with(options: Options, seed: u64, rules: Rules) -> Result<usize, String> {
+fn run_with(options: UhsOptions, seed: u64, rules: CommitRules) -> Result<usize, String> {
     let ram = fresh();
     let sim = device(&ram, seed);
     let (fs, _) = open_with(sim.clone(), options, rules);
@@ -173,17 +173,19 @@ fn run_with(options: Options, seed: u64, rules: Rules) -> Result<usize, String> 
         (0..THREADS).map(|thread| dir(&format!("own{thread}")).unwrap().ino).collect();
     fs.syncfs(&cx()).unwrap();
     let begin = sim.events();
-    let played: Vec<Played> = thread::scope(|scope| {
+    let played: Vec<ThreadHistory> = thread::scope(|scope| {
         let start = |(thread, own): (usize, Ino)| {
             let (fs, sim, random) =
                 (&fs, &sim, fastrand::Rng::with_seed(seed * 10 + thread as u64));
-            let player = Player { fs, thread, own, shared, random, state: State::new() };
+            let player =
+                ThreadWorkload { fs, thread, own, shared, random, state: ThreadNames::new() };
             scope.spawn(move || player.play(sim))
         };
         let threads: Vec<_> = own.into_iter().enumerate().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    let now: Vec<State> = played.iter().map(|played| played.states[OPERATIONS].clone()).collect();
+    let now: Vec<ThreadNames> =
+        played.iter().map(|played| played.states[OPERATIONS].clone()).collect();
     assert_eq!(found(&fs), now);
     fs.abandon();
     let mut random = fastrand::Rng::with_seed(seed);
@@ -194,7 +196,7 @@ fn run_with(options: Options, seed: u64, rules: Rules) -> Result<usize, String> 
             continue;
         }
         let failed = Arc::new(cut.sample(&mut random));
-        let report = check(&(Arc::clone(&failed) as Arc<dyn Device>)).unwrap();
+        let report = check(&(Arc::clone(&failed) as Arc<dyn BlockDevice>)).unwrap();
         let (fs, problems) = open((*failed).clone(), rules);
         if !report.problems.is_empty() || !problems.is_empty() {
             return Err(format!("seed {seed}, event {}: {:?}", cut.at(), report.problems));
@@ -228,7 +230,7 @@ fn the_names_of_each_thread_survive_when_threads_share_queues() {
 
 #[test]
 fn the_suite_of_threads_notices_groups_that_are_not_counted() {
-    let rules = Rules { groups_are_counted: false, ..RULES };
+    let rules = CommitRules { groups_are_counted: false, ..RULES };
     assert!((0..40).any(|seed| run(seed, rules).is_err()));
 }
 
@@ -284,6 +286,6 @@ fn directories_that_threads_move_into_each_other_stay_a_tree() {
     assert!(moved > 100, "{moved} renames");
     fs.syncfs(&cx()).unwrap();
     drop(fs);
-    let report = check(&(Arc::new(ram) as Arc<dyn Device>)).unwrap();
+    let report = check(&(Arc::new(ram) as Arc<dyn BlockDevice>)).unwrap();
     assert_eq!((report.problems, report.inodes), (Vec::new(), 5));
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use defuse_block::Ram;
+use defuse_block::RamDevice;
 use defuse_fs::posix::acl::Acl;
 use defuse_fs::{
     Errno, FileKind, FileSystem, Ino, NewNode, Result, SetXattrFlags, Xattr, XattrName,
 };
 
 use super::{OPTIONS, cx, fresh, list, name, node, open, random};
-use crate::commit::Rules;
-use crate::{Options, Uhs, check};
+use crate::commit::CommitRules;
+use crate::{Uhs, UhsOptions, check};
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
@@ -52,14 +52,14 @@ fn an_acl() -> Vec<u8> {
 
 #[test]
 fn attributes_of_any_size_survive_a_mount() {
-    let disk = Arc::new(Ram::new(4096, 16 * 1024));
+    let disk = Arc::new(RamDevice::new(4096, 16 * 1024));
     Uhs::make(disk.clone(), (0o755, 0, 0), &mut random()).unwrap();
     let values: Vec<(String, Vec<u8>)> = [0, 1, 400, 65_000, 65_001, 65_536]
         .into_iter()
         .map(|len| (format!("user.{len}"), vec![len as u8; len]))
         .collect();
     let kinds = [FileKind::Regular, FileKind::Directory];
-    let looking = Options { read_only: true, ..OPTIONS };
+    let looking = UhsOptions { read_only: true, ..OPTIONS };
     let (fs, _) = Uhs::open(disk.clone(), OPTIONS, random()).unwrap();
     let inos = kinds.map(|kind| make(&fs, &format!("{kind:?}"), kind));
     for (ino, (name, value)) in inos.iter().flat_map(|ino| values.iter().map(move |v| (ino, v))) {
@@ -96,7 +96,7 @@ fn attributes_of_any_size_survive_a_mount() {
 
 #[test]
 fn the_attributes_of_an_inode_are_bounded() {
-    let (fs, _) = open(fresh(), Rules::ALL);
+    let (fs, _) = open(fresh(), CommitRules::ALL);
     let ino = make(&fs, "file", FileKind::Regular);
     assert_eq!(set(&fs, ino, "user.large", &vec![0; 65_537]), Err(Errno::E2BIG));
     assert_eq!(set(&fs, ino, "user.", b""), Err(Errno::EINVAL));
@@ -112,7 +112,7 @@ fn the_attributes_of_an_inode_are_bounded() {
 #[test]
 fn attributes_take_space_that_is_promised_when_they_are_set() {
     let disk = fresh();
-    let (fs, _) = open(disk.clone(), Rules::ALL);
+    let (fs, _) = open(disk.clone(), CommitRules::ALL);
     let free = || fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
     let before = free();
     let made: Vec<Ino> = (0..200).map(|n| make(&fs, &n.to_string(), FileKind::Regular)).collect();
@@ -135,13 +135,13 @@ fn attributes_take_space_that_is_promised_when_they_are_set() {
     fs.syncfs(&cx()).unwrap();
     assert!(free() + 4 >= before, "{} of {before}", free());
     drop(fs);
-    assert_eq!(list(&open(disk, Rules::ALL).0, Ino::ROOT), [] as [&str; 0]);
+    assert_eq!(list(&open(disk, CommitRules::ALL).0, Ino::ROOT), [] as [&str; 0]);
 }
 
 #[test]
 fn acls_are_inherited_and_follow_the_mode_also_after_a_mount() {
     let disk = fresh();
-    let (fs, _) = open(disk.clone(), Rules::ALL);
+    let (fs, _) = open(disk.clone(), CommitRules::ALL);
     let dir = make(&fs, "dir", FileKind::Directory);
     set(&fs, dir, DEFAULT, &an_acl()).unwrap();
     let file = make(&fs, "file", FileKind::Regular);
@@ -151,7 +151,7 @@ fn acls_are_inherited_and_follow_the_mode_also_after_a_mount() {
     assert_eq!(fs.getattr(&cx(), file, None).unwrap().perm, 0o770);
     fs.syncfs(&cx()).unwrap();
     drop(fs);
-    let (fs, _) = open(disk.clone(), Rules::ALL);
+    let (fs, _) = open(disk.clone(), CommitRules::ALL);
     let new = NewNode::new(FileKind::Regular, 0o666, cx().caller);
     let made = fs.mknod(&cx(), dir, name("made"), &new).unwrap();
     let below = fs.mkdir(&cx(), dir, name("below"), &node(FileKind::Directory)).unwrap();
@@ -160,7 +160,7 @@ fn acls_are_inherited_and_follow_the_mode_also_after_a_mount() {
     fs.setattr(&cx(), file, None, &chmod).unwrap();
     fs.syncfs(&cx()).unwrap();
     drop(fs);
-    let (fs, problems) = open(disk, Rules::ALL);
+    let (fs, problems) = open(disk, CommitRules::ALL);
     assert_eq!(problems, []);
     let acl = |ino, name| Acl::parse(&get(&fs, ino, name).unwrap()).unwrap().unwrap();
     assert_eq!(acl(made.ino, ACCESS).perm(), 0o660);
@@ -172,7 +172,7 @@ fn acls_are_inherited_and_follow_the_mode_also_after_a_mount() {
 /// A program with capabilities must not keep them when others write to it.
 #[test]
 fn capabilities_of_a_program_go_with_a_write_and_with_a_change_of_owner() {
-    let (fs, _) = open(fresh(), Rules::ALL);
+    let (fs, _) = open(fresh(), CommitRules::ALL);
     let ino = make(&fs, "file", FileKind::Regular);
     let gone = |set_to: defuse_fs::SetAttr| {
         set(&fs, ino, "security.capability", b"c").unwrap();

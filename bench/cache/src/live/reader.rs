@@ -11,9 +11,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_direct::{At, Client, Description, How, MountArgs, Stop, Task};
+use defuse_direct::{
+    CallError, ClientMountArgs, ClientTask, DirectClient, FileDescription, OpenHow, WalkStart,
+};
 use defuse_measure::command::own_program;
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use rustix::fs::OFlags;
 
 use super::layout::{ExtentPlace, TraceUse};
@@ -120,15 +122,15 @@ pub fn work(socket: &Path) -> Result<()> {
 
 /// The client, and its open files.
 struct ReaderClient {
-    client: Client,
-    task: Task,
-    open: HashMap<u32, Arc<Description>>,
+    client: DirectClient,
+    task: ClientTask,
+    open: HashMap<u32, Arc<FileDescription>>,
 }
 
-fn failed(stop: Stop) -> std::io::Error {
+fn failed(stop: CallError) -> std::io::Error {
     match stop {
-        Stop::Errno(errno) => errno.into(),
-        Stop::Outside(_) => std::io::Error::other("the path is outside of the mount"),
+        CallError::Errno(errno) => errno.into(),
+        CallError::Outside(_) => std::io::Error::other("the path is outside of the mount"),
     }
 }
 
@@ -140,10 +142,10 @@ fn stamp(place: ExtentPlace) -> [u8; 8] {
 impl ReaderClient {
     fn new(socket: &Path) -> Result<ReaderClient> {
         let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-        let remote = Remote::connect(socket, options)?;
-        let client = Client::new(defuse_direct::Options::default());
-        client.mount(NAME, Arc::new(remote), &MountArgs::default())?;
-        Ok(ReaderClient { client, task: Task::of_this_process()?, open: HashMap::new() })
+        let remote = RemoteClient::connect(socket, options)?;
+        let client = DirectClient::new(defuse_direct::ClientOptions::default());
+        client.mount(NAME, Arc::new(remote), &ClientMountArgs::default())?;
+        Ok(ReaderClient { client, task: ClientTask::of_this_process()?, open: HashMap::new() })
     }
 
     fn perform(&mut self, turn: &str) -> Result<u64> {
@@ -166,10 +168,10 @@ impl ReaderClient {
         Ok(uses)
     }
 
-    fn open_file(&self, file: u32, flags: OFlags) -> Result<Arc<Description>> {
+    fn open_file(&self, file: u32, flags: OFlags) -> Result<Arc<FileDescription>> {
         let path = [NAME, format!("/{file}").as_bytes()].concat();
-        let how = How { flags: flags.bits(), mode: 0o600, ..How::default() };
-        Ok(self.client.open(&self.task, At::Cwd, &path, how).map_err(failed)?)
+        let how = OpenHow { flags: flags.bits(), mode: 0o600, ..OpenHow::default() };
+        Ok(self.client.open(&self.task, WalkStart::Cwd, &path, how).map_err(failed)?)
     }
 
     /// Makes a file in which each extent has one page of data.

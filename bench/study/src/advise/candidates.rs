@@ -1,6 +1,6 @@
 //! Selects options that could help, by the requests of the run. Every candidate is tried.
 
-use defuse_probe::{Op, Stage};
+use defuse_probe::{Op, RequestStage};
 use serde::Serialize;
 
 use super::{CommandRun, RunSeries};
@@ -99,7 +99,7 @@ fn all(run: &CommandRun) -> Vec<CandidateOption> {
 
 /// Number of requests of a type, and the bytes that they transferred.
 pub fn of(run: &CommandRun, op: Op) -> (u64, u64) {
-    let sources = [(&run.daemon, Stage::User), (&run.kernel, Stage::Total)];
+    let sources = [(&run.daemon, RequestStage::User), (&run.kernel, RequestStage::Total)];
     let found = sources.into_iter().find_map(|(snapshot, stage)| Some((snapshot.as_ref()?, stage)));
     let stats = found.and_then(|(snapshot, stage)| snapshot.get_stage(stage, op));
     stats.map_or((0, 0), |stats| (stats.latency.count, stats.bytes))
@@ -108,7 +108,7 @@ pub fn of(run: &CommandRun, op: Op) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use defuse_probe::{Recorder, Snapshot};
+    use defuse_probe::{Recorder, StatsSnapshot};
 
     fn run(ops: &[(Op, u64, u64)]) -> CommandRun {
         let recorder = Recorder::new();
@@ -117,7 +117,7 @@ mod tests {
             (0..count).for_each(|_| cells.record(op, 1000, true));
             cells.add_bytes(op, bytes);
         }
-        let daemon: Snapshot = recorder.snapshot();
+        let daemon: StatsSnapshot = recorder.snapshot();
         CommandRun { seconds: 2.0, daemon: Some(daemon), ..CommandRun::default() }
     }
 

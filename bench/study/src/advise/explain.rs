@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use defuse_probe::{Op, Snapshot, Stage};
+use defuse_probe::{Op, RequestStage, StatsSnapshot};
 
 use super::{AdviceResults, CommandRun, candidates};
 
@@ -20,8 +20,10 @@ pub struct RequestCost {
 /// The request types of a run, the most expensive first.
 pub fn costs(run: &CommandRun) -> Vec<RequestCost> {
     let (snapshot, stage) = match (&run.kernel, &run.daemon) {
-        (Some(kernel), _) if has_stage(kernel, Stage::Total) => (kernel, Stage::Total),
-        (_, Some(daemon)) => (daemon, Stage::User),
+        (Some(kernel), _) if has_stage(kernel, RequestStage::Total) => {
+            (kernel, RequestStage::Total)
+        }
+        (_, Some(daemon)) => (daemon, RequestStage::User),
         _ => return Vec::new(),
     };
     let of_stage =
@@ -37,7 +39,7 @@ pub fn costs(run: &CommandRun) -> Vec<RequestCost> {
     costs
 }
 
-fn has_stage(snapshot: &Snapshot, stage: Stage) -> bool {
+fn has_stage(snapshot: &StatsSnapshot, stage: RequestStage) -> bool {
     snapshot.ops.iter().any(|stats| stats.stage == stage)
 }
 
@@ -105,7 +107,7 @@ fn requests(text: &mut String, run: &CommandRun) {
         return;
     }
     let sum_ns: u64 = costs.iter().map(|cost| cost.sum_ns).sum();
-    let whole = run.kernel.as_ref().is_some_and(|kernel| has_stage(kernel, Stage::Total));
+    let whole = run.kernel.as_ref().is_some_and(|kernel| has_stage(kernel, RequestStage::Total));
     let place = if whole { "from creation to reply" } else { "in the daemon" };
     let _ = writeln!(text, "{count} requests took {} {place}:", seconds(sum_ns as f64 / 1e9));
     for cost in costs.iter().filter(|cost| cost.sum_ns * 50 >= sum_ns).take(8) {
@@ -125,15 +127,15 @@ fn requests(text: &mut String, run: &CommandRun) {
 /// The stages in which a type of request spent its time, if the kernel was traced.
 fn stages(run: &CommandRun, cost: &RequestCost) -> String {
     let Some(kernel) = &run.kernel else { return String::new() };
-    let sum = |snapshot: &Snapshot, stage| {
+    let sum = |snapshot: &StatsSnapshot, stage| {
         snapshot.get_stage(stage, cost.op).map_or(0, |stats| stats.latency.sum_ns)
     };
-    let queued = sum(kernel, Stage::Background) + sum(kernel, Stage::Pending);
-    let processing = sum(kernel, Stage::Processing);
+    let queued = sum(kernel, RequestStage::Background) + sum(kernel, RequestStage::Pending);
+    let processing = sum(kernel, RequestStage::Processing);
     if queued + processing == 0 {
         return String::new();
     }
-    let user = run.daemon.as_ref().map_or(0, |daemon| sum(daemon, Stage::User));
+    let user = run.daemon.as_ref().map_or(0, |daemon| sum(daemon, RequestStage::User));
     let share = |ns: u64| 100.0 * ns as f64 / (queued + processing) as f64;
     match user {
         0 => {

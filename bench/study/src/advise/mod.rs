@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use defuse_measure::{caches, cpu, limits};
-use defuse_probe::Snapshot;
+use defuse_probe::StatsSnapshot;
 use serde::Serialize;
 
 use crate::check::StudyDirectory;
@@ -67,9 +67,9 @@ pub struct CommandRun {
     /// CPU time of the daemon, in nanoseconds.
     pub daemon_ns: u64,
     /// Statistics of the daemon.
-    pub daemon: Option<Snapshot>,
+    pub daemon: Option<StatsSnapshot>,
     /// Statistics of the kernel's queues.
-    pub kernel: Option<Snapshot>,
+    pub kernel: Option<StatsSnapshot>,
 }
 
 /// All runs of one configuration.

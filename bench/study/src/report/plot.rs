@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use defuse_probe::{BUCKETS, Histogram};
+use defuse_probe::{BUCKETS, LatencyHistogram};
 
 use super::html::escape;
 
@@ -103,7 +103,7 @@ pub fn curves(series: &[(&'static str, Vec<f64>)], most: f64, label: &str) -> St
 }
 
 /// Latencies: a column for each power of two between the first and the last bucket given.
-pub fn histogram(histogram: &Histogram, range: (usize, usize), label: &str) -> String {
+pub fn histogram(histogram: &LatencyHistogram, range: (usize, usize), label: &str) -> String {
     let (first, last) = range;
     let columns = last - first + 1;
     let most = histogram.buckets.iter().copied().max().unwrap_or(0).max(1) as f64;
@@ -125,7 +125,9 @@ pub fn histogram(histogram: &Histogram, range: (usize, usize), label: &str) -> S
 }
 
 /// The range of buckets that are not empty in any of these histograms.
-pub fn common_range<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Option<(usize, usize)> {
+pub fn common_range<'a>(
+    histograms: impl Iterator<Item = &'a LatencyHistogram>,
+) -> Option<(usize, usize)> {
     let mut range = None;
     for histogram in histograms {
         for bucket in (0..BUCKETS).filter(|&bucket| histogram.buckets[bucket] > 0) {
@@ -189,12 +191,12 @@ mod tests {
 
     #[test]
     fn a_histogram_shows_every_bucket_that_is_not_empty() {
-        let mut latencies = Histogram::default();
+        let mut latencies = LatencyHistogram::default();
         latencies.record(1_000, true);
         (0..10_000).for_each(|_| latencies.record(100_000, true));
         let range = common_range([&latencies].into_iter()).unwrap();
         assert_eq!(histogram(&latencies, range, "x").matches("class=\"column\"").count(), 2);
-        assert_eq!(common_range([&Histogram::default()].into_iter()), None);
+        assert_eq!(common_range([&LatencyHistogram::default()].into_iter()), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use defuse_probe::{Histogram, Stage};
+use defuse_probe::{LatencyHistogram, RequestStage};
 
 use super::analysis::{self, NATIVE, RowFigure};
 use super::html::{self, escape, legend, line, wide_table};
@@ -254,7 +254,7 @@ fn background(measured: &CellMeasurement, op: &str) -> String {
         return String::new();
     };
     let count = |stage| kernel.get_stage(stage, op).map_or(0, |stats| stats.latency.count);
-    let (background, all) = (count(Stage::Background), count(Stage::Total));
+    let (background, all) = (count(RequestStage::Background), count(RequestStage::Total));
     if background == 0 || all == 0 {
         String::new()
     } else {
@@ -281,9 +281,14 @@ fn histograms(config: &str, measured: &CellMeasurement) -> String {
     else {
         return String::new();
     };
-    let stages =
-        [Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit, Stage::User];
-    let found: Vec<(Stage, &Histogram)> = stages
+    let stages = [
+        RequestStage::Background,
+        RequestStage::Pending,
+        RequestStage::Processing,
+        RequestStage::Unsplit,
+        RequestStage::User,
+    ];
+    let found: Vec<(RequestStage, &LatencyHistogram)> = stages
         .into_iter()
         .filter_map(|stage| Some((stage, measured.latency(stage, op)?)))
         .filter(|(_, latency)| latency.count > 0)

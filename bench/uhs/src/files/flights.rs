@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
-use defuse_block::{Device, File, Op, OpKind, Region, Segments};
-use defuse_direct::{Callback, Client, Description, Task};
+use defuse_block::{BlockDevice, BlockOp, BlockOpKind, FileDevice, MemoryRegion, MemorySegments};
+use defuse_direct::{AsyncCallback, ClientTask, DirectClient, FileDescription};
 use defuse_fs::{Buffer, Errno};
 
 use super::{DEPTH, FileOperation};
@@ -21,19 +21,19 @@ pub(crate) enum DeviceMemory {
 
 /// Carries out operations of a device, or of a file as if it were one, and flushes.
 pub(crate) fn of_device(
-    device: &File,
+    device: &FileDevice,
     memory: DeviceMemory,
     operations: Vec<FileOperation>,
 ) -> Result<()> {
     let largest = operations.iter().map(|(.., blocks)| *blocks).max().unwrap_or(1);
     // Twice what the operations in flight have: one that is shorter takes frames of its own.
-    let region = Region::new((2 * DEPTH * largest).next_power_of_two())?;
+    let region = MemoryRegion::new((2 * DEPTH * largest).next_power_of_two())?;
     let mut operations = operations.into_iter();
     if memory == DeviceMemory::Registered {
         device.register(&region)?;
     }
     let mut queue = device.queue(DEPTH)?;
-    let (mut done, mut spare) = (Vec::new(), HashMap::<u32, Vec<Segments>>::new());
+    let (mut done, mut spare) = (Vec::new(), HashMap::<u32, Vec<MemorySegments>>::new());
     let mut over = false;
     while !over || queue.in_flight() > 0 {
         while !over && queue.in_flight() < DEPTH as usize {
@@ -46,10 +46,13 @@ pub(crate) fn of_device(
                 None => region.take(blocks).context("no frame is free")?.into(),
             };
             let kind = match writes {
-                true => OpKind::Write { block, memory, fua: false },
-                false => OpKind::Read { block, memory },
+                true => BlockOpKind::Write { block, memory, fua: false },
+                false => BlockOpKind::Read { block, memory },
             };
-            anyhow::ensure!(queue.push(Op { tag: u64::from(blocks), kind }).is_ok(), "no room");
+            anyhow::ensure!(
+                queue.push(BlockOp { tag: u64::from(blocks), kind }).is_ok(),
+                "no room"
+            );
         }
         queue.kick();
         if queue.in_flight() > 0 {
@@ -61,20 +64,20 @@ pub(crate) fn of_device(
             spare.entry(one.tag as u32).or_default().push(one.memory);
         }
     }
-    defuse_block::Blocking::new(device)?.flush()?;
+    defuse_block::BlockingQueue::new(device)?.flush()?;
     Ok(())
 }
 
 /// Carries out operations of a file in this process. The end of each begins the next one.
 pub(crate) fn of_client(
-    client: &Arc<Client>,
-    file: &Arc<Description>,
+    client: &Arc<DirectClient>,
+    file: &Arc<FileDescription>,
     operations: Vec<FileOperation>,
 ) -> Result<()> {
     let flights = Arc::new(ConcurrentOperations {
         client: Arc::clone(client),
         file: Arc::clone(file),
-        task: Task::of_this_process()?,
+        task: ClientTask::of_this_process()?,
         state: Mutex::new(ConcurrentOperationsState {
             left: operations.into_iter(),
             in_flight: 0,
@@ -99,9 +102,9 @@ pub(crate) fn of_client(
 }
 
 struct ConcurrentOperations {
-    client: Arc<Client>,
-    file: Arc<Description>,
-    task: Task,
+    client: Arc<DirectClient>,
+    file: Arc<FileDescription>,
+    task: ClientTask,
     state: Mutex<ConcurrentOperationsState>,
     over: Condvar,
 }
@@ -134,7 +137,7 @@ impl ConcurrentOperations {
         let (len, at) = (blocks as usize * 4096, block * 4096);
         let memory = if memory.len() == len { memory } else { Buffer::aligned(len) };
         let flights = Arc::clone(self);
-        let then: Callback = Box::new(move |result, memory| {
+        let then: AsyncCallback = Box::new(move |result, memory| {
             flights.ended(result, len);
             flights.begin(memory);
         });

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Result;
-use defuse_direct::{At, Client, Description, How, Task};
+use defuse_direct::{ClientTask, DirectClient, FileDescription, OpenHow, WalkStart};
 use defuse_fs::RenameFlags;
 use defuse_wml::{RunFailure, RunObserver, RunReport, RunSettings, WorkloadPlan};
 use defuse_wml_direct::DirectDriver;
@@ -18,25 +18,25 @@ use super::{FileOperation, PreparedPath, TimedFile, TimedFiles, flights};
 pub(crate) const NAME: &[u8] = b"bench:";
 
 pub(crate) struct InProcessFiles {
-    client: Arc<Client>,
-    task: Task,
-    root: Arc<Description>,
+    client: Arc<DirectClient>,
+    task: ClientTask,
+    root: Arc<FileDescription>,
     workloads: DirectDriver,
 }
 
 impl InProcessFiles {
-    pub(crate) fn new(client: Arc<Client>) -> Result<Self> {
+    pub(crate) fn new(client: Arc<DirectClient>) -> Result<Self> {
         let workloads = DirectDriver::new(Arc::clone(&client))?;
-        let task = Task::of_this_process()?;
+        let task = ClientTask::of_this_process()?;
         let flags = (OFlags::RDONLY | OFlags::DIRECTORY).bits();
-        let how = How { flags, ..How::default() };
-        let root = client.open(&task, At::Cwd, &[NAME, b"/"].concat(), how)?;
+        let how = OpenHow { flags, ..OpenHow::default() };
+        let root = client.open(&task, WalkStart::Cwd, &[NAME, b"/"].concat(), how)?;
         Ok(InProcessFiles { client, task, root, workloads })
     }
 
-    fn open(&self, name: &PreparedPath, flags: OFlags) -> Result<Arc<Description>> {
-        let how = How { flags: flags.bits(), mode: 0o644, ..How::default() };
-        Ok(self.client.open(&self.task, At::Cwd, name.0.as_bytes(), how)?)
+    fn open(&self, name: &PreparedPath, flags: OFlags) -> Result<Arc<FileDescription>> {
+        let how = OpenHow { flags: flags.bits(), mode: 0o644, ..OpenHow::default() };
+        Ok(self.client.open(&self.task, WalkStart::Cwd, name.0.as_bytes(), how)?)
     }
 }
 
@@ -46,7 +46,7 @@ impl TimedFiles for InProcessFiles {
     }
 
     fn mkdir(&self, name: &PreparedPath) -> Result<()> {
-        Ok(self.client.mkdir(&self.task, At::Cwd, name.0.as_bytes(), 0o755)?)
+        Ok(self.client.mkdir(&self.task, WalkStart::Cwd, name.0.as_bytes(), 0o755)?)
     }
 
     fn create(&self, name: &PreparedPath) -> Result<()> {
@@ -55,21 +55,26 @@ impl TimedFiles for InProcessFiles {
     }
 
     fn stat(&self, name: &PreparedPath) -> Result<()> {
-        self.client.stat(&self.task, At::Cwd, name.0.as_bytes(), true)?;
+        self.client.stat(&self.task, WalkStart::Cwd, name.0.as_bytes(), true)?;
         Ok(())
     }
 
     fn chmod(&self, name: &PreparedPath, mode: u32) -> Result<()> {
-        Ok(self.client.chmod(&self.task, At::Cwd, name.0.as_bytes(), mode, true)?)
+        Ok(self.client.chmod(&self.task, WalkStart::Cwd, name.0.as_bytes(), mode, true)?)
     }
 
     fn rename(&self, from: &PreparedPath, to: &PreparedPath) -> Result<()> {
         let (from, to) = (from.0.as_bytes(), to.0.as_bytes());
-        Ok(self.client.rename(&self.task, (At::Cwd, from), (At::Cwd, to), RenameFlags(0))?)
+        Ok(self.client.rename(
+            &self.task,
+            (WalkStart::Cwd, from),
+            (WalkStart::Cwd, to),
+            RenameFlags(0),
+        )?)
     }
 
     fn unlink(&self, name: &PreparedPath) -> Result<()> {
-        Ok(self.client.unlink(&self.task, At::Cwd, name.0.as_bytes())?)
+        Ok(self.client.unlink(&self.task, WalkStart::Cwd, name.0.as_bytes())?)
     }
 
     fn open(&self, path: &str) -> Result<Box<dyn TimedFile + '_>> {
@@ -109,7 +114,7 @@ impl TimedFiles for InProcessFiles {
 
 struct InProcessFile<'a> {
     inside: &'a InProcessFiles,
-    file: Arc<Description>,
+    file: Arc<FileDescription>,
 }
 
 impl TimedFile for InProcessFile<'_> {

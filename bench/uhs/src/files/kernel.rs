@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use defuse_block::{Access, File};
+use defuse_block::{DeviceAccess, FileDevice};
 use defuse_wml::{RunFailure, RunObserver, RunReport, RunSettings, SystemCallDriver, WorkloadPlan};
 use rustix::fs::{Mode, OFlags};
 
@@ -75,7 +75,7 @@ impl TimedFiles for KernelFiles {
         rustix::fs::ftruncate(&file, blocks * 4096)?;
         drop(file);
         let path = PathBuf::from(OsStr::from_bytes(self.path(path)?.as_bytes()));
-        let file = File::open(&path, Access::ReadWrite)?;
+        let file = FileDevice::open(&path, DeviceAccess::ReadWrite)?;
         flights::of_device(&file, flights::DeviceMemory::Any, operations)
     }
 

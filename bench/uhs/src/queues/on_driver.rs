@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use defuse_block::model::Parts;
-use defuse_block::{Device, Ram, Region};
+use defuse_block::model::SsdParameters;
+use defuse_block::{BlockDevice, MemoryRegion, RamDevice};
 use defuse_nvme::model::ModelProperties;
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
@@ -26,7 +26,7 @@ const FRAMES: u32 = 16;
 /// A kind of controller.
 struct ControllerKind {
     name: &'static str,
-    parts: Parts,
+    parts: SsdParameters,
     depths: &'static [u32],
     /// Also with priorities of queues.
     priorities: bool,
@@ -39,9 +39,9 @@ pub(crate) fn measure(
     say: &mut dyn FnMut(String),
 ) -> Result<()> {
     let deepest = DEPTHS[DEPTHS.len() - 1];
-    let memory = Region::new(deepest * QUEUES as u32 * FRAMES)?;
-    let limited = Parts::default();
-    let open = Parts { queue_commands: limited.commands, ..limited.clone() };
+    let memory = MemoryRegion::new(deepest * QUEUES as u32 * FRAMES)?;
+    let limited = SsdParameters::default();
+    let open = SsdParameters { queue_commands: limited.commands, ..limited.clone() };
     let kinds = [
         ControllerKind { name: "driver", parts: limited, depths: &DEPTHS, priorities: false },
         ControllerKind { name: "driver, no limits", parts: open, depths: &[128], priorities: true },
@@ -58,7 +58,7 @@ pub(crate) fn measure(
 fn measure_kind(
     kind: &ControllerKind,
     workload: &QueueWorkload,
-    memory: &Arc<Region>,
+    memory: &Arc<MemoryRegion>,
     results: &mut UhsBenchResults,
 ) -> Result<()> {
     for depth in kind.depths {
@@ -83,10 +83,14 @@ fn measure_kind(
 }
 
 /// A driver of a new controller that reaches `memory`.
-fn open(parts: &Parts, priorities: bool, memory: &Arc<Region>) -> Result<Arc<dyn Device>> {
+fn open(
+    parts: &SsdParameters,
+    priorities: bool,
+    memory: &Arc<MemoryRegion>,
+) -> Result<Arc<dyn BlockDevice>> {
     let shape =
         ModelProperties { parts: Some(parts.clone()), priorities, ..ModelProperties::default() };
-    let model = ControllerModel::with(&Ram::new(4096, BLOCKS), 1, shape)?;
+    let model = ControllerModel::with(&RamDevice::new(4096, BLOCKS), 1, shape)?;
     let disk = NvmeDevice::open(model, &NvmeOptions::default())?;
     disk.register(memory)?;
     Ok(Arc::new(disk))

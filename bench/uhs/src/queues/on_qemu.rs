@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use defuse_block::{Device, Region};
+use defuse_block::{BlockDevice, MemoryRegion};
 use defuse_nvme::qemu::{QemuController, QemuOptions};
 use defuse_nvme::{NvmeDevice, NvmeOptions};
 use rustix::fs::MemfdFlags;
@@ -66,7 +66,7 @@ pub(crate) fn measure(
                 }
                 for (target, separation) in policies(&workload.divided, depth) {
                     std::thread::sleep(PAUSE);
-                    let disk = Arc::clone(&throttled) as Arc<dyn Device>;
+                    let disk = Arc::clone(&throttled) as Arc<dyn BlockDevice>;
                     let ran = run_separated(disk, &separation, Some(&memory), &workload.streams)?;
                     ran.add(&name, target, results);
                 }
@@ -77,7 +77,7 @@ pub(crate) fn measure(
 }
 
 /// A controller in QEMU with a drive of these properties, and the memory of its machine, from which no data is copied.
-fn open(program: &str, drive: &[&str]) -> Result<(Arc<NvmeDevice>, Arc<Region>)> {
+fn open(program: &str, drive: &[&str]) -> Result<(Arc<NvmeDevice>, Arc<MemoryRegion>)> {
     let image = File::from(rustix::fs::memfd_create(c"defuse-bench-drive", MemfdFlags::CLOEXEC)?);
     image.set_len(BYTES)?;
     let drive = drive.iter().map(|property| (*property).to_owned()).collect();

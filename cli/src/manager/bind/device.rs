@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use defuse_compose::{Error, Settings, Source};
+use defuse_compose::{ParsedSource, SourceOpenError, SourceSettings};
 use defuse_fs::FileSystem;
-use defuse_fs::source::Locks;
-use defuse_remote::Moving;
-use defuse_socket::Who;
+use defuse_fs::source::LockPlace;
+use defuse_remote::MovingClient;
+use defuse_socket::PeerProcess;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Failure, Result};
-use crate::manager::config::OneDevice;
+use crate::error::{CommandFailure, Result};
+use crate::manager::config::ConfiguredDevice;
 
 /// The pauses between attempts to open a device that another process has.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
@@ -24,7 +24,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)
 /// The one who has a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "by")]
-pub enum Holder {
+pub enum DeviceHolder {
     /// The manager itself.
     Manager,
     /// An application.
@@ -43,51 +43,51 @@ pub enum Holder {
     },
 }
 
-impl std::fmt::Display for Holder {
+impl std::fmt::Display for DeviceHolder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Holder::Manager => f.write_str("the manager has it"),
-            Holder::Application { pid, uid, serving } => {
+            DeviceHolder::Manager => f.write_str("the manager has it"),
+            DeviceHolder::Application { pid, uid, serving } => {
                 let and = if *serving { "" } else { ", and others do not reach it now" };
                 write!(f, "process {pid} of user {uid} has it{and}")
             }
-            Holder::Nobody { why } => write!(f, "others do not reach it: {why}"),
+            DeviceHolder::Nobody { why } => write!(f, "others do not reach it: {why}"),
         }
     }
 }
 
 /// One of the devices.
-pub struct Bindable {
+pub struct BindableDevice {
     /// The path in the tree, from `/` on.
     pub path: String,
     text: String,
-    source: Source,
-    settings: Settings,
+    source: ParsedSource,
+    settings: SourceSettings,
     /// Besides root and the user of the manager.
     users: Vec<u32>,
     /// The image itself, whatever happens to its name. `None` for a device of a driver.
     pin: Option<OwnedFd>,
-    pub moving: Arc<Moving>,
-    holder: Mutex<Holder>,
+    pub moving: Arc<MovingClient>,
+    holder: Mutex<DeviceHolder>,
     /// The manager tries to open it.
     opening: AtomicBool,
     ending: AtomicBool,
 }
 
-impl Bindable {
+impl BindableDevice {
     /// The device with this configuration, which nobody has yet.
-    pub fn new(one: &OneDevice, users: Vec<u32>, limit: Duration) -> Bindable {
+    pub fn new(one: &ConfiguredDevice, users: Vec<u32>, limit: Duration) -> BindableDevice {
         let path = Path::new(&one.source.rest);
         let pin = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
-        Bindable {
+        BindableDevice {
             path: one.path.clone(),
             text: one.text(),
             source: one.source.clone(),
             settings: one.settings.clone(),
             users,
             pin,
-            moving: Arc::new(Moving::new(one.text(), limit)),
-            holder: Mutex::new(Holder::Nobody { why: "it was not opened yet".to_owned() }),
+            moving: Arc::new(MovingClient::new(one.text(), limit)),
+            holder: Mutex::new(DeviceHolder::Nobody { why: "it was not opened yet".to_owned() }),
             opening: AtomicBool::new(false),
             ending: AtomicBool::new(false),
         }
@@ -98,12 +98,12 @@ impl Bindable {
         uid == 0 || uid == rustix::process::geteuid().as_raw() || self.users.contains(&uid)
     }
 
-    pub fn holder(&self) -> Holder {
+    pub fn holder(&self) -> DeviceHolder {
         self.lock().clone()
     }
 
     pub fn is_own(&self) -> bool {
-        *self.lock() == Holder::Manager
+        *self.lock() == DeviceHolder::Manager
     }
 
     /// The source and the options by which an application opens the device.
@@ -123,11 +123,11 @@ impl Bindable {
     pub fn begin(self: &Arc<Self>) -> Result {
         match self.open() {
             Ok(fs) => self.has(fs),
-            Err(Error::Busy(why)) => {
+            Err(SourceOpenError::Busy(why)) => {
                 log::warn!("{}: {why}; trying again", self.path);
                 self.is_nobodys(why);
             }
-            Err(error) => return Err(Failure::from(error)),
+            Err(error) => return Err(CommandFailure::from(error)),
         }
         Ok(())
     }
@@ -137,20 +137,24 @@ impl Bindable {
     /// # Errors
     ///
     /// The one who has it.
-    pub fn claim(&self, who: Who, patience: Duration) -> std::result::Result<Holder, Holder> {
+    pub fn claim(
+        &self,
+        who: PeerProcess,
+        patience: Duration,
+    ) -> std::result::Result<DeviceHolder, DeviceHolder> {
         let deadline = Instant::now() + patience;
         loop {
             {
                 let mut holder = self.lock();
                 let opening = self.opening.load(Ordering::SeqCst);
                 match &*holder {
-                    Holder::Application { .. } => return Err(holder.clone()),
-                    Holder::Manager | Holder::Nobody { .. } if !opening => {
-                        let Who { pid, uid } = who;
-                        let next = Holder::Application { pid, uid, serving: false };
+                    DeviceHolder::Application { .. } => return Err(holder.clone()),
+                    DeviceHolder::Manager | DeviceHolder::Nobody { .. } if !opening => {
+                        let PeerProcess { pid, uid } = who;
+                        let next = DeviceHolder::Application { pid, uid, serving: false };
                         return Ok(std::mem::replace(&mut *holder, next));
                     }
-                    Holder::Manager | Holder::Nobody { .. } => {}
+                    DeviceHolder::Manager | DeviceHolder::Nobody { .. } => {}
                 }
                 if Instant::now() > deadline {
                     return Err(holder.clone());
@@ -160,14 +164,14 @@ impl Bindable {
         }
     }
 
-    pub fn is(&self, holder: Holder) {
+    pub fn is(&self, holder: DeviceHolder) {
         *self.lock() = holder;
     }
 
     /// Its application does not serve it any more. Whoever asks for it meanwhile waits.
     pub fn is_lost(self: &Arc<Self>, why: String) {
         self.opening.store(true, Ordering::SeqCst);
-        self.is(Holder::Nobody { why });
+        self.is(DeviceHolder::Nobody { why });
         self.moving.lose();
         self.opening.store(false, Ordering::SeqCst);
         self.await_it();
@@ -175,7 +179,7 @@ impl Bindable {
 
     /// Nobody has the device any more.
     pub fn is_nobodys(self: &Arc<Self>, why: String) {
-        self.is(Holder::Nobody { why });
+        self.is(DeviceHolder::Nobody { why });
         self.await_it();
     }
 
@@ -200,7 +204,7 @@ impl Bindable {
     fn try_to_open(&self) -> bool {
         {
             let holder = self.lock();
-            let is_nobodys = matches!(*holder, Holder::Nobody { .. });
+            let is_nobodys = matches!(*holder, DeviceHolder::Nobody { .. });
             if !is_nobodys || self.ending.load(Ordering::SeqCst) {
                 return true;
             }
@@ -219,7 +223,7 @@ impl Bindable {
             }
             Err(error) => {
                 let why = error.to_string();
-                let before = std::mem::replace(&mut *self.lock(), Holder::Nobody { why });
+                let before = std::mem::replace(&mut *self.lock(), DeviceHolder::Nobody { why });
                 let holder = self.holder();
                 if before != holder {
                     log::warn!("{}: {holder}", self.path);
@@ -232,38 +236,40 @@ impl Bindable {
 
     fn has(&self, fs: Arc<dyn FileSystem>) {
         self.moving.give_own(fs);
-        self.is(Holder::Manager);
+        self.is(DeviceHolder::Manager);
     }
 
-    fn open(&self) -> std::result::Result<Arc<dyn FileSystem>, Error> {
+    fn open(&self) -> std::result::Result<Arc<dyn FileSystem>, SourceOpenError> {
         let mut settings = self.settings.clone();
         // The server keeps no locks, so that those of a frontend would hold for one client only.
-        settings.frontend.locks = Locks::FileSystem;
+        settings.frontend.locks = LockPlace::FileSystem;
         let Some(pin) = &self.pin else { return self.source.open(&settings) };
         let pinned = format!("/proc/self/fd/{}", pin.as_raw_fd());
-        let source = Source { kind: self.source.kind, rest: OsString::from(&pinned) };
+        let source = ParsedSource { kind: self.source.kind, rest: OsString::from(&pinned) };
         let shown = self.source.rest.display().to_string();
         source.open(&settings).map_err(|error| match error {
-            Error::Usage(text) => Error::Usage(text.replace(&pinned, &shown)),
-            Error::Failed(text) => Error::Failed(text.replace(&pinned, &shown)),
-            Error::Busy(text) => Error::Busy(text.replace(&pinned, &shown)),
-            Error::Interrupted(text) => Error::Interrupted(text.replace(&pinned, &shown)),
+            SourceOpenError::Usage(text) => SourceOpenError::Usage(text.replace(&pinned, &shown)),
+            SourceOpenError::Failed(text) => SourceOpenError::Failed(text.replace(&pinned, &shown)),
+            SourceOpenError::Busy(text) => SourceOpenError::Busy(text.replace(&pinned, &shown)),
+            SourceOpenError::Interrupted(text) => {
+                SourceOpenError::Interrupted(text.replace(&pinned, &shown))
+            }
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Holder> {
+    fn lock(&self) -> MutexGuard<'_, DeviceHolder> {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for Bindable {
+impl std::fmt::Debug for BindableDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {}", self.path, self.holder())
     }
 }
 
 /// Opens a device when it is free.
-fn take_over(device: &Weak<Bindable>) {
+fn take_over(device: &Weak<BindableDevice>) {
     let mut pause = PAUSES[0];
     loop {
         match device.upgrade() {
@@ -277,7 +283,7 @@ fn take_over(device: &Weak<Bindable>) {
 
 #[cfg(test)]
 mod tests {
-    use defuse_fs::source::{NewImage, Unwatched};
+    use defuse_fs::source::{NewImage, NoWatch};
 
     use super::*;
     use crate::sources::SOURCES;
@@ -296,12 +302,12 @@ mod tests {
             root_gid: 0,
         };
         let kind = SOURCES.kinds().find(|kind| kind.about().name == "uhs").unwrap();
-        kind.images().unwrap().make(&image, &new, &Unwatched).unwrap();
+        kind.images().unwrap().make(&image, &new, &NoWatch).unwrap();
         let source = SOURCES.parse(format!("uhs:{}", image.display()).as_ref()).unwrap();
-        let (path, settings) = ("/one".to_owned(), Settings::default());
-        let one = OneDevice { path, source, settings, bind: Some(Vec::new()), place: 0 };
+        let (path, settings) = ("/one".to_owned(), SourceSettings::default());
+        let one = ConfiguredDevice { path, source, settings, bind: Some(Vec::new()), place: 0 };
         for _ in 0..10 {
-            let device = Arc::new(Bindable::new(&one, Vec::new(), Duration::from_secs(1)));
+            let device = Arc::new(BindableDevice::new(&one, Vec::new(), Duration::from_secs(1)));
             (0..4).for_each(|_| device.await_it());
             let begun = Instant::now();
             // Until all have seen it.
@@ -310,7 +316,7 @@ mod tests {
                 assert!(begun.elapsed() < Duration::from_secs(60), "{holder}");
                 std::thread::sleep(PAUSES[0]);
             }
-            assert_eq!(device.holder(), Holder::Manager);
+            assert_eq!(device.holder(), DeviceHolder::Manager);
         }
     }
 }

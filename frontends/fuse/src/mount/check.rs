@@ -1,6 +1,6 @@
 //! Checks of a mount point before mounting.
 
-use super::info::{self, Liveness};
+use super::info::{self, ServerLiveness};
 use super::{MountError, MountOptions, RootKind};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -9,14 +9,17 @@ use std::path::{Path, PathBuf};
 
 /// A checked mount point. It is held open, so that the mount uses what was checked.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct CheckedTarget {
     pub(super) fd: OwnedFd,
     pub(super) path: PathBuf,
     /// The file type bits, which must be those of the root.
     pub(super) rootmode: u32,
 }
 
-pub(super) fn target(mountpoint: &Path, options: &MountOptions) -> Result<Target, MountError> {
+pub(super) fn target(
+    mountpoint: &Path,
+    options: &MountOptions,
+) -> Result<CheckedTarget, MountError> {
     let path = resolve(mountpoint);
     let unusable = |errno| match errno {
         Errno::NOENT => MountError::Missing { path: path.clone() },
@@ -24,9 +27,9 @@ pub(super) fn target(mountpoint: &Path, options: &MountOptions) -> Result<Target
         errno => MountError::Unusable { path: path.clone(), errno },
     };
     match info::liveness(&path) {
-        Liveness::Dead => return Err(MountError::DeadMount { path }),
-        Liveness::Silent => return Err(MountError::SilentMount { path }),
-        Liveness::Alive | Liveness::NotFuse => {}
+        ServerLiveness::Dead => return Err(MountError::DeadMount { path }),
+        ServerLiveness::Silent => return Err(MountError::SilentMount { path }),
+        ServerLiveness::Alive | ServerLiveness::NotFuse => {}
     }
     let fd = rustix::fs::openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let fd = fd.map_err(unusable)?;
@@ -44,7 +47,7 @@ pub(super) fn target(mountpoint: &Path, options: &MountOptions) -> Result<Target
         (RootKind::File, FileType::RegularFile) => {}
         (RootKind::File, _) => return Err(MountError::NotAFile { path }),
     }
-    Ok(Target { fd, path, rootmode: u32::from(stat.stx_mode) & 0o170000 })
+    Ok(CheckedTarget { fd, path, rootmode: u32::from(stat.stx_mode) & 0o170000 })
 }
 
 /// Returns the absolute path, as in mountinfo. Resolves only the parent: the mount point itself may

@@ -3,8 +3,8 @@
 //! The helper receives one end of a socket, mounts, and sends the open `/dev/fuse` over it
 //! (`util/fusermount.c` of libfuse).
 
-use super::check::Target;
-use super::{How, MountError, MountOptions, Mounted};
+use super::check::CheckedTarget;
+use super::{MountError, MountMethod, MountOptions, PreparedMount};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
@@ -29,9 +29,9 @@ pub(super) fn find() -> Option<PathBuf> {
 
 pub(super) fn mount(
     helper: &Path,
-    target: &Target,
+    target: &CheckedTarget,
     options: &MountOptions,
-) -> Result<Mounted, MountError> {
+) -> Result<PreparedMount, MountError> {
     let root = rustix::process::getuid().is_root();
     let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
     if options.allow_other && !root && !permits_allow_other(&conf) {
@@ -75,9 +75,9 @@ pub(super) fn mount(
             (device.ok_or_else(|| failed("it sent no device".to_owned()))?, None)
         }
     };
-    let how = How::Helper(helper.to_path_buf());
+    let how = MountMethod::Helper(helper.to_path_buf());
     let syncfs = super::no_root(options);
-    Ok(Mounted { device, mountpoint: target.path.clone(), how, syncfs, watch })
+    Ok(PreparedMount { device, mountpoint: target.path.clone(), how, syncfs, watch })
 }
 
 /// The helper of a mount with `auto_unmount`. It unmounts what is mounted there when this process has ended.
@@ -159,7 +159,7 @@ mod tests {
         fs::write(&helper, "#!/bin/sh\necho \"said: $*\" >&2\nexit 1\n").unwrap();
         fs::set_permissions(&helper, fs::Permissions::from_mode(0o755)).unwrap();
         let fd = fs::File::open(dir.path()).unwrap().into();
-        let target = Target { fd, path: "/mnt/x".into(), rootmode: 0o040000 };
+        let target = CheckedTarget { fd, path: "/mnt/x".into(), rootmode: 0o040000 };
         let error = mount(&helper, &target, &MountOptions::default()).unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with("cannot mount /mnt/x with "), "{text}");

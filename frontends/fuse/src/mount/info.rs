@@ -52,7 +52,7 @@ impl MountEntry {
 
 /// The state of a mount point's FUSE server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Liveness {
+pub enum ServerLiveness {
     /// It answers, or the caller has no access to it (another user's mount without `allow_other`,
     /// even for root).
     Alive,
@@ -90,18 +90,18 @@ pub fn connection_id(mountpoint: &Path) -> Option<u32> {
 
 /// True for a FUSE mount whose server has ended.
 pub fn is_dead_mount(path: &Path) -> bool {
-    liveness(path) == Liveness::Dead
+    liveness(path) == ServerLiveness::Dead
 }
 
 /// Requests the attributes of the root from the FUSE file system mounted there.
 ///
 /// If the server hangs, the requesting thread is left behind. It ends when the server answers or
 /// ends.
-pub fn liveness(path: &Path) -> Liveness {
+pub fn liveness(path: &Path) -> ServerLiveness {
     let path = resolve(path);
     match mount_at(&path) {
         Ok(Some(mount)) if mount.is_fuse() => {}
-        _ => return Liveness::NotFuse,
+        _ => return ServerLiveness::NotFuse,
     }
     let (sender, receiver) = mpsc::channel();
     let ask = move || {
@@ -111,12 +111,12 @@ pub fn liveness(path: &Path) -> Liveness {
         let _ = sender.send(answer.err());
     };
     if thread::Builder::new().name("defuse-liveness".to_owned()).spawn(ask).is_err() {
-        return Liveness::Silent;
+        return ServerLiveness::Silent;
     }
     match receiver.recv_timeout(PATIENCE) {
-        Ok(Some(Errno::NOTCONN | Errno::CONNREFUSED | Errno::CONNABORTED)) => Liveness::Dead,
-        Ok(_) => Liveness::Alive,
-        Err(_) => Liveness::Silent,
+        Ok(Some(Errno::NOTCONN | Errno::CONNREFUSED | Errno::CONNABORTED)) => ServerLiveness::Dead,
+        Ok(_) => ServerLiveness::Alive,
+        Err(_) => ServerLiveness::Silent,
     }
 }
 
@@ -218,7 +218,7 @@ nonsense
         let text = fs::read("/proc/self/mountinfo").unwrap();
         let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).count();
         assert_eq!(parse_mountinfo(&text).len(), lines);
-        assert_eq!(liveness(Path::new("/proc")), Liveness::NotFuse);
+        assert_eq!(liveness(Path::new("/proc")), ServerLiveness::NotFuse);
         assert_eq!(connection_id(Path::new("/proc")), None);
     }
 }

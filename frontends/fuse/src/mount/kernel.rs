@@ -1,8 +1,8 @@
 //! Mounting by system calls, for privileged users.
 
-use super::check::Target;
-use super::loop_device::{self, LoopDevice};
-use super::{How, MountError, MountOptions, Mounted, SyncFs, open_device};
+use super::check::CheckedTarget;
+use super::loop_device::{self, AttachedLoopDevice};
+use super::{MountError, MountMethod, MountOptions, PreparedMount, SyncFs, open_device};
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{
@@ -13,52 +13,61 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// The failed call, and the kernel's messages about it.
-struct Failure {
+struct MountFailure {
     step: &'static str,
     errno: Errno,
     log: String,
 }
 
-pub(super) fn mount(target: &Target, options: &MountOptions) -> Result<Mounted, MountError> {
+pub(super) fn mount(
+    target: &CheckedTarget,
+    options: &MountOptions,
+) -> Result<PreparedMount, MountError> {
     let mut syncfs = SyncFs::NotWanted;
     if options.syncfs == Some(true) {
         let device = open_device(&target.path)?;
         match by_loop_device(&device, target, options) {
             Ok(()) => {
                 let (mountpoint, syncfs) = (target.path.clone(), SyncFs::Reached);
-                return Ok(Mounted { device, mountpoint, how: How::Fsopen, syncfs, watch: None });
+                return Ok(PreparedMount {
+                    device,
+                    mountpoint,
+                    how: MountMethod::Fsopen,
+                    syncfs,
+                    watch: None,
+                });
             }
-            Err(Failure { step, errno, .. }) => syncfs = SyncFs::Impossible { step, errno },
+            Err(MountFailure { step, errno, .. }) => syncfs = SyncFs::Impossible { step, errno },
         }
     }
     let device = open_device(&target.path)?;
     let how = match by_fsopen(&device, target, options, (FUSE, &options.fsname)) {
-        Ok(()) => How::Fsopen,
+        Ok(()) => MountMethod::Fsopen,
         // The new calls are missing before Linux 5.2, and some filters permit only mount(2).
-        Err(Failure { errno: Errno::NOSYS | Errno::PERM, .. }) => {
+        Err(MountFailure { errno: Errno::NOSYS | Errno::PERM, .. }) => {
             by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
-            How::MountSyscall
+            MountMethod::MountSyscall
         }
         Err(failure) => return Err(error(target, failure)),
     };
-    Ok(Mounted { device, mountpoint: target.path.clone(), how, syncfs, watch: None })
+    Ok(PreparedMount { device, mountpoint: target.path.clone(), how, syncfs, watch: None })
 }
 
-fn error(target: &Target, failure: Failure) -> MountError {
+fn error(target: &CheckedTarget, failure: MountFailure) -> MountError {
     let mountpoint = target.path.clone();
     match failure {
-        Failure { errno: errno @ (Errno::PERM | Errno::ACCESS), .. } => {
+        MountFailure { errno: errno @ (Errno::PERM | Errno::ACCESS), .. } => {
             MountError::NotPermitted { mountpoint, errno }
         }
-        Failure { errno: errno @ Errno::NODEV, .. } => MountError::NoFuse { errno },
-        Failure { step, errno, log } => MountError::Refused { mountpoint, step, errno, log },
+        MountFailure { errno: errno @ Errno::NODEV, .. } => MountError::NoFuse { errno },
+        MountFailure { step, errno, log } => MountError::Refused { mountpoint, step, errno, log },
     }
 }
 
 /// The options that are passed to the kernel in every case.
 fn parameters(
     device: BorrowedFd<'_>,
-    target: &Target,
+    target: &CheckedTarget,
     options: &MountOptions,
 ) -> Vec<(&'static str, String)> {
     let mut parameters = vec![
@@ -88,26 +97,27 @@ pub(super) const FUSEBLK: &str = "fuseblk";
 /// Mounts with a loop device as the source.
 fn by_loop_device(
     device: &OwnedFd,
-    target: &Target,
+    target: &CheckedTarget,
     options: &MountOptions,
-) -> Result<(), Failure> {
-    let failed = |errno| Failure { step: "loop device", errno, log: String::new() };
-    let source = LoopDevice::new(&options.fsname).map_err(failed)?;
+) -> Result<(), MountFailure> {
+    let failed = |errno| MountFailure { step: "loop device", errno, log: String::new() };
+    let source = AttachedLoopDevice::new(&options.fsname).map_err(failed)?;
     let path = source.path.to_string_lossy();
     by_fsopen(device, target, options, (FUSEBLK, &path))
 }
 
 fn by_fsopen(
     device: &OwnedFd,
-    target: &Target,
+    target: &CheckedTarget,
     options: &MountOptions,
     (fstype, source): (&'static str, &str),
-) -> Result<(), Failure> {
+) -> Result<(), MountFailure> {
     let context = fsopen(fstype, FsOpenFlags::FSOPEN_CLOEXEC);
-    let context = context.map_err(|errno| Failure { step: "fsopen", errno, log: String::new() })?;
+    let context =
+        context.map_err(|errno| MountFailure { step: "fsopen", errno, log: String::new() })?;
     let failed = |step| {
         let log = kernel_log(context.as_fd());
-        move |errno| Failure { step, errno, log }
+        move |errno| MountFailure { step, errno, log }
     };
     let mut strings = parameters(device.as_fd(), target, options);
     strings.push(("source", source.to_owned()));
@@ -152,8 +162,12 @@ fn kernel_log(context: BorrowedFd<'_>) -> String {
     messages.join("; ")
 }
 
-fn by_mount(device: &OwnedFd, target: &Target, options: &MountOptions) -> Result<(), Failure> {
-    let failed = |errno| Failure { step: "mount", errno, log: String::new() };
+fn by_mount(
+    device: &OwnedFd,
+    target: &CheckedTarget,
+    options: &MountOptions,
+) -> Result<(), MountFailure> {
+    let failed = |errno| MountFailure { step: "mount", errno, log: String::new() };
     let strings = parameters(device.as_fd(), target, options);
     let strings = strings.into_iter().map(|(key, value)| format!("{key}={value}"));
     let data: Vec<_> = strings.chain(flags(options).map(str::to_owned)).collect();
@@ -189,12 +203,12 @@ fn mount_flags(options: &MountOptions) -> MountFlags {
 
 #[cfg(test)]
 pub(super) fn mount_by_syscall(
-    target: &Target,
+    target: &CheckedTarget,
     options: &MountOptions,
-) -> Result<Mounted, MountError> {
+) -> Result<PreparedMount, MountError> {
     let device = open_device(&target.path)?;
     by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
     let mountpoint = target.path.clone();
     let syncfs = SyncFs::NotWanted;
-    Ok(Mounted { device, mountpoint, how: How::MountSyscall, syncfs, watch: None })
+    Ok(PreparedMount { device, mountpoint, how: MountMethod::MountSyscall, syncfs, watch: None })
 }

@@ -21,13 +21,13 @@ const AUTOCLEAR: u32 = 4;
 pub(super) const BLOCK: u32 = 4096;
 
 /// A loop device. It is freed when this is dropped, unless it is mounted.
-pub(super) struct LoopDevice {
+pub(super) struct AttachedLoopDevice {
     pub(super) path: PathBuf,
     /// Keeps the device configured.
     _fd: OwnedFd,
 }
 
-impl LoopDevice {
+impl AttachedLoopDevice {
     /// Configures a free device. losetup(8) shows `name`.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl LoopDevice {
             match unsafe { ioctl(&fd, Setter::<CONFIGURE, _>::new(LoopConfig::new(&memory, name))) }
             {
                 Err(Errno::BUSY) => {}
-                configured => return configured.map(|()| LoopDevice { path, _fd: fd }),
+                configured => return configured.map(|()| AttachedLoopDevice { path, _fd: fd }),
             }
         }
         Err(Errno::BUSY)

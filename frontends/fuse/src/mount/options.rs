@@ -1,7 +1,7 @@
 //! The options of a mount, in one table for all parsers.
 
 use super::helper;
-use defuse_fs::Denied;
+use defuse_fs::SourceRestrictions;
 use std::fmt;
 
 /// The options of a mount (`mount(8)`, `mount.fuse3(8)`).
@@ -21,7 +21,7 @@ pub struct MountOptions {
     pub sync: bool,
     /// Changes of directories are synchronous.
     pub dirsync: bool,
-    /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is possible ([`Mounted::syncfs`](super::Mounted::syncfs)): the mount
+    /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is possible ([`PreparedMount::syncfs`](super::PreparedMount::syncfs)): the mount
     /// has the type `fuseblk` and a loop device as its source. `None` leaves the decision to the caller of [`mount`](super::mount).
     pub syncfs: Option<bool>,
     /// The mount disappears also if the process that serves it is killed. `fusermount3` waits for that; a process that mounts without it needs
@@ -81,7 +81,7 @@ impl Default for MountOptions {
 /// The result of [`MountOptions::apply`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Applied {
+pub enum ApplyOutcome {
     /// It is a mount option, and was set.
     Yes,
     /// It is not a mount option.
@@ -103,49 +103,49 @@ pub enum OptionError {
     BadValue { key: &'static str, value: String, expected: &'static str },
 }
 
-enum Setter {
+enum OptionSetter {
     Flag(fn(&mut MountOptions)),
     /// The expected form of the value, and a setter that returns false for another form.
     Value(&'static str, fn(&mut MountOptions, &str) -> bool),
 }
 
-const TABLE: &[(&str, Setter)] = &[
-    ("ro", Setter::Flag(|o| o.ro = true)),
-    ("rw", Setter::Flag(|o| o.ro = false)),
-    ("exec", Setter::Flag(|o| o.noexec = false)),
-    ("noexec", Setter::Flag(|o| o.noexec = true)),
-    ("suid", Setter::Flag(|o| o.nosuid = false)),
-    ("nosuid", Setter::Flag(|o| o.nosuid = true)),
-    ("dev", Setter::Flag(|o| o.nodev = false)),
-    ("nodev", Setter::Flag(|o| o.nodev = true)),
-    ("atime", Setter::Flag(|o| o.noatime = false)),
-    ("noatime", Setter::Flag(|o| o.noatime = true)),
-    ("async", Setter::Flag(|o| o.sync = false)),
-    ("sync", Setter::Flag(|o| o.sync = true)),
-    ("dirsync", Setter::Flag(|o| o.dirsync = true)),
-    ("syncfs", Setter::Flag(|o| o.syncfs = Some(true))),
-    ("no_syncfs", Setter::Flag(|o| o.syncfs = Some(false))),
-    ("auto_unmount", Setter::Flag(|o| o.auto_unmount = true)),
-    ("allow_other", Setter::Flag(|o| o.allow_other = true)),
-    ("default_permissions", Setter::Flag(|o| o.default_permissions = true)),
-    ("nonempty", Setter::Flag(|o| o.nonempty = true)),
+const TABLE: &[(&str, OptionSetter)] = &[
+    ("ro", OptionSetter::Flag(|o| o.ro = true)),
+    ("rw", OptionSetter::Flag(|o| o.ro = false)),
+    ("exec", OptionSetter::Flag(|o| o.noexec = false)),
+    ("noexec", OptionSetter::Flag(|o| o.noexec = true)),
+    ("suid", OptionSetter::Flag(|o| o.nosuid = false)),
+    ("nosuid", OptionSetter::Flag(|o| o.nosuid = true)),
+    ("dev", OptionSetter::Flag(|o| o.nodev = false)),
+    ("nodev", OptionSetter::Flag(|o| o.nodev = true)),
+    ("atime", OptionSetter::Flag(|o| o.noatime = false)),
+    ("noatime", OptionSetter::Flag(|o| o.noatime = true)),
+    ("async", OptionSetter::Flag(|o| o.sync = false)),
+    ("sync", OptionSetter::Flag(|o| o.sync = true)),
+    ("dirsync", OptionSetter::Flag(|o| o.dirsync = true)),
+    ("syncfs", OptionSetter::Flag(|o| o.syncfs = Some(true))),
+    ("no_syncfs", OptionSetter::Flag(|o| o.syncfs = Some(false))),
+    ("auto_unmount", OptionSetter::Flag(|o| o.auto_unmount = true)),
+    ("allow_other", OptionSetter::Flag(|o| o.allow_other = true)),
+    ("default_permissions", OptionSetter::Flag(|o| o.default_permissions = true)),
+    ("nonempty", OptionSetter::Flag(|o| o.nonempty = true)),
     (
         "max_read",
-        Setter::Value("BYTES, at least 4096", |o, value| {
+        OptionSetter::Value("BYTES, at least 4096", |o, value| {
             let bytes = value.parse().ok().filter(|&bytes: &u32| bytes >= 4096);
             bytes.map(|bytes| o.max_read = bytes).is_some()
         }),
     ),
     (
         "fsname",
-        Setter::Value("NAME, of 1 to 255 bytes", |o, value| {
+        OptionSetter::Value("NAME, of 1 to 255 bytes", |o, value| {
             o.fsname = value.to_owned();
             (1..256).contains(&value.len()) && !value.contains('\0')
         }),
     ),
     (
         "subtype",
-        Setter::Value("NAME, of letters, digits, `.`, `_` and `-`", |o, value| {
+        OptionSetter::Value("NAME, of letters, digits, `.`, `_` and `-`", |o, value| {
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
             o.subtype = value.to_owned();
             (1..64).contains(&value.len()) && value.bytes().all(plain)
@@ -161,7 +161,7 @@ pub fn mount_option_names() -> impl Iterator<Item = &'static str> {
 impl MountOptions {
     /// Removes permissions that the source denies. Returns the names of the overridden options:
     /// `suid`, `dev`, `exec`.
-    pub fn restrict(&mut self, denied: Denied) -> Vec<&'static str> {
+    pub fn restrict(&mut self, denied: SourceRestrictions) -> Vec<&'static str> {
         let flags = [
             ("suid", denied.suid, &mut self.nosuid),
             ("dev", denied.dev, &mut self.nodev),
@@ -177,17 +177,17 @@ impl MountOptions {
 
     /// Applies one option of a `-o` list. Later options override earlier ones. After an error the
     /// options are unchanged.
-    pub fn apply(&mut self, key: &str, value: Option<&str>) -> Result<Applied, OptionError> {
+    pub fn apply(&mut self, key: &str, value: Option<&str>) -> Result<ApplyOutcome, OptionError> {
         let Some((key, setter)) = TABLE.iter().find(|(name, _)| *name == key) else {
-            return Ok(Applied::NotAMountOption);
+            return Ok(ApplyOutcome::NotAMountOption);
         };
         match (setter, value) {
-            (Setter::Flag(set), None) => set(self),
-            (Setter::Flag(_), Some(_)) => return Err(OptionError::TakesNoValue { key }),
-            (Setter::Value(expected, _), None) => {
+            (OptionSetter::Flag(set), None) => set(self),
+            (OptionSetter::Flag(_), Some(_)) => return Err(OptionError::TakesNoValue { key }),
+            (OptionSetter::Value(expected, _), None) => {
                 return Err(OptionError::NeedsValue { key, expected });
             }
-            (Setter::Value(expected, set), Some(value)) => {
+            (OptionSetter::Value(expected, set), Some(value)) => {
                 let mut changed = self.clone();
                 if !set(&mut changed, value) {
                     let value = value.to_owned();
@@ -196,7 +196,7 @@ impl MountOptions {
                 *self = changed;
             }
         }
-        Ok(Applied::Yes)
+        Ok(ApplyOutcome::Yes)
     }
 }
 
@@ -233,11 +233,11 @@ mod tests {
     #[test]
     fn the_table_has_flags_and_values() {
         let mut options = MountOptions::default();
-        assert_eq!(options.apply("ro", None), Ok(Applied::Yes));
-        assert_eq!(options.apply("nosuid", None), Ok(Applied::Yes));
-        assert_eq!(options.apply("suid", None), Ok(Applied::Yes));
-        assert_eq!(options.apply("max_read", Some("65536")), Ok(Applied::Yes));
-        assert_eq!(options.apply("threads", Some("4")), Ok(Applied::NotAMountOption));
+        assert_eq!(options.apply("ro", None), Ok(ApplyOutcome::Yes));
+        assert_eq!(options.apply("nosuid", None), Ok(ApplyOutcome::Yes));
+        assert_eq!(options.apply("suid", None), Ok(ApplyOutcome::Yes));
+        assert_eq!(options.apply("max_read", Some("65536")), Ok(ApplyOutcome::Yes));
+        assert_eq!(options.apply("threads", Some("4")), Ok(ApplyOutcome::NotAMountOption));
         assert_eq!((options.ro, options.nosuid, options.max_read), (true, false, 65536));
         let names: Vec<_> = mount_option_names().collect();
         assert!(names.contains(&"allow_other") && names.contains(&"subtype"));
@@ -246,10 +246,10 @@ mod tests {
     #[test]
     fn permissions_that_the_source_denies_are_removed_and_named() {
         let mut options = MountOptions { nosuid: false, ..Default::default() };
-        let denied = Denied { suid: true, dev: true, exec: false };
+        let denied = SourceRestrictions { suid: true, dev: true, exec: false };
         assert_eq!(options.restrict(denied), ["suid"]);
         assert!(options.nosuid && options.nodev && !options.noexec);
-        let denied = Denied { exec: true, ..Denied::default() };
+        let denied = SourceRestrictions { exec: true, ..SourceRestrictions::default() };
         assert_eq!(options.restrict(denied), ["exec"]);
         assert_eq!(options.restrict(denied), [""; 0]);
     }

@@ -8,18 +8,18 @@ use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 
 /// A directory whose mounts are removed when it is dropped.
-struct Place {
+struct MountDirectory {
     dir: TempDir,
 }
 
-impl Place {
+impl MountDirectory {
     /// Creates a place; prints the reason and returns `None` if mounting is not possible.
-    fn new() -> Option<Place> {
+    fn new() -> Option<MountDirectory> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("skipped: needs root and /dev/fuse");
             return None;
         }
-        let place = Place { dir: tempfile::tempdir().unwrap() };
+        let place = MountDirectory { dir: tempfile::tempdir().unwrap() };
         fs::create_dir(place.at("mnt")).unwrap();
         Some(place)
     }
@@ -29,7 +29,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for MountDirectory {
     fn drop(&mut self) {
         // Uses the kernel's list, so that a failed test leaves no mount behind, and removing the
         // directory cannot hang.
@@ -47,7 +47,7 @@ fn entry(path: &Path) -> MountEntry {
 
 #[test]
 fn a_mount_is_listed_dies_and_is_removed() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = MountDirectory::new() else { return };
     let path = place.at("mnt");
     let options = MountOptions {
         fsname: "my, disk".to_owned(),
@@ -58,7 +58,7 @@ fn a_mount_is_listed_dies_and_is_removed() {
         ..Default::default()
     };
     let mounted = mount(&path, &options).unwrap();
-    assert_eq!((&mounted.mountpoint, &mounted.how), (&path, &How::Fsopen));
+    assert_eq!((&mounted.mountpoint, &mounted.how), (&path, &MountMethod::Fsopen));
     let seen = entry(&path);
     assert_eq!((seen.fstype.as_str(), seen.source.to_str()), ("fuse.defuse", Some("my, disk")));
     for option in ["nosuid", "noatime"] {
@@ -69,7 +69,7 @@ fn a_mount_is_listed_dies_and_is_removed() {
     }
     assert_eq!(connection_id(&path), Some(seen.minor));
     assert!(fuse_mounts().unwrap().contains(&seen));
-    assert_eq!(liveness(&path), Liveness::Silent);
+    assert_eq!(liveness(&path), ServerLiveness::Silent);
     let error = mount(&path, &options).unwrap_err();
     assert!(matches!(error, MountError::SilentMount { .. }), "{error}");
 
@@ -79,7 +79,7 @@ fn a_mount_is_listed_dies_and_is_removed() {
     assert_eq!(error, MountError::DeadMount { path: path.clone() });
     assert!(error.to_string().contains(&format!("run `defuse umount {}`", path.display())));
     unmount_when_idle(&path).unwrap();
-    assert_eq!(liveness(&path), Liveness::NotFuse);
+    assert_eq!(liveness(&path), ServerLiveness::NotFuse);
     assert_eq!(unmount(&path, false), Err(UnmountError::NotMounted { path }));
 }
 
@@ -98,19 +98,20 @@ fn unmount_when_idle(path: &Path) -> Result<(), UnmountError> {
 
 #[test]
 fn the_first_request_is_init() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = MountDirectory::new() else { return };
     let mounted = mount(&place.at("mnt"), &MountOptions::default()).unwrap();
     let mut buf = vec![0; defuse_wire::abi::FUSE_MIN_READ_BUFFER];
     let len = rustix::io::read(&mounted.device, &mut buf).unwrap();
-    let request = defuse_wire::request::Request::parse(&buf[..len], &Default::default()).unwrap();
-    let defuse_wire::request::Body::Init(init) = request.body else { panic!("{request:?}") };
+    let request =
+        defuse_wire::request::DecodedRequest::parse(&buf[..len], &Default::default()).unwrap();
+    let defuse_wire::request::RequestBody::Init(init) = request.body else { panic!("{request:?}") };
     assert_eq!(init.major, defuse_wire::abi::FUSE_KERNEL_VERSION);
     assert!(init.minor >= defuse_wire::abi::MINOR_MIN, "{init:?}");
 }
 
 #[test]
 fn mounting_by_the_old_system_call_works() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = MountDirectory::new() else { return };
     let path = place.at("mnt");
     let options = MountOptions { ro: true, allow_other: true, ..Default::default() };
     let target = check::target(&path, &options).unwrap();
@@ -127,19 +128,19 @@ fn mounting_by_the_old_system_call_works() {
 #[test]
 fn a_mount_in_use_is_busy_until_detached() {
     use rustix::fs::{CWD, Mode, OFlags, openat};
-    let Some(place) = Place::new() else { return };
+    let Some(place) = MountDirectory::new() else { return };
     let path = place.at("mnt");
     let _mounted = mount(&path, &MountOptions::default()).unwrap();
     let user = openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
     assert_eq!(unmount(&path, false), Err(UnmountError::Busy { path: path.clone() }));
     unmount(&path, true).unwrap();
     drop(user);
-    assert_eq!(liveness(&path), Liveness::NotFuse);
+    assert_eq!(liveness(&path), ServerLiveness::NotFuse);
 }
 
 #[test]
 fn a_root_that_is_a_file_is_mounted_on_a_file() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = MountDirectory::new() else { return };
     let file = place.at("file");
     fs::write(&file, "").unwrap();
     let root_is_file = MountOptions { root: RootKind::File, ..Default::default() };
@@ -154,7 +155,7 @@ fn a_root_that_is_a_file_is_mounted_on_a_file() {
 
 #[test]
 fn mount_points_are_checked_first() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = MountDirectory::new() else { return };
     let options = MountOptions::default();
     let error = mount(&place.at("missing"), &options).unwrap_err();
     assert!(error.to_string().contains("missing does not exist: create it"), "{error}");
@@ -167,7 +168,7 @@ fn mount_points_are_checked_first() {
 
 #[test]
 fn a_link_leads_to_the_mount_point() {
-    let Some(place) = Place::new() else { return };
+    let Some(place) = MountDirectory::new() else { return };
     symlink("mnt", place.at("link")).unwrap();
     let mounted = mount(&place.at("link"), &MountOptions::default()).unwrap();
     assert_eq!(mounted.mountpoint, place.at("mnt"));
@@ -177,11 +178,11 @@ fn a_link_leads_to_the_mount_point() {
 
 #[test]
 fn an_inherited_device_is_taken_over() {
-    let Some(_place) = Place::new() else { return };
+    let Some(_place) = MountDirectory::new() else { return };
     let device = open_device(Path::new("/mnt")).unwrap().into_raw_fd();
     let path = PathBuf::from(format!("/dev/fd/{device}"));
     let mounted = mount(&path, &MountOptions::default()).unwrap();
-    assert_eq!((mounted.how, mounted.mountpoint), (How::Inherited, path));
+    assert_eq!((mounted.how, mounted.mountpoint), (MountMethod::Inherited, path));
     for wrong in ["/dev/fd/999999", "/dev/fd/99999999999999999999"] {
         assert!(mount(Path::new(wrong), &MountOptions::default()).is_err(), "{wrong}");
     }

@@ -3,42 +3,42 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard};
 
-use crate::path::{PathCaps, PathDirEntry, PathFile, PathFileSystem, PathRef, Target};
+use crate::path::{PathCaps, PathDirEntry, PathFile, PathFileSystem, PathOperand, PathRef};
 use crate::{
-    Attr, Context, Errno, Fh, FileKind, NewNode, OpenArgs, Opened, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, Timestamp, WriteArgs, WriteBuf,
+    Attr, Context, Errno, Fh, FileKind, NewNode, OpenArgs, OpenReply, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Result, Timestamp, WriteArgs, WriteBuf,
 };
 
-pub(crate) struct Backend {
+pub(crate) struct PathTestBackend {
     caps: PathCaps,
-    state: Mutex<State>,
+    state: Mutex<PathTestState>,
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct PathTestState {
     pub names: BTreeMap<Vec<u8>, u64>,
-    files: HashMap<u64, Inode>,
+    files: HashMap<u64, PathTestInode>,
     pub open: HashMap<u64, u64>,
     last_fh: u64,
     /// Arbitrary numbers, for backends without stable ones.
     noise: u64,
 }
 
-struct Inode {
+struct PathTestInode {
     kind: FileKind,
     data: Vec<u8>,
     nlink: u32,
 }
 
-impl Backend {
+impl PathTestBackend {
     pub fn new(stable_ino: bool, handles_survive_unlink: bool) -> Self {
         let caps = PathCaps { stable_ino, handles_survive_unlink, ..PathCaps::default() };
-        let mut state = State::default();
+        let mut state = PathTestState::default();
         state.add(b"/", FileKind::Directory);
-        Backend { caps, state: Mutex::new(state) }
+        PathTestBackend { caps, state: Mutex::new(state) }
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, PathTestState> {
         // Gives other threads the chance to invalidate the path of this call.
         std::thread::yield_now();
         self.state.lock().unwrap()
@@ -46,7 +46,7 @@ impl Backend {
 
     /// Returns the inode of an open file, by its handle or by its path, as promised. If both are
     /// given, they must agree.
-    fn file(&self, state: &State, file: PathFile<'_>) -> Result<u64> {
+    fn file(&self, state: &PathTestState, file: PathFile<'_>) -> Result<u64> {
         let opened = *state.open.get(&file.fh.0).expect("a handle that is open");
         if self.caps.handles_survive_unlink {
             assert_eq!(file.path, None);
@@ -57,10 +57,10 @@ impl Backend {
         Ok(found)
     }
 
-    fn target(&self, state: &State, target: Target<'_>) -> Result<u64> {
+    fn target(&self, state: &PathTestState, target: PathOperand<'_>) -> Result<u64> {
         match target {
-            Target::Path(path) => state.find(path),
-            Target::Open(file) => self.file(state, file),
+            PathOperand::Path(path) => state.find(path),
+            PathOperand::Open(file) => self.file(state, file),
         }
     }
 
@@ -75,11 +75,11 @@ impl Backend {
     }
 }
 
-impl State {
+impl PathTestState {
     fn add(&mut self, path: &[u8], kind: FileKind) {
         // The lowest free number, to provoke errors by early reuse.
         let number = (1..).find(|number| !self.files.contains_key(number)).unwrap();
-        self.files.insert(number, Inode { kind, data: Vec::new(), nlink: 1 });
+        self.files.insert(number, PathTestInode { kind, data: Vec::new(), nlink: 1 });
         self.names.insert(path.to_vec(), number);
     }
 
@@ -142,12 +142,12 @@ impl State {
     }
 }
 
-impl PathFileSystem for Backend {
+impl PathFileSystem for PathTestBackend {
     fn path_caps(&self) -> PathCaps {
         self.caps.clone()
     }
 
-    fn getattr(&self, _: &Context<'_>, target: Target<'_>) -> Result<Attr> {
+    fn getattr(&self, _: &Context<'_>, target: PathOperand<'_>) -> Result<Attr> {
         let mut state = self.state();
         let number = self.target(&state, target)?;
         state.noise += 1;
@@ -250,13 +250,13 @@ impl PathFileSystem for Backend {
         Ok(())
     }
 
-    fn open(&self, _: &Context<'_>, path: PathRef<'_>, _: OpenArgs) -> Result<Opened> {
+    fn open(&self, _: &Context<'_>, path: PathRef<'_>, _: OpenArgs) -> Result<OpenReply> {
         let mut state = self.state();
         let number = state.find(path)?;
         state.last_fh += 1;
         let fh = state.last_fh;
         state.open.insert(fh, number);
-        Ok(Opened::new(Fh(fh)))
+        Ok(OpenReply::new(Fh(fh)))
     }
 
     fn read(
@@ -287,7 +287,7 @@ impl PathFileSystem for Backend {
         data.take(&mut bytes[start..start + len])
     }
 
-    fn truncate(&self, _: &Context<'_>, target: Target<'_>, size: u64) -> Result<()> {
+    fn truncate(&self, _: &Context<'_>, target: PathOperand<'_>, size: u64) -> Result<()> {
         let mut state = self.state();
         let number = self.target(&state, target)?;
         state.files.get_mut(&number).unwrap().data.resize(size as usize, 0);

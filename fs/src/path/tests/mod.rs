@@ -3,16 +3,16 @@
 pub(crate) mod backend;
 mod random;
 
-use backend::Backend;
+use backend::PathTestBackend;
 
 use super::*;
 use crate::{
-    Caller, DirBuf, DirItem, DirSink, Entry, File, FileKind, FileSystem, Ino, Name, Opened,
+    Caller, DirBuf, DirItem, DirSink, Entry, File, FileKind, FileSystem, Ino, Name, OpenReply,
     SliceSink, SliceSource,
 };
 
 /// The adapter, with helpers for frequent calls.
-struct Mount(PathAdapter<Backend>);
+struct AdapterMount(PathAdapter<PathTestBackend>);
 
 fn cx() -> Context<'static> {
     Context::new(Caller::default())
@@ -28,9 +28,9 @@ fn regular() -> NewNode<'static> {
 
 const WRITE: OpenArgs = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), kill_suidgid: false };
 
-impl Mount {
+impl AdapterMount {
     fn new(stable_ino: bool, handles_survive_unlink: bool) -> Self {
-        Mount(PathAdapter::new(Backend::new(stable_ino, handles_survive_unlink)))
+        AdapterMount(PathAdapter::new(PathTestBackend::new(stable_ino, handles_survive_unlink)))
     }
 
     fn create(&self, dir: Ino, at: &str, text: &[u8]) -> File {
@@ -58,7 +58,7 @@ impl Mount {
     }
 
     fn open(&self, ino: Ino) -> Result<File> {
-        let opened: Opened = self.0.open(&cx(), ino, WRITE)?;
+        let opened: OpenReply = self.0.open(&cx(), ino, WRITE)?;
         Ok(File { ino, fh: opened.fh })
     }
 
@@ -92,9 +92,9 @@ impl Mount {
 }
 
 /// Runs a test with every combination of a backend's promises.
-fn each(test: impl Fn(Mount, bool, bool)) {
+fn each(test: impl Fn(AdapterMount, bool, bool)) {
     for (stable, survive) in [(false, false), (false, true), (true, false), (true, true)] {
-        test(Mount::new(stable, survive), stable, survive);
+        test(AdapterMount::new(stable, survive), stable, survive);
     }
 }
 
@@ -217,7 +217,7 @@ fn hard_links_are_one_inode_if_numbers_are_stable() {
 
 #[test]
 fn a_link_that_was_never_looked_up_keeps_the_inode_alive() {
-    let mount = Mount::new(true, true);
+    let mount = AdapterMount::new(true, true);
     let file = mount.create(Ino::ROOT, "one", b"text");
     mount.0.inner().link(&cx(), path("/one"), path("/two")).unwrap();
     mount.unlink(Ino::ROOT, "one").unwrap();
@@ -226,7 +226,7 @@ fn a_link_that_was_never_looked_up_keeps_the_inode_alive() {
 
 #[test]
 fn a_reused_number_is_another_inode() {
-    let mount = Mount::new(true, true);
+    let mount = AdapterMount::new(true, true);
     let first = mount.create(Ino::ROOT, "first", b"");
     mount.release(first);
     mount.unlink(Ino::ROOT, "first").unwrap();
@@ -294,13 +294,13 @@ fn a_name_in_a_removed_directory_does_not_exist() {
 }
 
 /// Accepts a few entries per call.
-struct Few {
+struct FewEntries {
     plus: bool,
     room: usize,
     seen: Vec<(String, u64, Option<Ino>)>,
 }
 
-impl DirSink for Few {
+impl DirSink for FewEntries {
     fn wants_entries(&self) -> bool {
         self.plus
     }
@@ -316,7 +316,7 @@ impl DirSink for Few {
 
 #[test]
 fn a_listing_continues_where_it_stopped_and_counts_lookups_of_fitting_entries() {
-    let mount = Mount::new(true, false);
+    let mount = AdapterMount::new(true, false);
     let dir = mount.mkdir(Ino::ROOT, "dir");
     for at in ["a", "b", "c"] {
         let file = mount.create(dir, at, b"");
@@ -325,7 +325,7 @@ fn a_listing_continues_where_it_stopped_and_counts_lookups_of_fitting_entries() 
     }
     let opened = mount.0.opendir(&cx(), dir, OpenFlags(0)).unwrap();
     let open = File { ino: dir, fh: opened.fh };
-    let mut few = Few { plus: true, room: 3, seen: Vec::new() };
+    let mut few = FewEntries { plus: true, room: 3, seen: Vec::new() };
     mount.0.readdir(&cx(), open, 0, &mut DirBuf::new(&mut few)).unwrap();
     assert_eq!(mount.nodes(), 3);
     // New entries may be listed or not, but no entry is listed twice or omitted.

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use super::*;
 
 /// Knuth's MMIX generator: sufficient to choose operations, and deterministic on every machine.
-struct Random(u64);
+struct MmixRandom(u64);
 
-impl Random {
+impl MmixRandom {
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % bound
@@ -16,21 +16,21 @@ impl Random {
 
 /// The object at a path, with the number of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Thing {
+enum PathObject {
     Dir,
     File(usize),
 }
 
 /// A model of a file system, without inodes, lookups, or efficient renames of directories.
 #[derive(Default)]
-struct Model {
-    things: BTreeMap<String, Thing>,
+struct PathModel {
+    things: BTreeMap<String, PathObject>,
     contents: Vec<Vec<u8>>,
 }
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-impl Model {
+impl PathModel {
     fn below(&self, path: &str) -> Vec<String> {
         let start = format!("{path}/");
         self.things.keys().filter(|other| other.starts_with(&start)).cloned().collect()
@@ -48,12 +48,12 @@ impl Model {
             return Err(Errno::ENOTEMPTY);
         }
         match (thing, self.things.get(to)) {
-            (Thing::Dir, Some(Thing::File(_))) => return Err(Errno::ENOTDIR),
-            (Thing::File(_), Some(Thing::Dir)) => return Err(Errno::EISDIR),
-            (Thing::Dir, Some(Thing::Dir)) if !self.below(to).is_empty() => {
+            (PathObject::Dir, Some(PathObject::File(_))) => return Err(Errno::ENOTDIR),
+            (PathObject::File(_), Some(PathObject::Dir)) => return Err(Errno::EISDIR),
+            (PathObject::Dir, Some(PathObject::Dir)) if !self.below(to).is_empty() => {
                 return Err(Errno::ENOTEMPTY);
             }
-            (one, Some(other)) if thing != Thing::Dir && one == *other => return Ok(()),
+            (one, Some(other)) if thing != PathObject::Dir && one == *other => return Ok(()),
             _ => {}
         }
         for old in self.below(from).into_iter().chain([from.to_string()]) {
@@ -64,17 +64,17 @@ impl Model {
     }
 }
 
-struct Run {
-    mount: Mount,
-    model: Model,
-    random: Random,
+struct PathModelRun {
+    mount: AdapterMount,
+    model: PathModel,
+    random: MmixRandom,
     open: Vec<(File, usize)>,
     lookups: HashMap<Ino, u64>,
     /// True if the names of one file are one inode to the adapter.
     stable: bool,
 }
 
-impl Run {
+impl PathModelRun {
     fn knows(&mut self, ino: Ino) -> Ino {
         *self.lookups.entry(ino).or_default() += 1;
         ino
@@ -86,7 +86,7 @@ impl Run {
         while self.random.below(3) > 0 {
             let name = NAMES[self.random.below(NAMES.len())];
             let next = format!("{path}/{name}");
-            if self.model.things.get(&next) != Some(&Thing::Dir) {
+            if self.model.things.get(&next) != Some(&PathObject::Dir) {
                 break;
             }
             let found = self.mount.look_up(ino, name).unwrap();
@@ -106,13 +106,13 @@ impl Run {
                 let made = self.mount.0.mkdir(&cx(), dir, name(at), &regular());
                 let expected = there.map_or(Ok(()), |_| Err(Errno::EEXIST));
                 assert_eq!(made.map(|entry| self.knows(entry.ino)).map(|_| ()), expected);
-                self.model.things.entry(path).or_insert(Thing::Dir);
+                self.model.things.entry(path).or_insert(PathObject::Dir);
             }
             3 => {
                 let expected = match there {
                     None => Err(Errno::ENOENT),
-                    Some(Thing::Dir) => Err(Errno::EISDIR),
-                    Some(Thing::File(_)) => Ok(()),
+                    Some(PathObject::Dir) => Err(Errno::EISDIR),
+                    Some(PathObject::File(_)) => Ok(()),
                 };
                 assert_eq!(self.mount.unlink(dir, at), expected);
                 self.model.things.retain(|other, _| *other != path || expected.is_err());
@@ -120,11 +120,11 @@ impl Run {
             4 => {
                 let expected = match there {
                     None => Err(Errno::ENOENT),
-                    Some(Thing::File(_)) => Err(Errno::ENOTDIR),
+                    Some(PathObject::File(_)) => Err(Errno::ENOTDIR),
                     // Hidden files keep the directory from being empty, as in other such libraries.
-                    Some(Thing::Dir) => self.mount.0.rmdir(&cx(), dir, name(at)),
+                    Some(PathObject::Dir) => self.mount.0.rmdir(&cx(), dir, name(at)),
                 };
-                if there != Some(Thing::Dir) {
+                if there != Some(PathObject::Dir) {
                     assert_eq!(self.mount.0.rmdir(&cx(), dir, name(at)), expected);
                 } else if expected.is_ok() {
                     assert!(self.model.below(&path).is_empty());
@@ -138,7 +138,7 @@ impl Run {
         }
     }
 
-    fn create(&mut self, path: &str, dir: Ino, at: &str, there: Option<Thing>) {
+    fn create(&mut self, path: &str, dir: Ino, at: &str, there: Option<PathObject>) {
         let flags = OpenFlags(WRITE.flags.0 | OpenFlags::EXCL);
         let args = OpenArgs { flags, ..WRITE };
         match self.mount.0.create(&cx(), dir, name(at), &regular(), args) {
@@ -150,7 +150,7 @@ impl Run {
                 self.mount.write(file, &text).unwrap();
                 self.open.push((file, number));
                 self.model.contents.push(text);
-                self.model.things.insert(path.into(), Thing::File(number));
+                self.model.things.insert(path.into(), PathObject::File(number));
             }
             Err(errno) => assert_eq!((there.is_some(), errno), (true, Errno::EEXIST)),
         }
@@ -159,7 +159,7 @@ impl Run {
     fn rename(&mut self, path: &str, dir: Ino, at: &str) {
         let (to, to_dir, to_at) = self.place();
         let files = [path, &to].map(|path| self.model.things.get(path).copied());
-        let same_file = matches!(files, [Some(Thing::File(one)), Some(Thing::File(other))]
+        let same_file = matches!(files, [Some(PathObject::File(one)), Some(PathObject::File(other))]
             if one == other && path != to);
         // Without stable numbers, two names of a file look like two files.
         if same_file && !self.stable {
@@ -167,7 +167,7 @@ impl Run {
         }
         let result = self.mount.rename((dir, at), (to_dir, to_at), 0);
         let hidden = self.mount.names().iter().any(|name| name.contains(".defuse_hidden"));
-        let mut trial = Model { things: self.model.things.clone(), contents: Vec::new() };
+        let mut trial = PathModel { things: self.model.things.clone(), contents: Vec::new() };
         let expected = trial.rename(path, &to);
         if hidden && expected.is_ok() && result == Err(Errno::ENOTEMPTY) {
             return;
@@ -176,8 +176,8 @@ impl Run {
         self.model.things = trial.things;
     }
 
-    fn link(&mut self, path: &str, dir: Ino, at: &str, there: Option<Thing>) {
-        let files = self.model.things.iter().filter(|(_, thing)| **thing != Thing::Dir);
+    fn link(&mut self, path: &str, dir: Ino, at: &str, there: Option<PathObject>) {
+        let files = self.model.things.iter().filter(|(_, thing)| **thing != PathObject::Dir);
         let files: Vec<_> = files.map(|(path, thing)| (path.clone(), *thing)).collect();
         if files.is_empty() {
             return;
@@ -199,12 +199,12 @@ impl Run {
         }
     }
 
-    fn open(&mut self, dir: Ino, at: &str, there: Option<Thing>) {
+    fn open(&mut self, dir: Ino, at: &str, there: Option<PathObject>) {
         let found = self.mount.look_up(dir, at);
         assert_eq!(found.is_ok(), there.is_some());
         let Ok(found) = found else { return };
         let ino = self.knows(found);
-        if let Some(Thing::File(number)) = there {
+        if let Some(PathObject::File(number)) = there {
             self.open.push((self.mount.open(ino).unwrap(), number));
         }
     }
@@ -257,10 +257,10 @@ fn random_operations_agree_with_a_model() {
     for seed in 0..40 {
         each(|mount, stable, survive| {
             println!("seed {seed}, stable {stable}, survive {survive}");
-            let mut run = Run {
+            let mut run = PathModelRun {
                 mount,
-                model: Model::default(),
-                random: Random(seed),
+                model: PathModel::default(),
+                random: MmixRandom(seed),
                 open: Vec::new(),
                 lookups: HashMap::new(),
                 stable,

@@ -5,22 +5,22 @@ use std::sync::Arc;
 
 use defuse_fs::Errno;
 
-use super::table::{Kind, Mapping, PAGE, forget, mappings, note};
+use super::table::{MappingKind, PAGE, ProgramMapping, forget, mappings, note};
 use crate::machine::descriptors::memory;
 use crate::machine::sys;
-use crate::process::table::Entry;
-use crate::serve::call::{Call, Fail, Served};
+use crate::process::table::DescriptorEntry;
+use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 
 /// The protection of a mapping while it is filled.
 const FIRST: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
 /// Makes a shared mapping.
-pub fn map_shared(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
+pub fn map_shared(call: &ProgramCall<'_>, entry: &Arc<DescriptorEntry>) -> CallResult {
     let (len, offset) = (call.args[1] as usize, call.args[5]);
     let (protection, flags) = (call.int(2), call.int(3));
     let stat = call.client().fstat(call.task(), entry.file())?;
     let file = (stat.dev, stat.attr.st_ino);
-    let known = |(&at, m): (&u64, &Mapping)| m.find(at, file, offset, len);
+    let known = |(&at, m): (&u64, &ProgramMapping)| m.find(at, file, offset, len);
     let same = mappings().iter().find_map(known);
     let at = match same {
         Some(from) => again(call, from, len)?,
@@ -35,13 +35,17 @@ pub fn map_shared(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     }
     let may_store = entry.file().flags().0 & 3 == libc::O_RDWR as u32;
     let stores = protection & libc::PROT_WRITE != 0;
-    let (entry, kind) = (Arc::clone(entry), Kind::Copy);
-    note(at, Mapping { len, offset, entry, file, stores, may_store, kind, is_told: false });
+    let (entry, kind) = (Arc::clone(entry), MappingKind::Copy);
+    note(at, ProgramMapping { len, offset, entry, file, stores, may_store, kind, is_told: false });
     Ok(at as i64)
 }
 
 /// New memory with the bytes of the file, which can be written.
-fn map_anonymous(call: &Call<'_>, entry: &Entry, flags: i32) -> Result<u64, Fail> {
+fn map_anonymous(
+    call: &ProgramCall<'_>,
+    entry: &DescriptorEntry,
+    flags: i32,
+) -> Result<u64, CallFailure> {
     let (len, offset) = (call.args[1] as usize, call.args[5]);
     // Filled through a writable mapping, independent of the requested protection.
     let kind = (flags | libc::MAP_ANONYMOUS) as u64;
@@ -57,7 +61,7 @@ fn map_anonymous(call: &Call<'_>, entry: &Entry, flags: i32) -> Result<u64, Fail
 
 /// Makes a private mapping of a copy that this process keeps, so that a page which the program drops
 /// (`MADV_DONTNEED`) has the bytes of the file again.
-pub fn map_private(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
+pub fn map_private(call: &ProgramCall<'_>, entry: &Arc<DescriptorEntry>) -> CallResult {
     let (len, offset) = (call.args[1], call.args[5]);
     let size = call.client().fstat(call.task(), entry.file())?.attr.size;
     let there = size.saturating_sub(offset).min(len).next_multiple_of(PAGE);
@@ -86,7 +90,7 @@ pub fn map_private(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
 }
 
 /// Maps the shared memory at `from` again, at the requested address.
-fn again(call: &Call<'_>, from: u64, len: usize) -> Result<u64, Fail> {
+fn again(call: &ProgramCall<'_>, from: u64, len: usize) -> Result<u64, CallFailure> {
     let fixed = call.int(3) & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let mut flags = libc::MREMAP_MAYMOVE;
     if fixed {
@@ -103,7 +107,13 @@ fn again(call: &Call<'_>, from: u64, len: usize) -> Result<u64, Fail> {
 }
 
 /// Reads the bytes of the file into `at`.
-fn fill(call: &Call<'_>, entry: &Entry, at: u64, len: usize, offset: u64) -> Result<(), Fail> {
+fn fill(
+    call: &ProgramCall<'_>,
+    entry: &DescriptorEntry,
+    at: u64,
+    len: usize,
+    offset: u64,
+) -> Result<(), CallFailure> {
     let room = sys::room(at, len)?;
     let mut done = 0;
     while done < len {
@@ -117,14 +127,17 @@ fn fill(call: &Call<'_>, entry: &Entry, at: u64, len: usize, offset: u64) -> Res
 }
 
 /// mremap(2). A mapping that grows is made again, by `map`, because the length of such memory is fixed.
-pub fn remap(call: &Call<'_>, map: fn(&Call<'_>, &Arc<Entry>) -> Served) -> Served {
+pub fn remap(
+    call: &ProgramCall<'_>,
+    map: fn(&ProgramCall<'_>, &Arc<DescriptorEntry>) -> CallResult,
+) -> CallResult {
     let (from, old, new) = (call.args[0], call.args[1], call.args[2]);
-    let Some(mapping) = mappings().get(&from).cloned() else { return Err(Fail::Pass) };
+    let Some(mapping) = mappings().get(&from).cloned() else { return Err(CallFailure::Pass) };
     write_back(call, from, from.saturating_add(old), None)?;
     let flags = call.int(3);
     if new <= old && flags & libc::MREMAP_FIXED == 0 {
         forget(from.saturating_add(new), from.saturating_add(old));
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return Err(Errno::ENOMEM.into());
@@ -136,7 +149,7 @@ pub fn remap(call: &Call<'_>, map: fn(&Call<'_>, &Arc<Entry>) -> Served) -> Serv
     let write = if mapping.stores { libc::PROT_WRITE } else { 0 };
     let (protection, kind) = (libc::PROT_READ | write, libc::MAP_SHARED | fixed);
     let args = [at, new, protection as u64, kind as u64, 0, mapping.offset];
-    let again = Call { process: call.process, number: call.number, args: &args };
+    let again = ProgramCall { process: call.process, number: call.number, args: &args };
     let moved = map(&again, &mapping.entry)?;
     sys::plain(libc::SYS_munmap, from, old, 0)?;
     forget(from, from.saturating_add(old));
@@ -145,14 +158,14 @@ pub fn remap(call: &Call<'_>, map: fn(&Call<'_>, &Arc<Entry>) -> Served) -> Serv
 
 /// Writes back the mappings from `from` to `end`, of one file or of all.
 pub fn write_back(
-    call: &Call<'_>,
+    call: &ProgramCall<'_>,
     from: u64,
     end: u64,
     file: Option<(u64, u64)>,
-) -> Result<(), Fail> {
+) -> Result<(), CallFailure> {
     for (&at, mapping) in mappings().iter() {
         let is_other = file.is_some_and(|file| file != mapping.file);
-        if !matches!(mapping.kind, Kind::Copy) || !mapping.stores || is_other {
+        if !matches!(mapping.kind, MappingKind::Copy) || !mapping.stores || is_other {
             continue;
         }
         let (first, last) = (at.max(from), (at + mapping.len as u64).min(end));
@@ -169,7 +182,12 @@ pub fn write_back(
 }
 
 /// Writes all bytes. A file system that has space for some of them takes these, and refuses the rest.
-fn write_all(call: &Call<'_>, entry: &Entry, bytes: &[u8], offset: u64) -> Result<(), Fail> {
+fn write_all(
+    call: &ProgramCall<'_>,
+    entry: &DescriptorEntry,
+    bytes: &[u8],
+    offset: u64,
+) -> Result<(), CallFailure> {
     let mut done = 0;
     while done < bytes.len() {
         let to = offset + done as u64;

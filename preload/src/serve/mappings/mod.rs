@@ -31,13 +31,13 @@ use defuse_fs::Errno;
 use defuse_preload_plan::ForkPolicy;
 
 use crate::machine::sys;
-use crate::process::table::Entry;
-use crate::serve::call::{Call, Fail, Served, is_regular};
+use crate::process::table::DescriptorEntry;
+use crate::serve::call::{CallFailure, CallResult, ProgramCall, is_regular};
 use lost::tell;
-use table::{Kind, PAGE, forget, mappings};
+use table::{MappingKind, PAGE, forget, mappings};
 
 /// mmap(2) of `entry`.
-pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
+pub fn map(call: &ProgramCall<'_>, entry: &Arc<DescriptorEntry>) -> CallResult {
     let (len, offset) = (call.args[1] as usize, call.args[5]);
     let (protection, flags) = (call.int(2), call.int(3));
     let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
@@ -73,7 +73,7 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
 }
 
 /// Maps the lower open file. The table does not contain such a mapping.
-fn map_lower(call: &Call<'_>, lower: &OwnedFd) -> Served {
+fn map_lower(call: &ProgramCall<'_>, lower: &OwnedFd) -> CallResult {
     let mut args = *call.args;
     args[4] = lower.as_raw_fd() as u64;
     let at = sys::check(sys::pass(libc::SYS_mmap as u64, &args))?;
@@ -82,25 +82,25 @@ fn map_lower(call: &Call<'_>, lower: &OwnedFd) -> Served {
 }
 
 /// True if no other process can have the file system.
-fn is_alone(call: &Call<'_>, entry: &Entry) -> bool {
+fn is_alone(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> bool {
     let place = call.process.place_of(entry.file().mount());
     place.is_some_and(|place| call.process.mounts[place].fork == ForkPolicy::Deny)
 }
 
 /// munmap(2), and the part of mmap(2) that replaces memory. Writes the part back first.
-pub fn unmap(call: &Call<'_>) -> Served {
+pub fn unmap(call: &ProgramCall<'_>) -> CallResult {
     let (from, end) = (call.args[0], call.args[0].saturating_add(call.args[1]));
     if mappings().is_empty() {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     write_back_part(call, from, end);
     forget(from, end);
-    Err(Fail::Pass)
+    Err(CallFailure::Pass)
 }
 
 /// Writes back the copies from `from` to `end`, which are about to go.
-fn write_back_part(call: &Call<'_>, from: u64, end: u64) {
-    if let Err(Fail::Errno(errno)) = copies::write_back(call, from, end, None)
+fn write_back_part(call: &ProgramCall<'_>, from: u64, end: u64) {
+    if let Err(CallFailure::Errno(errno)) = copies::write_back(call, from, end, None)
         && !table::is_told(from, end)
     {
         tell(errno, from, true);
@@ -108,38 +108,38 @@ fn write_back_part(call: &Call<'_>, from: u64, end: u64) {
 }
 
 /// mremap(2). A copy that grows is made again, because the length of such memory is fixed.
-pub fn remap(call: &Call<'_>) -> Served {
+pub fn remap(call: &ProgramCall<'_>) -> CallResult {
     let from = call.args[0];
     let kind = mappings().get(&from).map(|mapping| mapping.kind.clone());
     match kind {
-        None => Err(Fail::Pass),
-        Some(Kind::Served(_)) => served::remap(call),
-        Some(Kind::Copy) => copies::remap(call, map),
+        None => Err(CallFailure::Pass),
+        Some(MappingKind::Served(_)) => served::remap(call),
+        Some(MappingKind::Copy) => copies::remap(call, map),
     }
 }
 
 /// mprotect(2): a mapping that becomes writable has to be written back from then on.
-pub fn protect(call: &Call<'_>) -> Served {
+pub fn protect(call: &ProgramCall<'_>) -> CallResult {
     let (from, end) = (call.args[0], call.args[0].saturating_add(call.args[1]));
     if call.int(2) & libc::PROT_WRITE != 0 {
         table::let_store(from, end);
     }
-    Err(Fail::Pass)
+    Err(CallFailure::Pass)
 }
 
 /// msync(2).
-pub fn sync(call: &Call<'_>) -> Served {
+pub fn sync(call: &ProgramCall<'_>) -> CallResult {
     if mappings().is_empty() {
-        return Err(Fail::Pass);
+        return Err(CallFailure::Pass);
     }
     let (from, end) = (call.args[0], call.args[0].saturating_add(call.args[1]));
     let synced = sync_part(call, from, end);
     table::set_told(from, end, synced.is_err());
     synced?;
-    Err(Fail::Pass)
+    Err(CallFailure::Pass)
 }
 
-fn sync_part(call: &Call<'_>, from: u64, end: u64) -> Result<(), Fail> {
+fn sync_part(call: &ProgramCall<'_>, from: u64, end: u64) -> Result<(), CallFailure> {
     copies::write_back(call, from, end, None)?;
     for mapping in table::served_stores(from, end) {
         call.client().fsync(call.task(), mapping.entry.file(), true)?;
@@ -148,18 +148,18 @@ fn sync_part(call: &Call<'_>, from: u64, end: u64) -> Result<(), Fail> {
 }
 
 /// Writes back the copies of all files.
-pub fn write_back_all(call: &Call<'_>) -> Result<(), Fail> {
+pub fn write_back_all(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
     copies::write_back(call, 0, u64::MAX, None)
 }
 
 /// fsync(2) of a file has failed, and the program knows it.
-pub fn note_failed_sync(entry: &Entry) {
+pub fn note_failed_sync(entry: &DescriptorEntry) {
     table::set_told_of(entry);
 }
 
 /// Writes back the copies of a file, before fsync(2) of it.
-pub fn write_back_file(call: &Call<'_>, entry: &Entry) -> Result<(), Fail> {
-    if mappings().values().all(|mapping| matches!(mapping.kind, Kind::Served(_))) {
+pub fn write_back_file(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> Result<(), CallFailure> {
+    if mappings().values().all(|mapping| matches!(mapping.kind, MappingKind::Served(_))) {
         return Ok(());
     }
     let stat = call.client().fstat(call.task(), entry.file())?;
@@ -168,13 +168,13 @@ pub fn write_back_file(call: &Call<'_>, entry: &Entry) -> Result<(), Fail> {
 
 /// Before execve(2), which ends all mappings: writes back what was stored. Where that fails, so does execve(2),
 /// because nothing could tell afterwards.
-pub fn before_exec(call: &Call<'_>) -> Result<(), Fail> {
+pub fn before_exec(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
     copies::write_back(call, 0, u64::MAX, None)?;
     served::write_back_all()
 }
 
 /// Ends all mappings at the end of the program.
-pub fn end_all(call: &Call<'_>) {
+pub fn end_all(call: &ProgramCall<'_>) {
     write_back_part(call, 0, u64::MAX);
     // The server ends those that stored nothing together with the connection.
     let stored: Vec<_> = table::served_stores(0, u64::MAX);

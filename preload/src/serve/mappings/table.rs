@@ -5,21 +5,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Caller, Errno, Ino};
 
-use crate::process::compose::Relay;
+use crate::process::compose::RelayFileSystem;
 use crate::process::state;
-use crate::process::table::Entry;
+use crate::process::table::DescriptorEntry;
 use crate::serve::mappings::lost::tell;
 
 pub const PAGE: u64 = 4096;
 
 /// A mapping.
 #[derive(Clone)]
-pub struct Mapping {
+pub struct ProgramMapping {
     pub len: usize,
     pub offset: u64,
     // Dropped before the open file, by which the server knows the rights to map.
-    pub kind: Kind,
-    pub entry: Arc<Entry>,
+    pub kind: MappingKind,
+    pub entry: Arc<DescriptorEntry>,
     /// The file, by device and number.
     pub file: (u64, u64),
     /// The memory is that of the file, and writable, or was so.
@@ -32,24 +32,24 @@ pub struct Mapping {
 
 /// The memory of a mapping.
 #[derive(Clone)]
-pub enum Kind {
+pub enum MappingKind {
     /// Memory of this process and its forked children. It is written back.
     Copy,
     /// Memory that all processes share.
-    Served(Arc<Use>),
+    Served(Arc<MappingUse>),
 }
 
 /// A mapping that is registered with the server of the mount until its last part is unmapped.
-pub struct Use {
+pub struct MappingUse {
     /// The server, until it is told of the end.
-    relay: Option<Arc<Relay>>,
+    relay: Option<Arc<RelayFileSystem>>,
     ino: Ino,
 }
 
-impl Use {
+impl MappingUse {
     /// The use of a mapping that the server has made.
-    pub fn new(relay: &Arc<Relay>, ino: Ino) -> Arc<Use> {
-        Arc::new(Use { relay: Some(Arc::clone(relay)), ino })
+    pub fn new(relay: &Arc<RelayFileSystem>, ino: Ino) -> Arc<MappingUse> {
+        Arc::new(MappingUse { relay: Some(Arc::clone(relay)), ino })
     }
 
     /// Ends it. Fails if the server cannot write to the file what was stored.
@@ -58,18 +58,18 @@ impl Use {
     }
 }
 
-impl Drop for Use {
+impl Drop for MappingUse {
     fn drop(&mut self) {
         // A mapping that could not be made, or part of a change of one that goes on.
         let _ = self.end();
     }
 }
 
-impl Mapping {
+impl ProgramMapping {
     /// The address of `len` bytes from `offset` of `file` in this mapping, which begins at `at`.
     pub fn find(&self, at: u64, file: (u64, u64), offset: u64, len: usize) -> Option<u64> {
         let from = offset.checked_sub(self.offset)?;
-        let is_copy = matches!(self.kind, Kind::Copy);
+        let is_copy = matches!(self.kind, MappingKind::Copy);
         let fits = is_copy && self.file == file && from.checked_add(len as u64)? <= self.len as u64;
         fits.then_some(at + from)
     }
@@ -88,15 +88,15 @@ pub fn caller() -> Caller {
     caller.unwrap_or_default()
 }
 
-static ALL: Mutex<BTreeMap<u64, Mapping>> = Mutex::new(BTreeMap::new());
+static ALL: Mutex<BTreeMap<u64, ProgramMapping>> = Mutex::new(BTreeMap::new());
 
 /// All mappings, by first address.
-pub fn mappings() -> MutexGuard<'static, BTreeMap<u64, Mapping>> {
+pub fn mappings() -> MutexGuard<'static, BTreeMap<u64, ProgramMapping>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Adds a mapping.
-pub fn note(at: u64, mapping: Mapping) {
+pub fn note(at: u64, mapping: ProgramMapping) {
     mappings().insert(at, mapping);
 }
 
@@ -117,7 +117,7 @@ pub fn set_told(from: u64, end: u64, is_told: bool) {
 }
 
 /// Notes that the program was told so of all mappings of an open file.
-pub fn set_told_of(entry: &Entry) {
+pub fn set_told_of(entry: &DescriptorEntry) {
     for mapping in mappings().values_mut() {
         mapping.is_told |= Arc::ptr_eq(mapping.entry.file(), entry.file());
     }
@@ -135,14 +135,14 @@ pub fn is_told(from: u64, end: u64) -> bool {
 pub struct StoredMapping {
     pub at: u64,
     pub len: usize,
-    pub entry: Arc<Entry>,
+    pub entry: Arc<DescriptorEntry>,
 }
 
 /// Those from `from` to `end`.
 pub fn served_stores(from: u64, end: u64) -> Vec<StoredMapping> {
     let all = mappings();
     let hit = all.iter().filter(|(at, mapping)| {
-        let is_served = matches!(mapping.kind, Kind::Served(_));
+        let is_served = matches!(mapping.kind, MappingKind::Served(_));
         is_served && mapping.stores && mapping.overlaps(**at, (from, end))
     });
     let stored = hit.map(|(&at, mapping)| {
@@ -157,24 +157,27 @@ pub fn forget(from: u64, end: u64) {
     // Servers are told after the lock is released.
     let mut gone = Vec::new();
     let mut all = mappings();
-    let hit = |(&at, mapping): (&u64, &Mapping)| mapping.overlaps(at, (from, end)).then_some(at);
+    let hit =
+        |(&at, mapping): (&u64, &ProgramMapping)| mapping.overlaps(at, (from, end)).then_some(at);
     let places: Vec<u64> = all.iter().filter_map(hit).collect();
     for at in places {
         let Some(mapping) = all.remove(&at) else { continue };
         let last = at + mapping.len as u64;
         if last > end {
             let (offset, len) = (mapping.offset + (end - at), (last - end) as usize);
-            all.insert(end, Mapping { len, offset, ..mapping.clone() });
+            all.insert(end, ProgramMapping { len, offset, ..mapping.clone() });
         }
         if at < from {
-            all.insert(at, Mapping { len: (from - at) as usize, ..mapping });
+            all.insert(at, ProgramMapping { len: (from - at) as usize, ..mapping });
         } else {
             gone.push((at, mapping));
         }
     }
     drop(all);
     for (at, mapping) in gone {
-        let Mapping { kind: Kind::Served(used), stores, is_told, entry, .. } = mapping else {
+        let ProgramMapping { kind: MappingKind::Served(used), stores, is_told, entry, .. } =
+            mapping
+        else {
             continue;
         };
         let ended = Arc::into_inner(used).map_or(Ok(()), |mut used| used.end());

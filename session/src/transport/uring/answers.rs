@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use defuse_fs::{Errno, Result};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Entry, Ring};
+use super::{ThreadRing, UringEntry};
 use crate::transport::errno;
 
 /// Submissions at a time.
@@ -17,19 +17,19 @@ const BATCH: usize = 64;
 const EVENT: u64 = 0;
 
 /// Entries with a finished answer that no worker's ring can take: see [`crate::transport::uring`].
-pub(crate) struct Answers {
-    finished: Mutex<Vec<Entry>>,
-    /// Tells the thread in [`run`](Answers::run) of them.
+pub(crate) struct FinishedAnswers {
+    finished: Mutex<Vec<UringEntry>>,
+    /// Tells the thread in [`run`](FinishedAnswers::run) of them.
     event: Arc<OwnedFd>,
     keeps_entries: bool,
     closed: AtomicBool,
 }
 
-impl Answers {
+impl FinishedAnswers {
     /// `keeps_entries` says that the data of a WRITE may be needed after its handler has returned.
     pub(crate) fn new(keeps_entries: bool) -> Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(errno)?;
-        Ok(Answers {
+        Ok(FinishedAnswers {
             finished: Mutex::default(),
             event: Arc::new(event),
             keeps_entries,
@@ -46,7 +46,7 @@ impl Answers {
     /// # Errors
     ///
     /// ENOTCONN after the session's end.
-    pub(crate) fn hand_over(&self, entry: Entry) -> Result<()> {
+    pub(crate) fn hand_over(&self, entry: UringEntry) -> Result<()> {
         if self.closed.load(Ordering::Acquire) {
             return Err(Errno::ENOTCONN);
         }
@@ -55,7 +55,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Ends [`run`](Answers::run).
+    /// Ends [`run`](FinishedAnswers::run).
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.wake();
@@ -69,8 +69,8 @@ impl Answers {
 
     /// Hands answers over until the session ends. The entries then have to take requests on this
     /// thread's ring, which `received` gets: it must not sleep.
-    pub(crate) fn run(&self, device: &Arc<OwnedFd>, received: impl Fn(Entry)) -> Result<()> {
-        let mut ring = Ring::new(device, BATCH as u32)?;
+    pub(crate) fn run(&self, device: &Arc<OwnedFd>, received: impl Fn(UringEntry)) -> Result<()> {
+        let mut ring = ThreadRing::new(device, BATCH as u32)?;
         let mut away = HashMap::new();
         let mut next = EVENT + 1;
         ring.watch(&self.event, EVENT)?;
@@ -100,7 +100,7 @@ impl Answers {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<UringEntry>> {
         self.finished.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

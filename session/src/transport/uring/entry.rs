@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::transport::{AlignedBuf, Message};
+use crate::transport::{AlignedBuf, RequestMessage};
 use defuse_wire::abi::{
     FUSE_URING_IN_OUT_HEADER_SZ as IN_OUT, FUSE_URING_OP_IN_OUT_SZ as OP, InHeader, OutHeader,
     UringEntInOut, UringReqHeader,
@@ -16,17 +16,17 @@ const WORDS: usize = IN_OUT + OP;
 
 /// Memory of an entry that is in this program's hands: the kernel writes to it only within a call
 /// that submits the entry or waits for it.
-pub(crate) struct Entry {
+pub(crate) struct UringEntry {
     memory: AlignedBuf,
     capacity: usize,
     qid: u16,
 }
 
-impl Entry {
+impl UringEntry {
     /// An entry for the queue `qid` with `capacity` bytes of payload. Pages are touched only when
     /// used.
     pub(crate) fn new(qid: u16, capacity: usize) -> Self {
-        Entry { memory: AlignedBuf::new(LEAD, capacity), capacity, qid }
+        UringEntry { memory: AlignedBuf::new(LEAD, capacity), capacity, qid }
     }
 
     pub(crate) fn qid(&self) -> u16 {
@@ -50,10 +50,10 @@ impl Entry {
     }
 
     /// The request where it lies.
-    pub(crate) fn message(&self) -> Message<'_> {
+    pub(crate) fn message(&self) -> RequestMessage<'_> {
         let (lead, payload) = self.memory.split(self.payload_len());
         let (header, op) = (&lead[..size_of::<InHeader>()], &lead[IN_OUT..WORDS]);
-        Message::Split { header, op, payload }
+        RequestMessage::Split { header, op, payload }
     }
 
     /// The first `len` bytes of the payload.
@@ -100,10 +100,10 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use defuse_wire::request::{Body, DecodeOptions};
+    use defuse_wire::request::{DecodeOptions, RequestBody};
 
     /// Puts a LOOKUP into the entry as the kernel does.
-    fn put_lookup(entry: &mut Entry, name: &[u8]) {
+    fn put_lookup(entry: &mut UringEntry, name: &[u8]) {
         let header = InHeader {
             len: (size_of::<InHeader>() + name.len()) as u32,
             opcode: defuse_wire::abi::Opcode::Lookup as u32,
@@ -124,17 +124,17 @@ mod tests {
 
     #[test]
     fn a_request_is_decoded_where_the_kernel_puts_it() {
-        let mut entry = Entry::new(1, 8192);
+        let mut entry = UringEntry::new(1, 8192);
         put_lookup(&mut entry, b"name\0");
         let request = entry.message().parse(&DecodeOptions::default()).unwrap();
         assert_eq!((request.unique, request.nodeid), (42, 1));
-        assert!(matches!(request.body, Body::Lookup { name: b"name" }));
+        assert!(matches!(request.body, RequestBody::Lookup { name: b"name" }));
         assert_eq!((entry.commit_id(), entry.payload_len()), (42, 5));
     }
 
     #[test]
     fn an_answer_lies_where_the_kernel_looks_for_it() {
-        let mut entry = Entry::new(0, 8192);
+        let mut entry = UringEntry::new(0, 8192);
         put_lookup(&mut entry, b"name\0");
         entry.payload_mut(3).copy_from_slice(b"abc");
         entry.answer(0, 3);
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_payload_begins_on_a_page() {
-        let mut entry = Entry::new(0, 1 << 20);
+        let mut entry = UringEntry::new(0, 1 << 20);
         let [header, payload] = entry.iovecs();
         assert_eq!(payload.iov_base as usize % 4096, 0);
         assert_eq!((header.iov_len, payload.iov_len), (288, 1 << 20));

@@ -6,7 +6,7 @@
 //! takes the entry that became available last, so that idle workers are left alone.
 //!
 //! An answer that is finished later keeps its entry, and its worker goes on with a new one. Finished
-//! answers are handed to the kernel by a thread of their own ([`Answers`]): an entry belongs to the
+//! answers are handed to the kernel by a thread of their own ([`FinishedAnswers`]): an entry belongs to the
 //! ring that hands over its answer, and two entries that are available on one worker's ring could
 //! leave a request behind a handler that sleeps.
 
@@ -21,29 +21,29 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, Result};
 
-use super::{Channel, Message, Received, Reply};
-pub(crate) use answers::Answers;
-pub(crate) use entry::Entry;
-pub(crate) use reply::Exchange;
-pub(crate) use ring::Ring;
+use super::{ReceiveOutcome, RequestMessage, RequestReply, WorkerChannel};
+pub(crate) use answers::FinishedAnswers;
+pub(crate) use entry::UringEntry;
+pub(crate) use reply::UringExchange;
+pub(crate) use ring::ThreadRing;
 pub(crate) use support::{RingPlan, plan, refusal};
 
 /// Makes the kernel send something to a queue. It gives requests that wait in a queue to an entry
 /// whose answer it takes, and never to one that is new.
-pub(crate) type Nudge = Box<dyn Fn() + Send>;
+pub(crate) type QueueNudge = Box<dyn Fn() + Send>;
 
 /// One worker's ring.
 pub(crate) struct UringChannel {
-    ring: Ring,
+    ring: ThreadRing,
     /// Bytes of payload that the kernel wants an entry to have.
     capacity: usize,
     qid: u16,
     /// The number of the entry that the kernel has; earlier ones are gone.
     key: u64,
     /// The entry while the kernel has it.
-    away: Option<Entry>,
-    exchange: Exchange,
-    nudge: Nudge,
+    away: Option<UringEntry>,
+    exchange: UringExchange,
+    nudge: QueueNudge,
 }
 
 impl UringChannel {
@@ -51,17 +51,17 @@ impl UringChannel {
     ///
     /// # Errors
     ///
-    /// Those of [`Ring::new`], and what the kernel has against the entry: EOPNOTSUPP where the
+    /// Those of [`ThreadRing::new`], and what the kernel has against the entry: EOPNOTSUPP where the
     /// module's parameter is off.
     pub(crate) fn new(
         device: &Arc<OwnedFd>,
         qid: u16,
         capacity: usize,
-        answers: Arc<Answers>,
-        nudge: Nudge,
+        answers: Arc<FinishedAnswers>,
+        nudge: QueueNudge,
     ) -> Result<Self> {
-        let ring = Ring::new(device, 4)?;
-        let exchange = Exchange::new(answers);
+        let ring = ThreadRing::new(device, 4)?;
+        let exchange = UringExchange::new(answers);
         let mut channel = UringChannel { ring, qid, key: 0, away: None, exchange, nudge, capacity };
         channel.register()?;
         // A refusal is there at once; otherwise the entry waits for a request.
@@ -74,7 +74,7 @@ impl UringChannel {
     /// Gives the kernel a new entry.
     fn register(&mut self) -> Result<()> {
         self.key += 1;
-        let mut entry = Entry::new(self.qid, self.capacity);
+        let mut entry = UringEntry::new(self.qid, self.capacity);
         self.ring.register(&mut entry, self.key)?;
         self.away = Some(entry);
         (self.nudge)();
@@ -96,15 +96,15 @@ impl UringChannel {
     }
 
     /// Takes what the kernel has done with the entry.
-    fn take(&mut self) -> Result<Received> {
+    fn take(&mut self) -> Result<ReceiveOutcome> {
         while let Some(completed) = self.ring.completed() {
             if completed.key != self.key {
                 continue;
             }
             if completed.result >= 0 {
-                let Some(entry) = self.away.take() else { return Ok(Received::Nothing) };
+                let Some(entry) = self.away.take() else { return Ok(ReceiveOutcome::Nothing) };
                 self.exchange.begin(entry);
-                return Ok(Received::Request);
+                return Ok(ReceiveOutcome::Request);
             }
             match Errno::from_raw(-completed.result) {
                 // The kernel did not find the request that was answered, and has dropped the entry.
@@ -112,15 +112,15 @@ impl UringChannel {
                     log::error!("io_uring: an answer was refused: {errno}");
                     self.register()?;
                 }
-                _ => return Ok(Received::Unmounted),
+                _ => return Ok(ReceiveOutcome::Unmounted),
             }
         }
-        Ok(Received::Nothing)
+        Ok(ReceiveOutcome::Nothing)
     }
 }
 
-impl Channel for UringChannel {
-    fn receive(&mut self, _spin: bool) -> Result<Received> {
+impl WorkerChannel for UringChannel {
+    fn receive(&mut self, _spin: bool) -> Result<ReceiveOutcome> {
         self.settle()?;
         match self.ring.submit_and_wait() {
             Ok(()) | Err(Errno::EINTR | Errno::EAGAIN) => self.take(),
@@ -128,7 +128,7 @@ impl Channel for UringChannel {
         }
     }
 
-    fn exchange(&mut self) -> (Message<'_>, &mut dyn Reply) {
+    fn exchange(&mut self) -> (RequestMessage<'_>, &mut dyn RequestReply) {
         self.exchange.parts()
     }
 

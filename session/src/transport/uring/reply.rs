@@ -5,31 +5,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
-use super::{Answers, Entry};
+use super::{FinishedAnswers, UringEntry};
 use crate::transport::dev::{MemorySource, pread_full, put_parts};
-use crate::transport::{Deferred, DeferredReply, Message, Reply};
+use crate::transport::{DeferredKind, DeferredReply, RequestMessage, RequestReply};
 use defuse_wire::abi::{FUSE_URING_OP_IN_OUT_SZ, InHeader, Opcode};
 
 /// A request in a worker's hands, and the answer to it. Used again for the next.
-pub(crate) struct Exchange {
+pub(crate) struct UringExchange {
     /// The entry of a WRITE, whose data is used where it lies; the answer is put in later.
-    lent: Option<Entry>,
+    lent: Option<UringEntry>,
     /// The copy of any other request, whose place the answer takes.
-    copy: Copied,
+    copy: CopiedRequest,
     reply: UringReply,
 }
 
-struct Copied {
+struct CopiedRequest {
     header: [u8; size_of::<InHeader>()],
     op: [u8; FUSE_URING_OP_IN_OUT_SZ],
     payload: Vec<u8>,
 }
 
-impl Exchange {
-    pub(crate) fn new(answers: Arc<Answers>) -> Self {
-        Exchange {
+impl UringExchange {
+    pub(crate) fn new(answers: Arc<FinishedAnswers>) -> Self {
+        UringExchange {
             lent: None,
-            copy: Copied {
+            copy: CopiedRequest {
                 header: [0; size_of::<InHeader>()],
                 op: [0; FUSE_URING_OP_IN_OUT_SZ],
                 payload: Vec::new(),
@@ -39,7 +39,7 @@ impl Exchange {
     }
 
     /// A request has come in `entry`.
-    pub(crate) fn begin(&mut self, entry: Entry) {
+    pub(crate) fn begin(&mut self, entry: UringEntry) {
         self.reply.answer = None;
         self.reply.late = None;
         self.reply.filled = 0;
@@ -49,7 +49,7 @@ impl Exchange {
             self.lent = Some(entry);
             return;
         }
-        if let Message::Split { header, op, payload } = entry.message() {
+        if let RequestMessage::Split { header, op, payload } = entry.message() {
             self.copy.header.copy_from_slice(header);
             self.copy.op.copy_from_slice(op);
             self.copy.payload.clear();
@@ -59,15 +59,15 @@ impl Exchange {
     }
 
     /// The request, and the way to answer it.
-    pub(crate) fn parts(&mut self) -> (Message<'_>, &mut dyn Reply) {
-        let Copied { header, op, payload } = &self.copy;
-        let copied = Message::Split { header, op, payload };
-        (self.lent.as_ref().map_or(copied, Entry::message), &mut self.reply)
+    pub(crate) fn parts(&mut self) -> (RequestMessage<'_>, &mut dyn RequestReply) {
+        let CopiedRequest { header, op, payload } = &self.copy;
+        let copied = RequestMessage::Split { header, op, payload };
+        (self.lent.as_ref().map_or(copied, UringEntry::message), &mut self.reply)
     }
 
     /// The entry with the answer in it; none where the answer comes later. The kernel wants every
     /// entry back, so a request that nobody answered is refused; a NOTIFY_REPLY is itself one.
-    pub(crate) fn finish(&mut self) -> Option<Entry> {
+    pub(crate) fn finish(&mut self) -> Option<UringEntry> {
         let lent = self.lent.take();
         if let Some(late) = self.reply.late.take() {
             if let Some(entry) = lent {
@@ -79,7 +79,7 @@ impl Exchange {
         let mut entry = lent.or_else(|| self.reply.entry.take())?;
         let answer = self.reply.answer.take().unwrap_or_else(|| {
             let is_reply = entry.request().opcode == Opcode::NotifyReply as u32;
-            Answer { errno: if is_reply { 0 } else { Errno::EIO.raw() }, len: 0 }
+            EntryAnswer { errno: if is_reply { 0 } else { Errno::EIO.raw() }, len: 0 }
         });
         if aside {
             entry.payload_mut(answer.len).copy_from_slice(&self.reply.aside[..answer.len]);
@@ -89,7 +89,7 @@ impl Exchange {
     }
 }
 
-struct Answer {
+struct EntryAnswer {
     /// A positive error number, or 0.
     errno: i32,
     /// Bytes of body.
@@ -98,14 +98,14 @@ struct Answer {
 
 /// Writes an answer into the payload of the entry, or aside while the request's data is there.
 struct UringReply {
-    entry: Option<Entry>,
+    entry: Option<UringEntry>,
     aside: Vec<u8>,
     /// Bytes of data in the body.
     filled: usize,
-    answer: Option<Answer>,
+    answer: Option<EntryAnswer>,
     /// The answer comes later, and its entry is still lent to the request.
     late: Option<Arc<LateAnswer>>,
-    answers: Arc<Answers>,
+    answers: Arc<FinishedAnswers>,
 }
 
 /// An answer and its entry, of which either may come first.
@@ -114,14 +114,14 @@ struct LateAnswer(Mutex<LateParts>);
 
 #[derive(Default)]
 struct LateParts {
-    entry: Option<Entry>,
+    entry: Option<UringEntry>,
     /// Error number or 0, and body.
     answer: Option<(i32, Vec<u8>)>,
 }
 
 impl LateParts {
     /// Hands the answer over if both parts are there.
-    fn send(&mut self, answers: &Answers) -> Result<()> {
+    fn send(&mut self, answers: &FinishedAnswers) -> Result<()> {
         let Some((errno, body)) = self.answer.take_if(|_| self.entry.is_some()) else {
             return Ok(());
         };
@@ -134,13 +134,13 @@ impl LateParts {
 
 impl LateAnswer {
     /// The handler of the request has returned, so that nothing uses the data in the entry.
-    fn give(&self, entry: Entry, answers: &Answers) {
+    fn give(&self, entry: UringEntry, answers: &FinishedAnswers) {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.entry = Some(entry);
         let _ = parts.send(answers);
     }
 
-    fn answer(&self, errno: i32, body: Vec<u8>, answers: &Answers) -> Result<()> {
+    fn answer(&self, errno: i32, body: Vec<u8>, answers: &FinishedAnswers) -> Result<()> {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.answer = Some((errno, body));
         parts.send(answers)
@@ -148,7 +148,7 @@ impl LateAnswer {
 }
 
 impl UringReply {
-    fn new(entry: Option<Entry>, answers: Arc<Answers>) -> Self {
+    fn new(entry: Option<UringEntry>, answers: Arc<FinishedAnswers>) -> Self {
         let aside = Vec::new();
         UringReply { entry, aside, filled: 0, answer: None, late: None, answers }
     }
@@ -164,12 +164,12 @@ impl UringReply {
     }
 
     fn answered(&mut self, errno: i32, len: usize) -> Result<()> {
-        self.answer = Some(Answer { errno, len });
+        self.answer = Some(EntryAnswer { errno, len });
         Ok(())
     }
 }
 
-impl Reply for UringReply {
+impl RequestReply for UringReply {
     fn send(&mut self, body: &[&[u8]]) -> Result<()> {
         let len = body.iter().map(|part| part.len()).sum();
         put_parts(self.body(len), body);
@@ -201,8 +201,8 @@ impl Reply for UringReply {
         self
     }
 
-    fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply> {
-        let data = if let Deferred::Write(data) = body { data } else { Vec::new() };
+    fn defer(&mut self, body: DeferredKind) -> Box<dyn DeferredReply> {
+        let data = if let DeferredKind::Write(data) = body { data } else { Vec::new() };
         let reply = UringReply::new(self.entry.take(), Arc::clone(&self.answers));
         // The data of a WRITE is used where it lies, and its entry is free when the handler has returned.
         let late = reply.entry.is_none().then(Arc::<LateAnswer>::default);

@@ -7,7 +7,7 @@ use defuse_fs::{Errno, Result};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use zerocopy::IntoBytes;
 
-use super::Entry;
+use super::UringEntry;
 use defuse_wire::abi::{
     FUSE_IO_URING_CMD_COMMIT_AND_FETCH, FUSE_IO_URING_CMD_REGISTER, UringCmdReq,
 };
@@ -17,7 +17,7 @@ const SQE_LEN: usize = 24;
 
 /// A completion: what was submitted, and what came of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Completed {
+pub(crate) struct UringCompletion {
     /// The number given at submission.
     pub(crate) key: u64,
     /// 0 or more for success.
@@ -25,11 +25,11 @@ pub(crate) struct Completed {
 }
 
 /// The ring of one thread. Only the thread that made it may use it.
-pub(crate) struct Ring {
+pub(crate) struct ThreadRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
 }
 
-impl Ring {
+impl ThreadRing {
     /// A ring for `entries` submissions at a time.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Ring {
             .setup_submit_all()
             .build(entries)?;
         ring.submitter().register_files(&[device.as_raw_fd()])?;
-        Ok(Ring { ring })
+        Ok(ThreadRing { ring })
     }
 
     /// Gives `entry` to its queue, under the number `key`.
@@ -53,7 +53,7 @@ impl Ring {
     /// # Errors
     ///
     /// EAGAIN where the submission queue is full. That the kernel refused shows in the completion.
-    pub(crate) fn register(&mut self, entry: &mut Entry, key: u64) -> Result<()> {
+    pub(crate) fn register(&mut self, entry: &mut UringEntry, key: u64) -> Result<()> {
         let iovecs = entry.iovecs();
         self.push(FUSE_IO_URING_CMD_REGISTER, entry.qid(), 0, Some(&iovecs), key)?;
         // The kernel reads the descriptions while it takes the command.
@@ -71,7 +71,7 @@ impl Ring {
     }
 
     /// Queues the answer in `entry` and the wish for the next request, under the number `key`.
-    pub(crate) fn commit(&mut self, entry: &Entry, key: u64) -> Result<()> {
+    pub(crate) fn commit(&mut self, entry: &UringEntry, key: u64) -> Result<()> {
         let command = FUSE_IO_URING_CMD_COMMIT_AND_FETCH;
         self.push(command, entry.qid(), entry.commit_id(), None, key)
     }
@@ -108,7 +108,7 @@ impl Ring {
 
     fn push_entry(&mut self, entry: squeue::Entry128) -> Result<()> {
         // SAFETY: what the entry points to is the two iovecs of a REGISTER, which `register` keeps
-        // until the kernel has read them; and the memory that they describe is that of an `Entry`,
+        // until the kernel has read them; and the memory that they describe is that of an `UringEntry`,
         // which its channel keeps for as long as this ring lives.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| Errno::EAGAIN)
@@ -133,8 +133,8 @@ impl Ring {
     }
 
     /// The next completion.
-    pub(crate) fn completed(&mut self) -> Option<Completed> {
+    pub(crate) fn completed(&mut self) -> Option<UringCompletion> {
         let completion = self.ring.completion().next()?;
-        Some(Completed { key: completion.user_data(), result: completion.result() })
+        Some(UringCompletion { key: completion.user_data(), result: completion.result() })
     }
 }

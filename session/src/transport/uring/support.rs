@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use defuse_fs::{Caps, Errno};
 
-use super::Ring;
+use super::ThreadRing;
 use crate::init::{WORKERS_MOST, sleeping_workers, takes_locks};
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use defuse_wire::abi::{FUSE_OVER_IO_URING, InitIn};
@@ -15,7 +15,7 @@ pub(crate) struct RingPlan {
     /// Queues: one for each processor that there may ever be.
     pub(crate) queues: usize,
     /// A ring that works, with which the kernel is told where the others do not.
-    pub(crate) probe: Ring,
+    pub(crate) probe: ThreadRing,
 }
 
 /// Decides on rings before INIT is answered. Returns the options with which to negotiate, and how
@@ -33,7 +33,7 @@ pub(crate) fn plan(
         return (options, Ok(None));
     }
     let plan = workers(caps, &options).and_then(|(queues, workers)| {
-        let probe = Ring::new(device, 4).map_err(refusal)?;
+        let probe = ThreadRing::new(device, 4).map_err(refusal)?;
         options.workers = Some(workers);
         Ok(Some(RingPlan { queues, probe }))
     });

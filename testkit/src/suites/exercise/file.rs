@@ -13,8 +13,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite};
 
-use super::operations::{BLOCK, Kind, MAX, Operation};
-use crate::posix::Map;
+use super::operations::{BLOCK, ExerciseOperation, MAX, OperationKind};
+use crate::posix::TestMapping;
 
 /// Number of last operations that a failure prints.
 const HISTORY: usize = 25;
@@ -23,14 +23,14 @@ const HISTORY: usize = 25;
 const WHOLE: u32 = 25;
 
 /// The file, and the copy that it must match.
-struct File {
+struct ComparedFile {
     path: PathBuf,
     fd: OwnedFd,
     copy: Vec<u8>,
     /// A mapping that is kept.
-    map: Option<Map>,
+    map: Option<TestMapping>,
     /// Number of operations of each kind that were performed and not refused.
-    done: BTreeMap<Kind, u32>,
+    done: BTreeMap<OperationKind, u32>,
     history: VecDeque<String>,
 }
 
@@ -39,16 +39,16 @@ struct File {
 pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
     let path = dir.join(format!("exercise-{seed}"));
     let mut rng = Rng::with_seed(seed);
-    let mut file = File {
+    let mut file = ComparedFile {
         fd: open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, Mode::RWXU)?,
         path,
         copy: Vec::new(),
         map: None,
-        done: Kind::ALL.iter().map(|&kind| (kind, 0)).collect(),
+        done: OperationKind::ALL.iter().map(|&kind| (kind, 0)).collect(),
         history: VecDeque::new(),
     };
     for number in 0..count {
-        let operation = Operation::random(&mut rng, file.copy.len());
+        let operation = ExerciseOperation::random(&mut rng, file.copy.len());
         file.history.push_back(format!("{number}: {operation:?}"));
         if file.history.len() > HISTORY {
             file.history.pop_front();
@@ -60,11 +60,11 @@ pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
     }
     file.reopen().and_then(|()| file.check()).with_context(|| file.story(seed))?;
     unlink(&file.path)?;
-    let line = |(kind, count): (&Kind, &u32)| format!("{}: {count}\n", kind.name());
+    let line = |(kind, count): (&OperationKind, &u32)| format!("{}: {count}\n", kind.name());
     Ok(file.done.iter().map(line).collect())
 }
 
-impl File {
+impl ComparedFile {
     fn story(&self, seed: u64) -> String {
         let mut text = format!("seed {seed}, the last operations:\n");
         for line in &self.history {
@@ -73,21 +73,21 @@ impl File {
         text
     }
 
-    fn step(&mut self, operation: Operation, rng: &mut Rng) -> Result<()> {
-        let Operation { kind, offset, len, to } = operation;
+    fn step(&mut self, operation: ExerciseOperation, rng: &mut Rng) -> Result<()> {
+        let ExerciseOperation { kind, offset, len, to } = operation;
         let done = match kind {
-            Kind::Read => self.read(offset, len).map(|()| true),
-            Kind::Write => self.write(offset, &bytes(rng, len)),
-            Kind::MappedRead => self.mapped(offset, len, None),
-            Kind::MappedWrite => self.mapped(offset, len, Some(bytes(rng, len))),
-            Kind::Map => self.keep_mapped(),
-            Kind::Truncate => self.truncate(to),
-            Kind::CopyRange => self.copy_range(offset, len, to),
-            Kind::Clone => self.clone_is_refused(),
-            Kind::Sync if to % 2 == 0 => fsync(&self.fd).map(|()| true).context("fsync"),
-            Kind::Sync => fdatasync(&self.fd).map(|()| true).context("fdatasync"),
-            Kind::Forget => self.forget(),
-            Kind::Reopen => self.reopen().map(|()| true),
+            OperationKind::Read => self.read(offset, len).map(|()| true),
+            OperationKind::Write => self.write(offset, &bytes(rng, len)),
+            OperationKind::MappedRead => self.mapped(offset, len, None),
+            OperationKind::MappedWrite => self.mapped(offset, len, Some(bytes(rng, len))),
+            OperationKind::Map => self.keep_mapped(),
+            OperationKind::Truncate => self.truncate(to),
+            OperationKind::CopyRange => self.copy_range(offset, len, to),
+            OperationKind::Clone => self.clone_is_refused(),
+            OperationKind::Sync if to % 2 == 0 => fsync(&self.fd).map(|()| true).context("fsync"),
+            OperationKind::Sync => fdatasync(&self.fd).map(|()| true).context("fdatasync"),
+            OperationKind::Forget => self.forget(),
+            OperationKind::Reopen => self.reopen().map(|()| true),
             _ => self.allocate(kind, offset, len),
         };
         let done = done.with_context(|| format!("{operation:?}"))?;
@@ -135,7 +135,7 @@ impl File {
         let kept = self.map.take().filter(|map| map.len() >= end);
         let map = match kept {
             Some(map) => map,
-            None => Map::new(&self.fd, end, true).context("mmap")?,
+            None => TestMapping::new(&self.fd, end, true).context("mmap")?,
         };
         match write {
             Some(bytes) => {
@@ -155,7 +155,7 @@ impl File {
     fn keep_mapped(&mut self) -> Result<bool> {
         self.map = None;
         if !self.copy.is_empty() {
-            self.map = Some(Map::new(&self.fd, self.copy.len(), true).context("mmap")?);
+            self.map = Some(TestMapping::new(&self.fd, self.copy.len(), true).context("mmap")?);
         }
         Ok(true)
     }
@@ -168,37 +168,43 @@ impl File {
 
     /// fallocate(2). A file system that refuses must not have changed anything, which the next
     /// comparison checks.
-    fn allocate(&mut self, kind: Kind, offset: usize, len: usize) -> Result<bool> {
+    fn allocate(&mut self, kind: OperationKind, offset: usize, len: usize) -> Result<bool> {
         let end = offset + len;
         let size = self.copy.len();
         let flags = match kind {
-            Kind::Allocate => FallocateFlags::empty(),
-            Kind::AllocateKeepingSize => FallocateFlags::KEEP_SIZE,
-            Kind::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-            Kind::Zero => FallocateFlags::ZERO_RANGE,
-            Kind::ZeroKeepingSize => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
-            Kind::Collapse => FallocateFlags::COLLAPSE_RANGE,
+            OperationKind::Allocate => FallocateFlags::empty(),
+            OperationKind::AllocateKeepingSize => FallocateFlags::KEEP_SIZE,
+            OperationKind::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            OperationKind::Zero => FallocateFlags::ZERO_RANGE,
+            OperationKind::ZeroKeepingSize => {
+                FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
+            }
+            OperationKind::Collapse => FallocateFlags::COLLAPSE_RANGE,
             _ => FallocateFlags::INSERT_RANGE,
         };
         match fallocate(&self.fd, flags, offset as u64, len as u64) {
             Ok(()) => {}
             Err(Errno::OPNOTSUPP) => return Ok(false),
             // A range that reaches the end cannot be collapsed, and nothing can be inserted there.
-            Err(Errno::INVAL) if kind == Kind::Collapse && end >= size => return Ok(false),
-            Err(Errno::INVAL) if kind == Kind::Insert && offset >= size => return Ok(false),
+            Err(Errno::INVAL) if kind == OperationKind::Collapse && end >= size => {
+                return Ok(false);
+            }
+            Err(Errno::INVAL) if kind == OperationKind::Insert && offset >= size => {
+                return Ok(false);
+            }
             Err(error) => return Err(error).context("fallocate"),
         }
         match kind {
-            Kind::Allocate => self.copy.resize(size.max(end), 0),
-            Kind::AllocateKeepingSize => {}
-            Kind::Punch | Kind::ZeroKeepingSize => {
+            OperationKind::Allocate => self.copy.resize(size.max(end), 0),
+            OperationKind::AllocateKeepingSize => {}
+            OperationKind::Punch | OperationKind::ZeroKeepingSize => {
                 self.copy[offset.min(size)..end.min(size)].fill(0);
             }
-            Kind::Zero => {
+            OperationKind::Zero => {
                 self.copy.resize(size.max(end), 0);
                 self.copy[offset..end].fill(0);
             }
-            Kind::Collapse => {
+            OperationKind::Collapse => {
                 ensure!(end < size, "a range that reaches the end was collapsed");
                 self.copy.drain(offset..end);
             }
@@ -274,7 +280,7 @@ impl File {
         if len == 0 {
             return Ok(());
         }
-        let map = Map::new(&self.fd, len, true).context("mmap")?;
+        let map = TestMapping::new(&self.fd, len, true).context("mmap")?;
         same(&map.read(0, len), &self.copy, 0, "a new mapping")?;
         drop(map);
         if let Some(map) = &self.map {

@@ -14,10 +14,10 @@ pub(super) const ATTRIBUTE: &str = "user.exercise";
 
 /// A tree, without timestamps.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Listing(BTreeMap<PathBuf, Entry>);
+pub(super) struct TreeListing(BTreeMap<PathBuf, TreeEntry>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Entry {
+struct TreeEntry {
     ino: u64,
     mode: u32,
     owner: (u32, u32),
@@ -29,15 +29,15 @@ struct Entry {
     attribute: Option<Vec<u8>>,
 }
 
-impl Listing {
+impl TreeListing {
     /// Lists all of `dir`.
     ///
     /// # Errors
     ///
     /// Fails if an entry is listed that does not exist, or is listed twice, or if link counts are
     /// wrong.
-    pub(super) fn of(dir: &Path) -> Result<Listing> {
-        let mut listing = Listing(BTreeMap::new());
+    pub(super) fn of(dir: &Path) -> Result<TreeListing> {
+        let mut listing = TreeListing(BTreeMap::new());
         listing.add(dir, Path::new(""))?;
         listing.check_links()?;
         Ok(listing)
@@ -54,7 +54,7 @@ impl Listing {
             let metadata = metadata.with_context(|| path.display().to_string())?;
             let kind = entry.file_type()?;
             ensure!(kind == metadata.file_type(), "{} is listed as {kind:?}", path.display());
-            let seen = Entry::of(&root.join(&path), &metadata);
+            let seen = TreeEntry::of(&root.join(&path), &metadata);
             self.0.insert(path.clone(), seen.with_context(|| path.display().to_string())?);
             if kind.is_dir() {
                 self.add(root, &path)?;
@@ -81,8 +81,8 @@ impl Listing {
     }
 }
 
-impl Entry {
-    fn of(path: &Path, metadata: &std::fs::Metadata) -> Result<Entry> {
+impl TreeEntry {
+    fn of(path: &Path, metadata: &std::fs::Metadata) -> Result<TreeEntry> {
         let kind = metadata.file_type();
         let content = if kind.is_symlink() {
             path.read_link()?.display().to_string()
@@ -96,7 +96,7 @@ impl Entry {
             ensure!(kind.is_dir() || kind.is_fifo(), "{kind:?}");
             String::new()
         };
-        Ok(Entry {
+        Ok(TreeEntry {
             ino: metadata.ino(),
             mode: metadata.mode(),
             owner: (metadata.uid(), metadata.gid()),
@@ -122,9 +122,9 @@ fn attribute(path: &Path) -> Result<Option<Vec<u8>>> {
 }
 
 /// Prints a line for each entry, without inode numbers, which may differ in a new mount.
-impl fmt::Display for Listing {
+impl fmt::Display for TreeListing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (path, Entry { mode, owner, links, size, content, attribute, .. }) in &self.0 {
+        for (path, TreeEntry { mode, owner, links, size, content, attribute, .. }) in &self.0 {
             let (path, (uid, gid)) = (path.display(), owner);
             writeln!(f, "{path} {mode:o} {uid} {gid} {links} {size} {content} {attribute:?}")?;
         }
@@ -142,7 +142,7 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("a"), "x").unwrap();
         std::fs::create_dir(at("d")).unwrap();
-        let see = || Listing::of(dir.path()).unwrap().to_string();
+        let see = || TreeListing::of(dir.path()).unwrap().to_string();
         let mut seen = BTreeSet::from([see()]);
         std::fs::write(at("a"), "y").unwrap();
         assert!(seen.insert(see()), "bytes");
@@ -157,7 +157,7 @@ mod tests {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(dir.path().join("a"), "x").unwrap();
         std::fs::hard_link(dir.path().join("a"), other.path().join("b")).unwrap();
-        let error = Listing::of(dir.path()).unwrap_err().to_string();
+        let error = TreeListing::of(dir.path()).unwrap_err().to_string();
         assert!(error.contains("2 links"), "{error}");
     }
 }

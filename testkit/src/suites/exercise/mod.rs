@@ -17,7 +17,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Backend, Stage, Tally};
+use super::{ConfigBackend, MountedStage, SuiteTally};
 
 /// The seeds of a run, and its length.
 fn plan(quick: bool) -> (std::ops::RangeInclusive<u64>, u32) {
@@ -30,9 +30,9 @@ fn plan(quick: bool) -> (std::ops::RangeInclusive<u64>, u32) {
 }
 
 /// Every seed is a case of the suite `file`.
-pub(super) fn files(stage: &Stage, quick: bool) -> Result<Tally> {
+pub(super) fn files(stage: &MountedStage, quick: bool) -> Result<SuiteTally> {
     let (seeds, factor) = plan(quick);
-    let mut tally = Tally::default();
+    let mut tally = SuiteTally::default();
     for seed in seeds {
         let count = 1500 * factor;
         let done = one(stage, "file", seed, count, || file::exercise(stage.path(), seed, count));
@@ -44,9 +44,9 @@ pub(super) fn files(stage: &Stage, quick: bool) -> Result<Tally> {
 
 /// Every seed is a case of the suite `tree`; so are the state below, and the state after
 /// unmounting.
-pub(super) fn trees(stage: &mut Stage, quick: bool) -> Result<Tally> {
+pub(super) fn trees(stage: &mut MountedStage, quick: bool) -> Result<SuiteTally> {
     let (seeds, factor) = plan(quick);
-    let mut tally = Tally::default();
+    let mut tally = SuiteTally::default();
     let mut last = None;
     for seed in seeds {
         let count = 1000 * factor;
@@ -56,7 +56,7 @@ pub(super) fn trees(stage: &mut Stage, quick: bool) -> Result<Tally> {
     }
     let Some(seen) = last else { return Ok(tally) };
     let below = |source: &Path| -> Result<()> {
-        let below = listing::Listing::of(source)?;
+        let below = listing::TreeListing::of(source)?;
         ensure!(below.to_string() == seen, "{}", first_difference(&below.to_string(), &seen));
         Ok(())
     };
@@ -69,7 +69,7 @@ pub(super) fn trees(stage: &mut Stage, quick: bool) -> Result<Tally> {
         }
         stage.mount_again()?;
         let again =
-            one(stage, "list", 0, 0, || Ok(listing::Listing::of(stage.path())?.to_string()));
+            one(stage, "list", 0, 0, || Ok(listing::TreeListing::of(stage.path())?.to_string()));
         let same = again.and_then(|again| {
             ensure!(again == seen, "{}", first_difference(&again, &seen));
             Ok(())
@@ -81,7 +81,7 @@ pub(super) fn trees(stage: &mut Stage, quick: bool) -> Result<Tally> {
 
 /// Runs an exercise in this process, or in one that has the files. Returns its output.
 fn one(
-    stage: &Stage,
+    stage: &MountedStage,
     what: &str,
     seed: u64,
     count: u32,
@@ -109,16 +109,16 @@ pub fn inside(words: &[String]) -> Result<String> {
     match what.as_str() {
         "file" => file::exercise(dir, seed, count),
         "tree" => tree::exercise(dir, seed, count),
-        "list" => Ok(listing::Listing::of(dir)?.to_string()),
+        "list" => Ok(listing::TreeListing::of(dir)?.to_string()),
         _ => anyhow::bail!("there is no exercise {what}"),
     }
 }
 
 /// An exercise in which every operation was refused proves nothing. On ext4, and where no kernel is
 /// between, ranges must have been collapsed and inserted. GlusterFS has no zeroing beyond the end.
-fn complete(stage: &Stage, said: &str) -> Result<()> {
+fn complete(stage: &MountedStage, said: &str) -> Result<()> {
     let config = stage.config();
-    let is_complete = matches!(config.backend, Backend::Native | Backend::Run(_));
+    let is_complete = matches!(config.backend, ConfigBackend::Native | ConfigBackend::Run(_));
     let refused: &[&str] = match is_complete {
         _ if config.needs_servers() => &["clone", "collapse", "insert", "zerokeepingsize"],
         true => &["clone"],

@@ -10,7 +10,7 @@ pub(super) const BLOCK: usize = 4096;
 
 /// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum OperationKind {
     Read,
     Write,
     MappedRead,
@@ -31,11 +31,11 @@ pub(super) enum Kind {
     Reopen,
 }
 
-use Kind::*;
+use OperationKind::*;
 
-impl Kind {
+impl OperationKind {
     /// All kinds, with their relative frequencies.
-    const WEIGHTS: [(Kind, usize); 18] = [
+    const WEIGHTS: [(OperationKind, usize); 18] = [
         (Read, 10),
         (Write, 12),
         (MappedRead, 8),
@@ -56,11 +56,11 @@ impl Kind {
         (Reopen, 2),
     ];
 
-    pub(super) const ALL: [Kind; 18] = {
+    pub(super) const ALL: [OperationKind; 18] = {
         let mut all = [Read; 18];
         let mut at = 0;
         while at < 18 {
-            all[at] = Kind::WEIGHTS[at].0;
+            all[at] = OperationKind::WEIGHTS[at].0;
             at += 1;
         }
         all
@@ -71,10 +71,10 @@ impl Kind {
         format!("{self:?}").to_lowercase()
     }
 
-    fn random(rng: &mut Rng) -> Kind {
-        let sum: usize = Kind::WEIGHTS.iter().map(|(_, weight)| weight).sum();
+    fn random(rng: &mut Rng) -> OperationKind {
+        let sum: usize = OperationKind::WEIGHTS.iter().map(|(_, weight)| weight).sum();
         let mut left = rng.usize(..sum);
-        for (kind, weight) in Kind::WEIGHTS {
+        for (kind, weight) in OperationKind::WEIGHTS {
             if left < weight {
                 return kind;
             }
@@ -86,17 +86,17 @@ impl Kind {
 
 /// One operation: a range, and a second offset for kinds that need one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Operation {
-    pub(super) kind: Kind,
+pub(super) struct ExerciseOperation {
+    pub(super) kind: OperationKind,
     pub(super) offset: usize,
     pub(super) len: usize,
     pub(super) to: usize,
 }
 
-impl Operation {
+impl ExerciseOperation {
     /// A random operation on a file of `size` bytes, which does not grow it beyond [`MAX`].
-    pub(super) fn random(rng: &mut Rng, size: usize) -> Operation {
-        let kind = Kind::random(rng);
+    pub(super) fn random(rng: &mut Rng, size: usize) -> ExerciseOperation {
+        let kind = OperationKind::random(rng);
         // Mostly small, because errors are likely at page boundaries.
         let most = if rng.bool() { 3 * BLOCK } else { MAX / 4 };
         let (mut offset, mut len) = (rng.usize(..MAX - 1), rng.usize(1..most));
@@ -115,7 +115,7 @@ impl Operation {
             let room = (MAX - size) / BLOCK * BLOCK;
             len = len.min(room).max(BLOCK);
             if room == 0 {
-                return Operation { kind: Truncate, offset: 0, len: 0, to: to / 2 };
+                return ExerciseOperation { kind: Truncate, offset: 0, len: 0, to: to / 2 };
             }
         } else {
             len = len.min(MAX - offset);
@@ -127,7 +127,7 @@ impl Operation {
         if kind == Collapse {
             len = len.max(BLOCK) / BLOCK * BLOCK;
         }
-        Operation { kind, offset, len, to }
+        ExerciseOperation { kind, offset, len, to }
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for _ in 0..20_000 {
             let size = rng.usize(..=MAX);
-            let one = Operation::random(&mut rng, size);
+            let one = ExerciseOperation::random(&mut rng, size);
             seen.insert(one.kind);
             assert!(one.len > 0 || one.kind == Truncate, "{one:?}");
             let inserted = if one.kind == Insert { size + one.len } else { 0 };
@@ -150,6 +150,6 @@ mod tests {
                 || (one.offset | one.len).is_multiple_of(BLOCK);
             assert!(aligned, "{one:?}");
         }
-        assert_eq!(seen.len(), Kind::ALL.len());
+        assert_eq!(seen.len(), OperationKind::ALL.len());
     }
 }

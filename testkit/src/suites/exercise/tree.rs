@@ -12,8 +12,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread, pwrite};
 
-use super::listing::{ATTRIBUTE, Listing};
-use crate::posix::{Child, Map};
+use super::listing::{ATTRIBUTE, TreeListing};
+use crate::posix::{ForkedChild, TestMapping};
 
 /// Number of processes.
 const PROCESSES: u64 = 4;
@@ -43,7 +43,7 @@ pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
     let base = dir.join(format!("tree-{seed}"));
     create_dir(&base)?;
     let start = |number| {
-        Child::start(|| match worker(&base, seed, number, count) {
+        ForkedChild::start(|| match worker(&base, seed, number, count) {
             Ok(()) => 0,
             Err(error) => {
                 eprintln!("seed {seed}, process {number}: {error:#}");
@@ -58,8 +58,8 @@ pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
     }
     let well = ends.iter().all(|end| matches!(end, Ok(0)));
     ensure!(well, "the processes of seed {seed} ended with {ends:?}");
-    let first = Listing::of(dir).with_context(|| format!("seed {seed}"))?;
-    let second = Listing::of(dir).with_context(|| format!("seed {seed}"))?;
+    let first = TreeListing::of(dir).with_context(|| format!("seed {seed}"))?;
+    let second = TreeListing::of(dir).with_context(|| format!("seed {seed}"))?;
     ensure!(first == second, "seed {seed}: a second look sees something else");
     std::fs::write(base.join("still-there"), "yes").context("the mount takes no more files")?;
     std::fs::remove_file(base.join("still-there"))?;
@@ -69,7 +69,7 @@ pub(super) fn exercise(dir: &Path, seed: u64, count: u32) -> Result<String> {
 fn worker(base: &Path, seed: u64, number: u64, count: u32) -> Result<()> {
     let rng = Rng::with_seed(seed << 8 | number);
     let mut worker =
-        Worker { base: base.to_path_buf(), rng, own: base.join(format!("own-{number}")) };
+        TreeWorker { base: base.to_path_buf(), rng, own: base.join(format!("own-{number}")) };
     let mut done = 0;
     for at in 0..count {
         let (name, operation) = OPERATIONS[worker.rng.usize(..OPERATIONS.len())];
@@ -87,35 +87,35 @@ fn worker(base: &Path, seed: u64, number: u64, count: u32) -> Result<()> {
 }
 
 /// One of the processes.
-struct Worker {
+struct TreeWorker {
     base: PathBuf,
     rng: Rng,
     /// A name that no other process uses.
     own: PathBuf,
 }
 
-type Done = Result<(), Errno>;
+type TreeResult = Result<(), Errno>;
 
-type Operation = fn(&mut Worker) -> Done;
+type TreeOperation = fn(&mut TreeWorker) -> TreeResult;
 
 #[rustfmt::skip]
-const OPERATIONS: &[(&str, Operation)] = &[
-    ("create", Worker::create), ("create", Worker::create), ("create", Worker::create),
-    ("mkdir", Worker::mkdir), ("mkdir", Worker::mkdir),
-    ("rename", Worker::rename), ("rename", Worker::rename),
-    ("renameat2", Worker::rename_with), ("renameat2", Worker::rename_with),
-    ("link", Worker::link), ("link", Worker::link),
-    ("unlink", Worker::unlink), ("rmdir", Worker::rmdir),
-    ("symlink", Worker::symlink), ("mknod", Worker::mknod),
-    ("write", Worker::write), ("write", Worker::write), ("read", Worker::read),
-    ("truncate", Worker::truncate), ("fallocate", Worker::fallocate),
-    ("copy_file_range", Worker::copy), ("mmap", Worker::map),
-    ("setxattr", Worker::set_attribute), ("removexattr", Worker::remove_attribute),
-    ("chmod", Worker::chmod), ("chown", Worker::chown), ("fsync", Worker::fsync),
-    ("stat", Worker::stat), ("readlink", Worker::readlink), ("readdir", Worker::list),
+const OPERATIONS: &[(&str, TreeOperation)] = &[
+    ("create", TreeWorker::create), ("create", TreeWorker::create), ("create", TreeWorker::create),
+    ("mkdir", TreeWorker::mkdir), ("mkdir", TreeWorker::mkdir),
+    ("rename", TreeWorker::rename), ("rename", TreeWorker::rename),
+    ("renameat2", TreeWorker::rename_with), ("renameat2", TreeWorker::rename_with),
+    ("link", TreeWorker::link), ("link", TreeWorker::link),
+    ("unlink", TreeWorker::unlink), ("rmdir", TreeWorker::rmdir),
+    ("symlink", TreeWorker::symlink), ("mknod", TreeWorker::mknod),
+    ("write", TreeWorker::write), ("write", TreeWorker::write), ("read", TreeWorker::read),
+    ("truncate", TreeWorker::truncate), ("fallocate", TreeWorker::fallocate),
+    ("copy_file_range", TreeWorker::copy), ("mmap", TreeWorker::map),
+    ("setxattr", TreeWorker::set_attribute), ("removexattr", TreeWorker::remove_attribute),
+    ("chmod", TreeWorker::chmod), ("chown", TreeWorker::chown), ("fsync", TreeWorker::fsync),
+    ("stat", TreeWorker::stat), ("readlink", TreeWorker::readlink), ("readdir", TreeWorker::list),
 ];
 
-impl Worker {
+impl TreeWorker {
     /// A name at most three levels deep, from a small set, so that processes interfere.
     fn name(&mut self) -> PathBuf {
         let mut path = self.base.clone();
@@ -149,14 +149,14 @@ impl Worker {
         bytes
     }
 
-    fn create(&mut self) -> Done {
+    fn create(&mut self) -> TreeResult {
         let more = [OFlags::empty(), OFlags::EXCL, OFlags::TRUNC][self.rng.usize(..3)];
         let fd = self.open(OFlags::RDWR | OFlags::CREATE | more)?;
         let bytes = self.bytes();
         pwrite(&fd, &bytes, self.rng.u64(..MAX)).map(drop)
     }
 
-    fn mkdir(&mut self) -> Done {
+    fn mkdir(&mut self) -> TreeResult {
         // Directories mostly have names of directories, so that the tree grows.
         let mut path = self.name();
         if self.rng.u8(..4) != 0 {
@@ -165,53 +165,53 @@ impl Worker {
         mkdir(path, self.mode())
     }
 
-    fn rename(&mut self) -> Done {
+    fn rename(&mut self) -> TreeResult {
         rename(self.name(), self.name())
     }
 
-    fn rename_with(&mut self) -> Done {
+    fn rename_with(&mut self) -> TreeResult {
         let flags = [RenameFlags::NOREPLACE, RenameFlags::EXCHANGE][self.rng.usize(..2)];
         renameat_with(CWD, self.name(), CWD, self.name(), flags)
     }
 
-    fn link(&mut self) -> Done {
+    fn link(&mut self) -> TreeResult {
         link(self.name(), self.name())
     }
 
-    fn unlink(&mut self) -> Done {
+    fn unlink(&mut self) -> TreeResult {
         unlink(self.name())
     }
 
-    fn rmdir(&mut self) -> Done {
+    fn rmdir(&mut self) -> TreeResult {
         rmdir(self.name())
     }
 
-    fn symlink(&mut self) -> Done {
+    fn symlink(&mut self) -> TreeResult {
         symlink(format!("../n{}", self.rng.u8(..6)), self.name())
     }
 
-    fn mknod(&mut self) -> Done {
+    fn mknod(&mut self) -> TreeResult {
         mknodat(CWD, self.name(), FileType::Fifo, self.mode(), 0)
     }
 
-    fn write(&mut self) -> Done {
+    fn write(&mut self) -> TreeResult {
         let fd = self.open(OFlags::WRONLY)?;
         let bytes = self.bytes();
         pwrite(&fd, &bytes, self.rng.u64(..MAX)).map(drop)
     }
 
-    fn read(&mut self) -> Done {
+    fn read(&mut self) -> TreeResult {
         let fd = self.open(OFlags::RDONLY)?;
         let mut room = [0; 8192];
         pread(&fd, &mut room, self.rng.u64(..MAX)).map(drop)
     }
 
-    fn truncate(&mut self) -> Done {
+    fn truncate(&mut self) -> TreeResult {
         let fd = self.open(OFlags::WRONLY)?;
         ftruncate(&fd, self.rng.u64(..MAX))
     }
 
-    fn fallocate(&mut self) -> Done {
+    fn fallocate(&mut self) -> TreeResult {
         let flags = [
             FallocateFlags::empty(),
             FallocateFlags::KEEP_SIZE,
@@ -225,7 +225,7 @@ impl Worker {
         fallocate(&fd, flags, pages(&mut self.rng), pages(&mut self.rng))
     }
 
-    fn copy(&mut self) -> Done {
+    fn copy(&mut self) -> TreeResult {
         let (from, into) = (self.open(OFlags::RDONLY)?, self.open(OFlags::WRONLY)?);
         let (mut at, mut to) = (self.rng.u64(..MAX / 4), self.rng.u64(..MAX / 4));
         copy_file_range(&from, Some(&mut at), &into, Some(&mut to), 8192).map(drop)
@@ -233,7 +233,7 @@ impl Worker {
 
     /// Stores through a mapping of a private file, because a truncation by another process would
     /// end this one with SIGBUS. Then it becomes public.
-    fn map(&mut self) -> Done {
+    fn map(&mut self) -> TreeResult {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
         let (own, name, mode) = (self.own.clone(), self.name(), self.mode());
         let fd = open(&own, flags, mode)?;
@@ -242,48 +242,48 @@ impl Worker {
         let errno = |error: std::io::Error| {
             error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
         };
-        let map = Map::new(&fd, bytes.len(), true).map_err(errno)?;
+        let map = TestMapping::new(&fd, bytes.len(), true).map_err(errno)?;
         map.write(0, &bytes);
         map.sync().map_err(errno)?;
         drop(map);
         rename(&own, name)
     }
 
-    fn set_attribute(&mut self) -> Done {
+    fn set_attribute(&mut self) -> TreeResult {
         let value = self.bytes();
         lsetxattr(self.name(), ATTRIBUTE, &value[..value.len().min(100)], XattrFlags::empty())
     }
 
-    fn remove_attribute(&mut self) -> Done {
+    fn remove_attribute(&mut self) -> TreeResult {
         lremovexattr(self.name(), ATTRIBUTE)
     }
 
-    fn chmod(&mut self) -> Done {
+    fn chmod(&mut self) -> TreeResult {
         // chmod(2) follows a link, which leads to another directory of the tree, or nowhere.
         chmod(self.name(), self.mode())
     }
 
-    fn chown(&mut self) -> Done {
+    fn chown(&mut self) -> TreeResult {
         let owner = Uid::from_raw(self.rng.u32(..3) * 1000);
         let group = Gid::from_raw(self.rng.u32(..3) * 1000);
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         chownat(CWD, self.name(), Some(owner), Some(group), flags)
     }
 
-    fn fsync(&mut self) -> Done {
+    fn fsync(&mut self) -> TreeResult {
         let fd = self.open(OFlags::WRONLY)?;
         fsync(&fd)
     }
 
-    fn stat(&mut self) -> Done {
+    fn stat(&mut self) -> TreeResult {
         lstat(self.name()).map(drop)
     }
 
-    fn readlink(&mut self) -> Done {
+    fn readlink(&mut self) -> TreeResult {
         readlink(self.name(), Vec::new()).map(drop)
     }
 
-    fn list(&mut self) -> Done {
+    fn list(&mut self) -> TreeResult {
         let mut path = self.name();
         path.pop();
         let entries = path.read_dir().and_then(|entries| entries.collect::<Result<Vec<_>, _>>());

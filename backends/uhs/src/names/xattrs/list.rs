@@ -21,15 +21,15 @@ const CAPABILITY: &[u8] = b"security.capability";
 
 /// Names and values, by name. ACLs are among them.
 #[derive(Default)]
-pub(in crate::names) struct Xattrs {
+pub(in crate::names) struct XattrList {
     values: BTreeMap<Box<[u8]>, Box<[u8]>>,
 }
 
-impl Xattrs {
+impl XattrList {
     /// The attributes that were read from a device.
     pub(in crate::names) fn loaded(values: Vec<(Vec<u8>, Vec<u8>)>) -> Self {
         let values = values.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
-        Xattrs { values }
+        XattrList { values }
     }
 
     pub(in crate::names) fn is_empty(&self) -> bool {

@@ -5,18 +5,18 @@ mod list;
 use defuse_fs::posix::acl::Acl;
 use defuse_fs::{Errno, FileKind, Result, SetXattrFlags, Timestamp, Xattr, XattrName};
 
-use super::record::{Changing, Extra, Record, Time};
-use super::{Names, settle, touch};
-use crate::content::Content;
-use crate::group::Handle;
-pub(super) use list::{ACCESS, DEFAULT, Xattrs};
+use super::record::{ChangingRecord, InodeRecord, RecordExtra, TimeKind};
+use super::{NameStore, settle, touch};
+use crate::content::FileContent;
+use crate::group::GroupReadGuard;
+pub(super) use list::{ACCESS, DEFAULT, XattrList};
 
 /// Set-group-id.
 const SGID: u32 = 0o2000;
 
 /// Checks the name space of an attribute of `record`. `EOPNOTSUPP` for one that is not supported and for an
 /// ACL of a symbolic link, `EINVAL` for one without a name.
-fn check_name(record: &Record, name: &[u8]) -> Result<()> {
+fn check_name(record: &InodeRecord, name: &[u8]) -> Result<()> {
     if name == ACCESS || name == DEFAULT {
         return match record.kind() {
             FileKind::Symlink => Err(Errno::EOPNOTSUPP),
@@ -33,12 +33,12 @@ fn check_name(record: &Record, name: &[u8]) -> Result<()> {
     Err(Errno::EOPNOTSUPP)
 }
 
-impl Names {
+impl NameStore {
     /// Sets an attribute of an inode with its content.
     pub(crate) fn setxattr(
         &self,
-        handle: &Handle<'_>,
-        (ino, content): (u64, &mut Content),
+        handle: &GroupReadGuard<'_>,
+        (ino, content): (u64, &mut FileContent),
         (name, value): (XattrName<'_>, &[u8]),
         flags: SetXattrFlags,
     ) -> Result<()> {
@@ -50,7 +50,7 @@ impl Names {
             if name.starts_with(b"user.") && !keeps {
                 return Err(Errno::EPERM);
             }
-            let links = changing.extra().map_or(0, Extra::link_bytes);
+            let links = changing.extra().map_or(0, RecordExtra::link_bytes);
             let _change = self.change_of_rights(changing.record, name == ACCESS);
             let promise = |bytes| content.promise_others(&self.pool, links + bytes);
             let done = match name {
@@ -91,7 +91,7 @@ impl Names {
     /// with success, as on every file system of Linux.
     pub(crate) fn removexattr(
         &self,
-        handle: &Handle<'_>,
+        handle: &GroupReadGuard<'_>,
         ino: u64,
         name: XattrName<'_>,
     ) -> Result<()> {
@@ -111,7 +111,7 @@ impl Names {
 }
 
 fn set_acl(
-    changing: &mut Changing<'_>,
+    changing: &mut ChangingRecord<'_>,
     (name, value): (&[u8], &[u8]),
     flags: SetXattrFlags,
     promise: impl FnOnce(usize) -> Result<()>,
@@ -137,13 +137,13 @@ fn set_acl(
 }
 
 /// The change time, and the running group.
-fn changed(handle: &Handle<'_>, mut changing: Changing<'_>, now: Timestamp) {
+fn changed(handle: &GroupReadGuard<'_>, mut changing: ChangingRecord<'_>, now: Timestamp) {
     changing.settle_times();
-    changing.set_time(Time::Change, now.into());
+    changing.set_time(TimeKind::Change, now.into());
     touch(handle, changing.record);
 }
 
 /// The default ACL of a directory.
-pub(super) fn default_acl(extra: Option<&Extra>) -> Option<Acl> {
+pub(super) fn default_acl(extra: Option<&RecordExtra>) -> Option<Acl> {
     extra.and_then(|extra| extra.xattrs.acl(DEFAULT))
 }
