@@ -10,18 +10,18 @@
 //! The crate has no management of namespaces, no fused commands, and no metadata or protection information.
 //!
 //! ```
-//! use defuse_block::{Blocking, Ram};
+//! use defuse_block::{BlockingQueue, RamDevice};
 //! use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 //!
-//! let model = ControllerModel::new(&Ram::new(4096, 256), 1)?;
+//! let model = ControllerModel::new(&RamDevice::new(4096, 256), 1)?;
 //! let disk = NvmeDevice::open(model, &NvmeOptions::default())?;
-//! let mut line = Blocking::new(&disk)?;
+//! let mut line = BlockingQueue::new(&disk)?;
 //! line.write(7, &[1; 4096])?;
 //! line.flush()?;
 //! let mut block = vec![0; 4096];
 //! line.read(7, &mut block)?;
 //! assert_eq!(block, [1; 4096]);
-//! # Ok::<(), Box<dyn std::error::NvmeError>>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod controller;
