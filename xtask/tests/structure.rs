@@ -4,6 +4,8 @@
 mod kinds;
 #[path = "structure/layers.rs"]
 mod layers;
+#[path = "structure/names.rs"]
+mod names;
 #[path = "structure/project.rs"]
 mod project;
 #[path = "structure/source.rs"]
