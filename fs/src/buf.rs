@@ -2,12 +2,11 @@
 //! pipe. A backend names the source or the destination of the data, and the frontend copies as
 //! little as possible.
 //!
-//! A frontend may lend the memory of a buffer, so that a device or a library fills it without a
-//! copy ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer
-//! never becomes a Rust slice: the peer could change it after it was checked. A backend can get its address for
-//! calls outside of Rust that take any bytes ([`ReadBuf::lend_shared`], [`WriteBuf::borrow_shared`]). A device
-//! that works while nobody borrows the buffer owns its memory meanwhile
-//! ([`Io::take_room`](crate::Io::take_room)).
+//! A frontend may lend the memory of a buffer, so that a device or a library fills it without a copy
+//! ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer never becomes a Rust slice:
+//! the peer could change it after it was checked. A backend can get its address for calls outside of Rust that take any
+//! bytes ([`ReadBuf::lend_shared`], [`WriteBuf::borrow_shared`]). A device that works after the call that passed the
+//! buffer owns the memory until it is done ([`Io::take_room`](crate::Io::take_room)).
 
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -441,7 +440,7 @@ impl<'a> DirBuf<'a> {
         DirBuf { sink }
     }
 
-    /// True if [`push_with`](DirBuf::push_with) will ask for an [`Entry`].
+    /// True if [`push_with`](DirBuf::push_with) will request an [`Entry`].
     pub fn wants_entries(&self) -> bool {
         self.sink.wants_entries()
     }

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-/// Bytes of an operation that outlives the call that began it. Those of [`aligned`](Buffer::aligned) begin at a page, so that a
-/// device can use them without a copy (open(2), `O_DIRECT`).
+/// Bytes of an operation that outlives the call that began it. A buffer of [`aligned`](Buffer::aligned) begins at a
+/// page, so that a device can use them without a copy (open(2), `O_DIRECT`).
 #[derive(Default)]
 pub struct Buffer {
     vec: Vec<u8>,

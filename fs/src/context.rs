@@ -23,8 +23,8 @@ pub trait InterruptCheck: Sync {
     fn interrupted(&self) -> bool;
 }
 
-/// A source of supplementary groups, which few file systems ask for: one that checks access by itself,
-/// on a server of its own, say.
+/// A source of supplementary groups, which few file systems need: for example a file system that checks access by
+/// itself, on a server of its own.
 pub trait SupplementaryGroups: Send + Sync {
     /// The supplementary groups of `caller`, credentials(7). `ESRCH` where the process is gone or not
     /// visible from here, `ENOSYS` where the frontend cannot know them.
@@ -60,27 +60,26 @@ impl<'a> Context<'a> {
         Context { caller, unique, origin: Origin::NONE, interrupt: Some(interrupt), groups: None }
     }
 
-    /// The same context, of an operation that comes from `origin`.
+    /// Returns this context with `origin` as the origin of the operation.
     #[must_use]
     pub fn from_origin(self, origin: Origin) -> Self {
         Context { origin, ..self }
     }
 
-    /// The same context, with the groups of the caller from `groups`.
+    /// Returns this context with `groups` as the source of the caller's supplementary groups.
     #[must_use]
     pub fn with_groups(self, groups: &'a dyn SupplementaryGroups) -> Self {
         Context { groups: Some(groups), ..self }
     }
 
-    /// The supplementary groups of the caller. The frontend finds them out when it is asked, for a
-    /// kernel mount by reading /proc. `ESRCH` where the process is gone, `ENOSYS` where the frontend
-    /// cannot know them.
+    /// The supplementary groups of the caller. The frontend finds them out at this call, for a kernel mount by reading
+    /// /proc. `ESRCH` where the process is gone, `ENOSYS` where the frontend cannot know them.
     pub fn supplementary_groups(&self) -> Result<Vec<u32>> {
         self.groups.ok_or(Errno::ENOSYS)?.groups_of(self.caller)
     }
 
-    /// True if the supplementary groups are known without asking the system, and may be other ones for the next operation of the
-    /// same process.
+    /// True if the supplementary groups are known without a system call, and may be other ones for the next operation
+    /// of the same process.
     pub fn groups_are_known(&self) -> bool {
         self.groups.is_some_and(SupplementaryGroups::are_known)
     }

@@ -11,8 +11,8 @@ const MOST_BEHIND_NS: i64 = 100_000_000;
 
 /// The latest date that was given, below which no later one falls.
 ///
-/// The clocks of a machine differ by up to a tick: the exact time, that of the last tick, and that by which the kernel dates the changes
-/// that its write-back cache holds, which lies between them (multigrain timestamps, Linux 6.13).
+/// The clocks of a machine differ by up to a tick: the exact time, the time of the last tick, and the time by which the
+/// kernel dates the changes in its write-back cache, which lies between them (multigrain timestamps, Linux 6.13).
 #[derive(Debug, Default)]
 pub struct DateFloor {
     ns: AtomicI64,

@@ -4,7 +4,7 @@
 /// ([`FileSystem::figures`](crate::FileSystem::figures)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
-    /// Small letters, digits and `_`, beginning with a letter. It does not say the unit.
+    /// Small letters, digits and `_`, beginning with a letter. It does not contain the unit.
     pub name: &'static str,
     /// The value, in `unit`.
     pub value: u64,
@@ -42,7 +42,7 @@ impl Figure {
         Figure { name, value, unit: MeasureUnit::Nanoseconds, total: false }
     }
 
-    /// The same, counted since the start.
+    /// Returns this figure, marked as counted since the start.
     #[must_use]
     pub const fn since_start(self) -> Self {
         Figure { total: true, ..self }

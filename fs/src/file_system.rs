@@ -92,9 +92,9 @@ pub trait FileSystem: Send + Sync {
         Vec::new()
     }
 
-    /// Sentences for the operator about what the file system does not do at this moment, and why: one line each, and few of
-    /// them. None if there is nothing to say. A frontend shows them after the [`figures`](FileSystem::figures), at the same times,
-    /// and to the same people.
+    /// Sentences for the operator about the functions that the file system lacks at this moment, and why: one line
+    /// each, and few of them. Empty without such a lack. A frontend shows them after the
+    /// [`figures`](FileSystem::figures), at the same times, and to the same users.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
@@ -118,7 +118,7 @@ pub trait FileSystem: Send + Sync {
     /// The part of the storage that requests about `ino` need, if the file system has parts that fail apart
     /// from each other. A frontend with threads of its own then keeps some of them for requests that need
     /// other parts, so that one which does not answer holds up only what needs it. It is called before
-    /// each request, for inodes that may be unknown, so it neither waits nor asks anybody: it may err, which
+    /// each request, for inodes that may be unknown, so it neither waits nor calls another process: it may err, which
     /// costs only this protection.
     ///
     /// `name` is the name in the directory `ino` that the request is about. It is not given where a directory is made or
@@ -135,7 +135,7 @@ pub trait FileSystem: Send + Sync {
     /// Faster ways to results of the other methods, if the file system has any. A frontend looks for them by
     /// [`shortcuts_of`](crate::shortcuts_of) each time: the call must cost nothing.
     ///
-    /// A layer hides those of the file system inside, unless it passes them on (see [`Shortcuts`]).
+    /// A layer hides the shortcuts of the inner file system, unless it passes them on (see [`Shortcuts`]).
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         None
     }
@@ -347,8 +347,7 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// Called once, when the last descriptor of the open file is closed. Nobody waits for the
-    /// result.
+    /// Called once, when the last descriptor of the open file is closed. No caller waits for the result.
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         Ok(())
     }

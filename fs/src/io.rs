@@ -64,7 +64,8 @@ pub trait Completion: Send {
         Err(Errno::EINVAL)
     }
     /// Gives away the data of a write, for [`Io::take_data`]; `None` as for
-    /// [`take_room`](Completion::take_room). Whoever gives it away overrides [`give_data`](Completion::give_data), too.
+    /// [`take_room`](Completion::take_room). An implementation that gives it away overrides
+    /// [`give_data`](Completion::give_data), too.
     fn take_data(&mut self) -> Option<Buffer> {
         None
     }
@@ -111,14 +112,14 @@ impl Io {
         }
     }
 
-    /// The same operation, which comes from `origin`.
+    /// Returns this operation with `origin` as its origin.
     #[must_use]
     pub fn from_origin(mut self, origin: Origin) -> Self {
         self.origin = origin;
         self
     }
 
-    /// The same operation, with the groups of the caller from `groups`.
+    /// Returns this operation with `groups` as the source of the caller's supplementary groups.
     #[must_use]
     pub fn with_groups(mut self, groups: Arc<dyn SupplementaryGroups>) -> Self {
         self.groups = Some(groups);
@@ -141,8 +142,7 @@ impl Io {
         &self.interrupt
     }
 
-    /// Replaces the file by the one that `map` returns, for layers over a file system with other
-    /// inode numbers or handles.
+    /// Replaces the file by the result of `map`, for layers over a file system with other inode numbers or handles.
     #[must_use]
     pub fn map_file(mut self, map: impl FnOnce(File) -> File) -> Self {
         match &mut self.op {
@@ -155,8 +155,8 @@ impl Io {
         self
     }
 
-    /// Replaces the operation by the one that `map` returns, for layers that change other
-    /// arguments. It must transfer the same number of bytes.
+    /// Replaces the operation by the result of `map`, for layers that change other arguments. It must transfer the same
+    /// number of bytes.
     #[must_use]
     pub fn map_op(mut self, map: impl FnOnce(IoOp) -> IoOp) -> Self {
         self.op = map(self.op);

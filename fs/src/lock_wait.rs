@@ -47,14 +47,14 @@ impl LockWait {
         }
     }
 
-    /// The same wait, which comes from `origin`.
+    /// Returns this wait with `origin` as its origin.
     #[must_use]
     pub fn from_origin(mut self, origin: Origin) -> Self {
         self.origin = origin;
         self
     }
 
-    /// The same wait, with the groups of the caller from `groups`.
+    /// Returns this wait with `groups` as the source of the caller's supplementary groups.
     #[must_use]
     pub fn with_groups(mut self, groups: Arc<dyn SupplementaryGroups>) -> Self {
         self.groups = Some(groups);
@@ -82,16 +82,14 @@ impl LockWait {
         &self.interrupt
     }
 
-    /// Replaces the file by the one that `map` returns, for layers over a file system with other
-    /// inode numbers or handles.
+    /// Replaces the file by the result of `map`, for layers over a file system with other inode numbers or handles.
     #[must_use]
     pub fn map_file(mut self, map: impl FnOnce(File) -> File) -> Self {
         self.file = map(self.file);
         self
     }
 
-    /// Replaces the request by the one that `map` returns, for layers over a file system that knows
-    /// other owners.
+    /// Replaces the request by the result of `map`, for layers over a file system that knows other owners.
     #[must_use]
     pub fn map_request(mut self, map: impl FnOnce(LockRequest) -> LockRequest) -> Self {
         self.request = map(self.request);

@@ -1,4 +1,4 @@
-//! Native files: open files that are those which a program would have opened itself.
+//! Native files: open files that the kernel opened as a call of the program itself would have.
 //!
 //! A frontend in the process of a program can call with the program's own threads ([`CallingThreads::Callers`]), whose credentials and umask
 //! the kernel then sees. A file system over files of the kernel opens them there as the program would, and an open file can serve
@@ -8,12 +8,12 @@
 //!    or a server calls for others, and never sees one.
 //! 2. **Permission.** The kernel has decided that the caller may open the file. A frontend that gets one together with a lookup
 //!    ([`Shortcuts::lookup_to_open`](crate::Shortcuts::lookup_to_open)) does not check the permission to read again.
-//! 3. **Descriptor.** A native file may have a descriptor for the program: that with the lowest number that was free, with the flags
-//!    that the program asked for. The frontend gives it to the program ([`NativeFile::take_descriptor`]) instead of a duplicate of
+//! 3. **Descriptor.** A native file may have a descriptor for the program, with the lowest number that was free and the flags
+//!    that the program passed. The frontend gives it to the program ([`NativeFile::take_descriptor`]) instead of a duplicate of
 //!    [`BackingFile::fd`](crate::BackingFile::fd), or closes it.
-//! 4. **Attributes.** If it has the file's attributes ([`NativeFile::has_attributes`]), nobody keeps any of them, and the kernel decides about changes by
-//!    the credentials of the thread: fchmod(2), fchown(2), futimens(3), ftruncate(2), fallocate(2) and fsync(2) on the
-//!    descriptor need not call the file system.
+//! 4. **Attributes.** If it has the file's attributes ([`NativeFile::has_attributes`]), no process keeps a copy of them, and the
+//!    kernel decides about changes by the credentials of the thread: fchmod(2), fchown(2), futimens(3), ftruncate(2),
+//!    fallocate(2) and fsync(2) on the descriptor need not call the file system.
 //! 5. **End.** A frontend that gives back all lookups of the inode next, unless another thread looks it up in between, says so with the
 //!    release ([`NativeFile::last_release`]). The file system need then not keep what would lead to the inode without
 //!    this open file.
@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use crate::source::CallingThreads;
 
-/// The right to make native files: the frontend's threads are those of the callers.
+/// The right to make native files: the threads of the frontend are the threads of its callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NativeOpener(());
 
@@ -37,8 +37,9 @@ impl CallingThreads {
 }
 
 impl NativeOpener {
-    /// A file that was opened with the credentials of the caller, and the descriptor for the program, if there is one. It has the
-    /// lowest number that was free, and `O_APPEND`, `O_CLOEXEC`, `O_DIRECT`, `O_NOATIME` and `O_NONBLOCK` as open(2) was told.
+    /// A file that was opened with the credentials of the caller, and the descriptor for the program, if there is one.
+    /// The descriptor has the lowest number that was free, and the flags `O_APPEND`, `O_CLOEXEC`, `O_DIRECT`,
+    /// `O_NOATIME` and `O_NONBLOCK` of the program's open(2).
     pub fn file(self, descriptor: Option<Arc<OwnedFd>>) -> NativeFile {
         NativeFile { descriptor, has_attributes: false }
     }
@@ -52,7 +53,7 @@ pub struct NativeFile {
 }
 
 impl NativeFile {
-    /// The same file, with its attributes.
+    /// Returns this file, marked as having the file's attributes.
     pub fn with_attributes(self) -> Self {
         NativeFile { has_attributes: true, ..self }
     }
@@ -62,7 +63,7 @@ impl NativeFile {
         self.has_attributes
     }
 
-    /// Takes the descriptor for the program. `None` if there is none, or a copy of this value has it, too.
+    /// Takes the descriptor for the program. `None` if there is none, or if a copy of this value also refers to it.
     pub fn take_descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptor.take().and_then(Arc::into_inner)
     }

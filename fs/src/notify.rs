@@ -13,13 +13,14 @@ use crate::{Errno, Ino, Name, PollHandle, Result, Versions};
 /// on the same inode takes. Errors: `ENOENT` if the frontend does not know the inode (harmless),
 /// `ENOSYS` if the kernel is too old, `ENOTCONN` after the frontend has ended.
 ///
-/// A file system with several frontends tells all of a change but the one that made it ([`Context::origin`](crate::Context)),
-/// before it answers: otherwise another frontend shows the old name after that.
+/// A file system with several frontends notifies all frontends but the origin of a change
+/// ([`Context::origin`](crate::Context)) before it answers: otherwise another frontend shows the old name after that.
 /// [`invalidate_entry`](Notify::invalidate_entry) is not for that. The kernel drops a name when all operations that change its
 /// directory are answered: two mounts, each with a change in one directory, would wait for each other.
-/// [`increment_epoch`](Notify::increment_epoch), and [`invalidate_inode`](Notify::invalidate_inode) without a range, wait for
-/// nobody. [`Frontends`](crate::Frontends) uses these two, for frontends that [drop at once](Notify::drops_at_once). To others,
-/// such a file system gives [`versions`](Notify::versions), which are checked at each use, or lets nothing be cached.
+/// [`increment_epoch`](Notify::increment_epoch), and [`invalidate_inode`](Notify::invalidate_inode) without a range, do
+/// not wait. [`Frontends`](crate::Frontends) uses these two, for frontends that [drop at once](Notify::drops_at_once).
+/// To others, such a file system gives [`versions`](Notify::versions), which are checked at each use, or lets nothing
+/// be cached.
 pub trait Notify: Send + Sync {
     /// Drops cached attributes of `ino`, and the cached data in `range` (offset and length in
     /// bytes; a length of 0 means to the end); `None` keeps the data.
@@ -55,10 +56,10 @@ pub trait Notify: Send + Sync {
     /// True if names are really dropped when [`increment_epoch`](Notify::increment_epoch) returns, and attributes when
     /// [`invalidate_inode`](Notify::invalidate_inode) without a range does. Neither waits for an operation
     /// of the file system then. The names and attributes in answers that are under way are not used any more, with two exceptions:
-    /// the entries of a listing, and attributes in answers to anything but `getattr`. Those are for a
+    /// the entries of a listing, and attributes in answers to anything but `getattr`. These two are for a
     /// file system to avoid.
     ///
-    /// A kernel mount does so since Linux 6.16. A socket does not say when the other process has received a
+    /// A kernel mount does so since Linux 6.16. A socket does not report when the other process has received a
     /// notification.
     fn drops_at_once(&self) -> bool {
         false
@@ -70,7 +71,7 @@ pub trait Notify: Send + Sync {
         false
     }
 
-    /// Asks the frontend to forget those of `inodes` that are unused.
+    /// Requests that the frontend forget the unused ones of `inodes`.
     fn prune(&self, inodes: &[Ino]) -> Result<()>;
 
     /// Recalls what the frontend caches of `ino`: it writes changed data back, by ordinary operations,
@@ -79,11 +80,11 @@ pub trait Notify: Send + Sync {
     /// `done` was called.
     ///
     /// `done` receives `Ok` where nothing is held any more. After `limit` it receives `ETIMEDOUT`. The
-    /// frontend may then still hold data, and write it back later: a file system that gives the inode
-    /// to somebody else has to refuse that write. `ENOENT` where the frontend does not know the inode,
-    /// so that it holds nothing; `EAGAIN` where too many recalls run; `ENOSYS` where the frontend is
-    /// not told when its cache is empty, such as a socket, whose protocol does not acknowledge
-    /// notifications. A kernel mount does not say that a write-back failed; fsync(2) does.
+    /// frontend may then still hold data, and write it back later: a file system that gives the inode to another client
+    /// has to refuse that write. `ENOENT` where the frontend does not know the inode, so that it holds nothing;
+    /// `EAGAIN` where too many recalls run; `ENOSYS` where the frontend does not learn when its cache is empty, such as
+    /// a socket, whose protocol does not acknowledge notifications. A kernel mount does not report that a write-back
+    /// failed; fsync(2) does.
     fn recall(&self, _ino: Ino, _limit: Duration, done: RecallCallback) {
         done(Err(Errno::ENOSYS));
     }

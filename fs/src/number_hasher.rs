@@ -3,7 +3,7 @@
 use std::hash::Hasher;
 
 /// A hasher of inode numbers that a file system assigns one after the other: a multiplication spreads them well enough, and
-/// nobody can provoke collisions.
+/// clients cannot provoke collisions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NumberHasher(u64);
 

@@ -18,7 +18,7 @@ use crate::{
 ///   does not know, as long as it leaves all methods to the macro for which a shortcut can stand.
 ///
 /// A new shortcut is a method here, a line in [`delegate!`](crate::delegate!) and one in
-/// [`Shortcut`](crate::layer::Shortcut); then the file system that has it, and the frontend that takes it.
+/// [`Shortcut`](crate::layer::Shortcut); then come the file system that implements it and the frontend that calls it.
 #[allow(unused_variables)]
 pub trait Shortcuts: Send + Sync {
     /// Resolves a whole path from the directory `from`, without following symbolic links and
@@ -51,9 +51,9 @@ pub trait Shortcuts: Send + Sync {
         Ok((self.resolve(cx, from, path)?, None))
     }
 
-    /// Looks up a name like [`lookup`](FileSystem::lookup), and opens the regular file that has it, if that takes less than to open it
-    /// afterwards. What is said of [`resolve_to_open`](Shortcuts::resolve_to_open) about `args`, errors and the file holds here, too, but for
-    /// `EINTR`: an open that a signal has ended would wait again.
+    /// Looks up a name like [`lookup`](FileSystem::lookup), and opens the regular file of this name, if that takes less
+    /// than to open it afterwards. The rules of [`resolve_to_open`](Shortcuts::resolve_to_open) about `args`, errors
+    /// and the file hold here, too, but for `EINTR`: an open that a signal has ended would wait again.
     fn lookup_to_open(
         &self,
         cx: &Context<'_>,

@@ -1,5 +1,5 @@
-//! The values that frontends and backends exchange. Names and units are those of stat(2), open(2),
-//! fcntl(2) and related system calls.
+//! The values that frontends and backends exchange. Names and units come from stat(2), open(2), fcntl(2) and related
+//! system calls.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -273,7 +273,7 @@ impl Attr {
 /// An inode that was looked up by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The inode. The receiver owns one lookup of it (see [`crate::FileSystem::forget`]).
+    /// The inode. The receiver owns one lookup of this inode (see [`crate::FileSystem::forget`]).
     pub ino: Ino,
     /// Distinguishes successive inodes with the same number.
     pub generation: u64,
@@ -322,7 +322,7 @@ impl SetAttr {
         *self == SetAttr { unanswered: self.unanswered, ..SetAttr::default() }
     }
 
-    /// Makes all changes to `attr` but that of the size, which also concerns the data. A file with a new
+    /// Makes all changes to `attr` but the change of the size, which also concerns the data. A file with a new
     /// owner or group loses its set-id bits. The frontend has checked the permissions.
     pub fn apply(&self, attr: &mut Attr) {
         let now = Timestamp::now();
@@ -477,9 +477,8 @@ impl OpenFlags {
 /// The arguments of [`crate::FileSystem::open`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenArgs {
-    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` are passed to create
-    /// (always) and tmpfile only. `O_TRUNC` is passed to open only if [`Caps`] says so; a new file
-    /// is empty anyway.
+    /// The flags of open(2) without `O_NOCTTY`. `O_CREAT` and `O_EXCL` are passed to create (always) and tmpfile only.
+    /// `O_TRUNC` is passed to open only if [`Caps`] allows it; a new file is empty anyway.
     pub flags: OpenFlags,
     /// With `O_TRUNC`: clear set-user-id and set-group-id, see [`SetAttr::kill_suidgid`].
     pub kill_suidgid: bool,
@@ -576,7 +575,7 @@ pub struct WriteArgs {
     pub flags: OpenFlags,
     /// The writer, for mandatory locks.
     pub lock_owner: Option<LockOwner>,
-    /// See [`SetAttr::kill_suidgid`].
+    /// Clear set-user-id and set-group-id, see [`SetAttr::kill_suidgid`].
     pub kill_suidgid: bool,
     /// The write comes from a cache: the offset is valid even with `O_APPEND`, and the handle may
     /// belong to another open of the same inode.
@@ -831,7 +830,7 @@ pub struct AccessMask(pub u32);
 /// The keeper of POSIX and flock locks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LockSupport {
-    /// The file system has no locks. Only those of the frontend exist.
+    /// The file system has no locks. Only the locks of the frontend exist.
     #[default]
     Frontend,
     /// The file system has locks, but all conflicting callers use the same frontend, which may
@@ -879,11 +878,11 @@ pub struct Caps {
     pub negative_valid_for: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,
-    /// Attributes may have a birth time ([`Attr::btime`]). If none has one, a frontend does not ask
-    /// for it, and uses attributes that it has.
+    /// Attributes may have a birth time ([`Attr::btime`]). If none has one, a frontend does not request it, and uses
+    /// attributes that it has.
     pub birth_times: bool,
-    /// The file system asks for the groups of callers ([`crate::Context::supplementary_groups`]), so that clients in other
-    /// processes tell them.
+    /// The file system uses the groups of callers ([`crate::Context::supplementary_groups`]), so that clients in other
+    /// processes send them.
     pub asks_for_groups: bool,
     /// Operations on names look at them by themselves: create fails with `EEXIST` for an existing name, unlink with `EISDIR` for a
     /// directory, rmdir with `ENOTDIR` for another file, and both with `ENOENT` where there is nothing. So a frontend need

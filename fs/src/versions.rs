@@ -10,16 +10,18 @@ use crate::Ino;
 pub const ATTRIBUTES_HOLD: Duration = Duration::from_secs(1);
 
 /// Versions that change with what they are versions of. A file system gives them to its frontend by
-/// [`Notify::versions`](crate::Notify::versions), where everybody's changes show in them before they are answered.
+/// [`Notify::versions`](crate::Notify::versions), where the changes of all clients show in them before they are
+/// answered.
 ///
 /// An answer of the file system holds as long as its version stays. The frontend cannot know the version of a
 /// thing at the time of the answer if the answer names the thing. So it looks at the version of everything
 /// before the call, and after it has got the versions of the things in the answer: if that has stayed, nothing has
 /// changed in between.
 ///
-/// Of access times, only those of files that were read first after a change have a version: see [`ATTRIBUTES_HOLD`].
+/// Of access times, only the times of files that were read first after a change have a version: see
+/// [`ATTRIBUTES_HOLD`].
 pub trait Versions: Send + Sync {
-    /// The version of everything. `None` while a change runs, and if nobody tells of changes any more.
+    /// The version of everything. `None` while a change runs, and if changes are no longer reported.
     fn all(&self) -> Option<u64>;
 
     /// The version of everything after exactly one change since `all`.

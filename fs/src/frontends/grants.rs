@@ -41,9 +41,9 @@ impl CacheGrants {
         grant.fresh |= mask;
     }
 
-    /// Returns those of `mask` that may have the attributes. If there are any, they are told, and then
-    /// [`end`](CacheGrants::end) is called. Until then they count as those who have them, so that another change tells
-    /// them again: it must not be answered before they have dropped the attributes.
+    /// Returns the frontends of `mask` that may have the attributes. If there are any, the caller notifies them, and
+    /// then calls [`end`](CacheGrants::end). Until then they count as frontends that have the attributes, so that
+    /// another change notifies them again: it must not be answered before they have dropped the attributes.
     pub(super) fn begin(&self, ino: Ino, mask: FrontendMask) -> FrontendMask {
         let mut shard = self.shard(ino);
         let Some(grant) = shard.get_mut(&ino.0) else { return 0 };
@@ -67,7 +67,7 @@ impl CacheGrants {
         }
     }
 
-    /// Removes frontends that have ended, or are told of everything from now on.
+    /// Removes frontends that have ended, or that are notified of every change from now on.
     pub(super) fn remove(&self, mask: FrontendMask) {
         for shard in &self.shards {
             lock(shard).retain(|_, grant| {

@@ -1,10 +1,11 @@
 //! The frontends of one file system, and what each of them may cache.
 //!
-//! A single frontend may cache every answer for as long as the file system says: nobody else changes anything. With
-//! several, each may still cache names and attributes, if it drops them before a change by another one is answered. A
-//! change of names therefore ends in [`Frontends::names_changed`], any other in [`Frontends::attributes_changed`], with the
-//! [`Origin`] that made it. That one is not told: a kernel and the in-process client know what they have changed. The caller
-//! holds no lock that an operation takes, and the change has taken effect.
+//! A single frontend may cache every answer for as long as the file system says: no other frontend changes anything.
+//! With several, each may still cache names and attributes, if it drops them before a change by another one is
+//! answered. A change of names therefore ends in [`Frontends::names_changed`], any other in
+//! [`Frontends::attributes_changed`], with the [`Origin`] that made it. The origin itself is not notified: a kernel and
+//! the in-process client know what they have changed. The caller holds no lock that an operation takes, and the change
+//! has taken effect.
 //!
 //! # Names
 //!
@@ -38,9 +39,9 @@
 //! # The first frontend
 //!
 //! As long as a frontend is the only one, nothing is marked, which costs it one relaxed load for each operation. When
-//! the second comes, the first drops its names, and data and attributes of all inodes that it may know. An answer may be
-//! under way at this moment. So from then on it counts as one that has been given everything: it is told of each change, as
-//! long as it is attached.
+//! the second comes, the first drops its names, and data and attributes of all inodes that it may know. An answer may
+//! be under way at this moment. So from then on it counts as a frontend that may cache everything: it is notified of
+//! each change, as long as it is attached.
 //!
 //! # Data
 //!
@@ -75,8 +76,8 @@ pub struct Frontends {
     grants: CacheGrants,
 }
 
-/// One for each call of [`Frontends::attach`], oldest first. Replaced as a whole, so that a change holds no lock while
-/// it is told.
+/// One slot for each call of [`Frontends::attach`], oldest first. Replaced as a whole, so that a change holds no lock
+/// while it notifies the frontends.
 type FrontendSlots = Arc<[Arc<FrontendSlot>]>;
 
 /// How long a frontend may cache an answer with a name, from [`Frontends::names`]. Only that makes one, so that an answer which
@@ -91,7 +92,7 @@ pub struct AnswerLifetime {
 }
 
 impl Frontends {
-    /// No frontends. `valid_for` is how long one may cache an answer, unless it is told of a change.
+    /// No frontends. `valid_for` is how long a frontend may cache an answer, unless it is notified of a change.
     pub fn new(valid_for: Duration) -> Self {
         Frontends {
             valid_for,
@@ -106,8 +107,8 @@ impl Frontends {
     /// Call it without locks that an operation takes: it returns when the first one has dropped what it
     /// cached.
     ///
-    /// A frontend that is attached twice has the file system at two places. It would have to be told of its
-    /// own changes, so it caches nothing as long as there are several attachments.
+    /// A frontend that is attached twice has the file system at two places. It would need notifications of its own
+    /// changes, so it caches nothing as long as there are several attachments.
     pub fn attach(
         &self,
         origin: Origin,
@@ -158,8 +159,8 @@ impl Frontends {
     /// True where several frontends are attached.
     #[inline]
     pub fn is_shared(&self) -> bool {
-        // A frontend attaches before its first operation. Whoever changes what that operation has read finds this set, by the
-        // lock under which it was read.
+        // A frontend attaches before its first operation. A thread that changes what that operation has read finds this
+        // set, by the lock under which it was read.
         self.shared.load(Ordering::Relaxed)
     }
 
@@ -226,9 +227,9 @@ impl Frontends {
         self.cache_mode() == CacheMode::Keep
     }
 
-    /// Tells all frontends but `origin` that names were changed, and with them the attributes of `inodes`: the directories, and
-    /// the inodes whose link count or change time is another one. Call it after the change, and before
-    /// its answer. When it returns, nobody has the old names any more.
+    /// Notifies all frontends but `origin` that names were changed, and with them the attributes of `inodes`: the
+    /// directories, and the inodes whose link count or change time is another one. Call it after the change, and before
+    /// its answer. When it returns, no frontend has the old names any more.
     #[inline]
     pub fn names_changed(&self, origin: Origin, inodes: &[Ino]) {
         if self.is_shared() {
@@ -236,8 +237,8 @@ impl Frontends {
         }
     }
 
-    /// Tells all frontends but `origin` that the attributes or ACLs of `inodes` were changed. Call it after the change,
-    /// and before its answer.
+    /// Notifies all frontends but `origin` that the attributes or ACLs of `inodes` were changed. Call it after the
+    /// change, and before its answer.
     #[inline]
     pub fn attributes_changed(&self, origin: Origin, inodes: &[Ino]) {
         if self.is_shared() {
@@ -250,7 +251,8 @@ impl Frontends {
         self.slots().iter().any(|slot| slot.origin == origin && slot.reads_own_pages())
     }
 
-    /// Tells all frontends, `origin` included, that the access time of `ino` was changed by an answer that holds no attributes.
+    /// Notifies all frontends, `origin` included, that the access time of `ino` was changed by an answer that holds no
+    /// attributes.
     pub fn access_dated(&self, ino: Ino) {
         if self.is_shared() {
             self.tell(Origin::NONE, false, &[ino]);

@@ -17,11 +17,11 @@ pub(super) struct FrontendSlot {
     /// One bit, or none if the frontend caches nothing while there are others.
     mask: u64,
     notify: Arc<dyn Notify>,
-    /// It drops what it is told to drop.
+    /// The frontend drops what a notification names.
     is_caching: AtomicBool,
     /// [`FRESH`], [`HELD`], and a number of [`DROPPING`].
     names: AtomicU32,
-    /// It was the only frontend at some time, and counts as one that was given everything.
+    /// It was the only frontend at some time, and counts as one that may cache everything.
     has_everything: AtomicBool,
 }
 

@@ -9,7 +9,7 @@ const INO: Ino = Ino(7);
 
 type NotifyHook = Box<dyn Fn() + Send>;
 
-/// A notifier that counts what it is told.
+/// A notifier that counts its calls.
 #[derive(Default)]
 struct CountingNotify {
     epochs: AtomicU64,
@@ -75,7 +75,7 @@ impl Notify for CountingNotify {
     }
 }
 
-/// A first frontend, which is told of everything, and two further ones.
+/// A first frontend, which is notified of every change, and two further ones.
 struct ThreeFrontends {
     all: Arc<Frontends>,
     first: (Origin, Arc<CountingNotify>),
@@ -278,7 +278,7 @@ fn a_frontend_that_does_not_drop_at_once_caches_nothing_beside_others() {
     assert_eq!((all.names(a.0), all.missing(a.0)), (FOR_NAME, VALID), "others do");
 }
 
-/// As before, it is asked to drop its names; the kernel before 6.16 cannot.
+/// A frontend that does not drop at once receives a request to drop its names; a kernel before 6.16 cannot do that.
 #[test]
 fn a_first_frontend_that_does_not_drop_at_once_is_asked_to_drop_its_names() {
     let all = Frontends::new(VALID);
@@ -367,8 +367,8 @@ fn sixty_four_frontends_cache_and_a_place_that_becomes_free_is_used_again() {
     assert!(many[1..40].iter().all(|(_, ear)| ear.inodes() == [(INO, false)]));
 }
 
-/// A reader keeps what it has read until it is told, and asks again; a writer changes a number, tells, and then looks at what the
-/// reader shows.
+/// A reader keeps what it has read until a notification, and then reads again; a writer changes a number, notifies the
+/// reader, and then looks at what the reader shows.
 #[test]
 fn no_thread_sees_an_old_value_after_a_change_has_returned() {
     /// The cache of the reader: the value, valid while the epoch is that from before the request.
@@ -446,7 +446,7 @@ fn no_thread_sees_an_old_value_after_a_change_has_returned() {
                             true => all.names_changed(origin, &[]),
                             false => all.attributes_changed(origin, &[INO]),
                         }
-                        // As the reader would: the thread of this test is another one of its program.
+                        // The thread of this test reads as another thread of the reader's program would.
                         let seen = cache.look(all, reader, truth, names);
                         assert!(seen >= mine, "{seen} after {mine}");
                     }

@@ -1,9 +1,8 @@
 //! The macro that forwards the contract.
 
-/// Implements, inside an `impl FileSystem for ..`, every method of the contract as a call of the
-/// same method of an inner file system. Methods named after `except` are left to the layer. A new
-/// method of the trait needs two lines here and one in [`Method`](crate::layer::Method), and then
-/// every layer has it.
+/// Implements, inside an `impl FileSystem for ..`, every method of the contract as a call of the same method of an
+/// inner file system. Methods named after `except` are left to the layer. A new method of the trait needs two lines
+/// here and one in [`Method`](crate::layer::Method), and then every layer implements it.
 ///
 /// * `delegate!(to inner)` calls `self.inner`.
 /// * `delegate!(around inner)` passes each method that has a caller through the layer's own
@@ -190,7 +189,7 @@ macro_rules! delegate {
     (@bare $how:tt [failure_domain $($s:ident)*] failure_domain $($sig:tt)*) => {};
     (@bare $how:tt [lifecycle $($s:ident)*] lifecycle $($sig:tt)*) => {};
     (@bare $how:tt [shortcuts $($s:ident)*] shortcuts $($sig:tt)*) => {};
-    // A shortcut can stand for these, and would bypass those of the layer.
+    // A shortcut can stand for these methods, and would bypass the layer's methods.
     (@bare $how:tt [lookup $($s:ident)*] shortcuts $($sig:tt)*) => {};
     (@bare $how:tt [open $($s:ident)*] shortcuts $($sig:tt)*) => {};
     (@bare $how:tt [create $($s:ident)*] shortcuts $($sig:tt)*) => {};

@@ -9,9 +9,9 @@ use crate::{
     Result, Shortcuts, delegate,
 };
 
-/// A directory of the inner file system as the root. `..` does not leave it. A directory that
-/// another client moves out of it remains accessible to callers that know its number, as for a
-/// process in chroot(2). This layer is not a security boundary.
+/// A directory of the inner file system as the root. `..` does not leave it. A directory that another client moves out
+/// of this directory remains accessible to callers that know its number, as for a process in chroot(2). This layer is
+/// not a security boundary.
 #[derive(Debug)]
 pub struct SubdirLayer<F: FileSystem> {
     inner: F,
@@ -46,7 +46,7 @@ impl<F: FileSystem> SubdirLayer<F> {
         &self.inner
     }
 
-    /// Translates a number of this layer to that of the inner file system.
+    /// Translates a number of this layer to a number of the inner file system.
     fn map<T: MapInos>(&self, argument: T) -> T {
         argument.map_inos(|ino| if ino == Ino::ROOT { self.base } else { ino })
     }

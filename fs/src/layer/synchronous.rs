@@ -14,7 +14,7 @@ pub struct SynchronousLayer<F> {
 }
 
 impl<F: FileSystem> SynchronousLayer<F> {
-    /// Syncs every change of `inner` but writes, or with `names_only` those of names.
+    /// Syncs every change of `inner` but writes, or with `names_only` the changes of names only.
     pub fn new(inner: F, names_only: bool) -> Self {
         SynchronousLayer { inner, names_only }
     }

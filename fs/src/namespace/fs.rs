@@ -133,7 +133,7 @@ impl Namespace {
 }
 
 impl FileSystem for Namespace {
-    /// Those that hold for every file system.
+    /// The capabilities that every member has.
     fn caps(&self) -> Caps {
         let every = |has: fn(&Caps) -> bool| self.caps_of_all().all(|caps| has(&caps));
         let any = |has: fn(&Caps) -> bool| self.caps_of_all().any(|caps| has(&caps));
@@ -368,7 +368,7 @@ impl FileSystem for Namespace {
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
         match self.place(ino)? {
             NamespacePlace::There(at, inner) => or_nothing(at.fs.access(cx, inner, mask)),
-            // Everybody may read and search, and there is nothing to write.
+            // Every user may read and search, and there is nothing to write.
             NamespacePlace::Here(_) => Ok(()),
         }
     }
@@ -502,7 +502,7 @@ impl FileSystem for Namespace {
         let mut all = StatFs { bsize: 4096, frsize: 4096, name_max: 255, ..StatFs::default() };
         for member in &self.members {
             let one = match member.fs.statfs(cx, Ino::ROOT) {
-                // The process that has it may not answer.
+                // The process that serves this member may not answer.
                 Err(_) if member.apart => continue,
                 one => one?,
             };

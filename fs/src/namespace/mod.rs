@@ -31,16 +31,17 @@ pub struct NamespaceMember {
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
     /// Others may change it without the namespace, which stays [exclusive](crate::Caps::exclusive) for its other file systems.
-    /// Nothing of this one may be cached: it answers no whole paths, and [`is_apart`](Namespace::is_apart) tells frontends.
+    /// Nothing of this one may be cached: it answers no whole paths, and [`is_apart`](Namespace::is_apart) informs
+    /// frontends.
     pub apart: bool,
 }
 
-/// The reason why paths make no namespace. The numbers are those of the members, from 0 on.
+/// The reason why paths make no namespace. The numbers are indices of the members, from 0 on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceError {
     /// This path is not of the form that [`NamespaceMember::path`] has.
     Path(usize),
-    /// The first path is that of the second one, or lies below it.
+    /// The first path equals the second one, or lies below it.
     Below(usize, usize),
     /// More file systems than numbers.
     TooMany,
@@ -88,7 +89,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// See [`check`](Namespace::check).
+    /// Fails with the errors of [`check`](Namespace::check).
     pub fn new(
         members: Vec<NamespaceMember>,
         owner: Caller,
@@ -115,7 +116,7 @@ impl Namespace {
         Namespace::split(ino, self.members.len())
     }
 
-    /// As [`member_of`](Namespace::member_of), for a namespace of so many file systems.
+    /// Returns the result of [`member_of`](Namespace::member_of), for a namespace of so many file systems.
     pub fn split(ino: Ino, members: usize) -> Option<(usize, Ino)> {
         let index = ((ino.0 >> REST) as usize).checked_sub(1)?;
         (index < members).then_some((index, Ino(ino.0 & (u64::MAX >> BITS))))
@@ -169,7 +170,7 @@ impl MemberRef<'_> {
     }
 
     fn st_ino(self, st_ino: u64) -> u64 {
-        // Whoever has a file system apart must not name the files of others.
+        // A process that has a file system apart must not name the files of other members.
         let st_ino = if self.apart { st_ino & (u64::MAX >> BITS) } else { st_ino };
         st_ino ^ ((self.index as u64 + 1) << REST)
     }

@@ -222,7 +222,7 @@ fn a_file_system_apart_leaves_the_others_exclusive_and_answers_no_whole_paths() 
     assert_eq!(fs.resolve(&cx(), away, path), Ok(PathResolution::Walk));
     assert!(fs.is_apart(away) && !fs.is_apart(walk(&fs, "here").unwrap()));
     assert!(!fs.is_apart(Ino::ROOT));
-    // Requests for it hold only a part of the threads, apart from those of other members.
+    // Requests for it hold only a part of the threads. Other members have threads of their own.
     assert_eq!(fs.failure_domain(away, None), Some(FailureDomain(2 << 24 | 7)));
     assert_eq!(fs.failure_domain(walk(&fs, "here").unwrap(), None), None);
     assert_eq!(fs.failure_domain(Ino::ROOT, None), None);

@@ -70,7 +70,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         call(PathFile { path: Some(held.path(0)), fh: file.fh })
     }
 
-    /// Like [`with_file`](Self::with_file), for operations that also apply to directories.
+    /// Does the work of [`with_file`](Self::with_file), for operations that also apply to directories.
     fn with_any<T>(
         &self,
         cx: &Context<'_>,
@@ -162,7 +162,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
             Ok(entry)
         });
         if entered.is_err() {
-            // The earlier error is reported, not that of release.
+            // The earlier error is reported, not an error of release.
             let _ = self.inner.release(cx, file, ReleaseArgs::of(flags));
         }
         entered

@@ -16,7 +16,7 @@ use super::types::PathRef;
 /// The interval at which a waiting operation checks for an interrupt.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(10);
 
-/// The tree behind a mutex. Names of it can be held for longer than the mutex.
+/// The tree behind a mutex. A path of the tree can be held for longer than the mutex.
 #[derive(Debug)]
 pub(super) struct PathTreeLock {
     tree: Mutex<PathTree>,

@@ -8,9 +8,9 @@ use crate::{Errno, Fh, FileKind, Ino, Result};
 /// A name in a directory.
 type PathName<'a> = (Ino, &'a [u8]);
 
-/// Nodes by number. The adapter assigns the numbers in sequence, so that nobody can provoke
-/// collisions, and a multiplication spreads them well. With the default hasher, hashing took most
-/// of the time of an operation. Names use the default hasher, because anybody chooses names.
+/// Nodes by number. The adapter assigns the numbers in sequence, so that clients cannot provoke collisions, and a
+/// multiplication spreads them well. With the default hasher, hashing took most of the time of an operation. Names use
+/// the default hasher, because any client chooses names.
 type PathNodes = HashMap<Ino, PathNode, BuildHasherDefault<InoHasher>>;
 
 #[derive(Debug, Default)]
@@ -126,7 +126,7 @@ impl PathTree {
         self.nodes.get(&ino).ok_or(Errno::ESTALE)
     }
 
-    /// Like [`node`](PathTree::node), mutable.
+    /// Returns the node of [`node`](PathTree::node), mutable.
     pub fn node_mut(&mut self, ino: Ino) -> Result<&mut PathNode> {
         self.nodes.get_mut(&ino).ok_or(Errno::ESTALE)
     }

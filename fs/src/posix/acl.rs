@@ -6,7 +6,7 @@ use crate::{Errno, Result};
 
 /// First field of the value, `POSIX_ACL_XATTR_VERSION` of `linux/posix_acl_xattr.h`.
 pub const VERSION: u32 = 2;
-/// Tag: the owner. The tags are those of `linux/posix_acl.h`.
+/// Tag: the owner. linux/posix_acl.h defines the tags.
 pub const USER_OBJ: u16 = 0x01;
 /// Tag: a named user.
 pub const USER: u16 = 0x02;
@@ -16,7 +16,7 @@ pub const GROUP_OBJ: u16 = 0x04;
 pub const GROUP: u16 = 0x08;
 /// Tag: the mask, the maximum for all entries except owner and other.
 pub const MASK: u16 = 0x10;
-/// Tag: everybody else.
+/// Tag: all other users.
 pub const OTHER: u16 = 0x20;
 
 /// The id of entries without a qualifier.
@@ -176,7 +176,7 @@ fn entries(value: &[u8]) -> Result<impl Iterator<Item = AclEntry> + Clone> {
 fn entry(bytes: &[u8; 8]) -> AclEntry {
     let [t0, t1, p0, p1, id @ ..] = *bytes;
     let tag = u16::from_le_bytes([t0, t1]);
-    // Like the kernel, ignore the id unless the tag is a named user or group.
+    // Ignore the id unless the tag is a named user or group, as the kernel does.
     let id = if tag == USER || tag == GROUP { u32::from_le_bytes(id) } else { NO_ID };
     AclEntry { tag, perm: u16::from_le_bytes([p0, p1]), id }
 }

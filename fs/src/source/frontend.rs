@@ -20,7 +20,7 @@ pub struct FrontendProperties {
     /// Reading must not update access times.
     pub noatime: bool,
     /// Nothing is changed through the frontend: a source need not be opened for writing. A file system that
-    /// changes nothing then says so by [`Caps::read_only`](crate::Caps::read_only).
+    /// changes nothing then sets [`Caps::read_only`](crate::Caps::read_only).
     pub read_only: bool,
     /// The frontend can use [`OpenReply::backing`](crate::OpenReply::backing).
     pub backing_files: bool,
@@ -71,9 +71,9 @@ pub enum CallingThreads {
     Serving,
     /// They belong to an application: an operation must restore everything that it changes.
     Application,
-    /// They are those of the callers, and have the credentials and the umask that the operation names: the kernel decides by
-    /// itself what they may do, and nothing is changed. The program gets the descriptors of open files, which are
-    /// [`native`](crate::native).
+    /// The threads are the callers' own, with the credentials and the umask that the operation names: the kernel
+    /// decides by itself what they may do, and nothing is changed. The program gets the descriptors of open files,
+    /// which are [`native`](crate::native).
     Callers,
 }
 
@@ -86,12 +86,12 @@ pub enum LockPlace {
     /// In the file system; for a directory in the lower one, so that they also apply to processes that
     /// use the source directly.
     FileSystem,
-    /// Like `FileSystem`, in a process that forks: child processes and the next program share its open
-    /// files and their locks.
+    /// Locks are in the file system, as with `FileSystem`, in a process that forks: child processes and the next
+    /// program share its open files and their locks.
     ///
     /// Open files come with [`OpenReply::lower`](crate::OpenReply::lower), on which the frontend takes the locks
     /// of an open file. A release closes the descriptor and unlocks nothing, because another process may
-    /// still have the open file. A conflicting lock is `EAGAIN`, and the frontend asks again. A waiting
+    /// still have the open file. A conflicting lock is `EAGAIN`, and the frontend retries. A waiting
     /// thread would not exist in a child, which would find the thread's mutex locked and its descriptors
     /// open.
     Inherited,

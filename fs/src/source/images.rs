@@ -23,8 +23,8 @@ impl WorkWatch for NoWatch {
     }
 }
 
-/// Operations on the images of a kind. The process must have the rights to open them, and nobody else may use
-/// them meanwhile.
+/// Operations on the images of a kind. The process must have the rights to open them, and no other process may use them
+/// meanwhile.
 pub trait ImageOperations: Sync {
     /// Opens `image`, to change it if `writes` is set. `None` if it has no file system of this kind; one that is
     /// damaged or of a newer version is one. The path is followed once: the image stays the same whatever
@@ -47,8 +47,8 @@ pub trait ImageOperations: Sync {
     ///
     /// [`SourceOpenError::Usage`](super::SourceOpenError::Usage) for a size that is missing, too small or superfluous;
     /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) if `image` has data and [`NewImage::force`] is not set, and for
-    /// failures of the system; [`SourceOpenError::Busy`](super::SourceOpenError::Busy) if somebody uses it. A file that was
-    /// created is then removed.
+    /// failures of the system; [`SourceOpenError::Busy`](super::SourceOpenError::Busy) if a process uses it. A file
+    /// that was created is then removed.
     fn make(&self, image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<()>;
 }
 
@@ -60,7 +60,7 @@ pub trait SourceImage {
     ///
     /// # Errors
     ///
-    /// See [`SourceImage`].
+    /// Fails with the errors of [`SourceImage`].
     fn check(&self) -> SourceResult<CheckResult>;
 
     /// Repairs what [`check`](SourceImage::check) finds, and deletes nothing that can be read. Returns all changes, a
@@ -68,19 +68,19 @@ pub trait SourceImage {
     ///
     /// # Errors
     ///
-    /// See [`SourceImage`]. Where nobody can know if the newest changes were complete, because parts of them cannot be
-    /// read, the error says what they are, and nothing is written unless `newest` decides.
+    /// Fails with the errors of [`SourceImage`]. If unreadable parts make it unknown whether the newest changes were
+    /// complete, the error names these changes, and nothing is written unless `newest` decides.
     fn repair(&self, newest: Option<NewestChanges>) -> SourceResult<Vec<String>>;
 
     /// Makes the file system larger. A power failure leaves the old size or the new one, and all files.
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Usage`](super::SourceOpenError::Usage) for a size that is missing, smaller than that of the file system, or
-    /// superfluous; see [`SourceImage`] for others.
+    /// [`SourceOpenError::Usage`](super::SourceOpenError::Usage) for a size that is missing, smaller than the file
+    /// system, or superfluous; see [`SourceImage`] for others.
     fn grow(&self, growth: &ImageGrowth) -> SourceResult<GrowthResult>;
 
-    /// The structures of the file system for people who study it, damaged or not; with `ino` those of one
+    /// The structures of the file system for people who study it, damaged or not; with `ino` the structures of one
     /// inode. Writes nothing.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ pub trait SourceImage {
     fn dump(&self, ino: Option<u64>) -> SourceResult<Vec<DumpTable>>;
 }
 
-/// The fate of the newest changes in a repair, where nobody can know if they were complete.
+/// The fate of the newest changes in a repair, where it is unknown whether they were complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewestChanges {
     /// All that can be read of them stays, as if they had been complete.

@@ -50,7 +50,7 @@ pub struct SourceFacts {
 pub enum FileAccess {
     /// None: it has the descriptors that it needs.
     None,
-    /// Those in the directory that the text after the colon names, from descriptors in it.
+    /// Opens files in the directory that the text after the colon names, from descriptors in it.
     InDirectory,
     /// Any: a library that it uses opens configurations and logs, or another program serves it.
     Any,
@@ -91,7 +91,7 @@ pub enum SourceOpenError {
     Usage(String),
     /// The text is right, but opening failed.
     Failed(String),
-    /// The text is right, but somebody else uses the object (`EBUSY`).
+    /// The text is right, but another process uses the object (`EBUSY`).
     Busy(String),
     /// A [`WorkWatch`] has ended the work.
     Interrupted(String),
@@ -141,7 +141,8 @@ pub trait SourceKind: Sync {
     /// # Errors
     ///
     /// [`SourceOpenError::Usage`] as for [`check`](SourceKind::check), and for a `rest` of the wrong form;
-    /// [`SourceOpenError::Failed`] when the file system cannot be opened, and [`SourceOpenError::Busy`] when somebody else uses it.
+    /// [`SourceOpenError::Failed`] when the file system cannot be opened, and [`SourceOpenError::Busy`] when another
+    /// process uses it.
     fn open(
         &self,
         rest: &OsStr,
@@ -176,7 +177,7 @@ pub struct SourceDescription<S: 'static> {
     pub defaults: fn(&FrontendProperties) -> S,
     /// Opens the text after the colon.
     pub open: fn(&OsStr, S) -> SourceResult<Arc<dyn FileSystem>>,
-    /// See [`SourceKind::images`].
+    /// Operations on images, see [`SourceKind::images`].
     pub images: Option<&'static dyn ImageOperations>,
 }
 
