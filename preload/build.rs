@@ -12,8 +12,8 @@ fn main() {
     // Calls of our own lead to the functions of this library, also where a program has some of these names.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
     match unwinder() {
-        // `-bundle`: as a library of its own it comes before the one that the standard library names,
-        // which is then not needed.
+        // `-bundle`: as a separate library it comes before the library that the standard library names, which is then
+        // not needed.
         Some(folder) => {
             println!("cargo:rustc-link-search=native={}", folder.display());
             println!("cargo:rustc-link-lib=static:-bundle=gcc_eh");
@@ -30,7 +30,7 @@ fn unwinder() -> Option<PathBuf> {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let printed = Command::new(compiler).arg(format!("-print-file-name={NAME}")).output().ok()?;
     let text = String::from_utf8(printed.stdout).ok()?;
-    // What it does not have, it answers with the name alone.
+    // The compiler prints the bare name of a file that it does not have.
     let path = Path::new(text.trim());
     path.is_file().then(|| path.parent().map(Path::to_owned))?
 }

@@ -1,5 +1,5 @@
-//! That nothing of the C library and of common programs that concerns files goes past us: tests, with
-//! the lists of what does, and why.
+//! Tests that every call of the C library and of common programs that concerns files reaches this library, with lists
+//! of the exceptions and the reasons.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ const NOT_LOOKED_AT: &[(&str, &[u16])] = &[
     ),
 ];
 
-/// Exported functions of the C library with a `syscall` whose number cannot be told from the code.
+/// Exported functions of the C library with a `syscall` whose number the code does not show.
 const NUMBER_IS_TOLD_LATER: &[(&str, &str)] = &[
     ("syscall", "its number is an argument: it is exported"),
     ("tcsetattr", "ioctl(2) of a terminal that has answered one already"),
@@ -73,8 +73,8 @@ const INSIDE: usize = 7;
 const LOOKS_LIKE_ONE: &[(&str, &str)] =
     &[("libcrypto.so", "a table of constants that lies between functions")];
 
-/// Functions that the C library takes from the loader. All but the first group concern threads,
-/// symbols and numbers. A new name fails a test, so that somebody asks if it opens files.
+/// Functions that the C library takes from the loader. All but the first group concern threads, symbols and numbers. A
+/// new name fails a test, so that a developer checks if it opens files.
 const FROM_THE_LOADER: &[(&str, &[&str])] = &[
     (
         "dlopen(3) goes through a pointer in here, and is exported",
@@ -148,7 +148,7 @@ const FILE_FUNCTIONS: &str = "
     utime utimensat utimes vfork vmsplice wordexp write writev
 ";
 
-/// Those that come to no system call that is looked at, and why that is right.
+/// Functions that make no system call that is looked at, and the reason why that is right.
 const WITHOUT_CALLS: &[(&str, &[&str])] = &[
     (
         "an answer that is in memory already",
@@ -245,7 +245,7 @@ fn a_call_is_looked_at_or_there_is_a_reason_and_never_both() {
     let mut seen = BTreeSet::new();
     for (reason, numbers) in NOT_LOOKED_AT {
         for number in *numbers {
-            // bind(2) is looked at only so that a descriptor of ours in it is told.
+            // bind(2) is looked at only so that a warning names a descriptor of ours in it.
             let both = calls::name(*number).is_some() && *number != 49;
             assert!(!both && seen.insert(*number), "{number}: {reason}");
         }

@@ -8,7 +8,7 @@
 //! libraries that cannot be patched and for the calls that are made most.
 //!
 //! It is not a file system and knows none but at its composition point (`process::compose`), and it walks
-//! no paths itself. What a program asks of the kernel outside of all mounts stays the kernel's.
+//! no paths itself. A call of a program outside of all mounts stays the kernel's.
 //!
 //! Descriptors are the kernel's own numbers: either the descriptor of the bytes (where a file system
 //! gives one, `Opened::backing`), or a placeholder (`O_PATH`), with which the kernel can do nothing,

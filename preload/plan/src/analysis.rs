@@ -62,9 +62,9 @@ pub struct ObjectFile {
     pub imports: BTreeSet<String>,
     /// Dynamic symbols that it gives to others, without versions.
     pub exports: BTreeSet<String>,
-    /// All `syscall` instructions with their numbers, where these can be told.
+    /// All `syscall` instructions with their numbers, where the code shows these.
     pub raw_calls: Vec<Option<u16>>,
-    /// Those that concern files and can be replaced.
+    /// The sites that concern files and can be replaced.
     pub sites: Vec<PatchSite>,
     /// Its executable segments.
     pub segments: Vec<CodeSegment>,
@@ -72,12 +72,12 @@ pub struct ObjectFile {
     pub changes_code: bool,
     /// Others that can be replaced: where calls are dispatched, these need not be.
     pub other_sites: Vec<PatchSite>,
-    /// Those that concern files and cannot be replaced, by address and number.
+    /// The sites that concern files and cannot be replaced, by address and number.
     pub unreachable: Vec<(u64, u16)>,
-    /// Addresses of those whose number cannot be told.
+    /// Addresses of the sites whose number the code does not show.
     pub unknown: Vec<u64>,
-    /// Those of functions whose number is known only when they are executed, and that can be replaced. The C library's are
-    /// not replaced: its functions with such an instruction are served by their names.
+    /// The sites in functions whose number is known only when they are executed, and that can be replaced. The C
+    /// library's are not replaced: its functions with such an instruction are served by their names.
     pub variable_sites: Vec<PatchSite>,
     /// How many instructions may concern files, and can neither be replaced nor are in the C library.
     pub left: usize,
@@ -129,8 +129,8 @@ impl ObjectFile {
         Ok(binary)
     }
 
-    /// As [`read_for_run`](Self::read_for_run), of a file with this name and stamp that is in memory. `None` if it is no ELF
-    /// file for x86-64.
+    /// Returns the result of [`read_for_run`](Self::read_for_run), of a file with this name and stamp that is in
+    /// memory. `None` if it is no ELF file for x86-64.
     pub fn of_bytes(
         path: &Path,
         bytes: &[u8],
@@ -162,7 +162,7 @@ impl ObjectFile {
             return;
         }
         self.find_calls(file);
-        // One of which something is left is looked at again, so that people are told again.
+        // An object with unreplaced instructions is not cached, but analysed again, so that the warning is repeated.
         if let Some(cache) = cache.filter(|_| self.left == 0) {
             cache.keep(&self.build_id, stamp, &self.all_sites());
         }
@@ -284,7 +284,7 @@ impl ObjectFile {
         }
     }
 
-    /// True for the C library, and the part of it that older ones had for threads.
+    /// True for the C library, and for the thread library that was separate in older versions.
     fn is_c_library(&self) -> bool {
         let name = self.path.file_name().unwrap_or_default().as_encoded_bytes();
         [&b"libc.so"[..], b"libc-2", b"libpthread"].iter().any(|start| name.starts_with(start))
@@ -471,8 +471,8 @@ fn described<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<F
     let Ok(bytes) = section.data() else { return Vec::new() };
     let mut all = crate::unwind::ranges(bytes, section.address());
     all.sort_unstable();
-    // What is written in assembly ends its description before the call (clone(2) does, because the
-    // stack changes there): a function goes on to the next one.
+    // A function in assembly ends its description before the call (clone(2) does, because the stack changes there): a
+    // function goes on to the next one.
     let starts = all.iter().skip(1).map(|&(from, _)| from).chain([0]);
     let function = |(&(from, own_end), next): (&(u64, u64), u64)| FunctionRange {
         from,

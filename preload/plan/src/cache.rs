@@ -85,8 +85,8 @@ impl AnalysisCache {
         Self::below(&base)
     }
 
-    /// The cache in `base`, unless another user could exchange that for a link. The variables are those of another user after
-    /// su(1) or `sudo -E`: old files are removed from the directory by their paths.
+    /// The cache in `base`, unless another user could exchange that directory for a link. After su(1) or `sudo -E`, the
+    /// variables belong to another user: old files are removed from the directory by their paths.
     fn below(base: &Path) -> Option<Self> {
         Self::at(&settled(base).ok()?.join("defuse"))
     }

@@ -15,7 +15,7 @@ const LIST: usize = 64;
 /// No program has more functions.
 const MOST_FUNCTIONS: usize = 4 << 20;
 
-/// The sites in the functions of the Go program with these bytes, in their order; none of other programs. Those of
+/// The sites in the functions of the Go program with these bytes, in their order; none of other programs. The sites of
 /// rt_sigreturn(2), fork(2) and vfork(2) are left out.
 pub fn sites(bytes: &[u8]) -> Vec<PatchSite> {
     let Ok(file) = ElfFile64::<LittleEndian>::parse(bytes) else { return Vec::new() };

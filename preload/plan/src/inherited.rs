@@ -32,7 +32,7 @@ pub struct InheritedDescriptors {
 /// The state that one program leaves to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExecState {
-    /// The descriptor with the text that says what is open.
+    /// The descriptor with the text that lists the open files.
     pub text: i32,
     /// Descriptors from this number on belong to the library.
     pub floor: i32,

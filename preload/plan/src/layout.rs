@@ -1,8 +1,8 @@
 //! The memory and the plan that all processes of a run share. SPEC.md describes every field.
 //!
 //! The memory is a memfd that all of them map `MAP_SHARED`. Every program of the run can write to it,
-//! also one that has become another user since. The plan is a second memfd that nobody can change,
-//! because it says which code is loaded and changed.
+//! even a program that has become another user since. The plan is a second memfd that no process can change, because it
+//! decides which code is loaded and changed.
 
 use crate::codec::{MalformedState, StateError};
 
@@ -18,7 +18,7 @@ const PLAN_LEN: usize = 8;
 const PLAN: usize = 16;
 /// Where it is noted that there is a directory of nodes.
 pub const NODES: usize = 4;
-/// Where it is noted what people have been told.
+/// Notes which warnings were printed.
 pub const TOLD: usize = 8;
 /// Where calls are counted that may have made a path lead to another directory.
 pub const PATH_CHANGES: usize = 12;
@@ -64,7 +64,7 @@ pub const PROGRAMS: usize = HIGH_WATER + 4096;
 pub const PROGRAM_MARKS: usize = 8192;
 /// Where the bits of processes begin.
 pub const HELD: usize = PROGRAMS + PROGRAM_MARKS * 8;
-/// The length of the memory. What is not touched takes none.
+/// The length of the memory. Pages that are not touched take no memory.
 pub const LEN: usize = HELD + SLOTS * (CELLS / 8);
 
 /// Where images begin, behind a plan of this length in bytes; on a page.
@@ -75,10 +75,10 @@ pub fn images_at(plan_len: usize) -> usize {
 /// The directory in which [`node_directory`] lies.
 pub const NODES_IN: &str = "/tmp";
 
-/// The name in [`NODES_IN`] of the directory in which the processes of a run that are user `uid` keep
-/// nodes of the kernel for fifos, devices and sockets that they open in mounts. `token` is that of the
-/// plan, so that nobody outside of the run can know the name before the directory is there. A program
-/// of the run that is another user can: whoever uses the directory checks whose it is.
+/// The name in [`NODES_IN`] of the directory in which the processes of a run that are user `uid` keep nodes of the
+/// kernel for fifos, devices and sockets that they open in mounts. `token` is the token of the plan, so that no process
+/// outside of the run can know the name before the directory exists. A program of the run that is another user can:
+/// users of the directory therefore check its owner.
 pub fn node_directory(token: u128, uid: u32) -> String {
     format!("{}{uid}", node_prefix(token))
 }
@@ -112,7 +112,7 @@ pub fn counts(bytes: &[u8], number: usize) -> CallCounts {
     counts_at(bytes, COUNTERS + number * 24)
 }
 
-/// The counts of the site at this place among those of all objects of the plan.
+/// The counts of the site at this place among the sites of all objects of the plan.
 pub fn site_counts(bytes: &[u8], site: usize) -> CallCounts {
     if site < SITES { counts_at(bytes, SITE_COUNTERS + site * 24) } else { CallCounts::default() }
 }

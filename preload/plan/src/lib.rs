@@ -1,9 +1,8 @@
 //! The agreement between `defuse run` and the library that is preloaded into programs.
 //!
-//! It is the [`ProgramPlan`] (mounts, and the system call sites to patch) with its encoding, the
-//! layout of the memory that all processes of a run share ([`layout`]), and the analysis of
-//! programs and libraries that finds those sites before anything runs ([`analysis`]), with a cache of
-//! what it found ([`cache`]).
+//! It is the [`ProgramPlan`] (mounts, and the system call sites to patch) with its encoding, the layout of the memory
+//! that all processes of a run share ([`layout`]), and the analysis of programs and libraries that finds those sites
+//! before anything runs ([`analysis`]), with a cache of its results ([`cache`]).
 //!
 //! It is no part of the library: it maps nothing, patches nothing and intercepts nothing; that is the library's
 //! part. The two are apart because a program that links the library would intercept itself.

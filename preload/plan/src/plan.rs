@@ -6,7 +6,7 @@ use crate::image::PatchedImage;
 /// The policy for a mount's state when a program forks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ForkPolicy {
-    /// As the file system allows: `share` where its state is all outside of the process, otherwise
+    /// The mode that the file system allows: `share` where its whole state is outside of the process, otherwise
     /// `server`.
     #[default]
     Auto,
@@ -88,7 +88,7 @@ pub struct ObjectSites {
     pub image: Option<PatchedImage>,
 }
 
-/// Everything that a program of a run is told.
+/// The plan that each program of a run receives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramPlan {
     /// The library, for the programs that follow.
@@ -211,7 +211,7 @@ fn decode_object(from: &mut ValueReader<'_>) -> Result<ObjectSites, MalformedSta
     Ok(ObjectSites { build_id, sites, image: decode_image(from)? })
 }
 
-/// No length is that of no image.
+/// A length of 0 stands for no image.
 fn encode_image(out: &mut ValueWriter, image: Option<PatchedImage>) {
     let all = image.map_or([0; 4], |i| [i.len, i.from, i.place, i.trampolines_len]);
     all.into_iter().for_each(|number| out.number(number));

@@ -18,7 +18,7 @@ pub struct ExportedFunctions {
 }
 
 impl ExportedFunctions {
-    /// Those of a file.
+    /// Returns the exported functions of a file.
     ///
     /// # Errors
     ///
@@ -39,8 +39,8 @@ impl ExportedFunctions {
         ExportedFunctions { all }
     }
 
-    /// The function that `address` lies in, by the name that people know best: of several, the one
-    /// with fewest underscores at its beginning, and then the shortest.
+    /// The function that `address` lies in, by its best known name: of several names, the name with fewest underscores
+    /// at its beginning, and then the shortest.
     pub fn name(&self, address: u64) -> Option<&str> {
         let within = self.all.iter().filter(|(from, end, _)| (*from..*end).contains(&address));
         let names = within.map(|(_, _, name)| name.as_str());
@@ -55,13 +55,13 @@ impl ExportedFunctions {
 struct FunctionCalls {
     /// Functions that it calls or jumps to, by place.
     next: Vec<usize>,
-    /// The numbers of its system calls, where these can be told.
+    /// The numbers of its system calls, where the code shows these.
     calls: Vec<Option<u16>>,
 }
 
-/// For every function that a library exports, the numbers of the system calls that it comes to by
-/// direct calls and jumps; `None` among them stands for one that cannot be told. What is called through
-/// a pointer (the functions of a stream of stdio are) is not seen.
+/// For every function that a library exports, the numbers of the system calls that it comes to by direct calls and
+/// jumps; `None` among them stands for a number that the code does not show. Calls through a pointer (as in the
+/// functions of a stream of stdio) are not seen.
 ///
 /// # Errors
 ///

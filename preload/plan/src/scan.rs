@@ -124,12 +124,12 @@ fn site(
 fn can_move(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::Next
         && !instruction.is_ip_rel_memory_operand()
-        // What uses the stack pointer would see that of the trampoline only if it were between the
-        // jump and the call; it is not, but instructions that move it are left alone.
+        // An instruction that uses the stack pointer would see the trampoline's stack only if it were between the jump
+        // and the call; it is not, but instructions that move the stack pointer are left alone.
         && !instruction.is_stack_instruction()
 }
 
-/// Constants in registers, as far as a walk through the instructions in their order tells.
+/// Constants in registers, as far as a walk through the instructions in their order finds them.
 #[derive(Default)]
 struct RegisterConstants {
     known: [Option<u32>; 16],
@@ -274,8 +274,8 @@ mod tests {
         assert_eq!(function(&code, 0, u64::MAX)[0].number, Some(5));
     }
 
-    /// The last system call of exit(3) was not replaced: its number is in a register that an earlier one leaves as it is. So a
-    /// program that returned from main told no server of its end.
+    /// The last system call of exit(3) was not replaced: its number is in a register that an earlier one leaves as it
+    /// is. So a program that returned from main notified no server of its end.
     #[test]
     fn a_call_leaves_the_registers_as_they_are() {
         // mov $231,%esi; mov $60,%edx; mov %edx,%eax; syscall; mov %esi,%eax; syscall; ret

@@ -5,13 +5,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A directory without symbolic links in its path, which nobody but root and this user can exchange for another one: each
+/// A directory without symbolic links in its path, which only root and this user can exchange for another one: each
 /// directory on the way belongs to one of them, and others can remove no name from it. Its path can be used
 /// any number of times.
 ///
 /// # Errors
 ///
-/// `PermissionDenied` for any other directory, and those of the system.
+/// `PermissionDenied` for any other directory, and errors of the system.
 pub fn settled(directory: &Path) -> io::Result<PathBuf> {
     let directory = fs::canonicalize(directory)?;
     let all: Vec<&Path> = directory.ancestors().collect();
@@ -26,11 +26,11 @@ pub fn settled(directory: &Path) -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// As [`settled`], for a directory in which nobody but this user and root can create names.
+/// Returns the result of [`settled`], for a directory in which only this user and root can create names.
 ///
 /// # Errors
 ///
-/// As for [`settled`].
+/// Fails with the errors of [`settled`].
 pub fn private(directory: &Path) -> io::Result<PathBuf> {
     let directory = settled(directory)?;
     let meta = fs::symlink_metadata(&directory)?;
@@ -52,7 +52,7 @@ fn is_of_this_user_or_root(meta: &Metadata) -> bool {
     known.contains(&meta.uid()) || meta.uid() == OVERFLOW && !maps_all_users()
 }
 
-/// The owner of all files whose owner has no number in the user namespace, such as root outside of it
+/// The id that stands for owners without a number in the user namespace, such as root outside of the namespace
 /// (user_namespaces(7)).
 const OVERFLOW: u32 = 65534;
 

@@ -13,8 +13,8 @@ const DISPATCH_ON: u64 = 1;
 /// The code of this library: first address and length.
 static OWN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// Has all system calls of this thread dispatched that are made outside of this library, and those of
-/// all threads and processes that it makes. False if the kernel cannot.
+/// Dispatches all system calls that this thread makes outside of this library, and the calls of all threads and
+/// processes that it creates. False if the kernel cannot.
 ///
 /// `own_code` is the code of this library, first and last (exclusive) address; `take_sys` installs the
 /// handler of `SIGSYS`.

@@ -1,15 +1,14 @@
 //! How signals reach a program whose calls are dispatched.
 //!
-//! The kernel puts the frame of every signal that the program handles onto this thread's stack for
-//! our code, which it knows as the alternate one, and blocks all others. From there the frame goes
-//! where the program wants it: to its own alternate stack, which the kernel never hears of, or to the
-//! stack that was interrupted; the mask is then as the program asked for it, and its handler begins
-//! as if the kernel had called it. Where the signal has interrupted our code, it waits as ever
-//! ([`crate::catch::signals`]).
+//! The kernel puts the frame of every signal that the program handles onto this thread's stack for our code, which it
+//! knows as the alternate one, and blocks all others. From there the frame goes where the program wants it: to its own
+//! alternate stack, of which the kernel does not know, or to the stack that was interrupted; the mask is then the
+//! program's own, and its handler begins as if the kernel had called it. Where the signal has interrupted our code, it
+//! waits as ever ([`crate::catch::signals`]).
 //!
 //! `SIGSYS` is never blocked and never ignored as far as the kernel is concerned: a call that is
-//! dispatched meanwhile would end the program. What the program believes of it is noted here. So all
-//! masks that a program gives to the kernel go through here, without it.
+//! dispatched meanwhile would end the program. This module notes the state of `SIGSYS` in which the program believes.
+//! So all masks that a program gives to the kernel go through here, without `SIGSYS`.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +19,7 @@ use crate::catch::wanted::{KernelAction, WANTED, wanted};
 use crate::catch::{dispatch, signal_state};
 use crate::machine::{inside, mask, mode, pending, pid, stack, sys, wait};
 
-/// The thread goes on as the frame says on whose stack this is.
+/// The thread continues as the frame on the current stack specifies.
 const RETURN: u64 = 0;
 /// The handler of the program begins.
 const HANDLE: u64 = 1;
@@ -153,7 +152,7 @@ extern "C" fn decide(
     }
     let wanted = wanted(number);
     match wanted[0] {
-        // SIGSYS of another origin: what the program does not handle.
+        // SIGSYS of another origin, which the program does not handle.
         DEFAULT if number == libc::SIGSYS => end_by(number),
         DEFAULT | IGNORE => RETURN,
         _ => {

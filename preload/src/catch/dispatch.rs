@@ -8,7 +8,7 @@
 //! is needed then, and no code can forget to change it.
 //!
 //! The handler runs on this thread's stack for our code, which the kernel knows as the alternate one:
-//! the program's stack may be a few hundred bytes. What a call becomes:
+//! the program's stack may be a few hundred bytes. The results of a call are:
 //!
 //! - *served*: the result is put into the registers of the interrupted thread.
 //! - *passed*: the thread goes on in a stub of ours, on its own stack and with its own registers,
@@ -132,7 +132,7 @@ pub fn refuse(context: &mut SignalContext) {
     context.set_result(sys::failure(Errno::ENOSYS));
 }
 
-/// The number of fork(2) as clone(2) has it.
+/// The number of clone(2), by which fork(2) is served.
 const CLONE: u64 = libc::SYS_clone as u64;
 const FORK: u64 = libc::SIGCHLD as u64;
 const VFORK: u64 = (libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD) as u64;
@@ -234,7 +234,7 @@ fn exchange(context: &mut SignalContext, mask: signal_state::MaskArgument) {
     let mut words = [back, args[0], args[1], args[2], args[3], args[4], args[5], 0, 0, 0];
     words[7] = mask.without_sys;
     if mask.is_pair {
-        // Address and length, as pselect6(2) has it.
+        // Address and length, as in pselect6(2).
         (words[8], words[9]) = (room, 8);
         args[mask.at] = room + 8;
     } else {
@@ -314,7 +314,7 @@ const SET_FS: u64 = 0x1002;
 const GET_FS: u64 = 0x1003;
 const GET_GS: u64 = 0x1004;
 
-/// arch_prctl(2) in a static program, which has the base of FS for itself, but not that of GS.
+/// arch_prctl(2) in a static program, which may set the base of FS, but not the base of GS.
 fn segment(code: u64, value: u64, fs: &mut u64) -> Result<i64, Errno> {
     match code {
         SET_FS if value >= 0x7fff_ffff_f000 => return Err(Errno::EPERM),

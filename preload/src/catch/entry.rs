@@ -1,12 +1,11 @@
-//! From a patched `syscall` instruction into Rust, and who must not be intercepted: ourselves.
+//! From a patched `syscall` instruction into Rust. Calls of our own code must not be intercepted.
 //!
-//! A trampoline calls [`defuse_entry`] where the instruction was. Everything that the kernel would
-//! preserve is preserved: all registers but rax, rcx and r11, those of vectors too (the C library is
-//! built for the baseline, whose vectors are xmm0 to xmm15). Where the call is not ours, the
-//! trampoline executes the instruction itself, on the program's own stack: so a blocking call is
-//! interrupted, cancelled and restarted as without us.
+//! A trampoline calls [`defuse_entry`] where the instruction was. Everything that the kernel would preserve is
+//! preserved: all registers but rax, rcx and r11, vector registers too (the C library is built for the baseline, whose
+//! vectors are xmm0 to xmm15). Where the call is not ours, the trampoline executes the instruction itself, on the
+//! program's own stack: so a blocking call is interrupted, cancelled and restarted as without us.
 //!
-//! Our code runs on a stack of its own, one for every thread: that of the program may be too small.
+//! Our code runs on a stack of its own, one for every thread: the program's stack may be too small.
 //!
 //! A clone(2) that makes a process is executed here, because something has to be done after it, in
 //! both processes, and the child may begin on a stack of its own (posix_spawn(3) gives it one): with
@@ -112,7 +111,7 @@ std::arch::global_asm!(
     "jz 8f",
     // Our own stack, unless this is a call from there.
     "4:",
-    // Where the trampoline goes on tells which it is.
+    // The address where the trampoline continues identifies it.
     "mov rdx, [rbp + 8]",
     "mov rax, rcx",
     "sub rax, rsp",
@@ -126,7 +125,7 @@ std::arch::global_asm!(
     "call {serve}",
     "mov rsp, [rsp + 8]",
     "6:",
-    // Back on the program's stack: what has waited may come.
+    // Back on the program's stack: signals that have waited may arrive.
     "mov [rsp + 304], rax",
     "mov [rsp + 312], rdx",
     "call {deliver}",
@@ -168,7 +167,7 @@ std::arch::global_asm!(
     "jc 9b",
     "bt ecx, 3",
     "jc 10b",
-    // The carry flag says that the kernel is to do it.
+    // The carry flag is set if the kernel is to make the call.
     "bt ecx, 0",
     "ret",
     "3:",
@@ -237,7 +236,7 @@ static LOOKED_AT: [u8; 512] = {
 static CLONED_AT: AtomicU64 = AtomicU64::new(0);
 /// The result of that clone(2).
 static CLONED: AtomicI64 = AtomicI64::new(0);
-/// The number by which the entry is entered after it: no call has it, because the kernel looks at 32 bits.
+/// The number by which the entry is entered after clone(2): no call uses it, because the kernel looks at 32 bits.
 const AFTER_CLONE: u64 = 1 << 40;
 
 /// Not 0 where every call is counted, so that none may be passed on unseen.
@@ -333,8 +332,8 @@ fn passed(number: u64, args: &[u64; 6]) -> u64 {
     }
 }
 
-/// A clone(2) that shares our memory, from the trampoline that goes on at `from`. What it makes goes on
-/// behind the instruction there.
+/// A clone(2) that shares our memory, from the trampoline that goes on at `from`. The new thread goes on behind the
+/// instruction there.
 fn share(number: u64, args: &[u64; 6], from: u64) -> EntryRegisters {
     let stack = fork::stack_of_child(number, args);
     let is_stored = stack != 0 && sys::store(stack - 8, from + TO_SYSCALL_END).is_ok();

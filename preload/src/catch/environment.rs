@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char};
 
-// SAFETY: the C library's list of variables, as environ(7) has it.
+// SAFETY: the C library's list of variables, declared as in environ(7).
 unsafe extern "C" {
     static mut environ: *mut *mut c_char;
 }
@@ -51,7 +51,7 @@ pub fn clean_preload(library: &[u8]) {
     });
 }
 
-/// Keeps the variables for which `keep` says so.
+/// Keeps the variables for which `keep` returns true.
 fn edit(mut keep: impl FnMut(&CStr) -> bool) {
     // SAFETY: before `main` there is one thread, and the list is NULL-terminated.
     unsafe {

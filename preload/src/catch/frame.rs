@@ -1,4 +1,4 @@
-//! The frame that the kernel makes of a signal: what it notes of the interrupted thread.
+//! The frame that the kernel makes of a signal: its record of the interrupted thread.
 
 // `struct ucontext` of the kernel, arch/x86/include/uapi/asm/sigcontext.h: what follows the 40 bytes
 // of flags, link and stack.
@@ -15,8 +15,8 @@ pub struct SignalContext(pub *mut u64);
 
 impl SignalContext {
     fn register(&mut self, number: libc::c_int) -> &mut u64 {
-        // SAFETY: the kernel passed the address of its record to our handler, which is under way; the
-        // numbers are those of its registers.
+        // SAFETY: the kernel passed the address of its record to our handler, which is under way; the numbers are the
+        // record's own register numbers.
         unsafe { &mut *self.0.byte_add(REGISTERS + number as usize * 8) }
     }
 
@@ -74,7 +74,7 @@ impl SignalContext {
 
     /// The state of vector registers, and its length in bytes.
     fn state(&self) -> (u64, usize) {
-        /// Where the kernel says how long it is, and by what one knows that it does.
+        /// The offset of a magic number, which the kernel's length of the state follows, and that number.
         const SAYS: (usize, u32) = (464, 0x4650_5853);
         // SAFETY: as in `register`; the state is none, or has 512 bytes at least.
         unsafe {
@@ -94,8 +94,8 @@ const ARGS: [libc::c_int; 6] =
 
 impl SignalContext {
     /// A copy of the frame for a new thread, on its stack for our code, which begins at `from` and has
-    /// `len` bytes: there the call returned 0, and `sp` is the stack pointer. Returns where it is, and
-    /// what is free below.
+    /// `len` bytes: there the call returned 0, and `sp` is the stack pointer. Returns its address, and the end of the
+    /// free room below.
     pub fn copy_for_thread(&mut self, (from, len): (u64, u64), sp: u64) -> (u64, u64) {
         let frame = self.copy(from + len);
         let mut copy = SignalContext((frame + 8) as *mut u64);
@@ -110,7 +110,7 @@ impl SignalContext {
     pub fn copy(&mut self, top: u64) -> u64 {
         let (state, state_len) = self.state();
         let new_state = (top - state_len as u64) & !63;
-        // As the stack is behind a call.
+        // The alignment of the stack directly after a call.
         let frame = ((new_state - FRAME as u64) & !15) - 8;
         let old = self.0.cast::<u8>().wrapping_sub(8);
         // SAFETY: the frame and the state were put here by the kernel, and lie on our stack; the other
@@ -140,7 +140,7 @@ pub struct HandlerRegisters {
 }
 
 impl HandlerRegisters {
-    /// The thread goes on as the frame says that a handler of the program has left, whose stack
+    /// The thread continues as the frame of a finished handler of the program specifies, whose stack
     /// pointer is `sp` at rt_sigreturn(2).
     pub fn return_from(&mut self, sp: u64) {
         self.sp = sp;

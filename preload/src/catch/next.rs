@@ -49,8 +49,8 @@ impl NextFunction {
         match self.address() {
             0 => result(-i64::from(libc::ENOSYS)),
             address => {
-                // SAFETY: the address is that of the function of this name; it gets what the program
-                // passed to us under the same name, in the same registers.
+                // SAFETY: the address belongs to the function of this name; the function gets what the program passed
+                // to us under the same name, in the same registers.
                 let function = unsafe { std::mem::transmute::<u64, LibraryFunction>(address) };
                 // SAFETY: see above.
                 unsafe { function(a[0], a[1], a[2], a[3], a[4], a[5]) }

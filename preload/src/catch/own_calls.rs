@@ -1,4 +1,5 @@
-//! Programs and libraries with system calls of their own that the plan does not know: all but those of the first program.
+//! Programs and libraries with system calls of their own that the plan does not know: all objects but those that the
+//! first program loads.
 //!
 //! Each is looked at when it is loaded with its program, and its instructions are replaced then. A run notes the files that have none, so
 //! that a file is looked at once; of larger ones the user's cache knows the rest.
@@ -75,8 +76,8 @@ fn mapped_from(object: &patch::LoadedObject) -> Option<Vec<u8>> {
     })
 }
 
-/// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot be replaced before it
-/// begins, so that people are told.
+/// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot be replaced before
+/// it begins, so that a warning is printed.
 pub fn look_at_library(process: &'static RunProcess, name: &[u8]) {
     let found = match name.contains(&b'/') {
         true => Some(name.to_vec()),
@@ -89,7 +90,7 @@ pub fn look_at_library(process: &'static RunProcess, name: &[u8]) {
     let Some(mark) = mark(&path).filter(|mark| !process.shared.is_known_program(*mark)) else {
         return;
     };
-    // What is loaded was replaced, and what people were told of needs no second look.
+    // A loaded library was replaced, and a file with a warning needs no second look.
     if REPLACED.lock().contains(&mark) || process.shared.is_known_program(mark ^ TOLD) {
         return;
     }
@@ -106,7 +107,7 @@ pub fn look_at_library(process: &'static RunProcess, name: &[u8]) {
 /// The marks of files whose instructions this process has replaced.
 static REPLACED: FutexLock<Vec<u64>> = FutexLock::new(Vec::new());
 
-/// The difference between the mark of a file without calls of its own and that of one that people were told of.
+/// The difference between the mark of a file without calls of its own and the mark of a file with a warning.
 const TOLD: u64 = 1 << 63;
 
 /// A number for the file at this path.
@@ -163,7 +164,7 @@ fn tell(process: &'static RunProcess, path: &[u8]) {
     ));
 }
 
-/// Tells of a file that this process loads and cannot read.
+/// Prints a warning about a file that this process loads and cannot read.
 fn tell_of_unreadable(path: &[u8]) {
     say(&format!(
         "{}: cannot be read: if it makes system calls without the C library, these are not served. --dispatch \

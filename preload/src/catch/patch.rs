@@ -90,7 +90,7 @@ struct TrampolinePage {
 
 static TRAMPOLINES: OnceLock<Vec<TrampolinePage>> = OnceLock::new();
 
-/// The site, by its place among those of all objects of the plan, whose trampoline has `address`.
+/// The site whose trampoline has `address`, by its place among the sites of all objects of the plan.
 pub fn site_of(address: u64) -> Option<usize> {
     TRAMPOLINES.get()?.iter().find_map(|library| {
         let at = usize::try_from(address.checked_sub(library.page)?).ok()?.checked_sub(HEAD)?;
@@ -149,7 +149,7 @@ fn loaded() -> Vec<LoadedObject> {
         let path = path.unwrap_or_default().to_bytes().to_vec();
         let mut library =
             LoadedObject { path, base: info.dlpi_addr, build_id: Vec::new(), code: Vec::new() };
-        // SAFETY: the record says how many program headers there are.
+        // SAFETY: the record contains the number of program headers.
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
         for header in headers {
@@ -209,7 +209,7 @@ fn patch(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> Option<(u64
         let made = trampoline::code(site, library.base + site.address, page + at as u64, page);
         bytes[at..at + made.len()].copy_from_slice(&made);
     }
-    // SAFETY: the pages were mapped just now, for this, and nobody else knows of them.
+    // SAFETY: the pages were mapped just now, for this copy, and no other thread knows of them.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), page as *mut u8, room) };
     protect(page, page + room as u64, libc::PROT_READ | libc::PROT_EXEC)?;
     for &(from, end) in &library.code {
@@ -268,7 +268,7 @@ fn map_image(library: &LoadedObject, image: &PatchedImage, images: RunImages) ->
     };
     let new = libc::MAP_FIXED_NOREPLACE;
     map(head, HEAD_PAGE + image.trampolines_len, data, new, None)?;
-    // SAFETY: the page was mapped just now, for this, and nobody else knows of it.
+    // SAFETY: the page was mapped just now, for this value, and no other thread knows of this page.
     unsafe { (head as *mut u64).write(images.entry) };
     let behind = Some(image.place + image.len);
     let made = map(trampolines, image.trampolines_len, text, libc::MAP_FIXED, behind)

@@ -1,8 +1,8 @@
-//! The signal state that a program with dispatched calls believes in, and the one that the kernel has.
+//! The signal state in which a program with dispatched calls believes, and the state that the kernel has.
 //!
 //! The kernel never has `SIGSYS` blocked: a call that is dispatched meanwhile would end the program. So
-//! all masks that a program gives to the kernel go through here, without it. The alternate stack that
-//! the kernel knows is this thread's stack for our code; that of the program is noted here.
+//! all masks that a program gives to the kernel go through here, without it. The alternate stack that the kernel knows
+//! is this thread's stack for our code; this module notes the program's alternate stack.
 
 use std::cell::Cell;
 
@@ -63,7 +63,7 @@ pub fn alternate_stack() -> [u64; 3] {
 pub fn serve(number: u64, args: &[u64; 6], sp: u64) -> Option<i64> {
     let result = match number as i64 {
         libc::SYS_sigaltstack => alternate(args, sp),
-        // Who has its calls dispatched to itself would take them from us.
+        // A program that has its calls dispatched to itself would take them from us.
         libc::SYS_prctl if args[0] == 59 => Err(Errno::EINVAL),
         _ => return None,
     };
@@ -207,7 +207,7 @@ mod tests {
         let (new, out) = (&raw const set as u64, &raw mut old as u64);
         assert_eq!(change_mask(&args(libc::SIG_BLOCK, new, 0), &mut mask), Ok(0));
         assert_eq!(mask, 0b111);
-        // What the program has blocked it sees, although the kernel has not.
+        // The program sees the mask that it has set, although the kernel has another one.
         assert_eq!(change_mask(&args(libc::SIG_UNBLOCK, new, out), &mut mask), Ok(0));
         assert_eq!((mask, old), (0b100, SYS | 0b111));
         assert_eq!(change_mask(&args(9, new, 0), &mut mask), Err(Errno::EINVAL));

@@ -87,7 +87,7 @@ fn action_of_sys(
 /// The handler of all signals that the program handles.
 extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     let wanted = &WANTED[number as usize % WANTED.len()];
-    // What a thread does to itself cannot wait: it would do it again.
+    // A signal that a thread raises by its own instruction cannot wait: the instruction would raise it again.
     let own = matches!(
         number,
         libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGTRAP | libc::SIGSYS
@@ -118,6 +118,6 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     let handler = wanted.handler.load(Ordering::Acquire);
     // SAFETY: the program gave it to sigaction(2) as its handler for this signal.
     let handler = unsafe { std::mem::transmute::<u64, SignalHandler>(handler) };
-    // SAFETY: see above; the arguments are those of the kernel.
+    // SAFETY: see above; the kernel passed the arguments.
     unsafe { handler(number, info, context.cast()) };
 }

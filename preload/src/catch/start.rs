@@ -24,7 +24,7 @@ fn fail(text: &str) -> ! {
     std::process::abort()
 }
 
-/// Begins, where a run says so in the environment.
+/// Begins, if a variable of the environment requests it.
 pub fn begin() {
     let Some(value) = environment::take(VARIABLE) else { return };
     let inherited = value.to_string_lossy().parse::<InheritedDescriptors>();

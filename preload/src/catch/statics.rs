@@ -1,10 +1,9 @@
 //! Programs that no library can be loaded into: they are loaded by us.
 //!
-//! execve(2) of a static program becomes that of a *carrier*: the smallest program that the dynamic
-//! loader takes, made in memory, into which this library is loaded as into any other. Once that has
-//! begun, it maps the static program as the kernel would have, gives it the arguments, variables and
-//! auxiliary vector that it would have got, and jumps to it: from there on its system calls are
-//! dispatched ([`crate::catch::dispatch`]).
+//! execve(2) of a static program becomes execve(2) of a *carrier*: the smallest program that the dynamic loader takes,
+//! made in memory, into which this library is loaded as into any other. Once the carrier has begun, it maps the static
+//! program as the kernel would have, gives it the arguments, variables and auxiliary vector that it would have got, and
+//! jumps to it: from there on its system calls are dispatched ([`crate::catch::dispatch`]).
 //!
 //! Programs for another C library, whose loader would not take this one, are begun the same way, with
 //! their loader.
@@ -34,7 +33,7 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// And the auxiliary vector, behind the variables.
 static AUXILIARY: AtomicPtr<[u64; 2]> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Notes what the kernel gave to this process, before anything of it is changed.
+/// Notes the arguments of this process from the kernel, before any of them is changed.
 ///
 /// # Safety
 ///
@@ -51,7 +50,8 @@ pub unsafe fn note_arguments(count: usize, arguments: *mut u64, mut variables: *
     }
 }
 
-/// Tells this program its name and its path, if it is one of a mount, which the kernel has executed by a descriptor.
+/// Gives this program its name and its path, if its file is in a mount, so that the kernel has executed it by a
+/// descriptor.
 pub fn name_program() {
     let (Some(name), Some(path)) = (environment::take(NAME), environment::take(EXECUTABLE)) else {
         return;
@@ -80,7 +80,7 @@ pub struct LoadedProgram {
     sp: u64,
 }
 
-/// Loads the static program in `fd`. The error is for people.
+/// Loads the static program in `fd`. The error is a message for users.
 pub fn load(fd: OwnedFd) -> Result<LoadedProgram, String> {
     let name = environment::take(NAME).unwrap_or_default();
     let shown = name.to_string_lossy().into_owned();
@@ -140,8 +140,8 @@ fn replace_calls(image: &ElfHead, base: u64, file: &File) {
     }
 }
 
-/// Gives a static program, which has a C library of its own or none, what the one in this process has
-/// of the kernel: the area for restartable sequences, of which a thread has one, and the end of its
+/// Gives a static program, which has a C library of its own or none, the resources that the C library in this process
+/// has from the kernel: the area for restartable sequences, of which a thread has one, and the end of its
 /// memory, brk(2), from which malloc(3) takes.
 pub fn leave_to_program() {
     const UNREGISTER: u64 = 1;
@@ -152,7 +152,7 @@ pub fn leave_to_program() {
         let (offset, size) =
             unsafe { ((offset as *const i64).read(), (size as *const u32).read()) };
         let area = tls_block::fs().wrapping_add_signed(offset);
-        // The kernel's first record had 32 bytes, and libraries tell what they use of it.
+        // The kernel's first record had 32 bytes, and libraries pass the size that they use.
         let args = [area, u64::from(size.max(32)), UNREGISTER, SIGNATURE, 0, 0];
         sys::pass(libc::SYS_rseq as u64, &args);
     }
@@ -181,14 +181,13 @@ fn map_file(file: File) -> Result<(ElfHead, u64, File), String> {
 impl LoadedProgram {
     /// Begins it.
     pub fn run(self) -> ! {
-        // SAFETY: stack and entry are those of the program that was mapped; the frames below are ours
-        // and end here.
+        // SAFETY: stack and entry belong to the program that was mapped; the frames below are ours and end here.
         unsafe { tls_block::jump(self.sp, self.entry) }
     }
 }
 
-/// Puts arguments, variables and the auxiliary vector with its `changes` where the kernel had put
-/// those of the carrier, and returns where: the list of variables is shorter now.
+/// Puts arguments, variables and the auxiliary vector with its `changes` where the kernel had put the carrier's, and
+/// returns the address: the list of variables is shorter now.
 fn stack(changes: &[(u64, u64)]) -> u64 {
     let mut block = vec![COUNT.load(Ordering::Relaxed) as u64];
     let mut end = AUXILIARY.load(Ordering::Relaxed);

@@ -17,9 +17,9 @@ use crate::process::{fork as process_fork, state};
 use crate::serve;
 use crate::serve::open::library;
 
-/// Finds all functions that ours go on with, while the program has not begun: to ask the loader later
-/// would take the message away that dlerror(3) has for the program, and wait for the loader's lock
-/// where a handler of a signal may not.
+/// Finds all functions that ours go on with, while the program has not begun: a later lookup in the loader would take
+/// the message away that dlerror(3) has for the program, and wait for the loader's lock where a handler of a signal may
+/// not.
 pub fn find_next() {
     let others = [&SYSCALL, &FORK, &FORK_ALONE, &DLOPEN];
     for next in next::ALL.iter().chain(&others).chain(users::ALL) {
@@ -29,7 +29,7 @@ pub fn find_next() {
     let is_its = |address: u64| of_c_library.is_some_and(|(a, b)| (a..b).contains(&address));
     let wrapped = |next: &&NextFunction| next.address() != 0 && !is_its(next.address());
     IS_WRAPPED.store(next::ALL.iter().any(wrapped), Ordering::Relaxed);
-    // What was not found is no news for the program: told once, and then forgotten.
+    // A symbol that was not found is no news for the program: dlerror(3) returns the message once, and then forgets it.
     for _ in 0..2 {
         // SAFETY: dlerror(3) takes nothing.
         unsafe { libc::dlerror() };
@@ -44,7 +44,7 @@ static DLOPEN: NextFunction = NextFunction::new(c"dlopen");
 /// Where dlmopen(3) goes on.
 static DLMOPEN: NextFunction = NextFunction::new(c"dlmopen");
 
-/// True if another library has functions between ours and those of the C library.
+/// True if another library has functions between this library's functions and the C library's.
 static IS_WRAPPED: AtomicBool = AtomicBool::new(false);
 
 /// Serves the call if it is ours; otherwise calls the next function. Our own calls are not for other libraries.
@@ -62,7 +62,7 @@ fn serve(next: &NextFunction, original: &[u64; 6], number: i64, args: [u64; 6]) 
     }
 }
 
-/// As [`serve::call`], and once more after each signal whose handler wants that.
+/// Serves a call by [`serve::call`], and once more after each signal whose handler restarts it.
 fn served(number: u64, args: &[u64; 6]) -> Option<i64> {
     loop {
         match serve::call(number, args) {
@@ -309,7 +309,7 @@ pub unsafe extern "C" fn syscall(
         _ if dispatch::passes(number) => result(sys::pass(number, &[a, b, c, d, e, f])),
         0 => result(sys::pass(number, &[a, b, c, d, e, f])),
         address => {
-            // SAFETY: the address is that of the C library's syscall, which takes these.
+            // SAFETY: the address belongs to the C library's syscall, which takes these arguments.
             let next = unsafe { std::mem::transmute::<u64, SyscallFunction>(address) };
             // SAFETY: see above.
             unsafe { next(number, a, b, c, d, e, f) }
@@ -420,9 +420,9 @@ pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut libc:
 
 /// # Safety
 ///
-/// dlmopen(3). A library in a name space of its own brings a C library of its own, which nobody has
-/// patched: its calls would concern the kernel's files. Where calls are not dispatched it is refused as
-/// the loader does it, by a dlopen(3) of a name that tells why.
+/// dlmopen(3). A library in a name space of its own brings a C library of its own, which is not patched: its calls
+/// would concern the kernel's files. Where calls are not dispatched, the call fails like a loader's failure, by a
+/// dlopen(3) of a name that contains the reason.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 // SAFETY: the arguments and the stack are left as the caller made them.
@@ -463,7 +463,7 @@ struct DlmopenArguments {
     refused: u64,
 }
 
-/// The error that dlerror(3) tells begins with the path.
+/// The error that dlerror(3) returns begins with the path.
 const NO_SPACE: &CStr =
     c"/dlmopen: a C library in a name space of its own would go past the mounts \
     of this run: use `defuse run --dispatch`";
@@ -520,7 +520,7 @@ mod tests {
         };
         assert_eq!(libc.unreachable, []);
         let numbers: BTreeSet<_> = libc.sites.iter().filter_map(|site| site.number).collect();
-        // Those that the C library makes by other calls.
+        // Functions that the C library makes by other calls.
         let other = [
             "open",
             "select",

@@ -1,4 +1,4 @@
-//! Thread-local variables of ours in static programs, which do not have those of the C library.
+//! Thread-local variables of ours in static programs, which do not have the C library's variables.
 //!
 //! A static program sets the base of FS as it likes, so our thread-local variables, which the loader has
 //! laid out, are not where the compiler looks for them. Every thread of such a program therefore has a
@@ -53,8 +53,8 @@ struct TlsTemplate {
 const BEHIND: u64 = 8192;
 
 std::arch::global_asm!(
-    // What a thread of a static program begins with: clone(2) or clone3(2), whose number is in rdi
-    // and whose arguments rsi leads to.
+    // Begins a thread of a static program: clone(2) or clone3(2), whose number is in rdi and whose arguments rsi leads
+    // to.
     ".globl defuse_clone",
     ".hidden defuse_clone",
     "defuse_clone:",
@@ -119,7 +119,7 @@ std::arch::global_asm!(
     free = const FREE,
 );
 
-// SAFETY: defined above, and called as it says there.
+// SAFETY: defined above, and called as the comment there requires.
 unsafe extern "C" {
     fn defuse_clone(number: u64, args: *const [u64; 6]) -> i64;
     fn defuse_exit(code: u64, state: *const AtomicU32) -> !;
@@ -165,7 +165,7 @@ pub fn begin() {
 ///
 /// # Safety
 ///
-/// Both are the program's. Nobody needs the current stack any more.
+/// Stack pointer and address belong to the program. The current stack is not used any more.
 pub unsafe fn jump(sp: u64, address: u64) -> ! {
     // SAFETY: the caller's promise.
     unsafe { defuse_jump(sp, address) }
@@ -260,7 +260,7 @@ fn take() -> Option<&'static TlsBlock> {
     let template = unsafe { TEMPLATE.load(Ordering::Acquire).as_ref() }?;
     let fs = template.copy()?;
     let stack_end = stack::map()?;
-    // SAFETY: the variable of the new thread lies where that of this one does, in its own block.
+    // SAFETY: the variable has the same offset in the new thread's block as in this thread's block.
     unsafe { ((stack::slot() as u64 + fs - self::fs()) as *mut u64).write(stack_end) };
     let block = TlsBlock { fs, stack: stack_end, state: AtomicU32::new(TAKEN) };
     let block: &'static TlsBlock = Box::leak(Box::new(block));
@@ -286,7 +286,7 @@ impl TlsTemplate {
             // SAFETY: dl_iterate_phdr passes a valid record, and the vector that it was given.
             let (info, all) = unsafe { (&*info, &mut *all.cast::<Vec<(u64, u64, usize)>>()) };
             let count = usize::from(info.dlpi_phnum);
-            // SAFETY: the record says how many program headers there are.
+            // SAFETY: the record contains the number of program headers.
             let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, count) };
             let block = info.dlpi_tls_data as u64;
             for header in headers.iter().filter(|h| h.p_type == libc::PT_TLS && block != 0) {
@@ -302,7 +302,7 @@ impl TlsTemplate {
         let below = blocks.iter().map(|block| block.0).max().unwrap_or(0).next_multiple_of(4096);
         let tid = pid::ask() as u32;
         let is_tid = |at: &u64| {
-            // SAFETY: what the C library has of this thread is longer than this.
+            // SAFETY: the C library's record of this thread is longer than this.
             unsafe { ((fs + at) as *const u32).read() == tid }
         };
         let tid_at = (64..1536).step_by(4).find(is_tid);
@@ -322,8 +322,7 @@ impl TlsTemplate {
         let len = (below + BEHIND + table).next_multiple_of(4096);
         let at = sys::map(len as usize, libc::PROT_READ | libc::PROT_WRITE, 0).ok()?;
         let (fs, table_at) = (at + below, at + below + BEHIND);
-        // SAFETY: all is written to the memory that was mapped just now; what is read are the loader's
-        // own records.
+        // SAFETY: all writes go to the memory that was mapped just now; all reads are from the loader's own records.
         unsafe {
             for &(offset, from, len) in &self.blocks {
                 let to = (fs - offset) as *mut u8;
@@ -341,7 +340,7 @@ impl TlsTemplate {
             word(fs).write(fs);
             word(fs + 8).write(table_at + 16);
             word(fs + 16).write(fs);
-            // What the C library guards stacks and pointers by.
+            // The values by which the C library guards stacks and pointers.
             word(fs + 0x28).write(word(old + 0x28).read());
             word(fs + 0x30).write(word(old + 0x30).read());
         }

@@ -43,7 +43,7 @@ std::arch::global_asm!(
     recvmsg = sym recvmsg_unwrapped,
 );
 
-/// As the C library calls it for each object.
+/// The callback, in the form in which the C library calls it for each object.
 // SAFETY: the type of the first argument of dl_iterate_phdr(3), which is passed on.
 type IterateCallback = Option<unsafe extern "C" fn(*mut c_void, usize, *mut c_void) -> c_int>;
 // SAFETY: the type of dl_iterate_phdr(3), called with its arguments.
@@ -59,7 +59,7 @@ extern "C" fn objects(callback: IterateCallback, data: *mut c_void) -> c_int {
     if real == 0 {
         return 0;
     }
-    // SAFETY: the address is that of the function of this name, which gets its arguments.
+    // SAFETY: the address belongs to the function of this name, which gets its arguments.
     unsafe { std::mem::transmute::<u64, IterateFunction>(real)(callback, data) }
 }
 

@@ -1,4 +1,4 @@
-//! Descriptors of our own. Their numbers lie above those of the program.
+//! Descriptors of this library. Their numbers lie above the program's descriptors.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -37,15 +37,15 @@ pub fn executable_memory(name: &CStr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// A descriptor that is nobody else's.
+/// An owned descriptor. No other code closes it.
 pub fn owned(fd: i32) -> OwnedFd {
-    // SAFETY: the kernel gave the number just now, and nobody else has it.
+    // SAFETY: the kernel returned the number just now, and no other value owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// A descriptor of ours that a call of the kernel needs to the end of that call.
 ///
-/// It is closed by a system call of our own: that of the C library would be served, and refused.
+/// It is closed by a system call of our own: close(3) of the C library would be served, and refused.
 #[derive(Debug)]
 pub struct HeldDescriptor(i32);
 

@@ -15,8 +15,7 @@ use crate::machine::{inside::InsideGuard, lock::FutexLock, sys};
 /// Where the heap has its pages from: the kernel, without the C library between.
 struct HeapPages;
 
-// SAFETY: what is returned are fresh mappings, page by page, which belong to the heap until it gives
-// them back.
+// SAFETY: the allocator returns fresh mappings, page by page, which belong to the heap until it gives them back.
 unsafe impl Allocator for HeapPages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match sys::map(size, libc::PROT_READ | libc::PROT_WRITE, 0) {
@@ -28,7 +27,7 @@ unsafe impl Allocator for HeapPages {
     fn remap(&self, ptr: *mut u8, old: usize, new: usize, can_move: bool) -> *mut u8 {
         let flags = if can_move { libc::MREMAP_MAYMOVE as u64 } else { 0 };
         let args = [ptr as u64, old as u64, new as u64, flags, 0, 0];
-        // SAFETY: the mapping is the heap's own, which asks for it to be moved or changed in length.
+        // SAFETY: the mapping is the heap's own, and the heap requests its move or change in length.
         let moved = sys::check(unsafe { sys::syscall(libc::SYS_mremap as u64, &args) });
         moved.map_or(std::ptr::null_mut(), |at| at as *mut u8)
     }
@@ -57,8 +56,8 @@ unsafe impl Allocator for HeapPages {
 static HEAP: FutexLock<Dlmalloc<HeapPages>> =
     FutexLock::new(Dlmalloc::new_with_allocator(HeapPages));
 
-/// Memory of so many bytes or more is a mapping of its own, of which the kernel provides what is used: the heap writes zeros to
-/// all that it was asked to zero.
+/// Memory of so many bytes or more is a mapping of its own, of which the kernel provides the used pages: the heap
+/// writes zeros to all memory that was requested with zeros.
 const OWN_MAPPING: usize = 256 << 10;
 
 /// True if memory of this layout has a mapping of its own.
@@ -83,7 +82,7 @@ unsafe impl GlobalAlloc for LibraryHeap {
             return HeapPages.alloc(pages(layout.size())).0;
         }
         let _inside = InsideGuard::enter();
-        // SAFETY: the caller's promises are those that Dlmalloc asks for.
+        // SAFETY: the caller's promises are the promises that Dlmalloc requires.
         unsafe { HEAP.lock().malloc(layout.size(), layout.align()) }
     }
 
@@ -116,7 +115,7 @@ unsafe impl GlobalAlloc for LibraryHeap {
             (true, true) => return HeapPages.remap(ptr, pages(layout.size()), pages(new), true),
             (false, false) => {}
             _ => {
-                // SAFETY: as asked for by the caller; both have at least the smaller number of bytes.
+                // SAFETY: the caller passes these layouts; both have at least the smaller number of bytes.
                 return unsafe {
                     let moved = self.alloc(after);
                     if !moved.is_null() {
@@ -170,7 +169,7 @@ mod tests {
         const LEN: usize = 1 << 20;
         let big = vec![0u8; LEN];
         let mut resident = [1u8; LEN / 4096];
-        // SAFETY: the pages are those of `big`, and there is a byte for each.
+        // SAFETY: the pages belong to `big`, and there is a byte for each.
         let rc = unsafe { libc::mincore(big.as_ptr() as *mut _, LEN, resident.as_mut_ptr()) };
         assert_eq!((rc, resident.iter().filter(|page| **page & 1 == 1).count()), (0, 0));
     }

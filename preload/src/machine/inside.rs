@@ -49,8 +49,8 @@ thread_local! {
     };
 }
 
-/// Addresses of the states of all threads that were ever inside, and still live. Whoever forks holds
-/// the lock until that is done: no thread begins or ends in between.
+/// Addresses of the states of all threads that were ever inside, and still live. A thread that forks holds the lock
+/// until the fork is done: no thread begins or ends in between.
 static THREADS: FutexLock<Vec<usize>> = FutexLock::new(Vec::new());
 
 /// The count of [`THREADS`], for threads that must not wait for its lock: a fork that holds it waits for
@@ -66,11 +66,11 @@ static LATE: AtomicU32 = AtomicU32::new(0);
 /// Not 0 while a fork is under way: no thread goes in.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 
-/// Our own code runs on this thread: what it calls is not intercepted, and signals wait. At its end
-/// `errno` is what it was at its beginning: what our code calls sets it, and a system call that succeeds
-/// leaves it alone, on which programs rely.
+/// Our own code runs on this thread: its calls are not intercepted, and signals wait. At the end of this value, `errno`
+/// has the value of its beginning: calls of our code set it, and a system call that succeeds leaves it alone, on which
+/// programs rely.
 pub struct InsideGuard {
-    /// Those of this thread, which does not end meanwhile. The pointer keeps this value on its thread.
+    /// The variables of this thread, which does not end meanwhile. The pointer keeps this value on its thread.
     own: NonNull<ThreadVariables>,
     errno: *mut i32,
     value: i32,
@@ -106,7 +106,7 @@ impl InsideGuard {
 
     #[inline]
     fn of(own: &ThreadVariables, errno: *mut i32) -> InsideGuard {
-        // SAFETY: a variable of this thread, which nobody else refers to.
+        // SAFETY: a variable of this thread, to which no other reference exists.
         InsideGuard { own: NonNull::from(own), errno, value: unsafe { *errno } }
     }
 }
@@ -114,7 +114,7 @@ impl InsideGuard {
 impl Drop for InsideGuard {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: a variable of this thread, which nobody else refers to.
+        // SAFETY: a variable of this thread, to which no other reference exists.
         unsafe { *self.errno = self.value };
         // SAFETY: variables of this thread, whose end has not come: it runs this.
         let own = unsafe { self.own.as_ref() };
@@ -201,7 +201,7 @@ fn list(own: &ThreadVariables) {
     compiler_fence(Ordering::SeqCst);
     own.is_listed.set(true);
     own.errno.set(errno());
-    // The list may grow by memory of our heap, in which nobody forks while the lock is held.
+    // The list may grow by memory of our heap, in which no thread forks while the lock is held.
     THREADS.lock().push(ptr::from_ref(&own.state) as usize);
     LISTED.fetch_add(1, Ordering::Relaxed);
     thread_exit::arm();
@@ -247,8 +247,8 @@ pub fn barrier_for_all() {
 /// The longest time that a fork waits for a thread in a file system that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Waits until no other thread is inside, and keeps them out until [`let_others_go_on`]; signals wait
-/// on this one. False, and nothing has changed, where somebody did not come out.
+/// Waits until no other thread is inside, and keeps them out until [`let_others_go_on`]; signals wait on this thread.
+/// False, and nothing has changed, if a thread did not come out.
 pub fn stop_others() -> bool {
     if OWN.with(|own| own.forks.get()) {
         return true;
@@ -309,7 +309,7 @@ pub fn has_others() -> bool {
     LISTED.load(Ordering::Relaxed) > 1
 }
 
-/// Resets all of it in a child, in which no other thread exists.
+/// Resets the state of this module in a child, in which no other thread exists.
 pub fn alone() {
     // If the program forked in a way of its own, another thread may have held it.
     THREADS.reset();

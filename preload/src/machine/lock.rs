@@ -12,7 +12,7 @@ use crate::machine::sys;
 const WAIT: u64 = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as u64;
 const WAKE: u64 = (libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG) as u64;
 
-/// Waits while `word` is `value`, until somebody wakes.
+/// Waits while `word` is `value`, until another thread wakes it.
 pub fn wait(word: &AtomicU32, value: u32) {
     let _ = sys::plain(libc::SYS_futex, word.as_ptr() as u64, WAIT, u64::from(value));
 }
@@ -24,10 +24,10 @@ pub fn wake(word: &AtomicU32, count: i32) {
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may wait.
+/// Held, and other threads may wait.
 const AWAITED: u32 = 2;
 
-/// How often a thread looks before it sleeps: what is done under these locks takes a moment.
+/// The number of looks of a thread before it sleeps: the work under these locks takes a moment.
 const LOOKS: u32 = 100;
 
 /// A value for one thread at a time.
@@ -36,7 +36,7 @@ pub struct FutexLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is used by whoever holds the lock, one thread at a time.
+// SAFETY: only the holder of the lock uses the value, one thread at a time.
 unsafe impl<T: Send> Sync for FutexLock<T> {}
 
 impl<T> FutexLock<T> {
@@ -82,8 +82,8 @@ impl<T> FutexLock<T> {
         }
     }
 
-    /// Frees the lock whoever held it: for a child that has one thread, after a fork(2) during which
-    /// this thread held the lock, or nobody did.
+    /// Frees the lock whatever thread held it: for a child that has one thread, after a fork(2) during which this
+    /// thread held the lock, or no thread did.
     pub fn reset(&self) {
         self.state.store(FREE, Ordering::Release);
     }

@@ -2,7 +2,7 @@
 
 use crate::machine::sys;
 
-/// `SIGSYS`, as a mask has it.
+/// `SIGSYS`, as a bit of a mask.
 pub const SYS: u64 = 1 << (libc::SIGSYS - 1);
 
 /// Signals that a thread raises by what it does. The kernel ends a process that blocks them then.

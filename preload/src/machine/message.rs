@@ -1,4 +1,4 @@
-//! Messages for people.
+//! Messages for users.
 
 use crate::machine::sys;
 

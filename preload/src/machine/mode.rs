@@ -1,4 +1,4 @@
-//! How the calls of this program are caught. Both facts are set once, before the program begins.
+//! How the calls of this program are caught. The facts are set once, before the program begins.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

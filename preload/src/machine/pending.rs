@@ -168,12 +168,12 @@ fn queue(waiting: &PendingSignal) {
 fn send(number: c_int, info: *const u64) {
     let (pid, tid) = (pid::ask() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
     let args = [pid, tid.unwrap_or(0) as u64, number as u64, info as u64, 0, 0];
-    // SAFETY: the kernel copies the information; all signals are blocked, so nobody changes it.
+    // SAFETY: the kernel copies the information; all signals are blocked, so no handler changes it.
     unsafe { sys::syscall(libc::SYS_rt_tgsigqueueinfo as u64, &args) };
 }
 
-/// A signal waits until our code is done: everything is blocked in `mask`, that of the interrupted
-/// thread, until then. Its handler has a call made again that it interrupts, if it `restarts`.
+/// Makes a signal wait until our code is done. Until then `mask`, the mask of the interrupted thread, blocks every
+/// signal. The handler restarts a call that it interrupts, if it `restarts`.
 pub fn note(number: c_int, info: *mut u64, mask: &mut u64, restarts: bool) {
     WAITING.with(|waiting| {
         // SAFETY: the kernel passed 128 bytes about the signal. Until our code is done nothing else

@@ -7,12 +7,12 @@ use crate::machine::sys;
 /// The number that [`note`] noted; 0 before.
 static NOTED: AtomicI32 = AtomicI32::new(0);
 
-/// Asks the kernel.
+/// Returns the number from the kernel.
 pub fn ask() -> i32 {
     sys::plain(libc::SYS_getpid, 0, 0, 0).unwrap_or(0) as i32
 }
 
-/// Asks the kernel and notes the number: when a program begins, and in a child.
+/// Reads the number from the kernel and notes it: when a program begins, and in a child.
 pub fn note() -> i32 {
     let pid = ask();
     NOTED.store(pid, Ordering::Relaxed);

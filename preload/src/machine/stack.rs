@@ -1,4 +1,4 @@
-//! The stack of a thread for our code: that of the program may be too small.
+//! The stack of a thread for our code: the program's stack may be too small.
 
 use std::sync::OnceLock;
 
@@ -19,7 +19,7 @@ std::arch::global_asm!(
 
 /// The length in bytes of a thread's stack for our code. It costs memory as far as it is used.
 pub const LEN: u64 = 512 << 10;
-/// The length in bytes of the guard at its lower end, which nobody may touch.
+/// The length in bytes of the guard at its lower end, which no code may access.
 const GUARD_LEN: u64 = 4096;
 
 /// Where this thread keeps the end of its stack for our code.
@@ -48,7 +48,7 @@ pub extern "C" fn make() -> u64 {
     let Some(end) = map() else { return 0 };
     // SAFETY: the variable is this thread's own.
     unsafe { slot().write(end) };
-    // Whoever has one gives it back.
+    // A thread that has a stack gives it back.
     thread_exit::arm();
     end
 }

@@ -1,8 +1,8 @@
-//! How the text that one program leaves to the next gets there: in a pipe, which has all of it before
-//! the next one begins.
+//! Passes the text that one program leaves to the next: through a pipe, which has all of the text before the next
+//! program begins.
 //!
-//! A pipe rather than a file in memory, because a limit of the size of files (`RLIMIT_FSIZE`) would
-//! kill who writes one, and because programs that filter system calls know pipes. A text that does not
+//! A pipe rather than a file in memory, because a limit of the size of files (`RLIMIT_FSIZE`) would kill a process that
+//! writes such a file, and because programs that filter system calls know pipes. A text that does not
 //! fit into a pipe goes into such a file.
 
 use std::fs::File;
@@ -24,7 +24,7 @@ pub fn write(text: &str, floor: i32) -> Result<OwnedFd, Errno> {
 
 fn in_a_pipe(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let mut ends = [0i32; 2];
-    // A pipe of a user who has many is short: nobody waits for room in it.
+    // The pipe of a user with many pipes is short: the write does not wait for room.
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
     let args = [ends.as_mut_ptr() as u64, flags, 0, 0, 0, 0];
     sys::check(sys::pass(libc::SYS_pipe2 as u64, &args))?;
@@ -61,8 +61,8 @@ pub fn read(fd: i32) -> Option<String> {
     }
 }
 
-/// The text, once all of it is there. Whether the other end of a pipe is closed says nothing: a child
-/// that was forked meanwhile has it, too.
+/// The text, once it has arrived completely. It does not depend on the other end of the pipe being closed: a child that
+/// was forked meanwhile has that end, too.
 fn whole(bytes: &[u8]) -> Option<String> {
     let end = bytes.iter().position(|&byte| byte == b'\n')?;
     let len: usize = std::str::from_utf8(&bytes[..end]).ok()?.parse().ok()?;

@@ -10,7 +10,7 @@ use defuse_fs::Errno;
 ///
 /// # Safety
 ///
-/// The arguments have to be right for the call, as its manual page has it.
+/// The arguments have to be right for the call, as its manual page describes.
 #[inline]
 pub unsafe fn syscall(number: u64, args: &[u64; 6]) -> i64 {
     let value: i64;
@@ -63,7 +63,7 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the first `len` bytes of `fd`, which nobody shortens meanwhile: a program or library that is loaded.
+    /// Maps the first `len` bytes of `fd`, which stays at least as long meanwhile: a program or library that is loaded.
     pub fn new(fd: i32, len: u64) -> Result<MappedFile, Errno> {
         let len = usize::try_from(len).map_err(|_| Errno::EOVERFLOW)?;
         let (read, private) = (libc::PROT_READ as u64, libc::MAP_PRIVATE as u64);
@@ -140,8 +140,8 @@ fn checked(address: u64, len: usize) -> Result<(), Errno> {
 /// `ENAMETOOLONG` if no NUL comes within `PATH_MAX`.
 pub fn string<'a>(address: u64) -> Result<&'a [u8], Errno> {
     checked(address, 1)?;
-    // SAFETY: the program passed the address as that of a string; where it is none, the C library
-    // would have failed the same way, but for the addresses that were checked.
+    // SAFETY: the program passed the address as the address of a string; where it is none, the C library would have
+    // failed the same way, but for the addresses that were checked.
     let len = unsafe { libc::strnlen(address as *const libc::c_char, 4096) };
     if len == 4096 {
         return Err(Errno::ENAMETOOLONG);
@@ -217,14 +217,14 @@ pub fn zeroed<T: PlainValue>() -> T {
 /// A value of the program. `EFAULT`.
 pub fn load<T: PlainValue>(address: u64) -> Result<T, Errno> {
     checked(address, size_of::<T>())?;
-    // SAFETY: as for `bytes`; no alignment is asked for, and any bytes are a valid value.
+    // SAFETY: as for `bytes`; no alignment is required, and any bytes are a valid value.
     Ok(unsafe { (address as *const T).read_unaligned() })
 }
 
 /// Puts a value where the program wants it. `EFAULT`.
 pub fn store<T: PlainValue>(address: u64, value: T) -> Result<(), Errno> {
     checked(address, size_of::<T>())?;
-    // SAFETY: as for `room`; no alignment is asked for.
+    // SAFETY: as for `room`; no alignment is required.
     unsafe { (address as *mut T).write_unaligned(value) };
     Ok(())
 }

@@ -37,7 +37,7 @@ thread_local! {
     static ENDS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// How often the C library is made to tell the end of a thread: four times at most
+/// How often the C library announces the end of a thread: four times at most
 /// (`PTHREAD_DESTRUCTOR_ITERATIONS`), of which we leave one to others.
 const LAST_END: u32 = 3;
 
@@ -91,7 +91,7 @@ pub fn note_end() {
     ENDS.set(ENDS.get() + 1);
 }
 
-/// True once the C library has told the end of this thread for the last time: nothing that the thread
+/// True once the C library has announced the end of this thread for the last time: nothing that the thread
 /// gets from now on is given back.
 pub fn has_ended() -> bool {
     ENDS.get() >= LAST_END

@@ -60,10 +60,10 @@ pub struct InheritedConnection {
 /// A file system in another process, which every process of the run reaches by a connection of its
 /// own.
 ///
-/// The server makes that of a child before the fork, while no other thread of the parent is at work: it
-/// begins with all that the parent's has, inodes and open files, and from then on each of both gives
-/// back its own. A child that makes no request does not begin to use it. Where the parent waits for the child, as in
-/// vfork(2), the server makes it with the child's first request.
+/// The server makes the child's connection before the fork, while no other thread of the parent is at work: it begins
+/// with all inodes and open files of the parent's connection, and from then on parent and child each give back their
+/// own. A child that makes no request does not begin to use it. Where the parent waits for the child, as in vfork(2),
+/// the server makes it with the child's first request.
 pub struct RelayFileSystem {
     inner: ProcessConnection,
     /// For the child that is being made.
@@ -72,11 +72,11 @@ pub struct RelayFileSystem {
 
 /// The connection of the child that is being made.
 enum ChildConnection {
-    /// Nobody has seen to it.
+    /// No connection was prepared.
     Unknown,
     /// The server has made it.
     Made(ConnectionHandover),
-    /// The child asks for it.
+    /// The child requests its connection.
     WhenUsed,
 }
 
@@ -109,7 +109,7 @@ impl std::ops::Deref for ProcessConnection {
     }
 }
 
-/// A connection stays: a thread may have been using that of a parent when the process was copied.
+/// A connection stays: a thread may have been using the parent's connection when the process was copied.
 fn leaked(own: OwnConnection) -> &'static OwnConnection {
     Box::leak(Box::new(own))
 }
@@ -184,8 +184,8 @@ impl RelayFileSystem {
         made.map_err(|error| error.to_string())
     }
 
-    /// Before a fork, while no other thread is at work. Where this fails the child says so. If the parent `waits` until the
-    /// child has executed a program or ended, its connection stays as it is for so long.
+    /// Before a fork, while no other thread is at work. If this fails, the child reports it. If the parent `waits`
+    /// until the child has executed a program or ended, its connection stays as it is for so long.
     pub fn before_fork(&self, waits: bool) {
         *self.next.lock() = if waits {
             // The child's program may look at the access times of what was read.
@@ -211,7 +211,7 @@ impl RelayFileSystem {
         self.inner.now().begun.get().is_none()
     }
 
-    /// Before the connection ends with this program: tells of what was read.
+    /// Before the connection ends with this program: reports its reads to the server.
     pub fn tell_of_reads(&self) {
         if let Some(client) = self.inner.now().begun.get() {
             client.tell_of_reads();
@@ -243,7 +243,7 @@ impl RelayFileSystem {
 
     /// Has the server write to an open file what was stored through its mappings.
     pub fn write_back(&self, caller: Caller, file: File) -> Result<(), Errno> {
-        // It does so before it tells of holes.
+        // The server writes stores back before it answers about holes.
         match self.inner.lseek(&Context::new(caller), file, 0, Whence::Data) {
             Ok(_) | Err(Errno::ENXIO) => Ok(()),
             Err(errno) => Err(errno),
@@ -255,11 +255,11 @@ impl RelayFileSystem {
         let parents = self.inner.now();
         let socket = parents
             .either(|inherited| inherited.as_fd().as_raw_fd(), |begun| begun.as_fd().as_raw_fd());
-        // What the parent's is made of stays here, unused.
+        // The values of the parent's connection stay here, unused.
         let (next, needs_parents) =
             match std::mem::replace(&mut *self.next.lock(), ChildConnection::Unknown) {
                 ChildConnection::Made(next) => (next, false),
-                // Nobody saw that it was made.
+                // The fork went past this library.
                 ChildConnection::Unknown => (self.inheritance()?, false),
                 ChildConnection::WhenUsed => {
                     let made = parents.either(
@@ -278,8 +278,8 @@ impl RelayFileSystem {
     }
 }
 
-/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `sockets` are
-/// those of the run; `own` is the connection that the program before has made. The error is for people.
+/// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `sockets` are the sockets of
+/// the run; `own` is the connection that the program before has made. The error is a message for users.
 pub fn open(
     plan: &MountPlan,
     sockets: &[i32],

@@ -16,7 +16,7 @@ static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     static SEEN: Cell<u32> = const { Cell::new(0) };
-    /// The task of a thread whose credentials differed once from those of the process.
+    /// The task of a thread whose credentials differed once from the process's credentials.
     static OWN: Cell<*const ClientTask> = const { Cell::new(std::ptr::null()) };
 }
 
@@ -31,8 +31,8 @@ pub fn task_of_thread(of_process: &'static ClientTask) -> &'static ClientTask {
     if CHANGES.load(Ordering::Acquire) != SEEN.get() {
         look_again(of_process);
     }
-    // SAFETY: it is null, or the task that `look_again` made for this thread, which lives until the
-    // thread ends; what is made of it here is used by this thread alone.
+    // SAFETY: it is null, or the task that `look_again` made for this thread, which lives until the thread ends; only
+    // this thread uses the reference.
     unsafe { OWN.get().as_ref() }.unwrap_or(of_process)
 }
 
@@ -65,8 +65,8 @@ pub fn forget() {
     // One that comes back looks again.
     SEEN.set(0);
     if !own.is_null() {
-        // SAFETY: `look_again` made it by `Box::into_raw`, and nobody else has the address;
-        // no call is under way on this thread.
+        // SAFETY: `look_again` made it by `Box::into_raw`, and no other code has the address; no call is under way on
+        // this thread.
         drop(unsafe { Box::from_raw(own) });
     }
 }
@@ -96,7 +96,7 @@ pub fn kernel_cwd() -> Option<Vec<u8>> {
 pub fn task_at_start() -> Option<ClientTask> {
     let cwd = kernel_cwd().unwrap_or_else(|| b"/".to_vec());
     let task = ClientTask::new(credentials()?, WorkDir::Outside(cwd));
-    // There is no other way to ask for it but a file of /proc, which takes a hundred times as long.
+    // There is no other way to read it but a file of /proc, which takes a hundred times as long.
     let umask = sys::plain(libc::SYS_umask, 0o077, 0, 0).ok()?;
     let _ = sys::plain(libc::SYS_umask, umask as u64, 0, 0);
     task.set_umask(umask as u32);
@@ -109,8 +109,8 @@ pub fn task_at_start() -> Option<ClientTask> {
     Some(task)
 }
 
-/// Those of this thread, credentials(7), by which the kernel decides about files: of the file-system
-/// ids, which setfsuid(2) sets.
+/// The credentials of this thread, credentials(7), by which the kernel decides about files: with the file-system ids,
+/// which setfsuid(2) sets.
 fn credentials() -> Option<TaskCredentials> {
     let three = |call: i64| {
         let mut ids = [0u32; 3];
@@ -120,7 +120,7 @@ fn credentials() -> Option<TaskCredentials> {
         sys::check(unsafe { sys::syscall(call as u64, &args) }).ok().map(|_| ids)
     };
     let (uids, gids) = (three(libc::SYS_getresuid)?, three(libc::SYS_getresgid)?);
-    // Of what is no id, these calls change nothing and say what is set.
+    // For a number that is no id, these calls change nothing and return the present id.
     let present = |call| sys::plain(call, u64::from(u32::MAX), 0, 0).ok().map(|id| id as u32);
     let count = sys::plain(libc::SYS_getgroups, 0, 0, 0).ok()?;
     let mut groups = vec![0u32; count as usize];

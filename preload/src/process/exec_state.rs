@@ -1,9 +1,9 @@
 //! The execution state as text: the state of a program, for the next one.
 //!
-//! The first line has the limit of descriptors, the next id of an open file, the slot of the process with
-//! the descriptor of its lock, user and group if they are in another user namespace, and the working directory. Then come connections (`@`), each with the number
-//! of its mount, its descriptors and what is known of it, and the descriptors that are ours. Paths are
-//! written in hexadecimal, so that any byte may be in them.
+//! The first line has the limit of descriptors, the next id of an open file, the slot of the process with the
+//! descriptor of its lock, user and group if they are in another user namespace, and the working directory. Then come
+//! connections (`@`), each with the number of its mount, its descriptors and its known properties, and the descriptors
+//! that are ours. Paths are written in hexadecimal, so that any byte may be in them.
 //!
 //! If another process serves a mount, the next program takes its open files over by their numbers: the
 //! program before makes a connection for it, which has exactly the open files that stay open, and the
@@ -31,7 +31,7 @@ use crate::process::{holders, nowhere, user_namespace};
 /// The execution state for the next program.
 pub struct OutgoingState {
     pub text: String,
-    /// Connections and lower open files that the text names. They are closed if nobody takes them over.
+    /// Connections and lower open files that the text names. They are closed if no program takes them over.
     _descriptors: Vec<OwnedFd>,
 }
 
@@ -79,7 +79,7 @@ type NumberedEntry = (i32, Arc<DescriptorEntry>);
 struct ExecHandover {
     /// Of each mount.
     legacies: Vec<Vec<InodeHandover>>,
-    /// The mount of each open file, and its place among the legacies. Duplicates are one open file.
+    /// The mount of each open file, and its place among the files that are handed over. Duplicates are one open file.
     entries: HashMap<*const DescriptorEntry, (usize, usize)>,
     cwd: Option<(usize, usize)>,
 }
@@ -122,7 +122,7 @@ impl ExecHandover {
         all
     }
 
-    /// Adds a legacy of a mount that another process serves.
+    /// Adds an open file to hand over, of a mount that another process serves.
     fn add(
         &mut self,
         process: &RunProcess,
@@ -140,7 +140,7 @@ impl ExecHandover {
 struct NextConnection {
     mount: usize,
     client: RemoteClient,
-    /// The result for each legacy.
+    /// The result for each open file that is handed over.
     taken: Vec<defuse_fs::Result<()>>,
     /// Duplicates of its descriptors, which the next program inherits.
     fd: OwnedFd,
@@ -205,7 +205,7 @@ impl StateWriter {
     fn describe(&mut self, entry: &Arc<DescriptorEntry>) -> String {
         let process = self.process;
         let taken = self.taken_over(entry);
-        // What is taken over needs no other number.
+        // An open file that is taken over needs no other number.
         let ino = match &taken {
             Some(_) => 0,
             None => {

@@ -1,10 +1,10 @@
 //! Children: each has memory of its own, and finds out that it is one.
 //!
 //! posix_spawn(3), popen(3) and system(3) make a child that shares its parent's memory until it
-//! executes a program (`CLONE_VM`). What such a child opened would be noted in the tables of both, so
-//! the flag is taken out: the child gets a copy, as by fork(2), and its parent waits as before, by a
-//! pipe that closes at exec where other threads would have to wait with it. What the child leaves on the
-//! stack for its parent goes through that pipe ([`spawned`]).
+//! executes a program (`CLONE_VM`). A file that such a child opened would be noted in the tables of parent and child,
+//! so the flag is taken out: the child gets a copy, as by fork(2), and its parent waits as before, by a pipe that
+//! closes at exec where other threads would have to wait with it. The bytes that the child leaves on the stack for its
+//! parent go through that pipe ([`spawned`]).
 //!
 //! Before a process is made, all other threads leave our code, and they wait until it is there: the
 //! child gets our locks and our heap unused. That is done around the very `syscall` instruction,
@@ -118,13 +118,12 @@ pub fn stack_of_child(number: u64, args: &[u64; 6]) -> u64 {
     if stack == 0 { 0 } else { stack + len }
 }
 
-/// Removes `flag` from those of a clone(2) or clone3(2).
+/// Removes `flag` from the flags of a clone(2) or clone3(2).
 pub fn without(number: u64, args: &mut [u64; 6], flag: i32) {
     CloneFlags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
 }
 
-/// True if fork(2) has to fail, because a file system is in the memory of this process. A message says
-/// so.
+/// True if fork(2) has to fail, because a file system is in the memory of this process. Then prints a message.
 pub fn is_refused() -> bool {
     let Some(process) = state::get() else { return false };
     match process.lost() {
@@ -227,9 +226,9 @@ pub fn after_clone(value: i64) {
     }
 }
 
-/// Counts all open files once more, for the child. No other thread of ours may run: a file that one opens
-/// or closes meanwhile would be counted wrongly. If the process `waits`, nothing of it runs until the child has executed a
-/// program or ended.
+/// Counts all open files once more, for the child. No other thread of ours may run: a file that such a thread opens or
+/// closes meanwhile would be counted wrongly. If the process `waits`, none of its threads runs until the child has
+/// executed a program or ended.
 ///
 /// False if the run can have no more processes.
 fn share(process: &'static RunProcess, waits: bool) -> bool {
@@ -258,7 +257,7 @@ fn begin_alone() {
     inside::alone();
 }
 
-/// This process turned out to be a child that nobody saw being made ([`is_new_child`]).
+/// Begins a child whose fork went past this library ([`is_new_child`]).
 #[cold]
 pub fn begin_unseen_child(process: &'static RunProcess) {
     begin_alone();
@@ -292,7 +291,7 @@ extern "C" fn prepare() {
 
 extern "C" fn in_parent() {
     if let Some(process) = state::get() {
-        // The C library does not tell handlers whether there is a child.
+        // The C library does not inform handlers whether there is a child.
         shared(process, true);
     }
     inside::let_others_go_on();
@@ -304,8 +303,8 @@ extern "C" fn in_child() {
     }
 }
 
-// SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument says whose
-// handlers these are, and NULL that they stay.
+// SAFETY: pthread_atfork(3) in the form that the C library exports; the last argument names the owner of the handlers,
+// and NULL means that they stay.
 unsafe extern "C" {
     fn __register_atfork(
         prepare: Option<extern "C" fn()>,

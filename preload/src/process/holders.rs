@@ -1,4 +1,4 @@
-//! The open files that each process has, so that those of a killed process can be used again.
+//! The open files that each process has, so that the open files of a killed process can be used again.
 //!
 //! A process owns a slot in the memory of the run, with one bit for every open file. It holds a lock on
 //! the byte of that memory that has the slot's number, by a description that no other process has: the
@@ -128,7 +128,7 @@ pub fn in_child(shared: &RunMemory, memory: i32, floor: i32) {
     let (parents, parents_fd) = OWN.get();
     let mut own = CHILD.get();
     if own.0 == NONE {
-        // Nobody saw that it was made.
+        // The fork went past this library.
         if let Some(made) = acquire(shared, memory, floor) {
             copy(shared, parents, made.0);
             own = made;

@@ -1,7 +1,7 @@
 //! The leash: a process ends with its run, if the run was started with `--on-death end`.
 //!
 //! The run holds the only writing end of a pipe. Every process opens the reading end for itself, and
-//! asks the kernel for SIGKILL when the pipe changes (`O_ASYNC`, `F_SETSIG`, fcntl(2)), which happens
+//! requests SIGKILL from the kernel when the pipe changes (`O_ASYNC`, `F_SETSIG`, fcntl(2)), which happens
 //! when the run ends. `PR_SET_PDEATHSIG` of prctl(2) would reach the first program only, and no child.
 
 use std::ffi::CString;
@@ -19,7 +19,7 @@ static OWN: AtomicI32 = AtomicI32::new(-1);
 pub fn bind(pipe: i32, floor: i32) {
     let own = OWN.swap(-1, Ordering::Relaxed);
     if own >= 0 {
-        // After fork(2), that of the parent.
+        // After fork(2), this is the parent's descriptor.
         close(own);
     }
     let path = CString::new(format!("/proc/self/fd/{pipe}")).unwrap_or_default();
@@ -39,7 +39,7 @@ pub fn bind(pipe: i32, floor: i32) {
     control(libc::F_SETOWN, pid::ask());
     control(F_SETSIG, libc::SIGKILL);
     control(libc::F_SETFL, libc::O_NONBLOCK | libc::O_ASYNC);
-    // What happened before these calls sends no signal. Nothing is ever written.
+    // Events before these calls send no signal. Nothing is ever written.
     let mut byte = 0u8;
     let args = [kept as u64, &raw mut byte as u64, 1, 0, 0, 0];
     if sys::pass(libc::SYS_read as u64, &args) == 0 {

@@ -1,8 +1,9 @@
-//! The kernel's working directory while that of the program is in a mount.
+//! The kernel's working directory while the program's working directory is in a mount.
 //!
-//! A call that goes past this library with a relative path, and a program that is not served, would use the directory in
-//! which the program was before. So the kernel's is one in which nothing can be made or found, by root neither: `ns` of a
-//! process in /proc that has ended. No path leads from there to another directory but `..`, and none from that one.
+//! A call that goes past this library with a relative path, and a program that is not served, would use the directory
+//! in which the program was before. So the kernel's working directory is one in which no user, not even root, can
+//! create or find a name: `ns` of a process in /proc that has ended. From there, no path but `..` leads to another
+//! directory, and none from `..`.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};

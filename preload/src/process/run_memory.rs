@@ -24,7 +24,7 @@ pub struct RunMemory {
     base: *const u8,
 }
 
-// SAFETY: what is written after the mapping was made are atomics.
+// SAFETY: all writes after the mapping was made are to atomics.
 unsafe impl Send for RunMemory {}
 // SAFETY: see above.
 unsafe impl Sync for RunMemory {}
@@ -94,7 +94,7 @@ impl RunMemory {
 
     fn cells(&self) -> &'static [OpenCells] {
         const { assert!(size_of::<OpenCells>() == layout::CELL) };
-        // SAFETY: as in `words`; `OpenCells` is made of atomics, and zeros are a valid state of it.
+        // SAFETY: as in `words`; `OpenCells` consists of atomics, and zeros are a valid state of `OpenCells`.
         unsafe {
             let at = self.base.add(layout::OPEN_FILES).cast::<OpenCells>();
             std::slice::from_raw_parts(at, layout::CELLS)
@@ -113,7 +113,7 @@ impl RunMemory {
         }
     }
 
-    /// Counts a call by the site that it came from: its place among those of all objects of the plan.
+    /// Counts a call by the site that it came from: its place among the sites of all objects of the plan.
     pub fn count_site(&self, site: usize, fate: CallOutcome) {
         if site < layout::SITES {
             let at = layout::SITE_COUNTERS + site * 24 + fate as usize * 8;
@@ -146,7 +146,7 @@ impl RunMemory {
         &self.words(layout::PATH_CHANGES, 1)[0]
     }
 
-    /// Notes the program with this mark, which is not 0. True if nobody in this run has noted it yet, and
+    /// Notes the program with this mark, which is not 0. True if no process in this run has noted the mark yet, and
     /// there is room for one more.
     pub fn is_new_program(&self, mark: u64) -> bool {
         let marks = self.marks();

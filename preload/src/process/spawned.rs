@@ -15,7 +15,7 @@ use crate::machine::lock::FutexLock;
 use crate::machine::sys;
 use crate::process::state::RunProcess;
 
-/// How much of the stack is told: less than a pipe holds.
+/// The limit of the bytes of the stack that the child sends: less than a pipe holds.
 const LEN: usize = 16 << 10;
 /// No descriptor.
 const NONE: i32 = -1;
@@ -30,7 +30,7 @@ struct ChildPipe {
 }
 
 thread_local! {
-    /// That of the child that this thread makes now. The child has a copy.
+    /// The pipe of the child that this thread makes now. The child has a copy.
     static PIPE: Cell<Option<ChildPipe>> = const { Cell::new(None) };
 }
 
@@ -43,14 +43,14 @@ struct ParentFrames {
     from: u64,
     /// Their bytes before there was a child.
     before: Vec<u8>,
-    /// Those that the child has told.
+    /// The bytes that the child has sent.
     after: Vec<u8>,
 }
 
-/// Those of all threads that wait.
+/// The frames of all threads that wait.
 static FRAMES: FutexLock<Vec<ParentFrames>> = FutexLock::new(Vec::new());
 
-/// In a child: those of its parent.
+/// In a child: the frames of its parent.
 static OF_PARENT: FutexLock<Option<ParentFrames>> = FutexLock::new(None);
 
 /// Before the clone(2): opens the pipe for a child that shares the frames from the address `from` on. If the thread
@@ -94,7 +94,8 @@ pub fn in_child() {
         close(frames.from_child);
     }
     let before = std::mem::replace(&mut *OF_PARENT.lock(), own);
-    // What a parent waits for must not stay open in a child of another thread, or of a child.
+    // A parent waits for the end of these pipes, so they must not stay open in a child of another thread, or of a
+    // child.
     before.into_iter().for_each(|frames| close(frames.to_parent));
     for frames in FRAMES.lock().drain(..) {
         close(frames.from_child);
@@ -104,15 +105,15 @@ pub fn in_child() {
     }
 }
 
-/// In a child that ends without a program: tells its parent.
+/// In a child that ends without a program: sends the frames to its parent.
 pub fn tell_parent() {
     if let Some(frames) = OF_PARENT.lock().take() {
         let _ = write(frames.to_parent, frames.from, frames.before.len());
     }
 }
 
-/// In the parent, outside of our code: waits until the child has executed a program or ended, unless it has already, and
-/// takes over what the child has told.
+/// In the parent, outside of our code: waits until the child has executed a program or ended, unless it has already,
+/// and takes over the bytes that the child has sent.
 pub fn wait() {
     let Some(ChildPipe { from_child, to_parent, waits }) = PIPE.take() else { return };
     {
@@ -143,7 +144,7 @@ pub fn wait() {
     }
 }
 
-/// Notes what the child has told; true if there is no more.
+/// Notes the bytes that the child has sent; true if there are no more.
 fn is_told(from_child: i32, waits: bool) -> bool {
     let mut piece = vec![0; LEN];
     match read(from_child, &mut piece) {

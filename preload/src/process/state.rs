@@ -84,7 +84,7 @@ pub fn install(process: RunProcess) -> &'static RunProcess {
 }
 
 impl RunProcess {
-    /// The state for `plan`: all its mounts are there afterwards. The error is for people.
+    /// The state for `plan`: all its mounts are there afterwards. The error is a message for users.
     pub fn new(
         shared: RunMemory,
         plan: ProgramPlan,
@@ -150,7 +150,7 @@ impl RunProcess {
         &self.view
     }
 
-    /// Turns the state of a parent into that of its child, after fork(2).
+    /// Turns the state of a parent into the state of its child, after fork(2).
     pub fn adopt(&'static self) {
         let pid = pid::note() as u32;
         holders::in_child(&self.shared, self.inherited.memory, self.floor);
@@ -165,10 +165,10 @@ impl RunProcess {
                 ));
             }
         }
-        // What the parent has for itself alone.
+        // The file systems that the parent has for itself alone.
         let own = self.mounts.iter().filter(|mount| mount.relay.is_none());
         own.filter_map(|mount| mount.fs.lifecycle()).for_each(|lifecycle| lifecycle.trim());
-        // The credentials are those of the thread that made it.
+        // The credentials belong to the thread that made the child.
         self.view.task.set_pid(pid);
         credentials::set_pid(pid);
     }

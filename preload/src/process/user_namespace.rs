@@ -1,10 +1,10 @@
-//! Users of a program that has entered another user namespace than that of the run, user_namespaces(7).
+//! Users of a program that has entered a user namespace other than the run's, user_namespaces(7).
 //!
-//! The program sees the ids of its namespace, and the server of a mount those of the run. So the credentials of a thread are
-//! kept as the server knows them, and ids are exchanged where the program sees or sets them. That is right for mounts that
-//! another process serves: the kernel does it for a directory in the process itself, so that in a run that has one
-//! nothing is exchanged. The kernel tells how the ids of a namespace are mapped to those of the one above it, which is
-//! taken for that of the run.
+//! The program sees the ids of its namespace, and the server of a mount the ids of the run's namespace. So the
+//! credentials of a thread are kept as the server knows them, and ids are exchanged where the program sees or sets
+//! them. That is right for mounts that another process serves: the kernel does it for a directory in the process
+//! itself, so that nothing is exchanged in a run with such a directory. The kernel shows how the ids of a namespace are
+//! mapped to its parent namespace, which is assumed to be the run's.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,7 +18,8 @@ const OVERFLOW: u32 = 65534;
 /// The kernel has no more lines in a map.
 const MOST_LINES: usize = 340;
 
-/// True once the process is in another namespace. Children have a copy, and the next program is told.
+/// True once the process is in another namespace. Children have a copy, and the execution state passes it to the next
+/// program.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
 static STATE: FutexLock<IdMapState> =
@@ -106,7 +107,7 @@ pub fn to_server(kind: IdKind, id: u32) -> Result<u32, Errno> {
     if is_entered() { with(kind, |map| outside(map, id)).ok_or(Errno::EINVAL) } else { Ok(id) }
 }
 
-/// The credentials that the kernel tells, as the server knows them. Capabilities are those of the namespace.
+/// The credentials from the kernel, converted to the server's ids. Capabilities are those that hold in the namespace.
 pub fn credentials(own: TaskCredentials) -> TaskCredentials {
     let (user, group) = {
         let state = STATE.lock();

@@ -240,7 +240,7 @@ fn change_times(
     Ok(0)
 }
 
-/// Those of an open file.
+/// Changes the times of an open file.
 fn times_of(call: &ProgramCall<'_>, entry: &DescriptorEntry, times: NewTimes) -> CallResult {
     if entry.is_inode() {
         call.client().utimens(call.task(), WalkStart::Itself(entry.file()), b"", times, true)?;

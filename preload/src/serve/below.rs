@@ -82,7 +82,7 @@ fn real_path(
     Ok(path)
 }
 
-/// Where the kernel has `path`, which is that of a mount and has no links in it.
+/// The kernel's path for `path`, which lies in a mount and has no links in it.
 fn below(process: &RunProcess, path: &[u8]) -> Option<Vec<u8>> {
     let rest = |mounted: &RunMount| {
         let target = mounted.mount.target();

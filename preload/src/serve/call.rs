@@ -1,4 +1,4 @@
-//! A system call of the program, and what can become of it.
+//! A system call of the program, and its possible results.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl AfterSignal {
     }
 }
 
-/// A call of the kernel that may wait. A signal ends it, and has it made again if it wants that.
+/// A call of the kernel that may wait. A signal ends the call, and restarts it if the handler wants that.
 pub fn waiting(number: u64, args: &[u64; 6]) -> i64 {
     match wait::pass(number, args) {
         pending::AGAIN => AfterSignal::of_waiting().value(),
@@ -59,7 +59,7 @@ pub fn waiting(number: u64, args: &[u64; 6]) -> i64 {
     }
 }
 
-/// As [`waiting`], where our own code has to go on afterwards. A fork does not wait for it.
+/// Makes a call as [`waiting`] does, where our own code has to go on afterwards. A fork does not wait for it.
 pub fn waiting_inside(number: u64, args: &[u64; 6]) -> Result<i64, CallFailure> {
     match inside::at_the_gate(|| waiting(number, args)) {
         pending::AGAIN => Err(CallFailure::Interrupted(AfterSignal::Again)),

@@ -114,10 +114,9 @@ pub fn lseek(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     Ok(to as i64)
 }
 
-/// Reads and writes that finish later are begun by the kernel, which can do nothing with a
-/// placeholder, and programs learn that from the first that fails. They have another way where the
-/// kernel does not know such calls, and that they ask before: so it does not, in a run with a mount
-/// whose files have no descriptors of their bytes.
+/// The kernel begins reads and writes that finish later. It can do nothing with a placeholder, and programs learn that
+/// from the first failure. Programs have another way where the kernel lacks such calls, and check for them before: so
+/// the calls are missing in a run with a mount whose files have no descriptors of their bytes.
 pub fn asynchronous(call: &ProgramCall<'_>) -> CallResult {
     let all = call.process.mounts.iter().all(|mount| mount.backs);
     if all { Err(CallFailure::Pass) } else { Err(Errno::ENOSYS.into()) }
@@ -153,7 +152,7 @@ pub fn syncfs(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
 
 /// sync(2): the mounts of the run here, and all other file systems by the kernel.
 pub fn sync_all(call: &ProgramCall<'_>) -> CallResult {
-    // sync(2) tells no errors. The end of a mapping does.
+    // sync(2) reports no errors. The end of a mapping does.
     let _ = mappings::write_back_all(call);
     call.client().sync(call.task());
     Err(CallFailure::Pass)
@@ -191,7 +190,7 @@ pub fn ioctl(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     if let Some(answer) = common_ioctl(call, entry, cmd) {
         return answer;
     }
-    // Size and direction as `_IOC` encodes them: bit 30 says that data goes in, bit 31 out.
+    // Size and direction as `_IOC` encodes them: bit 30 is set if data goes in, bit 31 if it goes out.
     let size = (cmd >> 16 & 0x3fff) as usize;
     let input = if cmd & 1 << 30 != 0 { sys::bytes(call.args[2], size)? } else { &[] };
     let output_len = if cmd & 1 << 31 != 0 { size } else { 0 };
@@ -270,7 +269,7 @@ pub fn take_lock(
             }
         }
         match pending.wait().0 {
-            // A file system in this process keeps no thread that waits: forks do not know of it.
+            // A file system in this process keeps no thread that waits: forks do not know of such a thread.
             Err(Errno::EAGAIN) => {}
             Err(Errno::EINTR) if pending::waits() => {}
             other => return Ok(other.map(|_| 0)?),
@@ -284,12 +283,12 @@ pub fn take_lock(
     }
 }
 
-/// The longest interval at which a lock that is waited for is asked about.
+/// The longest interval between two tries of a lock request that waits.
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
 // ---- copying ------------------------------------------------------------------------------
 
-/// Most bytes that one call copies through memory: callers ask again for the rest.
+/// Most bytes that one call copies through memory: callers make another call for the rest.
 const PIECE: usize = 1 << 20;
 
 /// One end of a copy.
@@ -442,7 +441,7 @@ pub fn copy_file_range(call: &ProgramCall<'_>) -> CallResult {
                 copy(call, from, to, call.len(4), pointers)
             }
             (Some(_), Some(_)) => Err(Errno::EINVAL.into()),
-            // As between two kinds of file system of the kernel.
+            // The error between two kinds of file system of the kernel.
             _ => Err(Errno::EXDEV.into()),
         },
     }
@@ -468,7 +467,7 @@ pub fn mmap(call: &ProgramCall<'_>) -> CallResult {
     };
     match entry {
         Some(entry) => mappings::map(call, &entry),
-        // What it replaces may be ours.
+        // The mapping that it replaces may be ours.
         None if call.int(3) & libc::MAP_FIXED != 0 => mappings::unmap(call),
         None => Err(CallFailure::Pass),
     }

@@ -81,7 +81,7 @@ impl ElfHead {
         Some(ElfHead { kind, entry: number::<8>(head, 24)?, headers_at, segments })
     }
 
-    /// The path of the loader that the file asks for.
+    /// The path of the loader that the file names.
     pub fn loader(&self, read: impl Fn(&mut [u8], u64) -> usize) -> Option<Vec<u8>> {
         let segment = self.all(INTERP).next()?;
         let mut path = vec![0; segment.in_file.min(PAGE) as usize];
@@ -111,9 +111,9 @@ pub fn is_foreign(head: &[u8]) -> bool {
     is_elf && !is_program(head)
 }
 
-/// Interpreters of interpreters, as the kernel has it.
+/// The limit of interpreters of interpreters, the same as in the kernel.
 pub const MAX_SCRIPTS: usize = 5;
-/// How much of a script the kernel looks at for `#!`.
+/// The number of bytes of a script in which the kernel looks for `#!`.
 const SCRIPT_HEAD: usize = 256;
 
 /// The interpreter of the script that begins with `head`, and its one argument, execve(2).
@@ -127,8 +127,8 @@ pub fn script(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     (!interpreter.is_empty()).then_some((interpreter, (!argument.is_empty()).then_some(argument)))
 }
 
-/// True if the file that begins with `head` is a program whose loader cannot load this library: it is
-/// linked statically, or for another C library. `read` reads more of it.
+/// True if the file that begins with `head` is a program whose loader cannot load this library: it is linked
+/// statically, or for another C library. `read` reads more of the file.
 pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     let Some(image) = ElfHead::parse(head) else { return false };
     if let Some(loader) = image.loader(&read) {
@@ -169,7 +169,7 @@ pub fn is_carried(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
 /// `DT_NEEDED`.
 const NEEDED: u64 = 1;
 
-/// True if `DT_FLAGS_1` among the entries says that the file is a program.
+/// True if `DT_FLAGS_1` among the entries marks the file as a program.
 fn is_pie(dynamic: &[u8]) -> bool {
     const FLAGS_1: u64 = 0x6fff_fffb;
     const PIE: u64 = 0x0800_0000;

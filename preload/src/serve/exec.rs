@@ -155,7 +155,7 @@ impl ExecCall<'_> {
         Some(self.carry(file.as_raw_fd(), name, &path))
     }
 
-    /// Memory to be executed. A message says so if the system permits none.
+    /// Memory to be executed. A message is printed if the system permits none.
     fn executable(&self, memory: Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
         if matches!(memory, Err(Errno::EACCES))
             && self.call.process.shared.is_news(OnceMessage::NoMemory)
@@ -291,8 +291,7 @@ fn keeps_user(file: &File) -> bool {
     file.metadata().is_ok_and(|meta| meta.is_file() && (meta.mode() & set_id == 0 || is_root()))
 }
 
-/// An absolute path without what stands for nothing: C libraries take no other for that of their
-/// program.
+/// An absolute path without empty components and `.`: C libraries take no other for the path of their program.
 fn plain(path: &[u8]) -> Vec<u8> {
     let parts = path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
     parts.flat_map(|part| [b"/", part].concat()).collect()
@@ -302,8 +301,8 @@ fn is_cwd(target: &PathTarget<'_>) -> bool {
     matches!(target.start, PathOrigin::Cwd)
 }
 
-/// A program that filters its system calls: the kernel does not see those that are served here, and no
-/// filter tells what it would do with them.
+/// A program that filters its system calls: the kernel does not see the calls that are served here, and a filter cannot
+/// show what it would do with them.
 pub fn filter(call: &ProgramCall<'_>) -> CallResult {
     let sets = match call.number as i64 {
         libc::SYS_seccomp => call.args[0] <= u64::from(libc::SECCOMP_SET_MODE_FILTER),
@@ -325,8 +324,8 @@ pub fn exit(call: &ProgramCall<'_>) -> CallResult {
     Err(CallFailure::Pass)
 }
 
-/// The end of this process: its mappings are written back, and its open files given back. Those that other threads may use
-/// until the very end are released as those of a killed process.
+/// The end of this process: its mappings are written back, and its open files given back. Files that other threads may
+/// use until the very end are released as for a killed process.
 fn leave(call: &ProgramCall<'_>) {
     mappings::end_all(call);
     if inside::has_others() {

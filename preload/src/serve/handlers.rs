@@ -22,9 +22,9 @@ pub enum CallHandler {
 #[derive(Clone, Copy)]
 pub enum NativeAccess {
     Never,
-    /// Those that have the file's bytes.
+    /// Descriptors that have the file's bytes.
     Bytes,
-    /// Those that are the file itself.
+    /// Descriptors that are the file itself.
     File,
 }
 

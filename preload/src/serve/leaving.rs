@@ -1,4 +1,4 @@
-//! Programs that the run does not serve once they are executed: people are told.
+//! Warnings about programs that the run does not serve once they are executed.
 //!
 //! Nothing here decides how a program is executed. A program is looked at once in a run for each user,
 //! because that takes time; the shared memory notes which programs were. Calls that a program makes without
@@ -42,7 +42,7 @@ pub fn look_at_mounted(call: &ProgramCall<'_>, file: &FileDescription, fd: i32, 
     }
 }
 
-/// Looks at a program unless somebody of this user has: `file` tells files apart.
+/// Looks at a program unless a process of this user has: `file` tells files apart.
 fn look_at_new(
     call: &ProgramCall<'_>,
     file: &[u64; 4],
@@ -93,7 +93,7 @@ fn mark(call: &ProgramCall<'_>, file: &[u64; 4]) -> u64 {
     file.iter().chain(&user).fold(0xcbf2_9ce4_8422_2325, step).max(1)
 }
 
-/// Tells of a program of this `kind`, and of the next step.
+/// Prints a warning about a program of this `kind`, and the next step.
 fn tell(call: &ProgramCall<'_>, name: &[u8], kind: &str, next: &str) {
     say(&format!(
         "{}: {kind}, which is not served: it sees the files of the kernel in place of {}. {next}",
@@ -112,7 +112,7 @@ fn tell_of_another_user(call: &ProgramCall<'_>, name: &[u8]) {
     ));
 }
 
-/// True if the kernel tells the loader to be careful (`AT_SECURE`, getauxval(3)): the program is
+/// True if the kernel puts the loader into secure mode (`AT_SECURE`, getauxval(3)): the program is
 /// executed with rights that its caller's real user does not have.
 fn changes_user(call: &ProgramCall<'_>, stat: &libc::stat, at: ((i32, &[u8]), i32)) -> bool {
     let who = call.task().credentials();
@@ -125,7 +125,7 @@ fn changes_user(call: &ProgramCall<'_>, stat: &libc::stat, at: ((i32, &[u8]), i3
     user != who.real_uid || group != who.real_gid || gains()
 }
 
-/// True if the file gives capabilities to who executes it, capabilities(7).
+/// True if the file gives capabilities to a user who executes it, capabilities(7).
 fn has_capabilities((at, flags): ((i32, &[u8]), i32)) -> bool {
     let Some(fd) = open_at(at, flags, libc::O_PATH) else { return false };
     let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap_or_default();
@@ -134,7 +134,7 @@ fn has_capabilities((at, flags): ((i32, &[u8]), i32)) -> bool {
     sys::pass(libc::SYS_getxattr as u64, &args) > 0
 }
 
-/// True if the kernel ignores what the file says of users: its file system is mounted `nosuid`, or the
+/// True if the kernel ignores the set-id bits and capabilities of the file: its file system is mounted `nosuid`, or the
 /// process has renounced it (`PR_SET_NO_NEW_PRIVS`).
 fn are_bits_ignored((at, flags): ((i32, &[u8]), i32)) -> bool {
     if sys::plain(libc::SYS_prctl, libc::PR_GET_NO_NEW_PRIVS as u64, 0, 0) == Ok(1) {
@@ -157,7 +157,7 @@ fn stat((dir, path): (i32, &[u8]), flags: i32) -> Option<libc::stat> {
     sys::check(sys::pass(libc::SYS_newfstatat as u64, &args)).ok().map(|_| stat)
 }
 
-/// Opens the file at `at`; what a descriptor has open already is open as it is there.
+/// Opens the file at `at`. For an empty path with `AT_EMPTY_PATH`, duplicates the descriptor.
 fn open_at((dir, path): (i32, &[u8]), flags: i32, how: i32) -> Option<OwnedFd> {
     let path = CString::new(path).ok()?;
     let how = (how | libc::O_CLOEXEC) as u64;

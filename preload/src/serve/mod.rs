@@ -105,8 +105,7 @@ fn is_missed(process: &'static RunProcess, number: u64, args: &[u64; 6]) -> bool
     known && handler(number).is_none() && process.view().table.has(args[0] as i32)
 }
 
-/// Counts a call once more, by the site that it came from: its place among those of all objects of
-/// the plan.
+/// Counts a call once more, by the site that it came from: its place among the sites of all objects of the plan.
 #[cold]
 pub fn count_site(number: u64, args: &[u64; 6], site: usize, served: bool) {
     let Some(process) = state::get() else { return };

@@ -50,7 +50,7 @@ fn two(call: &ProgramCall<'_>, plain: i64) -> [(Option<usize>, usize); 2] {
     if call.number as i64 == plain { [(None, 0), (None, 1)] } else { [(Some(0), 1), (Some(2), 3)] }
 }
 
-/// Both targets; where one is surely the kernel's, it stands for itself: the client says `EXDEV`.
+/// The two targets of a call; where one is surely the kernel's, it stands for itself: the client fails with `EXDEV`.
 fn both<'a>(
     call: &ProgramCall<'a>,
     plain: i64,
@@ -58,7 +58,7 @@ fn both<'a>(
 ) -> Result<[PathTarget<'a>; 2], CallFailure> {
     let [from, to] = two(call, plain);
     for (one, other) in [(from, to), (to, from)] {
-        // What is no path fails, whatever file system the other one leads to.
+        // An argument that is no path fails, whatever file system the other path leads to.
         if let Err(errno) = sys::string(call.args[one.1]) {
             let target = call.target(other.0, other.1, empty)?;
             let found = call.client().stat(call.task(), target.at(), target.path, false);
@@ -89,7 +89,7 @@ fn counted(call: &ProgramCall<'_>, served: CallResult) -> CallResult {
         other => return other,
     };
     if value >= 0 {
-        // After the change: whoever looked at the directory before it has the former count.
+        // After the change: a thread that looked at the directory before it has the former count.
         call.process.shared.path_changes().fetch_add(1, Ordering::Release);
     }
     Ok(value)

@@ -76,9 +76,10 @@ fn one(call: &ProgramCall<'_>, dir: Option<usize>, path: usize, how: OpenHow) ->
     Err(Errno::ENXIO.into())
 }
 
-/// Fifos and devices: what they stand for lies in the kernel, so it is opened there: the file itself
-/// if it is in a directory of the kernel, or a node of the same kind in a directory of this run. `None` if the name leads to a file by now. The path is
-/// walked once: what the kernel opens, and what is told of it later, are of the same inode.
+/// Fifos and devices: the kernel has the object behind the inode, so it is opened there: the file itself if it is in a
+/// directory of the kernel, or a node of the same kind in a directory of this run. `None` if the name leads to a file
+/// by now. The path is walked once: the file that the kernel opens and the later reports about it are of the same
+/// inode.
 fn special(
     call: &ProgramCall<'_>,
     target: &PathTarget<'_>,
@@ -100,7 +101,7 @@ fn special(
         Err(fail) => return Err(fail),
     };
     let entry = Some(as_entry(call, target, file));
-    // No link is left to be followed but that of the descriptor.
+    // The only link left to follow is the link of the descriptor.
     const DONE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
     let args = [libc::AT_FDCWD as u64, 0, u64::from(how.flags & !DONE as u32), 0, 0, 0];
     let (path, number) = (held.path(), libc::SYS_openat);
@@ -236,8 +237,8 @@ pub fn give_number(
     }
 }
 
-/// A descriptor with the lowest number that is free. Those of the program and of the file system are of one open file, whose
-/// position the kernel then locks: 40 ns for a read, where another open takes 4 us.
+/// A descriptor with the lowest number that is free. The program's descriptor and the file system's are of one open
+/// file, whose position the kernel then locks: 40 ns for a read, where another open takes 4 us.
 fn lowest_number(
     process: &'static RunProcess,
     file: &FileDescription,
@@ -252,8 +253,8 @@ fn lowest_number(
     Ok(sys::plain(libc::SYS_fcntl, source as u64, how, 0)? as i32)
 }
 
-/// The path in the kernel's name space of the bytes of `path`, which lies in a mount: that of its
-/// backing file, or of a copy in memory, which stays open. `None` if it lies in no mount.
+/// The path in the kernel's name space of the bytes of `path`, which lies in a mount: the path of its backing file, or
+/// of a copy in memory, which stays open. `None` if it lies in no mount.
 pub fn kernel_path(call: &ProgramCall<'_>, path: &[u8]) -> Option<CString> {
     let how = OpenHow { flags: libc::O_CLOEXEC as u32, ..OpenHow::default() };
     let file = call.client().open(call.task(), WalkStart::Cwd, path, how).ok()?;

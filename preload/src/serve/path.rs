@@ -31,7 +31,7 @@ pub struct PathTarget<'a> {
 }
 
 impl PathTarget<'_> {
-    /// The start as the client has it.
+    /// The start, in the client's type.
     pub fn at(&self) -> WalkStart<'_> {
         match &self.start {
             PathOrigin::Cwd => WalkStart::Cwd,
@@ -59,10 +59,10 @@ impl<'a> ProgramCall<'a> {
         path: usize,
         empty: bool,
     ) -> Result<PathTarget<'a>, CallFailure> {
-        // What is no address, the kernel says.
+        // An argument that is no address goes to the kernel, which returns the error.
         let path = sys::string(self.args[path]).map_err(|_| CallFailure::Pass)?;
         if let Some(program) = executable(path) {
-            // A path without links, as the kernel tells it.
+            // A path without links, as the kernel returns it.
             if self.process.client.may_be_inside(program) {
                 return Ok(PathTarget { start: PathOrigin::Cwd, path: program, magic: false });
             }
@@ -139,7 +139,7 @@ pub fn target<'a>(
     Err(CallFailure::Pass)
 }
 
-/// Paths that lead to no mount whatever links there are, and are asked for all the time.
+/// Paths that lead to no mount whatever links there are, and that programs use all the time.
 fn is_of_kernel(process: &RunProcess, path: &[u8]) -> bool {
     let below = [&b"/proc/"[..], b"/sys/", b"/dev/"].iter().any(|top| path.starts_with(top));
     below && !process.client.may_be_inside(path)
@@ -269,7 +269,7 @@ pub fn unsupported(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(dir, path, true)?;
     match call.client().stat(call.task(), target.at(), target.path, true) {
         Ok(_) => Err(Errno::EOPNOTSUPP.into()),
-        // The kernel says what is wrong with it, or that nothing is.
+        // The kernel returns the error, or succeeds.
         Err(_) => Err(CallFailure::Pass),
     }
 }

@@ -109,7 +109,7 @@ pub fn select(call: &ProgramCall<'_>) -> CallResult {
     Ok(value + ready.len() as i64)
 }
 
-/// As the kernel has it for regular files and directories.
+/// Fails for files of mounts, as the kernel does for regular files and directories.
 pub fn epoll_ctl(call: &ProgramCall<'_>) -> CallResult {
     match ours(call, call.int(2)) {
         Some(entry) if entry.file().is_path() => Err(Errno::EBADF.into()),

@@ -239,7 +239,7 @@ pub fn are_in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
-/// Checks a descriptor, which a ring may have closed: its number may be free, or that of another file.
+/// Checks a descriptor, which a ring may have closed: its number may be free, or belong to another file.
 #[cold]
 pub fn forget_closed(process: &'static RunProcess, number: u64, args: &[u64; 6]) {
     let fd = if number as i64 == libc::SYS_mmap { args[4] } else { args[0] } as i32;

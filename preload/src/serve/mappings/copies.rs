@@ -25,7 +25,7 @@ pub fn map_shared(call: &ProgramCall<'_>, entry: &Arc<DescriptorEntry>) -> CallR
     let at = match same {
         Some(from) => again(call, from, len)?,
         None => {
-            // Other mappings have a part of it, and their changes must be visible here.
+            // Other mappings have a part of the file, and their changes must be visible here.
             write_back(call, 0, u64::MAX, Some(file))?;
             map_anonymous(call, entry, (flags & !libc::MAP_TYPE) | libc::MAP_SHARED)?
         }
@@ -174,7 +174,7 @@ pub fn write_back(
         }
         let offset = mapping.offset + (first - at);
         let size = call.client().fstat(call.task(), mapping.entry.file())?.attr.size;
-        // Bytes past the end of the file are not part of it.
+        // Bytes past the end of the file do not belong to the file.
         let len = (last - first).min(size.saturating_sub(offset)) as usize;
         write_all(call, &mapping.entry, sys::bytes(first, len)?, offset)?;
     }

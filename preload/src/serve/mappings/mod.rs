@@ -16,7 +16,7 @@
 //!
 //! On a file system of the kernel a store into a hole takes space, and is a SIGBUS where there is none. Here
 //! space is taken when the stores are written to the file system. Where that fails at msync(2) or fsync(2),
-//! the call fails. At the end of a mapping no call could tell, so that the program gets the SIGBUS then
+//! the call fails. At the end of a mapping no call could report it, so that the program gets the SIGBUS then
 //! ([`lost`]).
 
 mod copies;
@@ -157,7 +157,7 @@ pub fn note_failed_sync(entry: &DescriptorEntry) {
     table::set_told_of(entry);
 }
 
-/// Writes back the copies of a file, before fsync(2) of it.
+/// Writes back the copies of a file, before its fsync(2).
 pub fn write_back_file(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> Result<(), CallFailure> {
     if mappings().values().all(|mapping| matches!(mapping.kind, MappingKind::Served(_))) {
         return Ok(());
@@ -167,7 +167,7 @@ pub fn write_back_file(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> Resul
 }
 
 /// Before execve(2), which ends all mappings: writes back what was stored. Where that fails, so does execve(2),
-/// because nothing could tell afterwards.
+/// because no call could report it afterwards.
 pub fn before_exec(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
     copies::write_back(call, 0, u64::MAX, None)?;
     served::write_back_all()

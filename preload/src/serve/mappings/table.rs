@@ -22,7 +22,7 @@ pub struct ProgramMapping {
     pub entry: Arc<DescriptorEntry>,
     /// The file, by device and number.
     pub file: (u64, u64),
-    /// The memory is that of the file, and writable, or was so.
+    /// The memory belongs to the file, and is writable, or was so.
     pub stores: bool,
     /// It may become so.
     pub may_store: bool,
@@ -41,7 +41,7 @@ pub enum MappingKind {
 
 /// A mapping that is registered with the server of the mount until its last part is unmapped.
 pub struct MappingUse {
-    /// The server, until it is told of the end.
+    /// The server, until the end of the mapping was reported to it.
     relay: Option<Arc<RelayFileSystem>>,
     ino: Ino,
 }
@@ -107,7 +107,7 @@ pub fn let_store(from: u64, end: u64) {
     }
 }
 
-/// Notes if the program was told of stores from `from` to `end` that are not in the file.
+/// Notes if the program has learned of stores from `from` to `end` that are not in the file.
 pub fn set_told(from: u64, end: u64, is_told: bool) {
     for (&at, mapping) in mappings().iter_mut() {
         if mapping.overlaps(at, (from, end)) {
@@ -116,14 +116,14 @@ pub fn set_told(from: u64, end: u64, is_told: bool) {
     }
 }
 
-/// Notes that the program was told so of all mappings of an open file.
+/// Notes for all mappings of an open file that the program has learned of lost stores.
 pub fn set_told_of(entry: &DescriptorEntry) {
     for mapping in mappings().values_mut() {
         mapping.is_told |= Arc::ptr_eq(mapping.entry.file(), entry.file());
     }
 }
 
-/// True if the program was told of all that it may have stored from `from` to `end`.
+/// True if the program has learned of all lost stores from `from` to `end`.
 pub fn is_told(from: u64, end: u64) -> bool {
     let all = mappings();
     let mut stores =
@@ -138,7 +138,7 @@ pub struct StoredMapping {
     pub entry: Arc<DescriptorEntry>,
 }
 
-/// Those from `from` to `end`.
+/// The mappings with stores from `from` to `end`.
 pub fn served_stores(from: u64, end: u64) -> Vec<StoredMapping> {
     let all = mappings();
     let hit = all.iter().filter(|(at, mapping)| {
@@ -152,9 +152,9 @@ pub fn served_stores(from: u64, end: u64) -> Vec<StoredMapping> {
     stored.collect()
 }
 
-/// Removes `from..end` from the mappings. The program is told of stores that are lost.
+/// Removes `from..end` from the mappings. Lost stores are reported to the program.
 pub fn forget(from: u64, end: u64) {
-    // Servers are told after the lock is released.
+    // Servers are notified after the lock is released.
     let mut gone = Vec::new();
     let mut all = mappings();
     let hit =
