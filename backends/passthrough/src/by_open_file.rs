@@ -1,8 +1,9 @@
 //! Inodes of files that a program has open, and that need no file handle.
 //!
-//! name_to_handle_at(2) takes as long as open(2), and most programs close a file before anybody looks it up again. Where the program itself
-//! opens files by their names, the descriptor of the open file is the pin of its inode. When another lookup finds the inode,
-//! or the file is closed and the inode stays, a descriptor of its own takes that place, so that closing the file ends its locks.
+//! name_to_handle_at(2) takes as long as open(2), and most programs close a file before another lookup finds it. Where
+//! the program itself opens files by their names, the descriptor of the open file is the pin of its inode. When another
+//! lookup finds the inode, or the file is closed and the inode stays, a descriptor of its own takes that place, so that
+//! closing the file ends its locks.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -64,7 +65,7 @@ impl Passthrough {
         }
     }
 
-    /// Gives an inode a descriptor of its own, if it has that of an open file alone.
+    /// Gives an inode a descriptor of its own, if it has only the descriptor of an open file.
     fn outlives_open_file(&self, ino: Ino) {
         if !self.gives_descriptors() {
             return;

@@ -185,8 +185,8 @@ pub(crate) fn keep_suidgid(keep: bool, how: CredentialsPolicy) -> CredentialsGua
     }
 }
 
-/// Creates a node in `dir` by `make(mode)`, with its owner and umask. The kernel applies the umask
-/// of the thread if `dir` has no default ACL. `lists` says that there may be one.
+/// Creates a node in `dir` by `make(mode)`, with its owner and umask. The kernel applies the umask of the thread if
+/// `dir` has no default ACL. `lists` is true if there may be one.
 ///
 /// A thread of an application has the umask of its process, which cannot be changed temporarily
 /// because other threads create files, too. Below a default ACL, the node is therefore created on a
@@ -279,7 +279,7 @@ impl ThreadCredentials {
         (self.uid, self.gid) == (uid, gid)
     }
 
-    /// Raises a dropped capability. Returns true if the thread lacked it and has it now.
+    /// Raises a dropped capability. Returns true if the thread lacked the capability and has raised it.
     fn raise(&mut self, capability: CapabilitySet) -> bool {
         let lacked = self.hidden.contains(capability);
         self.hidden.remove(capability);

@@ -26,13 +26,13 @@ const PASSED_ON: u32 =
 
 /// The descriptors of an open file.
 pub(crate) struct OpenDescriptors {
-    /// That of the file system.
+    /// The descriptor of the file system.
     pub own: Arc<OwnedFd>,
-    /// That of the program.
+    /// The descriptor of the program.
     first: Option<Arc<OwnedFd>>,
     /// The frontend may use `own` for data.
     is_backed: bool,
-    /// Its size says nothing of its data, so that a cache would have none.
+    /// Its size does not bound its data, so that a cache would have no data.
     has_no_size: bool,
     /// Opened with `O_APPEND` in spite of a write-back cache: the file takes nothing but appends (chattr(1) `+a`).
     appends: bool,
@@ -43,8 +43,8 @@ impl Passthrough {
     pub(crate) fn lower_flags(&self, flags: OpenFlags) -> OFlags {
         let access = match flags.0 & 3 {
             OpenFlags::WRONLY if self.options.writeback => OpenFlags::RDWR,
-            // An access mode of 3 needs the permissions of both. What the open file permits is the frontend's part, unless the program
-            // gets the descriptor.
+            // An access mode of 3 needs the permissions of reading and writing. The frontend checks what the open file
+            // permits, unless the program gets the descriptor.
             3 if !self.gives_descriptors() => OpenFlags::RDWR,
             access => access,
         };
@@ -201,7 +201,7 @@ impl Passthrough {
         self.options.descriptors_from > 0 && self.gives_descriptors()
     }
 
-    /// `O_CLOEXEC`, unless the program that gets the descriptor has not asked for it.
+    /// `O_CLOEXEC`, unless the program that gets the descriptor has not requested the flag.
     pub(crate) fn close_on_exec(&self, flags: OpenFlags) -> OFlags {
         if self.gives_first() && !flags.has(OpenFlags::CLOEXEC) {
             OFlags::empty()
@@ -317,7 +317,7 @@ impl Passthrough {
 
     pub(crate) fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let open = self.files.get(file.fh)?;
-        // The request does not say whether to clear set-user-id. Natively it is cleared unless the
+        // The request does not state whether to clear set-user-id. Natively it is cleared unless the
         // caller is privileged.
         let _guard = keep_suidgid(cx.caller.uid == 0, self.options.credentials);
         let mode = FallocateFlags::from_bits_retain(range.mode);

@@ -26,7 +26,7 @@ pub(crate) struct DirStream {
     end: usize,
     /// The position of the entry at `at`, as frontends name it.
     next: u64,
-    /// The same in the lower file system.
+    /// The position in the lower file system.
     lower: u64,
     /// Known when the beginning was read.
     positions: Option<Positions>,

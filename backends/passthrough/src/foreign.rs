@@ -1,9 +1,10 @@
 //! File systems that are mounted below the source, which can be unmounted while they are served.
 //!
-//! A descriptor keeps its mount busy for umount(8). Those of the source's own mount may last. On any other mount a descriptor outlives
-//! its operation only while it is used: a thread closes what was unused for a second, and asks frontends to forget the inodes that need a
-//! descriptor of their own (without file handles and birth times). The thread exists while there is something to close. Afterwards a
-//! mount is opened again by the name at which it was found.
+//! A descriptor keeps its mount busy for umount(8). Descriptors of the source's own mount may last. On any other mount
+//! a descriptor outlives its operation only while it is used: a thread closes descriptors that were unused for a
+//! second, and requests that frontends forget the inodes that need a descriptor of their own (without file handles and
+//! birth times). The thread exists while there is something to close. Afterwards a mount is opened again by the name at
+//! which it was found.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -73,7 +74,7 @@ struct MountRoot {
 #[derive(Clone)]
 struct MountPlace {
     dir: Weak<LowerInode>,
-    /// The same, unless its descriptor keeps another foreign mount busy.
+    /// The inode, unless its descriptor keeps another foreign mount busy.
     kept: Option<Arc<LowerInode>>,
     name: Box<[u8]>,
 }
@@ -113,7 +114,7 @@ impl ForeignMounts {
         self.0.cache.get_or_init(|| FdCache::new(self.0.capacity))
     }
 
-    /// The same, if there is one.
+    /// The cache of descriptors, if it exists.
     pub(crate) fn made_cache(&self) -> Option<&FdCache> {
         self.0.cache.get()
     }
@@ -228,11 +229,11 @@ impl ForeignDescriptors {
         }
     }
 
-    /// Asks frontends to forget the pinned inodes. Those in use stay.
+    /// Requests that frontends forget the pinned inodes. Inodes in use stay.
     fn prune(&self) {
         let mut pinned = lock(&self.pinned);
         pinned.retain(is_pinned);
-        // What is in a directory was found after it, and goes first.
+        // An inode in a directory was found after the directory, and goes first.
         let inodes: Vec<Ino> =
             pinned.iter().rev().filter_map(Weak::upgrade).map(|inode| inode.ino()).collect();
         drop(pinned);

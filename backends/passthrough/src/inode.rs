@@ -53,14 +53,14 @@ pub(crate) struct LowerInode {
     /// The last slot of this inode in the descriptor cache, as a hint.
     pub(crate) cache_slot: AtomicU32,
     pub(crate) kind: FileKind,
-    /// The file had no `security.capability` when last checked. The kernel asks for it at the first
+    /// The file had no `security.capability` when last checked. The kernel reads the attribute at the first
     /// write after every change of attributes.
     pub(crate) without_capability: Lease,
-    /// A descriptor that stays open while nothing else leads to the inode: for the root, for an
-    /// inode without names (no handle finds it any more), and for an inode with neither a handle
-    /// nor a known name. That of an open file, if a program has that file open by its name (`by_open_file.rs`).
+    /// A descriptor that stays open while nothing else leads to the inode: for the root, for an inode without names (no
+    /// handle finds it any more), and for an inode with neither a handle nor a known name. The descriptor of an open
+    /// file, if a program has that file open by its name (`by_open_file.rs`).
     pub(crate) pin: ArcSwapOption<OwnedFd>,
-    /// The pin is that of an open file.
+    /// The pin is the descriptor of an open file.
     pub(crate) has_borrowed_pin: AtomicBool,
     pub(crate) handle: Option<CompactHandle>,
     /// The names by which it is found again without a handle.
@@ -89,7 +89,7 @@ impl LowerInode {
         self.key_is_unique.store(true, Ordering::Relaxed);
     }
 
-    /// True if `handle` is that of another inode.
+    /// True if `handle` is a handle of another inode.
     fn differs_from(&self, handle: Option<&CompactHandle>) -> bool {
         matches!((&self.handle, handle), (Some(own), Some(other)) if own != other)
     }

@@ -1,10 +1,9 @@
 //! The backend `passthrough`: serves a directory of another file system through the contract of
 //! defuse (the Stackfs of the FAST '17 paper, on inodes instead of paths).
 //!
-//! [`Passthrough`] is a [`FileSystem`](defuse_fs::FileSystem) that maps every operation to the
-//! lower file system. Owners, modes, ACLs and errors are those of native access. Inodes are
-//! identified by file handle, or by name, so that a million known files need no million
-//! descriptors.
+//! [`Passthrough`] is a [`FileSystem`](defuse_fs::FileSystem) that maps every operation to the lower file system.
+//! Owners, modes, ACLs and errors are the same as in native access. Inodes are identified by file handle, or by name,
+//! so that a million known files need no million descriptors.
 //!
 //! It caches no data and no attributes, which is the task of frontends, and checks no permissions
 //! (see the contract). It is no sandbox: a process with the user id of the daemon can still access
@@ -19,8 +18,8 @@
 //! - A thread acts as the caller (`creds.rs`), with the capabilities that override permission
 //!   checks, since the frontend has made them, but without CAP_FOWNER and CAP_SYS_RESOURCE. The
 //!   lower file system thus checks ownership on the actual file.
-//! - Number and birth time of a removed inode may come back within a tick of the clock. `identity.rs` has the rules by which nobody
-//!   opens such a successor through the removed one.
+//! - Number and birth time of a removed inode may come back within a tick of the clock. `identity.rs` has the rules by which no
+//!   caller opens such a successor through the removed inode.
 //!
 //! - A file system mounted below the source can be unmounted: no descriptor on it lasts (`foreign.rs`). The own mount is not entered
 //!   (`own_mount.rs`).

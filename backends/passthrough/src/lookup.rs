@@ -84,8 +84,9 @@ impl Passthrough {
         StatxResult::at(fd, name).inspect_err(|_| self.note_absent(dir, name))
     }
 
-    /// Opens `name` in `dir`, which was a regular file just now. Everything is told of the open file, because the name may have changed
-    /// meanwhile. Returns `None` if it cannot be opened, or is another kind of file. Fails with `EINTR`.
+    /// Opens `name` in `dir`, which was a regular file just now. All results describe the open file, because the name
+    /// may have changed meanwhile. Returns `None` if it cannot be opened, or is another kind of file. Fails with
+    /// `EINTR`.
     fn open_in(
         &self,
         dir: &Arc<LowerInode>,

@@ -60,7 +60,7 @@ pub(crate) fn is_below(
     Ok(false)
 }
 
-/// Converts errors of rustix to those of the contract.
+/// Converts errors of rustix to errors of the contract.
 pub(crate) trait OrErrno<T> {
     fn or_errno(self) -> Result<T>;
 }

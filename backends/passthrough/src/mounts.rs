@@ -18,7 +18,7 @@ const MAX_MOUNTS: usize = GROUPS * GROUP;
 const GROUPS: usize = 64;
 const GROUP: usize = 16;
 
-/// One mount, or one subvolume of it: a pair of mount id and device number.
+/// One mount, or one subvolume of a mount: a pair of mount id and device number.
 pub(crate) struct LowerMount {
     pub(crate) id: MountId,
     /// Open for reading, as open_by_handle_at(2) requires. `None` for a mount below the source (`foreign.rs`).
@@ -47,7 +47,7 @@ impl LowerMount {
         let (fd, is_foreign) = (Some(fd), false);
         let mount = LowerMount { id, fd, is_foreign, f_type, handles: true, denied, has_acls };
         match (want, works) {
-            // A lack of descriptors says nothing about handles. The caller makes room and retries.
+            // A lack of descriptors does not show whether handles work. The caller makes room and retries.
             (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(LowerMountError::Other(errno)),
             (FileHandles::On, Err(errno)) => Err(LowerMountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => Ok(LowerMount { handles: false, ..mount }),
@@ -163,7 +163,7 @@ impl MountTable {
         groups.flat_map(|group| group.iter()).map_while(OnceLock::get)
     }
 
-    /// The index of the mount `id`, which is usually `likely`, that of the parent.
+    /// The index of the mount `id`, which is usually `likely`, the index of the parent's mount.
     pub(crate) fn find(&self, id: MountId, likely: u32) -> Option<u32> {
         if self.get(likely).is_ok_and(|mount| mount.id == id) {
             return Some(likely);

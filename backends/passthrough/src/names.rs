@@ -22,7 +22,7 @@ impl Passthrough {
         self.lookup_in(&dir, fd.as_fd(), name.as_bytes())
     }
 
-    /// Looks up a name, and opens the file that has it if that takes fewer system calls than to open it afterwards.
+    /// Looks up a name, and opens its file if that takes fewer system calls than to open it afterwards.
     pub(crate) fn lookup_to_open(
         &self,
         parent: Ino,
@@ -40,7 +40,7 @@ impl Passthrough {
         self.lookup_in_to_open(&dir, fd, name, args.flags)
     }
 
-    /// The attributes of a name. `ESTALE` where a lookup has to tell: on a lower mount that was not seen before.
+    /// The attributes of a name. `ESTALE` where only a lookup finds them: on a lower mount that was not seen before.
     pub(crate) fn peek(&self, parent: Ino, name: Name<'_>) -> Result<Attr> {
         let dir = self.inodes.get(parent)?;
         if self.is_own_mount(&dir, name.as_bytes()) {
@@ -129,8 +129,8 @@ impl Passthrough {
         Ok(made)
     }
 
-    /// Creates a file, always exclusively: nobody has checked whether the caller may open an
-    /// existing file. Nor may this open a fifo or device or follow a symbolic link.
+    /// Creates a file, always exclusively: no check was made whether the caller may open an existing file. Nor may this
+    /// open a fifo or device or follow a symbolic link.
     fn create_new(
         &self,
         (dir, lists): (BorrowedFd<'_>, bool),

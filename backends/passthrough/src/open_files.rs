@@ -33,7 +33,8 @@ pub(crate) struct LowerOpenFile {
     ignored: u32,
     /// The flags of `O_SYNC` that `fd` has.
     syncs: u32,
-    /// The same file with other flags of `SETTABLE`: the descriptors of requests that are handled at the same time must not change.
+    /// This file with other flags of `SETTABLE`: the descriptors of requests that are handled at the same time must not
+    /// change.
     others: [OnceLock<OwnedFd>; 4],
 }
 

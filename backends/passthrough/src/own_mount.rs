@@ -47,7 +47,7 @@ impl Passthrough {
         is_it.then(|| own.covered.as_fd())
     }
 
-    /// True if the own mount is `name` in `dir`. A system call with that name would ask this file system.
+    /// True if the own mount is `name` in `dir`. A system call with that name would call this file system.
     pub(crate) fn is_own_mount(&self, dir: &LowerInode, name: &[u8]) -> bool {
         self.covered(dir, name).is_some()
     }

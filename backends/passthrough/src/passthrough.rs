@@ -38,7 +38,7 @@ pub struct Passthrough {
     pub(crate) pruning: Arc<InodePruning>,
     pub(crate) foreign: ForeignMounts,
     pub(crate) own_mount: Option<OwnMount>,
-    /// See `identity.rs`.
+    /// Inodes whose birth time the clock has not passed, see `identity.rs`.
     pub(crate) young: YoungInodes,
     pub(crate) files: OpenFiles,
     pub(crate) positions: PositionTables,
@@ -50,7 +50,7 @@ pub struct Passthrough {
     pub(crate) opens_without_atime: bool,
     /// Locks for detecting that an inode has lost its last name; see `removal.rs`.
     pub(crate) removals: RemovalLocks,
-    /// See [`Passthrough::keep_descriptors`].
+    /// True after [`Passthrough::keep_descriptors`].
     by_descriptor: AtomicBool,
 }
 
@@ -90,7 +90,7 @@ impl Passthrough {
     ///
     /// # Errors
     ///
-    /// See [`SourceError`], whose text names the next step.
+    /// Fails with a [`SourceError`], whose text names the next step.
     pub fn new(source: &Path, options: PassthroughOptions) -> Result<Self, SourceError> {
         let fail = |errno| SourceError::new(source.to_path_buf(), errno);
         rustix::fs::access("/proc/self/fd", rustix::fs::Access::EXEC_OK)

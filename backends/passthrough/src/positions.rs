@@ -1,13 +1,14 @@
-//! The positions in directories that frontends are told.
+//! The positions in directories that frontends receive.
 //!
 //! ext4 positions are hashes of names: 31 bits, and 32 bits more for a 64-bit process such as a daemon. A 32-bit program fails on them with
-//! `EOVERFLOW`, and a kernel mount does not say for which program it lists, nor may the position depend on that: the kernel caches listings
-//! for all. So frontends are told the upper 31 bits, as ext4 tells a 32-bit program. The lower bits only tell names of equal upper bits
-//! apart; ext4 begins with the first of these. Positions within such a group are numbers from a table of the directory. All others need no
-//! table, so that they outlive the open directory and the server.
+//! `EOVERFLOW`, and a kernel mount does not say for which program it lists, nor may the position depend on that: the
+//! kernel caches listings for all programs. So frontends receive the upper 31 bits, the same as a 32-bit program from
+//! ext4. The lower bits only tell names of equal upper bits apart; ext4 begins with the first of these. Positions
+//! within such a group are numbers from a table of the directory. All others need no table, so that they outlive the
+//! open directory and the server.
 //!
-//! An overlay hands on the positions of its upper or lower directory, unless it merges several; a probe finds out. The positions of other file
-//! systems fit (btrfs, xfs, tmpfs, f2fs), or are told as they are.
+//! An overlay hands on the positions of its upper or lower directory, unless it merges several; a probe finds out. The
+//! positions of other file systems fit (btrfs, xfs, tmpfs, f2fs), or are passed on unchanged.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,9 +30,9 @@ const MOST: usize = 1 << 20;
 /// The meaning of the positions of a lower directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Positions {
-    /// Told as they are.
+    /// Passed on unchanged.
     Plain,
-    /// Those of ext4.
+    /// Positions of ext4.
     Hashed,
 }
 
@@ -54,7 +55,7 @@ impl Positions {
     }
 }
 
-/// The positions that are told by their numbers, for the directories that have some.
+/// The positions that frontends receive as numbers of a table, for the directories that have some.
 #[derive(Default)]
 pub(crate) struct PositionTables {
     tables: Mutex<Tables>,
@@ -75,8 +76,8 @@ struct Table {
 }
 
 impl PositionTables {
-    /// The lower position of `told`, which [`tell`](Self::tell) returned for this directory. Fails with `ESTALE` for a number that the
-    /// directory has not in its table.
+    /// The lower position of `told`, which [`tell`](Self::tell) returned for this directory. Fails with `ESTALE` for a
+    /// number that is not in the directory's table.
     pub(crate) fn lower(&self, positions: Positions, dir: Ino, told: u64) -> Result<u64> {
         match (positions, told) {
             (Positions::Plain, _) => Ok(told),
@@ -91,7 +92,7 @@ impl PositionTables {
         }
     }
 
-    /// The position to tell for `lower`, which comes after the entry at the lower position `before`.
+    /// The position to return to a frontend for `lower`, which comes after the entry at the lower position `before`.
     pub(crate) fn tell(&self, positions: Positions, dir: Ino, before: u64, lower: u64) -> u64 {
         let hash = lower >> 32;
         match positions {
@@ -169,7 +170,7 @@ mod tests {
             let is_first = found >> 32 == lower >> 32 && found & 0xffff_ffff == 0;
             assert!(found == *lower || is_first && *told < TABLE, "{lower:x} {told:x} {found:x}");
         }
-        // The same positions have the same numbers again, and another directory has none of them.
+        // Equal positions have equal numbers again, and another directory has none of these numbers.
         assert_eq!(tables.tell(Positions::Hashed, DIR, lower[3], lower[4]), told[4]);
         assert_eq!(tables.lower(Positions::Hashed, Ino(10), told[4]), Err(Errno::ESTALE));
         tables.forget(DIR);

@@ -1,8 +1,8 @@
-//! Inodes that frontends are asked to forget, so that their descriptors do not run out.
+//! Inodes that frontends are requested to forget, so that their descriptors do not run out.
 //!
 //! Where a source has neither file handles nor constant birth times (overlayfs, network and FUSE file systems), each inode that a frontend
 //! knows has a descriptor. A kernel remembers every file that was ever looked up, as long as it has memory for it. Beyond half of the limit
-//! of descriptors, frontends are asked to forget the inodes that are unused. They do so while requests go on.
+//! of descriptors, frontends are requested to forget the inodes that are unused. They do so while requests go on.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,12 +18,12 @@ use crate::sys;
 /// Inode numbers in one notification.
 const BATCH: usize = 256;
 
-/// The frontends that are asked, and the state of the request.
+/// The frontends that receive the requests, and the state of the request.
 pub(crate) struct InodePruning {
     frontends: Mutex<Vec<(Origin, Arc<dyn Notify>)>>,
-    /// Number of pins from which on frontends are asked.
+    /// Number of pins from which on frontends receive requests.
     most: usize,
-    /// Number of pins at which they are asked next: more than `most` if many inodes are in use.
+    /// Number of pins at which they receive the next request: more than `most` if many inodes are in use.
     next: AtomicUsize,
     is_asking: Arc<AtomicBool>,
 }
@@ -55,9 +55,9 @@ impl InodePruning {
 }
 
 impl InodePruning {
-    /// Asks the frontends to forget those of `inodes` that are unused, and the names `absent`, which directories do not have. Frontends that
-    /// can only be asked by name (before Linux 6.18) are left alone: they would forget inodes in use, too, and detach mounts. It may wait
-    /// for operations, and is called by a thread that holds no locks.
+    /// Requests that the frontends forget the unused ones of `inodes`, and the names `absent`, which directories do not
+    /// have. Frontends that forget only by name (before Linux 6.18) are left alone: they would forget inodes in use,
+    /// too, and detach mounts. It may wait for operations, and is called by a thread that holds no locks.
     pub(crate) fn ask_for(&self, absent: &[(Ino, Box<[u8]>)], inodes: &[Ino]) {
         let frontends: Vec<_> = self.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
         for frontend in frontends {
@@ -75,14 +75,14 @@ impl InodePruning {
     }
 }
 
-/// An inode to forget, and its name for kernels that are asked by name: before Linux 6.18.
+/// An inode to forget, and its name for kernels that forget by name: before Linux 6.18.
 struct UnusedInode {
     ino: Ino,
     place: Option<(Ino, Box<[u8]>)>,
 }
 
 impl Passthrough {
-    /// Asks the frontends to forget inodes if many are pinned.
+    /// Requests that the frontends forget inodes if many are pinned.
     pub(crate) fn prune_if_many(&self) {
         let pinned = self.inodes.pinned();
         if pinned < self.pruning.most {
@@ -92,7 +92,8 @@ impl Passthrough {
         }
     }
 
-    /// Asks on a thread of its own: the kernel takes locks of directories, which the calling operation may hold.
+    /// Sends the requests on a thread of its own: the kernel takes locks of directories, which the calling operation
+    /// may hold.
     fn prune(&self) {
         let frontends: Vec<_> =
             self.pruning.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
@@ -104,7 +105,7 @@ impl Passthrough {
         // If all are in use, the next question comes after some more.
         let next = pinned.len() + self.pruning.most / 8 + 1;
         self.pruning.next.store(next, Ordering::Relaxed);
-        // Those in low slots are the oldest by and large. The younger half may be in use soon.
+        // Inodes in low slots are the oldest by and large. The younger half may be in use soon.
         pinned.sort_unstable_by_key(|inode| inode.number & u64::from(u32::MAX));
         pinned.truncate(pinned.len().div_ceil(2));
         let unused =
@@ -141,7 +142,7 @@ impl Passthrough {
     }
 }
 
-/// Asks one frontend.
+/// Sends the requests to one frontend.
 fn forget_unused(frontend: &dyn Notify, unused: &[UnusedInode]) {
     for batch in unused.chunks(BATCH) {
         let inodes: Vec<Ino> = batch.iter().map(|unused| unused.ino).collect();

@@ -53,7 +53,7 @@ impl Passthrough {
         {
             return None;
         }
-        // One open tells the identity and is the pin: an open by handle of a known inode takes two
+        // One open shows the identity and is the pin: an open by handle of a known inode takes two
         // system calls more. O_PATH opens no device, and waits for no FIFO.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
@@ -110,9 +110,8 @@ impl Passthrough {
         Some(UnpinCandidate { inode, fd, is_last: false })
     }
 
-    /// Like [`settle`](Self::settle) after a successful removal, but skips the check if the name
-    /// was the last one. If another name was created meanwhile, an unneeded pin remains until the
-    /// inode is forgotten.
+    /// Does the work of [`settle`](Self::settle) after a successful removal, but skips the check if the name was the
+    /// last one. If another name was created meanwhile, an unneeded pin remains until the inode is forgotten.
     pub(crate) fn settle_removed(&self, victim: Option<UnpinCandidate>) {
         match victim {
             Some(UnpinCandidate { inode, fd, is_last: true }) if inode.handle.is_some() => {

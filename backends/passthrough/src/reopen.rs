@@ -106,7 +106,7 @@ impl Passthrough {
 
     /// Records that the inode `ino` was found as `name` in `dir`, if names are needed.
     pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<LowerInode>, name: &[u8]) {
-        // With handles, no name is needed. Where inodes are not found again by name, frontends are asked by it to forget them.
+        // With handles, no name is needed. Where inodes are not found again by name, requests to forget name them.
         let has_handles = self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.handles);
         if ino == Ino::ROOT || has_handles && !self.mounts.are_several() {
             return;

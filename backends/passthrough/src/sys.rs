@@ -80,7 +80,7 @@ pub(crate) fn with_umask_zero<T>(make: impl FnOnce() -> T) -> Option<T> {
         | libc::CLONE_SYSVSEM;
     struct ThreadWork<M, T>(Option<M>, Option<T>);
     extern "C" fn run<M: FnOnce() -> T, T>(work: *mut libc::c_void) -> libc::c_int {
-        // SAFETY: the address is that of `work` below, which nobody else uses meanwhile.
+        // SAFETY: the address belongs to `work` below, which no other thread uses meanwhile.
         let work = unsafe { &mut *work.cast::<ThreadWork<M, T>>() };
         rustix::process::umask(rustix::fs::Mode::empty());
         work.1 = work.0.take().map(|make| make());
@@ -202,8 +202,8 @@ pub(crate) fn setfsgid(gid: u32) -> u32 {
 
 /// Gives this thread its own umask and working directory, unshare(2).
 pub(crate) fn unshare_fs() -> Result<()> {
-    // SAFETY: CLONE_FS only separates the root, the working directory and the umask from those of
-    // the other threads; no memory or descriptor is affected.
+    // SAFETY: CLONE_FS only separates the root, the working directory and the umask of this thread from the other
+    // threads; no memory or descriptor is affected.
     check(unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_FS) }).map(drop)
 }
 

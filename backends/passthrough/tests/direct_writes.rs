@@ -1,4 +1,4 @@
-//! Writes beside descriptors with `O_DIRECT` and `O_APPEND`, and the durability that a write asks for.
+//! Writes beside descriptors with `O_DIRECT` and `O_APPEND`, and the durability that a write requests.
 
 mod common;
 

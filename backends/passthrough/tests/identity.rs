@@ -1,4 +1,4 @@
-//! An inode that a frontend knows never leads to a successor with its number, whoever made it.
+//! An inode that a frontend knows never leads to a successor with its number, whatever user made it.
 //!
 //! A user who could create files in the source of root's mount let the mount look a file up, removed it, and opened by its name the
 //! private file that root made in the same tick of the clock: number and birth time were equal, and the handle had no generation.

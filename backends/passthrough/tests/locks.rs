@@ -74,7 +74,7 @@ fn locks_can_be_awaited_and_interrupted_and_others_see_them() {
     });
 }
 
-/// The descriptor serves other calls meanwhile, and the lock goes with the open directory all the same.
+/// The descriptor serves other calls meanwhile. The lock still ends with the open directory.
 #[test]
 fn a_lock_of_a_directory_ends_when_it_is_closed() {
     for locks in [LockPlace::FileSystem, LockPlace::Inherited] {

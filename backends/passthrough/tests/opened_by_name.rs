@@ -138,7 +138,7 @@ fn everything_else_is_looked_up_alone() {
     });
 }
 
-/// An open file is the only way to its inode until somebody else needs it.
+/// An open file is the only way to its inode until another operation needs the inode.
 #[test]
 fn an_inode_has_no_more_descriptors_than_its_open_file() {
     by_open_file(|served| {
@@ -305,7 +305,7 @@ fn the_open_file_is_the_one_that_was_looked_up() {
     });
 }
 
-/// A new file may have the inode number of the one that the name led to before the open.
+/// A new file may have the inode number of the file that the name led to before the open.
 #[test]
 fn what_is_told_of_an_open_file_is_told_of_the_one_that_is_open() {
     by_name(|served| {

@@ -377,8 +377,8 @@ fn the_credentials_of_an_operation_do_not_depend_on_earlier_ones_of_its_thread()
     });
 }
 
-/// A thread started by one that acted for a user inherited that user's capabilities, and took them
-/// for those of the daemon: root could not set set-user-id on a user's file.
+/// A thread started by a thread that acted for a user inherited that user's capabilities, and took them for the
+/// daemon's: root could not set set-user-id on a user's file.
 #[test]
 fn a_thread_is_not_limited_by_the_credentials_of_its_creator() {
     if !is_root() {

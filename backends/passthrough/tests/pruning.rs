@@ -12,10 +12,10 @@ use common::*;
 use defuse_fs::*;
 use defuse_passthrough::{FileHandles, Passthrough, PassthroughOptions};
 
-/// A frontend that remembers what it is asked to forget.
+/// A frontend that remembers which inodes it received to forget.
 #[derive(Default)]
 struct RecordingFrontend {
-    /// It can be asked by names alone, as a kernel before Linux 6.18.
+    /// It forgets only by name, like a kernel before Linux 6.18.
     by_name: bool,
     asked: Mutex<Vec<Ino>>,
     names: Mutex<Vec<(Ino, Vec<u8>)>>,
