@@ -41,7 +41,7 @@ pub struct BreakdownArgs {
 
 /// The name of an operation.
 pub fn operation(text: &str) -> std::result::Result<Op, String> {
-    // What is no request has no place in a trace.
+    // Values that are no requests do not appear in a trace.
     let is_request = |op: &Op| !matches!(*op, Op::UNKNOWN | Op::RESOLVE);
     Op::parse(text).filter(is_request).ok_or_else(|| {
         let text = text.to_lowercase();

@@ -97,7 +97,7 @@ pub fn executed(path: &Path) -> Result<PathBuf> {
     Ok(find_program(OsStr::from_bytes(word)).unwrap_or(path.to_owned()))
 }
 
-/// The loader of a program, if it belongs to another C library than that of the preloaded library.
+/// The loader of a program, if it belongs to another C library than the preloaded library does.
 fn foreign_loader(program: &ObjectFile) -> Option<&Path> {
     program.interpreter.as_deref().filter(|loader| !is_loader_of_linux(loader))
 }

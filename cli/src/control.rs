@@ -25,7 +25,7 @@ use crate::servers::ServerEntry;
 
 /// Time limit of the daemon for a whole question, and then for its whole answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time limit of the asking side. Others may ask first.
+/// Time limit of the side that sends a question. The daemon may answer others first.
 const PATIENCE_OF_CLIENT: Duration = Duration::from_secs(10);
 /// Bytes that one write(2) has at most: the least buffer of the kernel that takes them at once.
 const WRITTEN_AT_ONCE: usize = 16 << 10;
@@ -39,8 +39,8 @@ const READ_ONLY: &str = "read-only";
 const WORKERS: &str = "workers=";
 /// Maximum length of a question in bytes.
 const QUESTION_MAX: u64 = 64;
-/// Maximum length of an answer in bytes: a snapshot has some hundred rows, that of a server a thousand clients
-/// and 255 devices.
+/// Maximum length of an answer in bytes: a snapshot has some hundred rows, the snapshot of a server has a thousand
+/// clients and 255 devices.
 const ANSWER_MAX: u64 = 16 << 20;
 
 /// The result of INIT, as JSON shows it.
@@ -105,7 +105,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// The answers of a mount. Those to unknown questions are `None`.
+/// The answers of a mount. Answers to unknown questions are `None`.
 pub fn of_session(
     session: &Session,
     (writable, can_only_be_read): (WriteSwitch, bool),
@@ -206,7 +206,7 @@ impl Write for TimedStream<'_> {
     }
 }
 
-/// A daemon to ask.
+/// A daemon that answers questions.
 struct ControlledDaemon {
     socket: PathBuf,
     /// For messages.
@@ -322,8 +322,8 @@ fn ask(socket: &Path, question: &str, patience: Duration) -> io::Result<String> 
     if text.is_empty() { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(text) }
 }
 
-/// Connects, though not for longer: a daemon that is stopped accepts nobody, and those who wait for it are bounded in
-/// number by the kernel.
+/// Connects, but waits no longer than `patience`: a stopped daemon accepts no connection, and the kernel bounds the
+/// number of processes that wait for it.
 fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let flags = net::SocketFlags::CLOEXEC;
     let family = net::AddressFamily::UNIX;
@@ -383,7 +383,7 @@ mod tests {
         slow.join().unwrap();
     }
 
-    /// The kernel lets some wait until they are accepted. Those beyond them waited without an end.
+    /// The kernel lets some connections wait until they are accepted. Connections beyond these waited without an end.
     #[test]
     fn a_daemon_that_accepts_nobody_is_left_in_time() {
         let place = tempfile::tempdir().unwrap();
@@ -411,11 +411,11 @@ mod tests {
     fn a_question_without_an_end_is_read_no_further_than_its_limit() {
         let (mut asker, ended) = begun();
         let line = "long".repeat(1 << 20);
-        // It ends before all is written, or nobody waits for the rest.
+        // The daemon ends before all is written, or no process waits for the rest.
         let _ = asker.write_all(line.as_bytes());
         ends(&ended).unwrap();
         let mut answer = Vec::new();
-        // The connection ends with bytes that nobody read: a reset, and no answer.
+        // The connection ends with unread bytes: a reset, and no answer.
         let _ = asker.read_to_end(&mut answer);
         assert!(answer.is_empty());
         // Another asker gets the whole answer.

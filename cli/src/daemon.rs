@@ -71,7 +71,7 @@ fn ended_early(child: &mut Child) -> CommandFailure {
 /// Leaves the session, the directory and the terminal of the process that started this one. `notes` are for the user.
 pub fn detach(notes: Vec<String>) -> Result<ReadyReceiver> {
     // A process that gives up waiting, as by Ctrl-C while an image is loaded, wants no mount any more. If it has ended
-    // already, its end of the pipe tells that later.
+    // already, its end of the pipe shows that later.
     let _ = set_parent_process_death_signal(Some(Signal::TERM));
     // Fails only for the leader of a process group. A new process is none.
     let _ = rustix::process::setsid();

@@ -111,7 +111,7 @@ pub fn places(connection: u32) -> Vec<MountLocation> {
     found
 }
 
-/// Those of `before` that are still there: a later mount can have the same number.
+/// Returns the places of `before` that are still there: a later mount can have the same number.
 pub fn remaining(connection: u32, before: &[MountLocation]) -> Vec<MountLocation> {
     let now = if before.is_empty() { Vec::new() } else { places(connection) };
     now.into_iter().filter(|place| before.iter().any(|earlier| earlier.is(place))).collect()

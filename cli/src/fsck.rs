@@ -40,7 +40,7 @@ pub struct FsckArgs {
     json: bool,
 }
 
-/// See [`NewestChanges`].
+/// The choice of [`NewestChanges`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum RepairChoice {
     /// Keep what can be read of them
@@ -82,7 +82,7 @@ pub fn run(args: &FsckArgs) -> Result<u8> {
 pub fn report(outcome: Result<u8>) -> ExitCode {
     let code = match outcome {
         Ok(code) => code,
-        // The reader of the output has what it wanted, and no more was said.
+        // The reader of the output has closed it, and needs no more lines.
         Err(CommandFailure::OutputClosed) => CLEAN,
         Err(failure) => {
             error::warn(&failure);

@@ -1,4 +1,5 @@
-//! The state that a process has from the process that started it, and what becomes of it: docs/daemons.md has the table.
+//! The state that a process inherits from the process that started it, and its treatment: docs/daemons.md has the
+//! table.
 //!
 //! A daemon serves others than its starter, and for longer. So what limits or holds the starter must not limit or hold it.
 
@@ -32,7 +33,7 @@ const RAISED: [Resource; 5] =
 pub fn give_up() -> Vec<String> {
     process::unblock_signals();
     for signal in HANDLED {
-        // The handler does nothing that anybody looks at.
+        // The handler sets a flag that is never read.
         if let Err(error) = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))) {
             log::warn!("signal {signal} is not handled: {error}");
         }

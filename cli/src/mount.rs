@@ -61,7 +61,7 @@ pub struct CheckedMount {
     pub mountpoint: PathBuf,
     /// The settings.
     pub settings: OptionSettings,
-    /// The options as given, with those of other arguments.
+    /// The options as given, with the options of other arguments.
     pub lists: Vec<String>,
     /// The arguments, with absolute paths.
     pub args: MountArgs,

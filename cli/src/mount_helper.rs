@@ -14,8 +14,8 @@ use crate::{options, remount};
 const WRONG_USE: u8 = 1;
 const MOUNT_FAILED: u8 = 32;
 
-/// Options for mount(8) and other readers of fstab. Those about access times are the kernel's default
-/// on a FUSE mount or have no effect there.
+/// Options for mount(8) and other readers of fstab. The options about access times are the kernel's default on a FUSE
+/// mount or have no effect there.
 const NOT_OURS: &[&str] = &[
     "defaults",
     "auto",

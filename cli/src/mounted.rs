@@ -153,7 +153,7 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
         ));
     }
     if let Err(failure) = namespaces.confine() {
-        // Nobody would serve it.
+        // No process would serve the mount.
         if let Some(keeper) = &companions.keeper {
             keeper.order(&KeeperOrder::Unmount(false));
             keeper.order(&KeeperOrder::Remove);

@@ -129,7 +129,7 @@ struct DeviceMeasurement {
     operations_per_second: f64,
 }
 
-/// Does what is asked.
+/// Performs the command.
 pub fn run(args: &NvmeArgs) -> Result {
     let host = SysfsHost::at(&args.root);
     match &args.command {

@@ -26,7 +26,7 @@ pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// An image as [`absolute`] has it; the name of a device that has no path stays.
+/// Returns an image's path, made absolute as by [`absolute`]; the name of a device that has no path stays.
 pub fn image(path: &Path) -> PathBuf {
     match defuse_block::driver_of(path.as_os_str()) {
         Some(_) => path.to_path_buf(),
@@ -38,7 +38,7 @@ pub fn image(path: &Path) -> PathBuf {
 ///
 /// # Errors
 ///
-/// `PermissionDenied` for such a link, and those of open(2).
+/// `PermissionDenied` for such a link, and errors of open(2).
 pub fn open_to_append(path: &Path) -> io::Result<File> {
     let (folder, name) = name::parts(path)?;
     let opened = name::open_directory(folder)?;

@@ -129,7 +129,7 @@ fn requests(common: &str, snapshot: &StatsSnapshot) -> String {
     text
 }
 
-/// Figures of file systems, each with its labels. All samples of a metric are together, as Prometheus has it.
+/// Figures of file systems, each with its labels. All samples of a metric are together, as Prometheus requires.
 fn figures(text: &mut String, all: &[(String, &[FigureStats])]) {
     let mut lines: BTreeMap<String, (&str, String)> = BTreeMap::new();
     for (labels, figures) in all {
@@ -159,7 +159,8 @@ fn notes(text: &mut String, all: &[(String, &[String])]) {
     }
 }
 
-/// Name, kind and value of a figure. As Prometheus has it, names say the base unit, and that of counters `total`.
+/// Name, kind and value of a figure. Prometheus requires that a name includes the base unit, and the name of a counter
+/// `total`.
 fn sample(figure: &FigureStats) -> (String, &'static str, String) {
     let FigureStats { name, value, unit, total } = figure;
     let (suffix, value) = match unit {

@@ -296,8 +296,8 @@ fn own_dir() -> Result<PathBuf> {
     })
 }
 
-/// The directory of [`DIR_VARIABLE`], which may not exist yet. It is that of another user after su(1) or `sudo -E`: files and
-/// sockets would be created and removed in a directory that the other user can exchange for a link.
+/// The directory of [`DIR_VARIABLE`], which may not exist yet. After su(1) or `sudo -E` it belongs to another user:
+/// files and sockets would be created and removed in a directory that the other user can exchange for a link.
 fn named_dir(dir: &Path) -> Result<PathBuf> {
     let failed = |error: std::io::Error| {
         CommandFailure::Failed(format!(

@@ -156,7 +156,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
 }
 
-/// The exit code of a program in which the library could not begin. It has said why.
+/// The exit code of a program in which the library could not begin. The library has printed the reason.
 const BEGIN_FAILED: i32 = 125;
 
 /// True if the library has begun in a program of the run.
@@ -363,7 +363,7 @@ fn token() -> Result<u128> {
     Ok(u128::from_ne_bytes(bytes))
 }
 
-/// Removes the nodes that processes of the run left behind; as root, also those of other users.
+/// Removes the nodes that processes of the run left behind; as root, also the nodes of other users.
 fn remove_nodes(memory: &OwnedFd, token: u128) {
     let mut noted = [0; 4];
     let noted_at = layout::NODES as u64;

@@ -40,7 +40,7 @@ pub enum SandboxExtent {
     Namespace,
 }
 
-/// The mount namespaces of a daemon that starts: its own, if it has one, and that of its user.
+/// The mount namespaces of a daemon that starts: its own, if it has one, and its user's.
 pub struct DaemonNamespaces {
     home: HomeThread,
     /// The process that unmounts: for a daemon with a namespace of its own, and for `auto_unmount`.
@@ -61,7 +61,7 @@ impl DaemonNamespaces {
     }
 
     /// Gives this process, which has one thread, a namespace of its own for serving `sources`, unless they
-    /// need that of the user. The log then has the reason. With `devices`, device nodes can be opened.
+    /// need the user's. The log then has the reason. With `devices`, device nodes can be opened.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl DaemonNamespaces {
     ///
     /// # Errors
     ///
-    /// See [`HomeThread::run`].
+    /// Fails with the errors of [`HomeThread::run`].
     pub fn at_home<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -160,8 +160,8 @@ impl DaemonNamespaces {
         }
     }
 
-    /// Tells the keeper all that it may act on. Comes before requests are served. Returns the keeper, if there
-    /// is one.
+    /// Sends the keeper the list of all that it may act on. Comes before requests are served. Returns the keeper, if
+    /// there is one.
     pub fn entrust(&self, task: KeeperTask) -> Result<Option<Arc<KeeperHandle>>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let directories = self.own.as_ref().map_or(&[][..], |own| &own.directories);

@@ -99,7 +99,7 @@ pub fn size(text: &str) -> std::result::Result<u64, String> {
 pub fn run(mut args: ServeArgs) -> Result {
     let source = SOURCES.parse(&args.source)?;
     let mut settings = options::parse(OptionProfile::Default, &source, &args.options)?;
-    // Clients check permissions, and need access lists for that, whoever they are.
+    // Clients check permissions, and need access lists for that, whatever user they belong to.
     settings.session.default_permissions = settings.default_permissions.unwrap_or(true);
     args.source = source.text();
     args.socket = paths::absolute(&args.socket);
@@ -147,7 +147,7 @@ pub fn run(mut args: ServeArgs) -> Result {
 
 fn open(source: &ParsedSource, settings: &OptionSettings) -> Result<Arc<dyn FileSystem>> {
     let mut opened = settings.source.clone();
-    // The server keeps no locks, so that those of a frontend would hold for one client only.
+    // The server keeps no locks, so that locks of a frontend would hold for one client only.
     opened.frontend.locks = LockPlace::FileSystem;
     Ok(source.open(&opened)?)
 }

@@ -39,7 +39,7 @@ pub struct ClientRow {
     pub uid: u32,
     /// The process that connected; `None` in another PID namespace.
     pub pid: Option<u32>,
-    /// The name of the program, which only the asking side sees. Processes name themselves.
+    /// The name of the program, which only the querying side sees. Processes name themselves.
     #[serde(default)]
     pub program: Option<String>,
     /// The time since it connected, in milliseconds.
@@ -48,20 +48,20 @@ pub struct ClientRow {
     pub lanes: u64,
     /// Requests that came by lanes.
     pub lane_requests: u64,
-    /// Those of them that are not answered.
+    /// Requests by lanes that are not answered.
     pub lane_requests_unanswered: u64,
-    /// Messages by which the client woke the server, as it says.
+    /// Messages by which the client woke the server, as reported by the client.
     #[serde(default)]
     pub lane_bells: u64,
-    /// Sleeps of its threads that waited for a reply, as it says.
+    /// Sleeps of its threads that waited for a reply, as reported by the client.
     #[serde(default)]
     pub lane_sleeps: u64,
-    /// Its reads from cached pages, without a request, as it says.
+    /// Its reads from cached pages, without a request, as reported by the client.
     #[serde(default)]
     pub page_reads: u64,
     /// Requests that were answered.
     pub requests: u64,
-    /// Those of them that failed.
+    /// Requests that failed.
     pub errors: u64,
     /// Bytes of READ and WRITE.
     pub bytes: u64,
@@ -89,12 +89,12 @@ pub struct DeviceFigures {
     /// The path in the served tree, and the source.
     #[serde(flatten)]
     pub device: TreeDevice,
-    /// The one who has it, if applications may bind it.
+    /// The holder of the device, if applications may bind it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<DeviceHolder>,
-    /// Those of its file system, and then those of its cached pages.
+    /// The figures of its file system, and then the figures of its cached pages.
     pub figures: Vec<FigureStats>,
-    /// See [`StatsSnapshot::notes`].
+    /// Notes of the file system, see [`StatsSnapshot::notes`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -182,7 +182,7 @@ impl From<&ClientStatistics> for ClientRow {
 }
 
 impl ServerMeasurements {
-    /// The measurements since `earlier`, an answer of the same server. States are those of now.
+    /// The measurements since `earlier`, an answer of the same server. States are the present ones.
     pub fn since(&self, earlier: &ServerMeasurements) -> ServerMeasurements {
         let clients = self.clients.iter().map(|now| {
             let before = earlier.clients.iter().find(|before| before.client == now.client);

@@ -1,4 +1,4 @@
-//! The registry of servers (`defuse serve`, `defuse manager`): one file for each, beside those of mounts, and the
+//! The registry of servers (`defuse serve`, `defuse manager`): one file for each, beside the files of mounts, and the
 //! control socket beside it.
 //!
 //! A file is valid while the process that wrote it runs.

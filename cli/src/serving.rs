@@ -30,7 +30,7 @@ use crate::{control, daemon, inherited, paths, registry, signals, terminal};
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Time after which the log says that a file system has not made everything durable yet.
+/// Time after which the log reports that a file system has not made everything durable yet.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Arguments of every command that serves, in the background unless told otherwise.
@@ -70,7 +70,7 @@ impl ProcessArgs {
     ///
     /// # Errors
     ///
-    /// Those of [`daemon::detach`].
+    /// Fails with the errors of [`daemon::detach`].
     pub fn begin(&self) -> Result<ReadyReceiver> {
         let notes = inherited::give_up();
         if self.daemon {
@@ -115,7 +115,7 @@ impl ProcessArgs {
 
 /// The file system to serve, and how.
 pub struct ServePlan {
-    /// The source, for people.
+    /// The text of the source, for messages.
     pub text: String,
     /// The file systems of a manager.
     pub devices: Vec<TreeDevice>,
@@ -132,18 +132,19 @@ pub struct ServePlan {
     pub max_connections: usize,
     /// Half of all by default.
     pub max_connections_of_user: Option<usize>,
-    /// See [`ServerOptions::dead_after`].
+    /// The limit of [`ServerOptions::dead_after`].
     pub dead_after: Option<Duration>,
     pub session: SessionOptions,
     /// The sandbox, if there is to be one.
     pub sandbox: Option<FilterNeeds>,
 }
 
-/// The namespaces of a server of `sources`, which `stays` in those of its user for a reason. Comes before they are opened.
+/// The namespaces of a server of `sources`, which `stays` in the namespaces of its user for a reason. Comes before they
+/// are opened.
 ///
 /// # Errors
 ///
-/// See [`DaemonNamespaces::leave`].
+/// Fails with the errors of [`DaemonNamespaces::leave`].
 pub fn namespaces(
     sources: &[&ParsedSource],
     extent: SandboxExtent,
@@ -260,7 +261,7 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
     let task = KeeperTask::default().remove(&files).unname(&offer.socket, server.inode());
     let keeper = namespaces.entrust(task)?;
     log::info!("{} is served at {}", offer.text, offer.socket.display());
-    // The process ends with the server, and not with who looks at it.
+    // The process ends with the server, and not with a process that reads its state.
     let look = ServerParts {
         server: Arc::downgrade(&server),
         devices: offer.devices.clone(),
@@ -324,8 +325,8 @@ fn paged(
     PagedFileSystem::over_parts(Arc::clone(fs), options, PartDivision { count, of, without })
 }
 
-/// Runs `settle`, which has all the time that it needs. After `patience`, `say` learns once what this process waits
-/// for: a file system on other machines may never answer.
+/// Runs `settle`, which has all the time that it needs. After `patience`, calls `say` once with the reason of the wait
+/// of this process: a file system on other machines may never answer.
 fn patiently<T>(
     text: &str,
     patience: Duration,
@@ -374,7 +375,7 @@ fn lock(settling: &Mutex<()>) -> MutexGuard<'_, ()> {
 mod tests {
     use super::*;
 
-    /// Such a server waited without a word until somebody killed it.
+    /// Such a server waited without a message until it was killed.
     #[test]
     fn a_server_says_once_that_it_waits_for_a_file_system_that_does_not_answer() {
         let (say, said) = channel();

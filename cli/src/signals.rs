@@ -68,8 +68,8 @@ fn begin_to_end(target: &SignalTarget) {
                 notes.unmounted
             }
         };
-        // The file system may also be mounted elsewhere, as in the mount namespace of a container, from where nobody
-        // would end this process. An ended connection takes no harm.
+        // The file system may also be mounted elsewhere, as in the mount namespace of a container, from where no
+        // process would end this daemon. An ended connection takes no harm.
         if let Some(file) = abort.filter(|_| unmounted) {
             let _ = rustix::io::write(file, b"1");
         }
@@ -131,7 +131,7 @@ fn abort(connection: Option<u32>, file: Option<&OwnedFd>) {
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// Opens the file that aborts a connection. If fusectl is not mounted, as in many containers, root may open a
-/// detached instance of it. This must happen before the sandbox refuses to mount.
+/// detached instance of fusectl. This must happen before the sandbox refuses to mount.
 pub fn open_abort(connection: u32) -> Option<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let mounted =

@@ -1,4 +1,4 @@
-//! The kinds of sources that this program links: those of `compose/src/kinds.rs`, and its own.
+//! The kinds of sources that this program links: the kinds of `compose/src/kinds.rs`, and its own.
 
 use defuse_bound::KINDS;
 use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, SourceRegistry};
@@ -12,7 +12,7 @@ pub static SOURCES: SourceRegistry =
 /// inside of another program. `defuse run` serves them for its programs.
 const ONLY_HERE: &[&dyn SourceKind] = &[&defuse_example::KIND];
 
-/// Tells whether the library that `defuse run` loads into programs links `kind`, too.
+/// True if the library that `defuse run` loads into programs links `kind`, too.
 pub fn is_in_process(kind: &dyn SourceKind) -> bool {
     IN_PROCESS.iter().any(|known| known.about().name == kind.about().name)
 }

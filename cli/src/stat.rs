@@ -138,7 +138,7 @@ trait StatisticsSource {
     /// The counts between two moments.
     fn since(now: &Self::Sample, before: &Self::Sample) -> Self::Sample;
 
-    /// Prints them as `args` say.
+    /// Prints the sample in the form that `args` select.
     fn show(&self, args: &StatArgs, sample: &Self::Sample) -> Result;
 
     /// True until its end.
@@ -343,7 +343,7 @@ fn find(text: &Path) -> Result<StatSubject> {
                  as root; `defuse list` shows the others",
                 text.display()
             ))),
-            // A number is that of a connection.
+            // A number names a connection.
             None if text.to_str().is_some_and(|text| text.parse::<u32>().is_ok()) => Err(failure),
             None => Err(CommandFailure::Failed(format!(
                 "{} is neither the mount point of a FUSE file system, nor the number of a connection, nor the \

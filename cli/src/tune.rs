@@ -68,7 +68,7 @@ struct ShownLimits {
     connection: u32,
     #[serde(flatten)]
     values: FusectlValues,
-    /// Maximum number of worker threads, if the daemon tells.
+    /// Maximum number of worker threads, if the daemon returns it.
     #[serde(skip_serializing_if = "Option::is_none")]
     workers: Option<u64>,
 }
@@ -120,7 +120,7 @@ fn table(shown: &ShownLimits) -> String {
     text
 }
 
-/// Asks for confirmation on a terminal.
+/// Requests confirmation on a terminal.
 fn is_meant(name: &str) -> Result<bool> {
     if !std::io::stdin().is_terminal() {
         let text = format!("aborting {name} needs a confirmation: use --yes without a terminal");

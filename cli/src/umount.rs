@@ -56,7 +56,7 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
     let Some(mount) = mount_at(path) else {
         return match found {
             Some(found) => not_here(path, &found, lazy),
-            // It knows best what to say.
+            // umount(2) returns the most exact error.
             None => unmount(path, lazy).map_err(CommandFailure::failed),
         };
     };
@@ -69,7 +69,7 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
     let served = UnmountTarget::of(mount.connection(), found);
     let before = elsewhere::places(mount.connection());
     if args.force {
-        // What is in progress fails, and then nothing is in use by it.
+        // Calls in progress fail, and then none of them uses the mount.
         let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE);
     }
     if !args.force || mount_at(path).is_some_and(|now| now.mount_id == mount.mount_id) {
@@ -98,8 +98,8 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
     Ok(())
 }
 
-/// The other places of a mount that stay for longer than it takes a process to start: a new mount namespace, such as that of a
-/// daemon of another mount, has copies of all mounts for a moment. None if the daemon ends meanwhile.
+/// The other places of a mount that stay for longer than it takes a process to start: a new mount namespace, such as
+/// the namespace of another mount's daemon, has copies of all mounts for a moment. None if the daemon ends meanwhile.
 fn lasting(others: impl Fn() -> Vec<MountLocation>, served: &UnmountTarget) -> Vec<MountLocation> {
     const MOMENT: Duration = Duration::from_secs(1);
     const PAUSE: Duration = Duration::from_millis(50);
@@ -124,7 +124,7 @@ fn commands(places: &[MountLocation]) -> String {
     places.iter().map(MountLocation::command).collect::<Vec<_>>().join("`, `")
 }
 
-/// Waits for the daemon of a mount that was here, or says where the mount is.
+/// Waits for the daemon of a mount that was here, or fails with the place of the mount.
 fn not_here(path: &Path, found: &RegisteredMount, lazy: bool) -> Result {
     let places = elsewhere::places(found.entry.connection);
     if places.is_empty() || !found.entry.is_alive() {

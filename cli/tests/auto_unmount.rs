@@ -57,7 +57,7 @@ fn with_auto_unmount_a_mount_disappears_with_its_killed_daemon() {
                 let what = format!("{source} {options}");
                 place.ok(&["mount", source, "mnt", "-o", &options]);
                 fs::write(place.path("mnt/f"), &what).unwrap();
-                // What is open is cut off, and keeps nothing mounted.
+                // An open file is cut off, and keeps nothing mounted.
                 let open = fs::File::open(place.path("mnt/f")).unwrap();
                 kill_and_wait(&place, place.pid(), &what);
                 assert!(fs::read_dir(place.path("run")).unwrap().next().is_none(), "{what}");
@@ -164,7 +164,7 @@ fn auto_unmount_works_for_other_users_with_fusermount3() {
         assert_eq!(unmounted.code, Some(0), "{}", unmounted.err);
         next.wait().unwrap();
     }
-    // Its failures are told at once.
+    // The command reports its failures at once.
     let failed = run(&["mount", "memory:", "src", "-o", "auto_unmount"]);
     assert!(failed.code == Some(1) && failed.err.contains("src"), "{}", failed.err);
 }

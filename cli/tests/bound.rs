@@ -181,7 +181,7 @@ fn open_files_stay_open_when_a_device_is_bound_and_given_back_and_nothing_is_los
         managed.application("mv /y/renamed /y/now; cat; [ $(cat /y/file) = 12 ] && echo fine");
     eventually("the new name", || mnt.join("one/now").exists());
     file.write_all_at(b"2", 1).unwrap();
-    // What was not durable before is not lost.
+    // Changes that were not durable before are not lost.
     file.sync_all().unwrap_or_else(|error| panic!("{error}: {}", managed.log()));
     renamed.write_all_at(b"r", 0).unwrap();
     let said = application.end();
@@ -314,7 +314,7 @@ fn a_stopped_application_holds_up_nobody_else_and_its_own_device_for_the_limit()
             assert!(time < 5 * LIMIT, "{time:?}");
         }
     });
-    // From now on nobody waits, and the reason is shown.
+    // From now on no call waits, and the reason is shown.
     let begun = Instant::now();
     assert!(fs::read(mnt.join("one/file")).is_err() && begun.elapsed() < LIMIT);
     assert_eq!(managed.holder()["by"], "nobody");
@@ -397,7 +397,7 @@ fn only_users_in_the_configuration_bind_and_only_devices_that_may_be() {
         let refused = run(65534, device);
         assert!(refused.err.contains("no application may have it"), "{}", refused.err);
     }
-    // It is given, and opened by the rights of the user, who has none: the manager has it again.
+    // The device is given, and opened by the rights of the user, who has none: then the manager holds the device again.
     let refused = run(65534, "/one");
     assert!(refused.err.contains("Permission denied"), "{}", refused.err);
     managed.await_holder("manager");

@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use terminal::TestTerminal;
 
-/// True if BPF programs see the same pids as this process. They see those of the first PID
+/// True if BPF programs see the same pids as this process. They see the pids of the first PID
 /// namespace, pid_namespaces(7), while a container has another one.
 fn sees_numbers_of_the_kernel() -> bool {
     // PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h.

@@ -94,7 +94,7 @@ fn a_manager_shows_each_image_as_a_directory_and_an_end_loses_nothing() {
     for image in ["one", "two"] {
         place.ok(&["fsck", image]);
     }
-    // Changes that nobody synced are there.
+    // Changes without a sync are there.
     place.ok(&["manager", "manager.toml"]);
     assert_eq!(managed.shell("cat /x/disks/two/moved /x/disks/two/a").0, "1\n2\n");
     managed.end();
@@ -161,7 +161,7 @@ fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
     let log = fs::read_to_string(place.path("log")).unwrap();
     let told = format!("one: one thread does its I/O, on processor {last} of node 1");
     assert!(log.contains(&told), "{log}");
-    // This machine has fewer nodes than it says. The files are there all the same.
+    // This machine has fewer nodes than it reports. The files are there anyway.
     let script = "cd /x/disks && seq 100000 >one/a && sync && cp one/a two/b && cmp one/a two/b && echo same";
     assert_eq!(managed.shell(script), ("same\n".to_owned(), Some(0)));
     managed.end();
@@ -195,7 +195,7 @@ fn a_manager_tells_of_each_device_by_its_path() {
     assert!(figure(&after, 0, "device_writes") > figure(&before, 0, "device_writes"));
     assert_eq!((figure(&before, 1, "inodes"), figure(&after, 1, "inodes")), (1, 2));
     assert_eq!([0, 1].map(|device| figure(&after, device, "pages_files")), [0, 0]);
-    // The limit is that of all devices.
+    // The limit applies to all devices together.
     let figures = after["figures"].as_array().unwrap();
     let names: Vec<_> = figures.iter().map(|figure| figure["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["versions_changes", "pages_limit"]);
@@ -238,7 +238,7 @@ fn cached_pages_count_for_the_device_of_their_file() {
     place.ok(&["mount", &source, "mnt"]);
     let file = place.path("mnt/disks/two/file");
     fs::write(&file, vec![7; 64 * 4096]).unwrap();
-    // Past the kernel's cache, and often enough that the client asks for the pages of the file.
+    // Past the kernel's cache, and often enough that the client requests the pages of the file.
     let open = fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&file).unwrap();
     let read_all = || {
         let mut room = [0; 4096];
@@ -252,7 +252,7 @@ fn cached_pages_count_for_the_device_of_their_file() {
         ["pages_filled", "pages_requests"].map(|name| figure(name)["value"].as_u64().unwrap())
     };
     let [bytes, requests] = filled(1);
-    // The first reads made the client ask, and what it read then was not there before.
+    // The first reads made the client request pages, and the data that it read then was not there before.
     assert!((32 * 4096..=64 * 4096).contains(&bytes) && (32..=64).contains(&requests), "{answer}");
     assert_eq!(filled(0), [0, 0]);
     // Reads from pages make no request: the client alone knows of them.
@@ -266,7 +266,7 @@ fn cached_pages_count_for_the_device_of_their_file() {
     managed.end();
 }
 
-/// Everybody waited for the lock of a process that was stopped, until somebody killed it.
+/// All clients waited for the lock of a process that was stopped, until it was killed.
 #[test]
 fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fails_once() {
     let managed = ManagerPlace::of(&["one"], "");

@@ -96,8 +96,8 @@ fn the_threads_of_a_mount_follow_a_policy_and_are_changed_while_it_is_used() {
     place.ok(&["umount", "mnt"]);
 }
 
-/// With `noatime` the kernel keeps no access times for the mount, but reads still updated those of
-/// the source. (xfstests 120)
+/// With `noatime` the kernel keeps no access times for the mount, but reads still updated the access times of the
+/// source. (xfstests 120)
 #[test]
 fn reading_a_mount_without_access_times_leaves_those_of_the_source() {
     let Some(place) = TestPlace::to_mount() else { return };
@@ -357,7 +357,7 @@ fn mount_8_calls_the_program_by_another_name() {
     assert_eq!(run(&[&source, "missing"]).code, Some(32));
 }
 
-/// mount(8) drops `dev` and `suid` before it calls a helper: no line of fstab could ask for them.
+/// mount(8) drops `dev` and `suid` before it calls a helper: no line of fstab could request them.
 #[test]
 fn a_mount_by_root_and_mount_8_has_devices_and_set_user_ids_unless_told_otherwise() {
     let Some(place) = TestPlace::to_mount() else { return };
@@ -379,7 +379,7 @@ fn a_mount_by_root_and_mount_8_has_devices_and_set_user_ids_unless_told_otherwis
     assert_eq!(refuses("rw,nosuid"), [true, false]);
     assert_eq!(refuses("rw,nodev,suid"), [false, true]);
     assert_eq!(refuses("rw,noexec,nosuid,nodev,user=somebody"), [true, true]);
-    // The user of such a line is not trusted, whatever mount(8) says.
+    // The user of such a line is not trusted, whatever options mount(8) passes.
     assert_eq!(refuses("rw,users"), [true, true]);
 }
 
@@ -566,8 +566,8 @@ with open(path, 'r+b') as file, mmap.mmap(file.fileno(), 0) as memory:
 print(changed(seen))
 ";
 
-// The kernel kept the times that it had been told. A store through a mapping changes only the
-// backing file, so that a program that rebuilds changed files saw no change.
+// The kernel kept the times that it had received. A store through a mapping changes only the backing file, so that a
+// program that rebuilds changed files saw no change.
 #[test]
 fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
     let Some(place) = TestPlace::to_mount() else { return };
@@ -644,7 +644,8 @@ fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
     }
 }
 
-/// The kernel asks for holes before it writes pages back, and the file system answered by what it had: copies of a live file were zeros.
+/// The kernel queries holes before it writes pages back, and the file system answered from its own data: copies of a
+/// live file were zeros.
 #[test]
 fn a_copy_of_a_file_with_dirty_pages_has_its_bytes() {
     let Some(place) = TestPlace::to_mount() else { return };
@@ -761,8 +762,8 @@ fn files_are_dated_in_the_order_of_their_changes() {
     }
 }
 
-/// The kernel answers reads from its cache without a request: programs that ask whether a file was read since it changed, such as those that
-/// wait for mail, never saw it.
+/// The kernel answers reads from its cache without a request: programs that check whether a file was read since it
+/// changed, such as those that wait for mail, never saw it.
 #[test]
 fn reading_a_changed_file_moves_its_access_time_although_the_kernel_has_its_data() {
     let Some(place) = TestPlace::to_mount() else { return };

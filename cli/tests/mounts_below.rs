@@ -57,7 +57,8 @@ fn unmount_soon(below: &Path, what: &str) {
     );
 }
 
-/// A daemon kept a descriptor of each mount that it had seen, so that umount(8) said "target is busy" until the daemon ended.
+/// A daemon kept a descriptor of each mount that it had seen, so that umount(8) failed with "target is busy" until the
+/// daemon ended.
 #[test]
 fn a_file_system_below_the_source_is_unmounted_while_it_is_served() {
     const KINDS: [&str; 5] = ["tmpfs", "ext4", "overlay", "fuse", "proc"];
@@ -86,7 +87,7 @@ fn a_file_system_below_the_source_is_unmounted_while_it_is_served() {
             let first = if kind == "proc" { "version" } else { "f" };
             eventually_or(|| format!("{what}: shown"), || shows(kind, first));
             use_kind(kind, &served(kind));
-            // What is open keeps the mount busy, as everywhere.
+            // An open file keeps the mount busy, as everywhere.
             let open = fs::File::open(served(kind).join(first)).unwrap();
             let below = place.path("src").join(kind);
             assert_eq!(unmount(&below, UnmountFlags::empty()), Err(Errno::BUSY), "{what}");

@@ -52,7 +52,7 @@ fn controllers_are_listed_and_one_in_use_is_not_bound() {
     assert!(wrong.code == Some(2) && wrong.err.contains("0000:01:00.0"), "{}", wrong.err);
 }
 
-/// There is no such controller here, but each command asks for it and not for a file.
+/// There is no such controller here, but each command looks for a controller and not for a file.
 #[test]
 fn a_controller_is_named_in_place_of_an_image() {
     let place = TestPlace::new();

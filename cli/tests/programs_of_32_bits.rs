@@ -77,8 +77,8 @@ fn check(programs: &[std::path::PathBuf], dir: &Path, entries: usize, what: &str
     }
 }
 
-/// The daemon, a process of 64 bits, gets positions of 63 bits from ext4 and told them to everybody: a program of 32 bits that has no
-/// large-file support listed nothing on a passthrough of ext4, and failed with `EOVERFLOW`.
+/// The daemon, a process of 64 bits, gets positions of 63 bits from ext4 and passed them to all programs: a program of
+/// 32 bits that has no large-file support listed nothing on a passthrough of ext4, and failed with `EOVERFLOW`.
 #[test]
 fn programs_of_32_bits_list_seek_and_begin_again_on_every_mount() {
     const FILES: usize = 3000;

@@ -66,7 +66,7 @@ fn same(name: &str, needs: &[&str], mount: &str, script: &str) {
     same_with(&[], name, needs, mount, script);
 }
 
-/// Like [`same`], with further `options` of the run.
+/// Runs the comparison of [`same`], with further `options` of the run.
 fn same_with(options: &[&str], name: &str, needs: &[&str], mount: &str, script: &str) {
     if let Some(missing) = needs.iter().find(|program| !is_there(program)) {
         println!("skipped: {name}: {missing} is not installed");
@@ -185,7 +185,7 @@ END
     "#;
     everywhere("numbers", &["python3"], script);
     same("numbers", &["python3"], "passthrough:SRC,handles=off", script);
-    // A layer that sees each read takes the descriptor of the file away, and with it that of the program.
+    // A layer that sees each read takes the descriptor of the file away, and with it the program's descriptor.
     let place = TestPlace::new();
     let source = place.path("src");
     fs::create_dir_all(&source).unwrap();
@@ -273,7 +273,7 @@ with tempfile.TemporaryDirectory(dir=".") as d: open(d + "/x", "w").close()
     everywhere("python3", &["python3"], script);
 }
 
-/// A parent that waits, as in vfork(2) and posix_spawn(3), has not asked for a copy of its connection for the child.
+/// A parent that waits, as in vfork(2) and posix_spawn(3), has not requested a copy of its connection for the child.
 #[test]
 fn children_whose_parents_wait_use_files_before_they_execute_a_program() {
     let script = r#"
@@ -502,7 +502,7 @@ fn same_c(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     same_compiled(&[], name, code, check);
 }
 
-/// Like [`same_c`], for a statically linked program.
+/// Runs the comparison of [`same_c`], for a statically linked program.
 fn same_static(name: &str, code: &str, check: fn(&str, &[&str], &str)) {
     same_compiled(&["-static"], name, code, check);
 }
@@ -830,8 +830,8 @@ print(subprocess.run('cat o; cat s', shell=True, user=65534, group=65534, extra_
     same("setpriv, su and python3", &["setpriv", "python3", "su"], "memory:", script);
 }
 
-/// `memory:` and `uhs:` kept set-group-id of a file that its group may not execute, whoever changed the file: clearing it depends on the
-/// groups of the caller.
+/// `memory:` and `uhs:` kept set-group-id of a file that its group may not execute, whatever user changed the file:
+/// clearing it depends on the groups of the caller.
 #[test]
 fn set_id_bits_are_cleared_by_each_change_and_each_user_as_natively() {
     if !may_become_others() {
@@ -1059,7 +1059,7 @@ fn asynchronous_reads_work_if_the_kernel_supports_them() {
         int main() {
             unsigned long context = 0;
             int aio = syscall(SYS_io_setup, 1, &context) == 0 ? 0 : errno;
-            // Without parameters the call is refused, if the kernel has it.
+            // Without parameters the call is refused, if the kernel implements the call.
             int rings = syscall(SYS_io_uring_setup, 1, 0) >= 0 ? 0 : errno;
             printf("%d %d\n", aio == ENOSYS, rings == ENOSYS);
         }
@@ -1082,8 +1082,8 @@ fn asynchronous_reads_work_if_the_kernel_supports_them() {
     }
 }
 
-/// dlopen(3) was not exported, and the message of dlerror(3) was lost before it was printed: the
-/// first write(2) of a program asked the loader for the next function.
+/// dlopen(3) was not exported, and the message of dlerror(3) was lost before it was printed: the first write(2) of a
+/// program looked the next function up in the loader.
 #[test]
 fn libraries_are_loaded_from_mounts_and_loader_errors_are_kept() {
     let script = r#"

@@ -60,9 +60,9 @@ fn mounts(place: &TestPlace) -> [String; 3] {
     ]
 }
 
-/// Rust's crate tempfile renamed its files in the directory in which the run was started, or failed, without a message: a
-/// call whose number is not a constant was neither replaced nor told of. So were all calls of programs with more than 2
-/// MiB, such as bun.
+/// Rust's crate tempfile renamed its files in the directory in which the run was started, or failed, without a message:
+/// a call whose number is not a constant was neither replaced nor reported. So were all calls of programs with more
+/// than 2 MiB, such as bun.
 #[test]
 fn calls_whose_number_is_known_at_run_time_are_served_in_every_program() {
     let place = TestPlace::new();
@@ -100,7 +100,7 @@ fn calls_whose_number_is_known_at_run_time_are_served_in_every_program() {
     }
 }
 
-/// A program that its loader starts by name is another file than the one that the kernel executes.
+/// If a loader starts a program by name, the program is another file than the file that the kernel executes.
 #[test]
 fn a_program_that_is_started_by_its_loader_is_looked_at() {
     let place = TestPlace::new();
@@ -317,7 +317,7 @@ int main(void) {
         }
     }
     assert!(!place.path("made").exists());
-    // Outside of all mounts the directory is that of the program.
+    // Outside of all mounts the directory is the program's own.
     let deep = place.path("a/b/c/d");
     fs::create_dir_all(&deep).unwrap();
     let script = format!("cd /defuse-test && cd {} && {program}", deep.display());

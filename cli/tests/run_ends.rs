@@ -65,7 +65,7 @@ fn an_ignored_signal_stays_ignored() {
     assert_eq!(run.wait().unwrap().code(), Some(0));
 }
 
-/// Both exit codes were 1, as for every failure of the run itself.
+/// The two exit codes were 1, as for every failure of the run itself.
 #[test]
 fn a_missing_program_exits_with_127_and_an_unexecutable_one_with_126() {
     let place = TestPlace::new();
@@ -93,7 +93,7 @@ fn running(argument: &str) -> usize {
     commands.filter(|command| command.ends_with(wanted.as_bytes())).count()
 }
 
-/// A run that is killed leaves its programs behind, with mounts that nobody serves.
+/// A run that is killed leaves its programs behind, with mounts that no process serves.
 #[test]
 fn programs_end_with_their_run_if_requested() {
     let place = TestPlace::new();

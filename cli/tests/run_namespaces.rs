@@ -1,4 +1,4 @@
-//! Programs of a run in user namespaces: they see the ids of theirs, and the server those of the run.
+//! Programs of a run in user namespaces: they see the ids of their namespace, and the server the ids of the run's.
 
 mod common;
 
@@ -65,7 +65,7 @@ fn compare(script: &str) {
     }
 }
 
-/// Every call failed with `EPERM`, also getcwd(2): the server was asked for the user 0.
+/// Every call failed with `EPERM`, also getcwd(2): the server received requests of the user 0.
 #[test]
 fn a_program_in_a_new_user_namespace_is_its_user() {
     compare(
@@ -77,7 +77,7 @@ fn a_program_in_a_new_user_namespace_is_its_user() {
     );
 }
 
-/// The ids of a namespace without maps are those of nobody, and files are still those of the user.
+/// The ids of a namespace without maps are the overflow ids, and files still belong to the user.
 #[test]
 fn a_program_whose_ids_are_not_mapped_is_still_its_user() {
     compare(

@@ -1,4 +1,4 @@
-//! Programs that a mount has: the kernel executes them by a descriptor, and they know their names and paths all the same.
+//! Programs in files of a mount: the kernel executes them by a descriptor, but they know their names and paths.
 
 mod common;
 
@@ -87,7 +87,7 @@ fn a_program_of_a_mount_is_executed_where_memory_is_not_executable_by_default() 
     let Some(fixed) = compile(&place, "fixed", KNOWS, &["-static"]) else { return };
     let run = |setting: &str, more: &str, program: &str| {
         let script = format!("cp {program} program; ./program /dev/null");
-        // The setting is that of the PID name space.
+        // The setting belongs to the PID name space.
         let script = format!(
             "echo {setting} > {SETTING} && exec {} run {more} -C /defuse-test --mount \
              /defuse-test=memory: -- sh -c '{script}'",

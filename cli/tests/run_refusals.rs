@@ -76,7 +76,7 @@ int main(void) { puts("here"); }"#;
     assert!(seen.err.contains(&format!("{program}: makes system calls")), "{}", seen.err);
 }
 
-/// A program that becomes another user is executed without the library, and nothing said so.
+/// A program that becomes another user is executed without the library, and no message was printed.
 #[test]
 fn a_program_that_becomes_another_user_causes_one_warning() {
     if !rustix::process::geteuid().is_root() {
@@ -104,7 +104,7 @@ int main(void) { printf("%d %d %d\n", geteuid(), getegid(), access("m:/", 0)); }
     assert_eq!(seen(nobody, None, 0o755), ("0 0 0\n0 0 0\n".into(), 0));
     assert_eq!(seen(nobody, None, 0o4755), ("65534 0 -1\n65534 0 -1\n".into(), 1));
     assert_eq!(seen(Some(0), nobody, 0o2755), ("0 65534 -1\n0 65534 -1\n".into(), 1));
-    // A group that may not execute it: the bit is that of mandatory locks.
+    // A group that may not execute it: the bit then stands for mandatory locks.
     assert_eq!(seen(Some(0), nobody, 0o2745), ("0 0 0\n0 0 0\n".into(), 0));
 }
 
@@ -117,7 +117,7 @@ fn a_program_with_capabilities_causes_a_warning_for_users_who_gain_them() {
 #include <unistd.h>
 int main(void) { printf("%d\n", access("m:/", 0)); }"#;
     let Some(program) = compile(&place, "capable", source, &[]) else { return };
-    // struct vfs_cap_data of linux/capability.h: version 2, effective; CAP_NET_RAW, as ping(8) has it.
+    // struct vfs_cap_data of linux/capability.h: version 2, effective; CAP_NET_RAW, as for ping(8).
     let words = [0x0200_0001u32, 1 << 13, 0, 0, 0].map(u32::to_le_bytes).concat();
     let flags = rustix::fs::XattrFlags::empty();
     if let Err(error) = rustix::fs::setxattr(&program, "security.capability", &words, flags) {

@@ -60,7 +60,7 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
     }
 }
 
-/// It sent messages: the memory that the server had offered was that of the program before.
+/// The program sent messages: the memory that the server had offered belonged to the program before.
 #[test]
 fn a_program_that_another_one_executes_has_lanes_too() {
     let place = TestPlace::new();
@@ -151,7 +151,7 @@ fn a_relative_path_takes_no_more_requests_than_an_absolute_one() {
         let walked = if path.starts_with("..") { 30 } else { 2 };
         assert!(made[2] <= absolute[2] + walked, "{path}: {made:?} and not {absolute:?}");
     }
-    // The path is found when somebody asks for it.
+    // The path is found when a program needs it.
     let script = "cd /x/a/b && exec 3<c/file7 && cd / && readlink /proc/self/fd/3 && cat <&3";
     assert_eq!(run(script), "/x/a/b/c/file7\n7\n");
     end(&asked(&place), Signal::TERM);
@@ -210,7 +210,7 @@ fn a_server_tells_of_each_client_and_of_none_after_its_end() {
         (&Value::Array(vec![]), &0.into())
     );
 
-    // What it does is in its row.
+    // Its row shows its work.
     writeln!(input, "go").unwrap();
     assert_eq!(lines.next().unwrap().unwrap(), "wrote");
     let requests = |client: &Value| client["requests"].as_u64().unwrap_or_default();
@@ -369,7 +369,7 @@ fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
             println!("skipped: there is no flock");
             return;
         }
-        // The shell, which has taken no lock, closes the file that another process has locked: nobody finds the
+        // The shell, which has taken no lock, closes the file that another process has locked: no process finds the
         // lock once close(2) has returned.
         let script = "for i in 1 2 3 4 5 6 7 8 9 10; do exec 9>/x/lock; flock 9; exec 9>&-; flock -n /x/lock echo free; done";
         assert_eq!(run(script), "free\n".repeat(10), "{source}");

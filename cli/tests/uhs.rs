@@ -203,7 +203,7 @@ fn a_second_opener_learns_which_process_has_the_image() {
     place.ok(&["umount", "two"]);
 }
 
-/// The lock of the first version of a file would say so, too; the data must be that of the last sync.
+/// The lock of the first version of a file would be seen, too; the data must be the data of the last sync.
 #[test]
 fn what_was_synced_survives_a_kill_of_the_daemon() {
     let Some(place) = with_image() else { return };
@@ -230,7 +230,7 @@ fn what_was_synced_survives_a_kill_of_the_daemon() {
     clean(&place);
 }
 
-/// Nobody syncs: the changes become durable by themselves.
+/// No program syncs: the changes become durable by themselves.
 #[test]
 fn changes_are_durable_after_the_time_of_the_option_commit() {
     let Some(place) = with_image() else { return };
@@ -321,7 +321,7 @@ fn a_read_only_mount_writes_nothing_and_stays_read_only() {
     assert!(fs::read(place.path("img")).unwrap() == before);
 }
 
-/// A damaged image must not be written, but what can be read of it is there.
+/// A damaged image must not be written, but its readable parts are there.
 #[test]
 fn a_damaged_image_is_mounted_read_only_with_a_warning_until_it_is_repaired() {
     let Some(place) = with_image() else { return };
@@ -374,7 +374,7 @@ fn a_damaged_image_is_mounted_read_only_with_a_warning_until_it_is_repaired() {
     place.ok(&["umount", "mnt"]);
 }
 
-/// Anybody may have made the image.
+/// Any user may have made the image.
 #[test]
 fn set_user_id_and_devices_of_an_image_have_no_effect_unless_requested() {
     let Some(place) = with_image() else { return };
@@ -402,7 +402,7 @@ fn a_user_opens_only_images_that_the_user_may_open() {
     assert!(said.err.contains("with the rights of the user who mounts it"), "{}", said.err);
 }
 
-/// The end of a server told nobody that its file system could not keep what clients had written.
+/// The end of a server did not report that its file system could not keep the data that clients had written.
 #[test]
 fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
     let Some(place) = TestPlace::to_mount() else { return };

@@ -1,4 +1,4 @@
-//! Unmounting: what is waited for, and what is said.
+//! Unmounting: its waits and its messages.
 
 mod common;
 
@@ -88,7 +88,7 @@ fn an_image_that_is_being_released_is_waited_for() {
     for round in 0..5 {
         place.ok(&["mount", "uhs:img", "mnt"]);
         write_much(&place, round);
-        // As by a program that knows nothing of the daemon.
+        // Unmounts like a program that knows nothing of the daemon.
         unmount(place.path("mnt"), UnmountFlags::empty()).unwrap();
     }
     place.ok(&["mount", "uhs:img", "mnt"]);
@@ -174,7 +174,7 @@ fn a_signal_ends_a_daemon_whose_mount_has_a_copy_in_another_namespace() {
     }
 }
 
-/// A file system whose only mount is in a namespace that nobody can enter by its path.
+/// A file system whose only mount is in a namespace that no process can enter by its path.
 #[test]
 fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
     let Some(place) = with_image() else { return };
@@ -238,7 +238,7 @@ fn a_mount_or_server_is_not_made_if_the_process_that_waits_for_it_ends() {
     }
 }
 
-/// A server that accepts connections and says nothing.
+/// A server that accepts connections and sends nothing.
 struct SilentServer(OwnedFd);
 
 impl SilentServer {

@@ -18,7 +18,7 @@ use crate::{paths, serve};
 /// The option of a source with a thread for its I/O.
 pub const WORKER: &str = "worker";
 
-/// The time after which an application that says nothing counts as gone.
+/// The time after which an application that sends nothing counts as gone.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// A configuration whose values have been checked.
@@ -44,7 +44,7 @@ pub struct ConfiguredDevice {
     pub path: String,
     pub source: ParsedSource,
     pub settings: SourceSettings,
-    /// Applications may bind it: those of these users, and of root and the user of the manager.
+    /// Applications may bind it: applications of these users, and of root and the user of the manager.
     pub bind: Option<Vec<u32>>,
     /// The place of the source in the configuration.
     pub place: usize,

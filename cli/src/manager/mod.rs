@@ -111,7 +111,7 @@ pub fn run(mut args: ManagerArgs) -> Result {
     }
 }
 
-/// The file systems, and those of them that applications may bind.
+/// The file systems, and the file systems among them that applications may bind.
 struct ManagerTree {
     fs: Arc<Namespace>,
     binder: Arc<DeviceBinder>,
@@ -198,7 +198,7 @@ fn member(
 
 fn open_device(device: &ConfiguredDevice) -> Result<Arc<dyn FileSystem>> {
     let mut settings = device.settings.clone();
-    // The server keeps no locks, so that those of a frontend would hold for one client only.
+    // The server keeps no locks, so that locks of a frontend would hold for one client only.
     settings.frontend.locks = LockPlace::FileSystem;
     Ok(device.source.open(&settings)?)
 }

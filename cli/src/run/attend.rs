@@ -15,8 +15,8 @@ use crate::inherited::OwnLimits;
 /// Signals that are forwarded to the program.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// `si_code` of signals that the kernel sends, sigaction(2). Those of a terminal go to the whole foreground
-/// process group, so the program receives them, too.
+/// `si_code` of signals that the kernel sends, sigaction(2). Signals of a terminal go to the whole foreground process
+/// group, so the program receives them, too.
 const SI_KERNEL: i32 = 0x80;
 
 /// Runs a program to its end, under the limits that this process was given. Forwards signals that another
@@ -29,7 +29,7 @@ pub fn to_the_end(mut command: Command, limits: &OwnLimits) -> io::Result<ExitSt
     limits.give(&mut command);
     process::keep_closed();
     let mut child = command.spawn()?;
-    // The program has the mask of the starter. A blocked SIGCHLD would never tell of its end.
+    // The program has the mask of the starter. A blocked SIGCHLD would never announce its end.
     process::unblock_signals();
     // A SIGCHLD before the start is not from the program.
     signals.add_signal(SIGCHLD)?;

@@ -81,8 +81,8 @@ fn places(program: &Path) -> [PathBuf; 3] {
     ["deps", ".", "../lib/defuse"].map(|place| folder.join(place).join(LIBRARY))
 }
 
-/// The library in one of the directories of the program, if it is the one that the program carries: that of another build
-/// would not understand this program's plan.
+/// The library in one of the directories of the program, if it equals the library that the program carries: a library
+/// of another build would not understand this program's plan.
 fn beside(program: &Path, carried: &[u8]) -> Option<PathBuf> {
     let found = places(program).into_iter().filter_map(|place| fs::canonicalize(place).ok());
     found.into_iter().find(|library| {
@@ -189,7 +189,7 @@ fn private_directory(path: &Path) -> io::Result<PathBuf> {
     private(path)
 }
 
-/// Writes the file as a whole: another run sees all of it or nothing.
+/// Writes the file as a whole: another run sees the complete file or nothing.
 fn write(directory: &Path, path: &Path, library: &[u8]) -> io::Result<()> {
     let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;
     let flags = rustix::fs::fstatvfs(&new)?.f_flag;
@@ -230,8 +230,8 @@ fn open(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, "others could have written it"))
 }
 
-/// True if the file is as long and begins with the same page, which has the build id (ld(1), `--build-id`). All of it is not
-/// compared, because that takes as long as a fifth of the start of a run.
+/// True if the file is as long and begins with the same page, which has the build id (ld(1), `--build-id`). The rest is
+/// not compared, because that takes as long as a fifth of the start of a run.
 fn is_same_build(file: File, expected: &[u8]) -> bool {
     has_size(&file, expected.len()) && has_bytes(file, &expected[..expected.len().min(4096)])
 }

@@ -121,7 +121,7 @@ pub fn serve(mounts: &mut [MountPlan]) -> Result<RunServers> {
     let mut servers = RunServers::default();
     for mount in mounts {
         let text = OsStr::from_bytes(&mount.source);
-        // Each program of the run has a cache of its own, and is not told of the changes of the others.
+        // Each program of the run has a cache of its own, and receives no notifications of the changes of the others.
         let frontend = FrontendProperties {
             locks: LockPlace::FileSystem,
             concurrent: true,
@@ -204,8 +204,8 @@ fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
     )))
 }
 
-/// Directories for sockets, of which the first that can be written is used. `XDG_RUNTIME_DIR` is that of another user after su(1) or `sudo -E`, who could exchange what
-/// is in it.
+/// Directories for sockets, of which the first that can be written is used. After su(1) or `sudo -E`, `XDG_RUNTIME_DIR`
+/// belongs to another user, who could exchange its contents.
 fn bases() -> Vec<PathBuf> {
     let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|named| !named.is_empty());
     let named = named.and_then(|named| match paths::private(Path::new(&named)) {
@@ -246,7 +246,7 @@ mod tests {
         assert!(parse(OsStr::new("mem:=memory:"), ForkPolicy::Auto).is_ok());
     }
 
-    /// The later one was seen, and nothing said so.
+    /// The later mount was used, without a message.
     #[test]
     fn one_target_is_mounted_once() {
         let plan = |text: &str| parse(OsStr::new(text), ForkPolicy::Auto).unwrap();

@@ -1,9 +1,8 @@
 //! The filter of system calls of a daemon, seccomp(2).
 //!
-//! The filter lists the calls that a daemon never needs and refuses them with EPERM. All others stay
-//! allowed: a list of allowed calls would have to follow the C library, the kernel and the kinds of
-//! sources, and a missing call would fail for users. A call by another convention than that of this
-//! program (32-bit calls) ends the process.
+//! The filter lists the calls that a daemon never needs and refuses them with EPERM. All others stay allowed: a list of
+//! allowed calls would have to follow the C library, the kernel and the kinds of sources, and a missing call would fail
+//! for users. A call by a convention other than this program (32-bit calls) ends the process.
 
 use std::collections::BTreeMap;
 
@@ -178,7 +177,7 @@ const OF_KEEPER: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// Those of them that only x86-64 has.
+/// The calls of a keeper that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
 const OF_KEEPER_HERE: &[i64] = &[
     libc::SYS_open,
@@ -192,11 +191,11 @@ const OF_KEEPER_HERE: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OF_KEEPER_HERE: &[i64] = &[];
 
-/// Refuses all calls to all threads of this process but those of a keeper.
+/// Refuses all calls to all threads of this process but the calls of a keeper.
 ///
 /// # Errors
 ///
-/// As for [`install`].
+/// Fails with the errors of [`install`].
 pub fn install_for_keeper() -> Result<(), String> {
     let target = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
     let allowed: FilterRules =
@@ -261,8 +260,8 @@ fn program(
     SeccompFilter::new(rules?, SeccompAction::Allow, refuse, target)?.try_into()
 }
 
-/// The filter, which goes by numbers, after one for the calls of x32: the kernel takes them for those of
-/// x86-64 with other numbers (`__X32_SYSCALL_BIT`, asm/unistd.h).
+/// The filter, which goes by numbers, after one for the calls of x32: the kernel treats them as calls of x86-64 with
+/// other numbers (`__X32_SYSCALL_BIT`, asm/unistd.h).
 fn with_x32_refused(filter: BpfProgram) -> BpfProgram {
     if !cfg!(target_arch = "x86_64") {
         return filter;

@@ -1,10 +1,10 @@
 //! The keeper of a daemon: a process that stays in the mount namespace of the user, where the daemon, in a
 //! namespace of its own, cannot reach anything.
 //!
-//! It unmounts, removes what the daemon registered, writes the file of statistics, and tells the groups of
+//! It unmounts, removes what the daemon registered, writes the file of statistics, and reads for the daemon the groups of
 //! processes. The paths come once, before any request is served; what comes later are orders without paths.
-//! If the daemon is killed, the keeper unmounts with `auto_unmount`. Otherwise it ends and leaves everything as it is: the next command clears
-//! it away.
+//! If the daemon is killed, the keeper unmounts with `auto_unmount`. Otherwise it ends and leaves everything as it is:
+//! the next command clears it away.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -43,7 +43,7 @@ pub struct KeeperTask {
     auto_unmount: bool,
     entry: Option<(Vec<u8>, RegistryEntry)>,
     files: Vec<Vec<u8>>,
-    /// A socket in a directory of anybody, and its inode.
+    /// A socket in a directory of any user, and its inode.
     socket: Option<(Vec<u8>, SocketInode)>,
     stats_file: Option<Vec<u8>>,
     held: Vec<Vec<u8>>,
@@ -101,13 +101,13 @@ pub enum KeeperOrder {
     Unmount(bool),
     /// The daemon ends: remove what it registered.
     Remove,
-    /// The same, but record this failure for the command that unmounts.
+    /// The daemon ends: remove what it registered, but record this failure for the command that unmounts.
     Leave(String),
     /// Write these statistics to their file.
     Statistics(String),
 }
 
-/// The keeper, as the daemon has it.
+/// The daemon's end of the connection to the keeper.
 pub struct KeeperHandle {
     orders: Mutex<BufReader<UnixStream>>,
     groups: Arc<KeeperGroups>,
@@ -136,14 +136,14 @@ impl KeeperHandle {
         })
     }
 
-    /// Tells it all that it may act on, once, and waits until it has given up everything else.
+    /// Sends the keeper the list of all that it may act on, once, and waits until it has given up everything else.
     pub fn begin(&self, task: &KeeperTask) -> Result {
         self.ask(task).map(|_| ()).map_err(|error| {
             CommandFailure::Failed(format!("the process that unmounts did not start: {error}"))
         })
     }
 
-    /// Carries out `order`. What there is to say about it goes to the log. Returns true after an unmount that has succeeded.
+    /// Carries out `order`. Its messages go to the log. Returns true after an unmount that has succeeded.
     pub fn order(&self, order: &KeeperOrder) -> bool {
         match self.ask(order) {
             Ok(notes) => {
@@ -278,8 +278,8 @@ impl SocketFile {
     }
 }
 
-/// Drops what orders do not need. A thread answers about groups, because unmounting can wait for a request of
-/// which the daemon asks for the groups.
+/// Drops what orders do not need. A thread answers about groups, because unmounting can wait for a request for which
+/// the daemon needs the groups.
 fn give_up(groups: UnixStream) -> Result {
     super::keep_only(super::KEPT_OF_KEEPER);
     // The daemon has the same user. Without this it could enter the namespace by /proc/PID.

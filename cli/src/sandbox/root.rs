@@ -43,7 +43,7 @@ const FOLLOWING: MountPropagationFlags =
 pub struct SandboxDirectory {
     /// Without symbolic links.
     path: PathBuf,
-    /// The copy of it and of the mounts below.
+    /// The copy of the directory and of the mounts below.
     copy: OwnedFd,
 }
 
@@ -67,10 +67,10 @@ fn leave_outside() -> Result<()> {
     let own = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let path = "/proc/thread-self/ns/mnt";
     let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // The root directory and the working directory are then those of the namespace.
+    // The root directory and the working directory are then the namespace's.
     match move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount)) {
         Ok(()) => {}
-        // Without CAP_SYS_CHROOT, as in some containers. Their root is that of the namespace.
+        // Without CAP_SYS_CHROOT, as in some containers. Their root is the root of the namespace.
         Err(Errno::PERM) => {
             log::info!(
                 "the mount namespace of the daemon has all mounts outside of its root directory"
@@ -198,7 +198,7 @@ fn flags(mount: &MountEntry) -> MountFlags {
 }
 
 /// The reason why `directories` cannot be served from another namespace as they are from this one, or
-/// `None`. Mounts and unmounts below a directory reach the copy of it only if its mount is shared.
+/// `None`. Mounts and unmounts below a directory reach its copy only if its mount is shared.
 pub fn unfit(directories: &[PathBuf], forced: bool) -> Option<String> {
     let Ok(mounts) = all_mounts() else { return Some("the mounts cannot be read".to_owned()) };
     if !mounts.iter().any(|mount| mount.mount_point == Path::new("/") && mount.fstype != "rootfs") {

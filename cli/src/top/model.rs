@@ -54,9 +54,9 @@ pub struct OpRow {
     pub p99_ns: u64,
     /// Mean time in the background queue in nanoseconds; `None` if no request was seen there.
     pub background_ns: Option<u64>,
-    /// As above.
+    /// Mean time in the pending queue in nanoseconds; `None` if no request was seen there.
     pub pending_ns: Option<u64>,
-    /// As above.
+    /// Mean time in the daemon in nanoseconds; `None` if no request was seen there.
     pub processing_ns: Option<u64>,
     /// Failed requests per second.
     pub errors_per_second: f64,

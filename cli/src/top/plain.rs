@@ -48,7 +48,7 @@ fn servers(rows: &[ServerRow]) -> String {
     text
 }
 
-/// The heads of [`server_cells`], and that of the name.
+/// The heads of [`server_cells`], and the head of the name.
 pub const SERVER_HEADS: [&str; 11] = [
     "    PID",
     "    OPS/S",

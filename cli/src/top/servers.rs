@@ -16,7 +16,7 @@ use crate::servers::{self, ServerEntry};
 
 /// The time for the answer of a server. One that is stopped holds up the sample for no longer.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Servers that are asked at once, each by a thread.
+/// Servers that are queried at once, each by a thread.
 const ASKED_AT_ONCE: usize = 32;
 
 /// One server.
@@ -70,7 +70,7 @@ pub struct ServerSamples {
 }
 
 impl ServerSamples {
-    /// Asks all servers that are visible to this user. Returns their activity since the last time, and notes about
+    /// Queries all servers that are visible to this user. Returns their activity since the last time, and notes about
     /// those that did not answer.
     pub fn look(&mut self) -> (Vec<ServerRow>, Vec<String>) {
         let (mut rows, mut notes, mut now) = (Vec::new(), Vec::new(), BTreeMap::new());

@@ -69,7 +69,7 @@ impl TopView {
         frame.render_widget(Paragraph::new(keys_line).style(reversed()), keys);
     }
 
-    /// Both tables; servers have at most half of the room, unless there is nothing else.
+    /// Draws the two tables; servers have at most half of the room, unless there is nothing else.
     fn draw_all(
         &self,
         frame: &mut Frame,

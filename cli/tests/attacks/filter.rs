@@ -1,5 +1,5 @@
-//! The system call filter of a daemon, tested from within: with the calls of a compromised daemon,
-//! and with those of its normal work.
+//! The system call filter of a daemon, tested from within: with the calls of a compromised daemon, and with the calls
+//! of its normal work.
 
 // The production code itself. The program offers no way to request calls that it never makes.
 #[allow(clippy::duplicate_mod)]
@@ -240,7 +240,7 @@ fn a_filtered_daemon_still_works() {
     let mut client = UnixStream::connect(dir.path().join("socket")).unwrap();
     client.write_all(b"x").unwrap();
     listener.accept().unwrap();
-    // A thread takes a umask of its own, as those of a passthrough.
+    // A thread takes a umask of its own, like the threads of a passthrough.
     let unshare = || errno_of(libc::SYS_unshare, [libc::CLONE_FS as u64, 0, 0]);
     assert_eq!(std::thread::spawn(unshare).join().unwrap(), 0);
     assert_eq!(errno_of(libc::SYS_umount2, [0; 3]), libc::EFAULT);

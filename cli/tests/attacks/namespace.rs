@@ -1,4 +1,4 @@
-//! The mount namespace of a daemon, in case it is compromised, and what users see of it: nothing.
+//! The mount namespace of a daemon, in case it is compromised: users see none of its contents.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -174,8 +174,8 @@ fn the_keeper_of_a_daemon_has_few_privileges_and_is_no_way_out() {
             || inherited.contains(&target);
         assert!(is_needed, "{}", target.display());
     }
-    // A process of the same user with the capabilities of the daemon, and even in this namespace, cannot enter
-    // that of the keeper.
+    // A process of the same user with the capabilities of the daemon, and even in this namespace, cannot enter the
+    // keeper's.
     let opens = |path: PathBuf| {
         let open = move || {
             let few = CapabilitySets {
@@ -334,7 +334,7 @@ fn a_daemon_in_a_root_directory_that_is_no_mount_stays_and_says_so() {
     assert!(refused.err.contains(why), "{}", refused.err);
 }
 
-// The root of the machine lay above that of the daemon.
+// The root of the machine lay above the daemon's root.
 #[test]
 fn a_compromised_daemon_in_a_root_directory_of_chroot_reaches_nothing_outside() {
     let Some(place) = TestPlace::to_mount() else { return };

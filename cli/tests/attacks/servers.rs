@@ -104,7 +104,7 @@ fn in_background(place: &TestPlace) -> (Pid, PathBuf) {
     (Pid::from_raw(pid as i32).unwrap(), place.path(&format!("run/serve-{pid}.sock")))
 }
 
-/// Its answers tell what other users do.
+/// Its answers show what other users do.
 #[test]
 fn other_users_get_no_statistics_of_a_server() {
     if !rustix::process::geteuid().is_root() {
@@ -174,7 +174,7 @@ fn askers_that_say_nothing_or_never_end_hold_up_nobody_for_long() {
     });
     answers();
     assert!(dripping.join().unwrap() < 64, "the server waited for a whole question");
-    // Unknown questions, and those of mounts, have no answer and do no harm.
+    // Unknown questions, and questions for mounts, have no answer and do no harm.
     for question in [&b"negotiated\n"[..], b"workers=1\n", b"read-only\n", b"\xff\xfe\n", b"\n"] {
         let mut stream = connect();
         stream.write_all(question).unwrap();

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use super::common::TestPlace;
 use super::users::{NOBODY, as_user, printed_for_nobody};
 
-/// Makes directories of `place` accessible and writable for everybody.
+/// Makes directories of `place` accessible and writable for every user.
 fn share(place: &TestPlace, mode: u32) {
     for (name, mode) in [("", 0o755), ("src", mode)] {
         fs::set_permissions(place.path(name), fs::Permissions::from_mode(mode)).unwrap();

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::common::{DefuseOutput, TestPlace, eventually, eventually_or, said};
 
-/// The time after which an application that says nothing is given up.
+/// The time after which an application that sends nothing is given up.
 pub const LIMIT: Duration = Duration::from_secs(2);
 
 /// A manager of the devices /one, which applications may bind, and /two, which they may not.
@@ -153,7 +153,7 @@ impl ApplicationRun {
         }
     }
 
-    /// Ends its standard input, and so its program. Returns what it says.
+    /// Ends its standard input, and so its program. Returns its output.
     pub fn end(mut self) -> DefuseOutput {
         let mut child = self.0.take().unwrap();
         drop(child.stdin.take());

@@ -1,4 +1,4 @@
-//! A program that knows what it made durable, while whoever serves its files is killed.
+//! A program that knows which data it made durable, while the process that serves its files is killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;

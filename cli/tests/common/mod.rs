@@ -226,7 +226,7 @@ pub fn eventually(what: &str, happened: impl FnMut() -> bool) {
     eventually_or(|| what.to_owned(), happened);
 }
 
-/// As [`eventually`]; `what` looks at the end of the minute.
+/// Waits as [`eventually`] does; `what` describes the state at the end of the minute.
 pub fn eventually_or(what: impl Fn() -> String, mut happened: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happened() {

@@ -130,7 +130,7 @@ static void filtered(void) {
 }
 
 int main(int argc, char **argv) {
-    // The names of this program and its files are those of the first one's directory.
+    // The names of this program and its files are the names in the first one's directory.
     if (argc > 1) {
         if (strcmp(argv[1], "inherited") == 0)
             inherited();

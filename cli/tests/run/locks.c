@@ -1,4 +1,4 @@
-// Locks that belong to an open file hold as long as some process has it: a table of lives of such locks,
+// Locks that belong to an open file hold as long as some process has that file: a table of lives of such locks,
 // each tried with flock(2), with F_OFD_SETLK, and with flock(2) of a directory.
 #define _GNU_SOURCE
 #include <errno.h>

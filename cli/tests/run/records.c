@@ -25,7 +25,7 @@ int main(void) {
     char byte;
     pipe(told), pipe(go);
     fd = open("r", O_RDWR | O_CREAT, 0644);
-    // A process that is killed while a child of it lives on.
+    // A process that is killed while one of its children lives on.
     pid_t victim = fork();
     if (victim == 0) {
         lock(fd, 0, 0);

@@ -127,7 +127,7 @@ static void descriptors(const char *setup, struct ring *r) {
     want(setup, "contents", strcmp(room, "text"), 0);
     struct stat st;
     want(setup, "size", stat("inside", &st) ? -errno : st.st_size, 4);
-    // A number that the ring gives up may be that of something else.
+    // A number that the ring gives up may belong to another object.
     want(setup, "close", run(r, SQE(IORING_OP_CLOSE, fd)), 0);
     want(setup, "closed", fstat(fd, &st) ? -errno : 0, -EBADF);
     int ends[2];

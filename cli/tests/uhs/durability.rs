@@ -63,7 +63,7 @@ const ALWAYS: [(&str, SyncMethod); 9] = [
     }),
 ];
 
-/// Those for which the kernel must tell of sync(2).
+/// The acknowledgements for which the kernel must report sync(2).
 const TOLD: [(&str, SyncMethod); 3] = [
     ("sync", |_, at| {
         write(at);
@@ -79,7 +79,8 @@ const TOLD: [(&str, SyncMethod); 3] = [
     }),
 ];
 
-/// sync(2) and syncfs(2) succeeded and made nothing durable, because Linux tells of them on mounts of the type fuseblk alone.
+/// sync(2) and syncfs(2) succeeded and made nothing durable, because Linux forwards them on mounts of the type fuseblk
+/// alone.
 #[test]
 fn what_is_acknowledged_as_durable_survives_the_death_of_the_daemon() {
     let Some(place) = with_image() else { return };
@@ -255,7 +256,7 @@ fn every_clean_end_leaves_a_snapshot_from_which_the_next_mount_reads_less() {
             end(&place, &mut child);
             assert!(child.wait().unwrap().success(), "{name}");
             assert_ne!(snapshot(&place), 0, "after {name} with {options}");
-            // What was killed leaves none.
+            // A killed daemon leaves none.
             place.ok(&["mount", "uhs:img", "mnt", "-o", options]);
             place.signal(Signal::KILL);
             place.ok(&["umount", "mnt"]);

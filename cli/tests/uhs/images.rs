@@ -50,7 +50,7 @@ fn a_signal_ends_mkfs_and_removes_the_new_image() {
     }
 }
 
-/// `dump` waits in a write to a pipe that nobody reads, where it looks for no interrupt.
+/// `dump` waits in a write to a pipe that no process reads, where it looks for no interrupt.
 #[test]
 fn a_second_ctrl_c_kills_at_once() {
     let Some(place) = with_image() else { return };

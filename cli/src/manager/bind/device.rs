@@ -1,4 +1,4 @@
-//! A device that applications may bind: who has it, and how it comes back.
+//! A device that applications may bind: its holder, and the way in which the manager gets it back.
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -36,7 +36,7 @@ pub enum DeviceHolder {
         /// It answers: others reach the device. Otherwise it is about to open or to close it.
         serving: bool,
     },
-    /// Nobody whom the manager reaches. It tries to open the device.
+    /// No process that the manager reaches. The manager tries to open the device.
     Nobody {
         /// The reason.
         why: String,
@@ -75,7 +75,7 @@ pub struct BindableDevice {
 }
 
 impl BindableDevice {
-    /// The device with this configuration, which nobody has yet.
+    /// The device with this configuration, which has no holder yet.
     pub fn new(one: &ConfiguredDevice, users: Vec<u32>, limit: Duration) -> BindableDevice {
         let path = Path::new(&one.source.rest);
         let pin = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
@@ -115,11 +115,11 @@ impl BindableDevice {
         (self.text.clone(), options)
     }
 
-    /// Opens the device at the beginning. One that another process has is tried again.
+    /// Opens the device at the beginning. The manager retries to open a device that another process has.
     ///
     /// # Errors
     ///
-    /// Those of the source.
+    /// Fails with the errors of the source.
     pub fn begin(self: &Arc<Self>) -> Result {
         match self.open() {
             Ok(fs) => self.has(fs),
@@ -132,11 +132,11 @@ impl BindableDevice {
         Ok(())
     }
 
-    /// An application begins to take the device: from the manager, or from nobody.
+    /// An application begins to take the device: from the manager, or without a previous holder.
     ///
     /// # Errors
     ///
-    /// The one who has it.
+    /// Returns the present holder if the application cannot take the device.
     pub fn claim(
         &self,
         who: PeerProcess,
@@ -168,7 +168,7 @@ impl BindableDevice {
         *self.lock() = holder;
     }
 
-    /// Its application does not serve it any more. Whoever asks for it meanwhile waits.
+    /// Its application does not serve it any more. Callers that need the device meanwhile wait.
     pub fn is_lost(self: &Arc<Self>, why: String) {
         self.opening.store(true, Ordering::SeqCst);
         self.is(DeviceHolder::Nobody { why });
@@ -177,7 +177,7 @@ impl BindableDevice {
         self.await_it();
     }
 
-    /// Nobody has the device any more.
+    /// The device has no holder any more.
     pub fn is_nobodys(self: &Arc<Self>, why: String) {
         self.is(DeviceHolder::Nobody { why });
         self.await_it();
@@ -200,7 +200,7 @@ impl BindableDevice {
         }
     }
 
-    /// Opens the device, if it is still nobody's. Returns false to try again.
+    /// Opens the device, if it still has no holder. Returns false to try again.
     fn try_to_open(&self) -> bool {
         {
             let holder = self.lock();
@@ -208,8 +208,9 @@ impl BindableDevice {
             if !is_nobodys || self.ending.load(Ordering::SeqCst) {
                 return true;
             }
-            // Another thread may still be here: a device can be lost, taken and given back while it pauses. Of two
-            // that open, the second finds the device taken by this process, and would say that nobody has it.
+            // Another thread may still be here: a device can be lost, taken and given back while it pauses. If two
+            // threads open the device, the second finds it taken by this process, and would report that it has no
+            // holder.
             if self.opening.swap(true, Ordering::SeqCst) {
                 return false;
             }
@@ -241,7 +242,7 @@ impl BindableDevice {
 
     fn open(&self) -> std::result::Result<Arc<dyn FileSystem>, SourceOpenError> {
         let mut settings = self.settings.clone();
-        // The server keeps no locks, so that those of a frontend would hold for one client only.
+        // The server keeps no locks, so that locks of a frontend would hold for one client only.
         settings.frontend.locks = LockPlace::FileSystem;
         let Some(pin) = &self.pin else { return self.source.open(&settings) };
         let pinned = format!("/proc/self/fd/{}", pin.as_raw_fd());
@@ -288,7 +289,8 @@ mod tests {
     use super::*;
     use crate::sources::SOURCES;
 
-    /// Of two that opened at once, the second found the device taken by its own process, and said that nobody had it.
+    /// If two threads opened at once, the second found the device taken by its own process, and reported that it had no
+    /// holder.
     #[test]
     fn of_several_threads_that_take_a_device_over_one_opens_it() {
         let place = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! Devices that applications bind: the conversation with each (`defuse_bound::protocol`), and what follows from it.
 //!
 //! One thread talks to one application, from its first word to its end. It gives the device by ending the manager's own
-//! instance first, asks from time to time if the process is alive, and sees the end of the connection. Whatever ends
-//! the conversation, the device is nobody's then, and another thread opens it for the manager.
+//! instance first, checks from time to time that the process is alive, and sees the end of the connection. Whatever
+//! ends the conversation, the device has no holder then, and another thread opens it for the manager.
 
 mod device;
 
@@ -89,7 +89,7 @@ impl DeviceBinder {
         if before == DeviceHolder::Manager {
             let refused = match keeps {
                 true => Err(Errno::EBUSY),
-                // What is in progress ends, and everything is durable.
+                // Calls in progress end, and everything is durable.
                 false => device.moving.leave(self.limit),
             };
             if let Err(errno) = refused {
@@ -218,7 +218,7 @@ impl DeviceBinder {
     ) {
         let PeerProcess { pid, uid } = who;
         match end {
-            // It has the device, and serves nobody any more.
+            // The application has the device, and serves no other process any more.
             ConversationEnd::Manager => {}
             ConversationEnd::Lost(why) => {
                 log::warn!("{}: {why}", device.path);
@@ -252,7 +252,7 @@ impl OtherProtocol for DeviceBinder {
         first.starts_with(FIRST)
     }
 
-    /// On a thread with a larger stack than that of a client: the end of a file system may need it.
+    /// Runs on a thread with a larger stack than a client's thread has: the end of a file system may need it.
     fn serve(&self, socket: &OwnedFd, who: PeerProcess, is_ending: &(dyn Fn() -> bool + Sync)) {
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("defuse-bind".to_owned());
