@@ -101,7 +101,7 @@ impl PagedData {
             let taken = data.take(&mut page[range.clone()]);
             let count = *taken.as_ref().unwrap_or(&0);
             if count < piece.len {
-                // A failed source may have left bytes in the page. Those past the end must be zero.
+                // A failed source may have left bytes in the page. The bytes past the end must be zero.
                 let end = self.size.saturating_sub(piece.index * PAGE_U64).min(PAGE_U64) as usize;
                 let from = end.max(piece.start + count);
                 if from < range.end {
@@ -161,11 +161,10 @@ impl PagedData {
         }
     }
 
-    /// Performs a step of fallocate(2). Returns true when all of it is done; until then the caller calls
-    /// again with the same arguments, and may let others use the file meanwhile. Fails with `EOPNOTSUPP`
-    /// for an unknown mode, `EINVAL` for a range that the mode does not allow, `EFBIG`, `ENOSPC` (nothing
-    /// has changed then, unless others changed the file between two steps), and with `ENOMEM` (some pages
-    /// may be allocated then).
+    /// Performs a step of fallocate(2). Returns true when the whole range is done; until then the caller calls again
+    /// with the same arguments, and may let others use the file meanwhile. Fails with `EOPNOTSUPP` for an unknown mode,
+    /// `EINVAL` for a range that the mode does not allow, `EFBIG`, `ENOSPC` (nothing has changed then, unless others
+    /// changed the file between two steps), and with `ENOMEM` (some pages may be allocated then).
     pub fn fallocate(
         &mut self,
         range: Fallocate,
@@ -304,7 +303,7 @@ impl PagedData {
         }
     }
 
-    /// Like [`PagedData::copy_from`], within one file.
+    /// Copies as [`PagedData::copy_from`] does, within one file.
     pub fn copy_within(&mut self, at: CopyStep) -> Result<u64> {
         let len = at.len.min(self.size.saturating_sub(at.src));
         let from = piece(at.src, len);

@@ -24,7 +24,7 @@ const DAY_SECS: i64 = 24 * 60 * 60;
 /// with holes.
 const COPY_STEPS: u32 = 16_384;
 
-/// Steps of a copy after which it asks for interrupts.
+/// Steps of a copy between two checks for interrupts.
 const INTERRUPT_STEPS: u32 = 256;
 
 impl MemoryFileSystem {
@@ -123,7 +123,7 @@ impl MemoryFileSystem {
         }
     }
 
-    /// Opens a file, or a directory if `dir` is set, and tells the other frontends of what that changes.
+    /// Opens a file, or a directory if `dir` is set, and notifies the other frontends of the resulting changes.
     pub(crate) fn open_inode(
         &self,
         cx: &Context<'_>,
@@ -178,8 +178,8 @@ impl MemoryFileSystem {
         let mut waiting = Vec::new();
         self.drop_refs(inode, |refs| {
             refs.opens = refs.opens.saturating_sub(1);
-            // Without an open file, nobody holds a lock. Linux does not tell a FUSE server that a
-            // lock of an open file description (F_OFD_SETLK) ends, so it ends here.
+            // Without an open file, no lock remains. Linux does not notify a FUSE server that a lock of an open file
+            // description (F_OFD_SETLK) ends, so it ends here.
             if refs.opens == 0 {
                 waiting = self.locks.take_file(inode.ino);
             }
@@ -304,7 +304,7 @@ impl MemoryFileSystem {
         let done = if src.ino == dst.ino {
             let mut data = write(dst.data()?);
             let size = data.size();
-            // As on Linux, only existing data can overlap.
+            // Only existing data can overlap, as on Linux.
             let length = copy.length.min(size.saturating_sub(copy.src_offset));
             if copy.src_offset.abs_diff(copy.dst_offset) < length {
                 return Err(Errno::EINVAL);

@@ -32,7 +32,7 @@ pub(crate) struct MemoryInode {
     /// Pages in use, outside of the lock for the same reason.
     pub pages: AtomicU64,
     meta: RwLock<InodeMeta>,
-    /// The rule of `relatime` asks for no new access time. Reads need no lock to know that. Set under a read
+    /// The rule of `relatime` requires no new access time. Reads need no lock to know that. Set under a read
     /// lock of `meta`, and cleared under a write lock.
     atime_is_current: AtomicBool,
     /// The attributes were returned to a caller since the data last changed. Written under the lock
@@ -215,7 +215,7 @@ impl InodeMeta {
 
     /// Clears the set-id bits. Called for writes without privilege, and for every change of owner.
     pub fn kill_suidgid(&mut self) {
-        // What depends on the groups of the caller was cleared before the change.
+        // The bits that depend on the groups of the caller were cleared before the change.
         self.perm = without_set_id(self.perm, true);
         if self.xattrs.remove(b"security.capability") {
             self.uncharge();

@@ -10,15 +10,14 @@
 //! bytes counts the pages of files. Names, symbolic links, extended attributes and ACLs count as
 //! one page for every 4096 bytes together.
 //!
-//! The access time follows `relatime`, and `O_NOATIME` is honoured. If nobody has read a file's
-//! attributes since the previous write, the next write uses the time of the last kernel tick; see
-//! `clock.rs`.
+//! The access time follows `relatime`, and `O_NOATIME` is honoured. If no caller has read a file's attributes since the
+//! previous write, the next write uses the time of the last kernel tick; see `clock.rs`.
 //!
-//! Several frontends may be attached at once. Each may cache names and attributes, and drops what another one changes before
-//! that change is answered ([`Frontends`]). Data is not cached then. A frontend that cannot drop
-//! names at once, such as a socket or a kernel before 6.16, caches nothing; if it is the first one, that kernel
-//! keeps the names that it has cached before. Every change goes through `MemoryFileSystem::change_names` or
-//! `MemoryFileSystem::change_attributes`, which tell the others when it has released its locks.
+//! Several frontends may be attached at once. Each may cache names and attributes, and drops what another one changes
+//! before that change is answered ([`Frontends`]). Data is not cached then. A frontend that cannot drop names at once,
+//! such as a socket or a kernel before 6.16, caches nothing; if it is the first one, that kernel keeps the names that
+//! it has cached before. Every change goes through `MemoryFileSystem::change_names` or
+//! `MemoryFileSystem::change_attributes`, which notify the other frontends when it has released its locks.
 //!
 //! # Lock order
 //!
@@ -106,7 +105,7 @@ pub struct MemoryOptions {
 
 impl Default for MemoryOptions {
     /// The defaults of tmpfs(5): half of the memory of the machine, or of the limit of the control group if that is less, one inode for
-    /// every two pages of it, and a root directory like `/tmp`.
+    /// every two pages of that memory, and a root directory like `/tmp`.
     fn default() -> Self {
         let memory = defuse_hugepages::memory_limit();
         MemoryOptions {
@@ -176,8 +175,8 @@ impl MemoryFileSystem {
         memory
     }
 
-    /// Makes a change of names by `cx`, and tells the other frontends. `change` also returns the inodes whose attributes it has
-    /// changed.
+    /// Makes a change of names by `cx`, and notifies the other frontends. `change` also returns the inodes whose
+    /// attributes it has changed.
     fn change_names<T, const N: usize>(
         &self,
         cx: &Context<'_>,
@@ -188,9 +187,9 @@ impl MemoryFileSystem {
         Ok(answer)
     }
 
-    /// Makes a change of the attributes of `ino` by `cx`, and tells the other frontends. One that fails may have changed
-    /// something.
-    /// Before a change that `kills` the set-id bits: clears set-group-id where that depends on the groups of the caller.
+    /// Makes a change of the attributes of `ino` by `cx`, and notifies the other frontends. A change that fails may
+    /// have changed something. Before a change that `kills` the set-id bits: clears set-group-id where that depends on
+    /// the groups of the caller.
     fn clear_mark(&self, cx: &Context<'_>, ino: Ino, kills: bool) {
         if !kills {
             return;

@@ -48,7 +48,7 @@ impl MemoryFileSystem {
             let InodeContent::Dir(dir) = &inode.body else { return Ok(PathResolution::Walk) };
             let names = read(&dir.names);
             let child = names.get(name).map(Arc::clone);
-            // Under the lock of the names: the permission is that of the moment of the lookup.
+            // Under the lock of the names: the permission is the one at the moment of the lookup.
             open_to_all = open_to_all && inode.meta().is_open_to_all();
             drop(names);
             match child {
@@ -67,7 +67,7 @@ impl MemoryFileSystem {
         Ok(self.entry(&parent, given))
     }
 
-    /// Creates an inode and its name, and tells the other frontends.
+    /// Creates an inode and its name, and notifies the other frontends.
     pub(crate) fn make(
         &self,
         cx: &Context<'_>,

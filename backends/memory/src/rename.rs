@@ -19,7 +19,7 @@ struct RenameSide<'a> {
 }
 
 impl MemoryFileSystem {
-    /// Returns the inode that was moved, and the one that had the new name; the first one twice if there was none.
+    /// Returns the moved inode, and the inode that had the new name; the moved inode twice if there was none.
     pub(crate) fn rename(
         &self,
         cx: &Context<'_>,
@@ -194,7 +194,7 @@ impl MemoryFileSystem {
     }
 }
 
-/// The entries of both directories, which may be the same.
+/// The entries of two directories, which may be the same directory.
 enum RenameEntries<'a> {
     One(&'a mut DirEntries),
     Two(&'a mut DirEntries, &'a mut DirEntries),

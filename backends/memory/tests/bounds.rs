@@ -11,7 +11,7 @@ use defuse_memory::MemoryFileSystem;
 const PAGE: u64 = 4096;
 const KEEP: u32 = Fallocate::KEEP_SIZE;
 
-/// An interrupt that has come, and that counts how often an operation asks for it.
+/// An interrupt that has arrived, and that counts how often an operation checks for it.
 #[derive(Default)]
 struct PendingInterrupt(AtomicU64);
 
@@ -129,7 +129,7 @@ fn an_interrupt_does_not_end_an_allocation() {
         assert_eq!(pages(&fs, ino), (48 << 20) / PAGE);
         assert_eq!(size(&fs, ino), if mode == KEEP { 0 } else { 48 << 20 });
     }
-    // What fails leaves nothing set aside.
+    // A failed call leaves nothing set aside.
     let ino = file(&fs, Ino::ROOT, "too large");
     let range = |mib: u64| Fallocate { mode: 0, offset: 0, length: mib << 20 };
     assert_eq!(fs.fallocate(&cx, handle(ino), range(200)), Err(Errno::ENOSPC));

@@ -57,7 +57,7 @@ fn a_handle_of_a_closed_file_never_leads_to_the_data_of_another_file() {
     assert_eq!(read_open(&fs, File { ino: Ino(99), ..reused }, 0, 9), Err(Errno::ESTALE));
 }
 
-/// A flag tells reads without a lock that the access time is current.
+/// A flag by which reads without a lock know that the access time is current.
 #[test]
 fn every_change_of_a_file_lets_the_next_read_update_its_access_time() {
     let fs = memory(None, None);
