@@ -54,8 +54,8 @@ impl SourceRegistry {
     ///
     /// # Errors
     ///
-    /// Those of [`parse`](SourceRegistry::parse) and [`SourceKind::open`], and [`SourceOpenError::Usage`] for a text that is not
-    /// valid UTF-8.
+    /// Fails with the errors of [`parse`](SourceRegistry::parse) and [`SourceKind::open`], and with
+    /// [`SourceOpenError::Usage`] for a text that is not valid UTF-8.
     pub fn open(&self, text: &OsStr, settings: SourceSettings) -> SourceResult<OpenSource> {
         let (source, settings) = self.parse_with_options(text, settings)?;
         let fs = source.open(&settings)?;
@@ -66,7 +66,7 @@ impl SourceRegistry {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](SourceRegistry::open), but for options, which are not checked.
+    /// Fails with the errors of [`open`](SourceRegistry::open), but for errors of options, which are not checked.
     pub fn parse_with_options(
         &self,
         text: &OsStr,
@@ -171,7 +171,7 @@ impl ParsedSource {
     ///
     /// # Errors
     ///
-    /// Those of [`SourceKind::open`].
+    /// Fails with the errors of [`SourceKind::open`].
     pub fn open(&self, settings: &SourceSettings) -> SourceResult<Arc<dyn FileSystem>> {
         self.open_with_switch(settings).map(|(fs, _)| fs)
     }

@@ -1,5 +1,5 @@
-//! Measures operations on a device of a manager: in the process of the application that has it, and from another process through the
-//! manager, while the manager has the device and while the application has it.
+//! Measures operations on a device of a manager: in the process of the application that has the device, and from
+//! another process through the manager, while the manager has the device and while the application does.
 //!
 //! `bound_cost SOCKET /DEVICE` needs a running `defuse manager`, and makes a file `measured` in the root of the device.
 
@@ -77,7 +77,7 @@ fn measure(fs: &dyn FileSystem, file: File) -> CostResult<OperationTimes> {
     Ok(times)
 }
 
-/// The other process: measures when it is told to.
+/// The other process: measures on request.
 fn other(socket: &Path, device: &Path) -> CostResult<()> {
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
     let fs = RemoteClient::connect(socket, options)?;

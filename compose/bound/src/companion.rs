@@ -1,4 +1,4 @@
-//! The side of the application: serves the manager, and says that the process is alive.
+//! The side of the application: serves the manager, and reports that the process is alive.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ impl DeviceCompanion {
         Ok(DeviceCompanion(shared))
     }
 
-    /// Ends the service, and begins to close the device. Afterwards nobody else uses the file system.
+    /// Ends the service, and begins to close the device. Afterwards no other process uses the file system.
     pub(crate) fn part(&self) {
         *lock(&self.0.close) = CloseState::Begun;
         self.0.part();
@@ -228,7 +228,7 @@ impl CompanionShared {
         }
     }
 
-    /// Offers the device to whoever manages at the place now.
+    /// Offers the device to the manager that runs at the place now.
     fn offer(
         &self,
     ) -> std::result::Result<(ManagerChannel<OwnedFd>, ManagerService), SourceOpenError> {

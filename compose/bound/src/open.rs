@@ -73,8 +73,8 @@ impl BoundDevice {
     ///
     /// # Errors
     ///
-    /// [`SourceOpenError::Busy`] if another application has it, and [`SourceOpenError::Failed`] if this user may not have it, or it cannot be
-    /// opened; the manager then has it again.
+    /// [`SourceOpenError::Busy`] if another application has the device, and [`SourceOpenError::Failed`] if this user
+    /// may not take it, or it cannot be opened; the manager then gets the device back.
     pub fn take(
         socket: &Path,
         device: &str,
@@ -105,7 +105,8 @@ impl BoundDevice {
 impl FileSystem for BoundDevice {
     delegate!(to inner, except caps);
 
-    /// Others change it through the manager, and it tells frontends of that as each of them needs it. Locks are those of all.
+    /// Others change it through the manager, which notifies frontends as each of them needs. All clients share the
+    /// locks.
     fn caps(&self) -> Caps {
         let inner = self.inner.caps();
         Caps { exclusive: false, locks: LockSupport::FileSystem, of_one_process: true, ..inner }
@@ -178,7 +179,7 @@ fn open_device(
         let shown = source.text().display().to_string();
         return Err(SourceOpenError::Failed(format!("{shown} is no device: it cannot be bound")));
     }
-    // Those of this process and those of others are kept in one place.
+    // Locks of this process and of others are kept in one place.
     let frontend = FrontendProperties { locks: LockPlace::FileSystem, ..frontend };
     let mut settings = SourceSettings::of(frontend);
     for option in options {

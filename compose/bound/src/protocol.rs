@@ -56,7 +56,7 @@ pub enum ManagerMessage {
     },
     /// Requests of others come.
     Served,
-    /// Asks if the application is alive.
+    /// A request to show that the application is alive.
     Ping,
     /// Nothing is in progress any more, and everything is durable.
     Quiet,
@@ -76,7 +76,7 @@ impl<S: AsFd> ManagerChannel<S> {
     ///
     /// # Errors
     ///
-    /// Those of sendmsg(2); `EAGAIN` where the other side does not receive.
+    /// Fails with the errors of sendmsg(2); `EAGAIN` where the other side does not receive.
     pub fn ask(&self, ask: &ApplicationMessage) -> Result<()> {
         let first =
             |word: &str, device: &str| [FIRST, word.as_bytes(), b"\0", device.as_bytes()].concat();
@@ -93,7 +93,7 @@ impl<S: AsFd> ManagerChannel<S> {
     ///
     /// # Errors
     ///
-    /// As of [`ask`](ManagerChannel::ask).
+    /// Fails with the errors of [`ask`](ManagerChannel::ask).
     pub fn answer(&self, answer: &ManagerMessage) -> Result<()> {
         let message = match answer {
             ManagerMessage::Granted { source, options, socket } => {
@@ -118,7 +118,7 @@ impl<S: AsFd> ManagerChannel<S> {
     ///
     /// # Errors
     ///
-    /// `ECONNRESET` after the end of the connection, `EPROTO` for a message that is none, and those of recvmsg(2).
+    /// `ECONNRESET` after the end of the connection, `EPROTO` for a message that is none, and errors of recvmsg(2).
     pub fn next_ask(&self, patience: Duration) -> Result<Option<ApplicationMessage>> {
         let Some((message, _)) = self.receive(patience)? else { return Ok(None) };
         asked(&message).map(Some).ok_or(Errno::EPROTO)
@@ -128,7 +128,7 @@ impl<S: AsFd> ManagerChannel<S> {
     ///
     /// # Errors
     ///
-    /// As of [`next_ask`](ManagerChannel::next_ask).
+    /// Fails with the errors of [`next_ask`](ManagerChannel::next_ask).
     pub fn next_answer(&self, patience: Duration) -> Result<Option<ManagerMessage>> {
         let Some((message, fd)) = self.receive(patience)? else { return Ok(None) };
         answered(&message, fd).map(Some).ok_or(Errno::EPROTO)
@@ -272,7 +272,7 @@ mod tests {
                 panic!()
             };
             assert_eq!((source.as_str(), options), ("uhs:/i", sent));
-            // The descriptor is that of the socket.
+            // The descriptor refers to the socket.
             rustix::io::write(&other, b"x").unwrap();
             assert_eq!(rustix::io::read(&socket, &mut [0; 8]), Ok(1));
         }
