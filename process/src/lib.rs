@@ -1,7 +1,8 @@
 //! The number of this process, known without a system call, also in children of fork(2).
 //!
-//! What a library has in its process (threads, rings, connections, memory that a device changes) does not go over fork(2) to the
-//! child. [`ProcessOwner`] tells the process that made it from its children, for the price of a load.
+//! The resources of a library in its process (threads, rings, connections, memory that a device changes) do not go over
+//! fork(2) to the child. [`ProcessOwner`] distinguishes the process that made it from its children, for the price of a
+//! load.
 //!
 //! It starts no processes, and does not notice execve(2), which leaves nothing of the program.
 
@@ -21,8 +22,8 @@ pub fn keep_id() {
     }
 }
 
-/// The number of this process: without a system call after [`keep_id`]. A child that shares its parent's memory
-/// has that of its parent.
+/// The number of this process: without a system call after [`keep_id`]. A child that shares its parent's memory gets
+/// its parent's number.
 #[inline]
 pub fn id() -> u32 {
     match KEPT.get().copied().flatten().map_or(0, |kept| kept.load(Ordering::Relaxed)) {
@@ -42,7 +43,7 @@ impl ProcessOwner {
         ProcessOwner(id())
     }
 
-    /// True in this process, and false in a child of it.
+    /// True in this process, and false in its children.
     #[inline]
     pub fn is_here(self) -> bool {
         self.0 == id()
@@ -60,7 +61,7 @@ fn emptied_in_children() -> Option<&'static AtomicU32> {
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: the kernel chooses where the new memory is, so that nothing else lies there.
     let page = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, flags) }.ok()?;
-    // SAFETY: the page was mapped just now, and nobody else knows it.
+    // SAFETY: the page was mapped just now, and no other code knows it.
     if unsafe { madvise(page, len, Advice::LinuxWipeOnFork) }.is_err() {
         // SAFETY: as above.
         let _ = unsafe { rustix::mm::munmap(page, len) };
