@@ -148,7 +148,7 @@ impl<T> OutBuffer<T> {
         if self.0.is_null() || len > isize::MAX as usize {
             return Err(Errno::EFAULT.into());
         }
-        // SAFETY: C promises the memory, and that nobody else uses it; the length fits.
+        // SAFETY: C promises the memory, and that no other code uses it; the length fits.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0.cast(), len) })
     }
 
@@ -227,8 +227,8 @@ impl IovecBuffers {
     ///
     /// # Safety
     ///
-    /// As for [`slices`](IovecBuffers::slices). In addition, nobody else may use the memory, and no two
-    /// buffers may overlap.
+    /// As for [`slices`](IovecBuffers::slices). In addition, no other code may use the memory, and no two buffers may
+    /// overlap.
     pub unsafe fn rooms(&mut self) -> Vec<IoSliceMut<'_>> {
         let each = |piece: &libc::iovec| match piece.iov_len {
             0 => IoSliceMut::new(&mut []),

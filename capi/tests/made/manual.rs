@@ -12,7 +12,7 @@ pub fn pages(families: &[FunctionFamily]) -> Vec<ManualPage> {
     pages
 }
 
-/// The name of a family's page. That of "mount" is intentionally also the name of a function.
+/// The name of a family's page. The title of "mount" is intentionally also the name of a function.
 fn title(family: &FunctionFamily) -> String {
     format!("defuse_{}", family.name)
 }
