@@ -236,7 +236,7 @@ impl ThreadCells {
 impl Drop for ThreadCells {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
-            // Both under one lock, so that every snapshot has these counts exactly once.
+            // The two changes are under one lock, so that every snapshot has these counts exactly once.
             let mut blocks = shared.lock();
             self.block.add_to(&mut blocks.ended);
             blocks.live.retain(|block| !Arc::ptr_eq(block, &self.block));
@@ -244,7 +244,7 @@ impl Drop for ThreadCells {
     }
 }
 
-/// The cells of one thread: those of [`RequestStage::User`], and other stages on first use.
+/// The cells of one thread: the cells of [`RequestStage::User`], and cells of other stages on first use.
 #[derive(Debug)]
 struct CellBlock {
     user: StageRows,

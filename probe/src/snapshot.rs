@@ -1,4 +1,4 @@
-//! Readings of a recorder, for people and for programs.
+//! Readings of a recorder, for users and for programs.
 
 use std::collections::BTreeMap;
 use std::fmt;
