@@ -19,7 +19,7 @@ use crate::{
 /// The compiled program, built from `bpf/stages.bpf.c` by `cargo xtask bpf`.
 const OBJECT: &[u8] = include_bytes_aligned!("../bpf/stages.bpf.o");
 const WHAT: &str = "tracing requests by BPF";
-/// The initial pid namespace. Only there, process ids are those of the whole machine.
+/// The initial pid namespace. Only there, process ids are the ids of the whole machine.
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// If a request stays at the front of a queue for this long while later ones are read, its caller
 /// has given it up.
@@ -209,7 +209,7 @@ fn load(wanted: &CollectorOptions, btf: &Btf) -> Result<Ebpf, TraceError> {
         .override_global("slower_than", &slower_than, true)
         .override_global("cache_name", &cache, true);
     if wanted.events.is_none() {
-        // The minimum that the kernel accepts, since nobody reads it.
+        // The minimum that the kernel accepts, since no program reads it.
         loader.map_max_entries("events", 4096).map_max_entries("details", 1);
     }
     loader.load(OBJECT).map_err(|error| refusal("bpf(2)", chain(&error)))

@@ -49,7 +49,7 @@ impl Collector {
     /// Starts tracing. If BPF is not permitted, it uses tracefs, and [`notes`](Collector::notes)
     /// contains the reason.
     ///
-    /// Errors: those of the last mechanism tried. Both require root.
+    /// Fails with the errors of the last mechanism tried. Each mechanism requires root.
     pub fn start(wanted: &CollectorOptions) -> Result<Collector, TraceError> {
         let mut notes = Vec::new();
         let eyes = match wanted.kind {

@@ -164,7 +164,7 @@ impl NodeNames {
         }
     }
 
-    /// The name of a request: its own, or that of its inode.
+    /// The name of a request: its own, or the name of its inode.
     pub fn describe(&self, event: &CompletedRequest) -> Option<String> {
         match (&event.names.name, &event.names.name2) {
             (Some(name), Some(second)) => Some(format!("{name} -> {second}")),

@@ -44,7 +44,7 @@ const FIRST_EXTRA_TRACK: u32 = 1 << 22;
 const BEFORE_NS: u64 = 86_400_000_000_000;
 
 impl<W: Write> TraceTimeline<W> {
-    /// Begins a timeline. Errors: those of writing.
+    /// Begins a timeline. Fails with the errors of writing.
     pub fn begin(out: W, connection: &FuseConnection) -> io::Result<TraceTimeline<W>> {
         let id = connection.id;
         let mut timeline = TraceTimeline {
@@ -63,7 +63,7 @@ impl<W: Write> TraceTimeline<W> {
         Ok(timeline)
     }
 
-    /// Adds a request. `name` is the name of its file, if known. Errors: those of writing.
+    /// Adds a request. `name` is the name of its file, if known. Fails with the errors of writing.
     pub fn add(&mut self, event: &CompletedRequest, name: Option<&str>) -> io::Result<()> {
         self.origin_ns.get_or_insert_with(|| event.began_ns().saturating_sub(BEFORE_NS));
         if event.background_ns().is_some() {
@@ -75,8 +75,8 @@ impl<W: Write> TraceTimeline<W> {
         self.serve(event, name)
     }
 
-    /// Ends the timeline. Perfetto also reads a file without an end, but it is not valid JSON.
-    /// Errors: those of writing.
+    /// Ends the timeline. Perfetto also reads a file without an end, but it is not valid JSON. Fails with the errors of
+    /// writing.
     pub fn end(mut self) -> io::Result<W> {
         write!(self.out, "\n]}}")?;
         self.out.flush()?;
@@ -96,8 +96,8 @@ impl<W: Write> TraceTimeline<W> {
         }))
     }
 
-    /// Returns a track of `thread` that is free from `from_ns` on. The number of tracks is at most
-    /// that of concurrent requests.
+    /// Returns a track of `thread` that is free from `from_ns` on. The number of tracks is at most the number of
+    /// concurrent requests.
     fn track(&mut self, thread: u32, from_ns: u64, to_ns: u64) -> io::Result<u32> {
         let tracks = self.tracks.entry(thread).or_default();
         if let Some(free) = tracks.iter_mut().find(|track| track.busy_until_ns <= from_ns) {
