@@ -22,8 +22,8 @@ impl AptTool {
         AptTool::default()
     }
 
-    /// Like the apt of this machine with no package installed: an installed package would hide that
-    /// it is missing from the lists.
+    /// The apt of this machine as if no package were installed: an installed package would hide that it is missing from
+    /// the lists.
     pub fn of_empty_machine() -> AptTool {
         AptTool { options: vec!["Dir::State::status=/dev/null".to_owned()] }
     }
@@ -92,9 +92,9 @@ impl AptTool {
     ///
     /// # Errors
     ///
-    /// Those of apt-get(8).
+    /// Fails with the errors of apt-get(8).
     pub fn download(&self, package: &str, to: &Path) -> Result<PathBuf> {
-        // A user without rights does it otherwise, who may not write there.
+        // apt-get(8) would otherwise download as a user without rights, who may not write there.
         let options = ["-q", "-o", "APT::Sandbox::User=root", "download", package];
         command::run(self.apt_get(&options).current_dir(to))?;
         let is_it = |path: &PathBuf| {

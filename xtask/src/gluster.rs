@@ -53,7 +53,7 @@ pub fn run(args: &GlusterTaskArgs) -> Result<()> {
         GlusterTask::Down => volumes.arg("down"),
         GlusterTask::Run { command } => volumes.arg("run").args(command),
     };
-    // In place of this process, so that whoever kills it kills the one whose end is the end of the servers.
+    // Replaces this process: if it is killed, the process ends whose end is also the end of the servers.
     Err(volumes.exec()).with_context(|| format!("cannot start {}", command::line(&volumes)))
 }
 

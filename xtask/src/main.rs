@@ -5,7 +5,7 @@
 //! and cleans up after them. It links none of the project's crates, so that it builds in seconds
 //! and still works if they are broken.
 //!
-//! The table of test steps is `suite/steps.rs`, that of the demo's programs `demo/programs.rs`.
+//! The table of test steps is `suite/steps.rs`, the table of the demo's programs `demo/programs.rs`.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Records what a test run has to tell at its end: the parts that it left out, the tests that
+//! Records the lines that a test run prints at its end: the parts that it left out, the tests that
 //! failed, and those that passed only at the second attempt.
 
 use std::any::Any;
@@ -26,7 +26,7 @@ pub struct OmittedPart {
     pub can_be_had: bool,
 }
 
-/// All that a run has to tell.
+/// The lines that a run prints at its end.
 #[derive(Debug)]
 pub struct RunRecord {
     begun: Instant,
@@ -34,7 +34,7 @@ pub struct RunRecord {
     left_out: Vec<OmittedPart>,
     failures: Vec<TestFailure>,
     times: Vec<ProgramTime>,
-    /// The output of tests is not shown: what a test of this file runs would be taken for the
+    /// The output of tests is not shown: the output of programs that a test of this file runs would be taken for the
     /// output of that test.
     silent: bool,
 }
@@ -100,24 +100,23 @@ impl RunRecord {
 
     /// Runs tests by cargo, and records the parts that they leave out and the tests that fail.
     ///
-    /// Tests that failed run once more, alone: many of them wait for processes, mounts and timers,
-    /// and other work shares the machine. Those that pass then do not fail the run, but its last
-    /// lines show them, so that their fault is found.
+    /// Tests that failed run once more, alone: many of them wait for processes, mounts and timers, and other work
+    /// shares the machine. Tests that pass then do not fail the run, but its last lines show them, so that their fault
+    /// is found.
     ///
     /// # Errors
     ///
-    /// Fails if tests fail twice, if the failure is not that of a test, and if there was no test.
+    /// Fails if tests fail twice, if the failure is not the failure of a test, and if there was no test.
     pub fn run_tests(&mut self, cargo: &mut Command) -> Result<()> {
         self.run_side_by_side(std::slice::from_mut(cargo))
     }
 
-    /// [`run_tests`](Self::run_tests) for several commands at a time. The output is shown a test
-    /// program at a time, so that those of two commands do not mix. Second attempts begin when all
-    /// commands have ended.
+    /// [`run_tests`](Self::run_tests) for several commands at a time. The output is shown a test program at a time, so
+    /// that the lines of two commands do not mix. Second attempts begin when all commands have ended.
     ///
     /// # Errors
     ///
-    /// As for one command, with the failures of all.
+    /// Fails in the cases of [`run_tests`](Self::run_tests), with the failures of all commands.
     pub fn run_side_by_side(&mut self, commands: &mut [Command]) -> Result<()> {
         let show =
             self.show(if commands.len() > 1 { ShownOutput::Programs } else { ShownOutput::Lines });
@@ -261,7 +260,7 @@ struct CommandAttempt {
 
 /// Runs cargo once and reads its output.
 fn attempt(cargo: &mut Command, show: ShownOutput) -> Result<CommandAttempt> {
-    // One pipe for both, so that the lines of cargo stand between those of its tests.
+    // One pipe for standard output and standard error, so that the lines of cargo stand between the lines of its tests.
     let (output, input) = pipe().context("a pipe")?;
     let named = command::line(cargo);
     cargo.stdout(input.try_clone().context("a pipe")?).stderr(input);
@@ -297,8 +296,8 @@ fn attempt(cargo: &mut Command, show: ShownOutput) -> Result<CommandAttempt> {
     Ok(CommandAttempt { status: child.wait()?, read })
 }
 
-/// The arguments of a target, as cargo names it, for which cargo builds nothing that it has not built for
-/// `like`. The dependencies of one package have other features than those of all packages together.
+/// The arguments of a target, in cargo's form, for which cargo builds nothing that it has not built for `like`. The
+/// dependencies of one package have other features than the dependencies of all packages together.
 fn in_same_build<'a>(like: &Command, target: &'a str) -> Vec<&'a str> {
     let words = target.split_whitespace();
     if !like.get_args().any(|word| word == "--workspace") {

@@ -16,7 +16,7 @@ pub struct UringSetting {
 }
 
 impl UringSetting {
-    /// See [`UringSetting`]. Prints a message if it is not possible.
+    /// Applies the setting, see [`UringSetting`]. Prints a message if it is not possible.
     pub fn now() -> UringSetting {
         let before = fs::read_to_string(PARAMETER).ok();
         let allowed = before.is_some() && fs::write(PARAMETER, "1").is_ok();

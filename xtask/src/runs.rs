@@ -29,7 +29,7 @@ pub fn clients(parts: &mut RunRecord) -> Result<()> {
 }
 
 /// Runs them on each group of configurations at the same time. The runner is an optimised build, because the numbers of its system
-/// calls can be read only then. The program under test is that of the other tests.
+/// calls can be read only then. The program under test is the same as in the other tests.
 fn run(parts: &mut RunRecord, groups: &[&str], (clients, suites): (usize, &[&str])) -> Result<()> {
     if !command::is_root() {
         parts.skip("only root can create the ext4 below, and change users");

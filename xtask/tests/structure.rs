@@ -144,7 +144,7 @@ const UNSAFE_FILES: &[&str] = &[
     "preload/src/machine/wait.rs",
     // poll(2) of a pidfd.
     "preload/src/process/arena.rs",
-    // A thread's own credentials, and the calls that tell them.
+    // A thread's own credentials, and the calls that read them.
     "preload/src/process/credentials.rs",
     // A page by which children know themselves.
     "preload/src/process/fork.rs",
@@ -333,7 +333,8 @@ fn the_contract_needs_the_standard_library_and_nothing_else() {
     assert!(code_only(&lib).contains("#![forbid(unsafe_code)]"));
 }
 
-/// A shortcut that concerned every layer once cost 35 files. Those of one word have names that other things have, too.
+/// A shortcut that concerned every layer once cost 35 files. The test skips names of one word, which other items have,
+/// too.
 #[test]
 fn a_shortcut_is_named_in_at_most_eight_files() {
     let contract = read(&root().join("fs/src/shortcuts.rs"));

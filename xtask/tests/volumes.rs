@@ -28,7 +28,7 @@ fn processes(kind: &str, space: &Path) -> Vec<PathBuf> {
     all.filter(of_space).collect()
 }
 
-/// Kills the command as nobody can catch it, and waits for the end of all processes in a network.
+/// Kills the command by a signal that no process can catch, and waits for the end of all processes in a network.
 fn everything_ends(mut command: Child, network: &Path) {
     let servers = processes("net", network).len();
     // glusterd, four bricks, and their parents.
@@ -42,7 +42,7 @@ fn everything_ends(mut command: Child, network: &Path) {
     }
 }
 
-/// True if servers can run here. The output of the command says why they cannot.
+/// True if servers can run here. The output of the command contains the reason if they cannot.
 fn can_run() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     let has = |program: &str| {
@@ -66,7 +66,7 @@ fn volumes_and_the_program_of_a_run_end_with_the_killed_command() {
     let network = PathBuf::from(network.trim());
     assert_ne!(network, std::fs::read_link("/proc/self/ns/net").unwrap());
     everything_ends(command, &network);
-    // Nobody has the output open any more.
+    // No process has the output open any more.
     rest.read_to_end(&mut Vec::new()).unwrap();
 }
 
@@ -76,7 +76,7 @@ fn volumes_that_are_up_end_with_the_killed_command() {
         return;
     }
     let (command, line, _rest) = start(&["up"]);
-    // The first line says how to enter the network.
+    // The first line shows how to enter the network.
     let Some(of_process) = line.split_whitespace().find_map(|word| word.strip_prefix("--net="))
     else {
         println!("skipped: volumes of somebody else are up");

@@ -1,4 +1,4 @@
-//! The directory of the demo, and its mounts. Both are removed at the end.
+//! The directory of the demo, and its mounts, which are removed at the end.
 
 use std::fs;
 use std::path::{Path, PathBuf};

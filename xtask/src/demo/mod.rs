@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: real programs on a native directory, on mounts of it, and on it within their
-//! own process, side by side.
+//! `cargo xtask demo`: real programs on a native directory, on its mounts, and on the directory within their own
+//! process, side by side.
 //!
 //! One directory is mounted with every profile of `defuse mount passthrough:`. All targets thus use
 //! the same files of the same lower file system, whose cache is warm. Every round makes new mounts,

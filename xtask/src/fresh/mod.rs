@@ -33,7 +33,7 @@ const RELEASES: [&str; 2] = ["bookworm", "trixie"];
 /// downloads.
 const FIRST: &str = "gcc,libc6-dev,ca-certificates";
 
-/// Both commands of the README.
+/// The two commands of the README.
 const COMMANDS: [&[&str]; 2] = [&["demo"], &["test"]];
 
 /// Run both commands of the README on a minimal Debian, from a clean clone of the committed state

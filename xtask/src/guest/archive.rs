@@ -83,7 +83,7 @@ impl CpioArchive {
     }
 }
 
-/// The paths of the libraries of a program, with that of the dynamic linker.
+/// The paths of the libraries of a program, with the path of the dynamic linker.
 fn libraries(program: &Path) -> Result<Vec<String>> {
     let said = command::output(Command::new("ldd").arg(program).env("LC_ALL", "C"));
     match said {

@@ -24,7 +24,7 @@ pub struct UnpackedKernel {
 }
 
 impl UnpackedKernel {
-    /// The kernel of this release, which is downloaded unless it is in `dir`; or that of [`OTHER`].
+    /// The kernel of this release, which is downloaded unless it is in `dir`; or the kernel in [`OTHER`].
     pub fn get(dir: &Path) -> Result<UnpackedKernel> {
         if let Some(root) = std::env::var_os(OTHER) {
             return UnpackedKernel::below(root.into());
@@ -87,7 +87,7 @@ impl UnpackedKernel {
         self.root_of_modules().join("lib/modules").join(&self.version)
     }
 
-    /// Those of `names` that are modules of this kernel.
+    /// Returns the names among `names` that are modules of this kernel.
     pub fn those_there<'a>(&self, names: &[&'a str]) -> Result<Vec<&'a str>> {
         let needs = fs::read_to_string(self.modules().join("modules.dep"))?;
         let known = ModuleDependencies::parse(&needs);
@@ -151,7 +151,7 @@ impl<'a> ModuleDependencies<'a> {
     }
 }
 
-/// The name of the module at a path, as modprobe(8) has it.
+/// The name of the module at a path, in the form of modprobe(8).
 fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split('.').next().unwrap_or(file).replace('-', "_")

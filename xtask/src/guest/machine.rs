@@ -87,11 +87,11 @@ impl GuestMachine {
         &self.job
     }
 
-    /// The next thing that the guest says.
+    /// The next message of the guest.
     ///
     /// # Errors
     ///
-    /// Fails where a check of the guest failed, and where it says nothing in time.
+    /// Fails where a check of the guest failed, and where it sends no message in time.
     pub fn next(&mut self) -> Result<GuestLine> {
         loop {
             let left = self.until.saturating_duration_since(Instant::now());
@@ -109,7 +109,7 @@ impl GuestMachine {
         }
     }
 
-    /// Asks the guest to let its first controller go, which then leaves its slot.
+    /// Requests that the guest release its first controller, which then leaves its slot.
     pub fn take_out(&self) -> Result<()> {
         self.control("device_del", json!({ "id": "nvme0" }))
     }

@@ -1,4 +1,4 @@
-//! The figures of the guest: medians, and how the driver compares with that of the kernel.
+//! The figures of the guest: medians, and how the driver compares with the kernel's driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -37,7 +37,7 @@ struct CargoPackage {
     tests: Vec<String>,
 }
 
-/// Runs the tests of the changed crates, then those of their dependents until the time is over.
+/// Runs the tests of the changed crates, then the tests of their dependents until the time is over.
 pub fn test(parts: &mut RunRecord) -> Result<()> {
     let deadline = Instant::now() + BUDGET.saturating_sub(parts.elapsed());
     let packages = packages()?;
@@ -123,8 +123,8 @@ fn dependents<'a>(packages: &'a [CargoPackage], on: &[&CargoPackage]) -> Vec<&'a
     }
 }
 
-/// Files that differ from the last commit, with new ones, relative to the root of the project. Those of the last commit if
-/// none differs.
+/// Files that differ from the last commit, with new ones, relative to the root of the project. The files of the last
+/// commit if none differs.
 fn changed_files() -> Result<Vec<PathBuf>> {
     let git = |arguments: &[&str]| {
         command::output(Command::new("git").current_dir(command::root()).args(arguments))

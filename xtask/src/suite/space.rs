@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::command;
 
-/// A regular run takes this much, most of it in cargo's target directory: 10 GiB.
+/// Disk space of a regular run, most of it in cargo's target directory: 10 GiB.
 pub const RUN: u64 = 10 << 30;
 
 /// Less free space than this after a failure may be its cause: 1 GiB.
