@@ -184,7 +184,7 @@ fn the_threads_of_one_user_are_few_however_many_connections_wait() {
         while server.connections() < CONNECTIONS && begun.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Two for each connection: its worker, and the one that waits for its end.
+        // Two threads for each connection: its worker, and the thread that waits for its end.
         let threads = settled(serving_threads);
         assert!(
             (CONNECTIONS..=2 * CONNECTIONS + FURTHER + 10).contains(&threads),

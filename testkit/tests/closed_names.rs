@@ -1,5 +1,6 @@
-//! Names that clients with the rights of a user were told of lead no other client of that user behind a directory that was closed
-//! since. A client reaches what it could reach by a walk now, what it was given by its own lookups, and what it has open.
+//! Names that clients with the rights of a user have received lead no other client of that user behind a directory that
+//! was closed since. A client reaches what it could reach by a walk now, what it was given by its own lookups, and what
+//! it has open.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -31,7 +32,7 @@ fn of(uid: u32) -> Context<'static> {
     Context::new(Caller { uid, gid: uid, pid: 1 })
 }
 
-/// The tree `above/dir/file`, of which a client of the user was told, and the directory `closed`.
+/// The tree `above/dir/file`, which a client of the user knows from the server, and the directory `closed`.
 struct ClosedTree {
     fs: Arc<VersionedFileSystem>,
     service: Arc<ServiceState>,
@@ -90,7 +91,7 @@ impl ClosedTree {
         self.set(ino, SetAttr { perm: Some(perm), ..SetAttr::default() });
     }
 
-    /// An access list by which the user, or nobody else, may search a directory.
+    /// An access list by which the user, or no other user, may search a directory.
     fn list(&self, ino: Ino, with_user: bool) {
         let entry = |tag: u16, perm: u16, id: u32| {
             [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat()
@@ -141,15 +142,15 @@ fn open_to_user(closes: &str) -> ClosedTree {
     tree
 }
 
-/// A new process of a user opened a file by its number in a directory that root had closed, because another process of that user had
-/// been told of it before.
+/// A new process of a user opened a file by its number in a directory that root had closed, because another process of
+/// that user had received the number before.
 #[test]
 fn a_new_client_reaches_no_file_of_a_directory_that_was_closed_since() {
     for (text, close) in CLOSES {
         let tree = open_to_user(text);
         let told = tree.client();
         assert_eq!(tree.walk(&told), Ok(Some(tree.file)), "{text}");
-        // One that was told nothing itself.
+        // A client that has received nothing itself.
         let before = tree.client();
         assert!(tree.open(&before, tree.file).is_ok(), "{text}");
         let (holds, unused) = (tree.client(), tree.client());
@@ -162,12 +163,13 @@ fn a_new_client_reaches_no_file_of_a_directory_that_was_closed_since() {
             assert_eq!(client.getattr(&cx, tree.file, Some(fh)), Err(Errno::ESTALE), "{text}");
             assert_ne!(tree.walk(client), Ok(Some(tree.file)), "{text}");
         }
-        // What is open stays so.
+        // An open file stays open.
         assert!(holds.getattr(&of(USER), tree.file, Some(fh)).is_ok(), "{text}");
     }
 }
 
-/// The next program of a process takes over what the one before could name. It could name what others had been told of.
+/// The next program of a process takes over what the one before could name. It could name files that others had
+/// received.
 #[test]
 fn the_next_program_takes_over_no_file_of_a_directory_that_was_closed_since() {
     for (text, close) in CLOSES {
@@ -230,13 +232,13 @@ fn a_directory_that_is_opened_again_leads_to_its_files() {
     tree.walk(&told).unwrap();
     tree.chmod(tree.above, 0o700);
     tree.chmod(tree.above, 0o755);
-    // The memory does not say who was told since.
+    // The memory does not record which clients received names since.
     assert_eq!(tree.open(&tree.client(), tree.file), Err(Errno::ESTALE));
     assert_eq!(tree.walk(&told), Ok(Some(tree.file)));
     assert!(tree.open(&tree.client(), tree.file).is_ok());
 }
 
-/// A file system in which root closes a directory right after somebody has looked at its mode.
+/// A file system in which root closes a directory right after a client has looked at its mode.
 struct ClosingFileSystem {
     inner: MemoryFileSystem,
     this: OnceLock<Weak<VersionedFileSystem>>,
@@ -258,7 +260,7 @@ impl FileSystem for ClosingFileSystem {
     }
 }
 
-/// The name would be told with the rights to the directory as they are after the check.
+/// The name would be published with the rights to the directory as they are after the check.
 #[test]
 fn a_name_is_told_with_the_rights_that_were_checked() {
     for lists in [false, true] {

@@ -44,7 +44,7 @@ fn served_with(options: MemoryOptions) -> CompoundServer {
     served_by(options, ServerOptions::default())
 }
 
-/// As [`served_with`], with further options of the server.
+/// Starts a server like [`served_with`], with further options of the server.
 fn served_by(options: MemoryOptions, server: ServerOptions) -> CompoundServer {
     let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(options))).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
@@ -150,7 +150,7 @@ fn an_unknown_path_is_opened_and_read_by_one_message() {
     assert_eq!(&bytes[..8], b"contents");
     // One message with two requests.
     handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
-    // What is missing is not opened. The server is told of the read before, which has changed an access time.
+    // A missing file is not opened. The server learns of the read before, which has changed an access time.
     let before = handled(&served);
     let open = program.client.open(&root, WalkStart::Cwd, b"a:/d/none", OpenHow::default());
     assert_eq!(errno(open), Errno::ENOENT);
@@ -275,7 +275,7 @@ fn a_creation_on_a_full_file_system_says_so_and_closes_the_file() {
     };
     assert_eq!(error, Errno::ENOSPC);
     drop(program);
-    // What was written in part was opened once more, for the rest.
+    // A file that was written in part was opened once more, for the rest.
     let all = handled(&served);
     let count = |op| all.get(op).copied().unwrap_or(0);
     assert_eq!(count("RELEASE"), count("CREATE") + count("OPEN"));
@@ -387,12 +387,12 @@ fn listing(bytes: u32) -> Vec<u8> {
     [&[0; 16][..], &bytes.to_ne_bytes(), &[0; 20]].concat()
 }
 
-/// A request that is a link, by a process that says it is root.
+/// A request that is a link, by a process that claims to be root.
 fn request(opcode: u32, ino: u64, body: &[u8]) -> Vec<u8> {
     raw::request(opcode, 9, ino, 0, body)
 }
 
-/// The body of COMPOUND with these links: what they use, of which link, and their requests.
+/// The body of COMPOUND with these links: the results that they use, the links of these results, and their requests.
 fn chain(links: &[((u32, u32), &[u8])]) -> Vec<u8> {
     let mut all = Vec::new();
     for ((uses, of), request) in links {
@@ -449,7 +449,7 @@ fn hostile_chains_are_refused_and_do_nothing() {
     let served = served();
     let lookup = request(LOOKUP, 1, b"none\0");
     let plain = ((0, 0), &lookup[..]);
-    // Who has not agreed on chains, like a kernel, has none.
+    // A client that has not agreed on chains, like a kernel, has none.
     let stranger = raw::begun(&served.path, 0);
     assert_eq!(ask(&stranger, 0, COMPOUND, &chain(&[plain])).0, Errno::ENOSYS.raw());
     let socket = agreed(&served);
@@ -468,7 +468,7 @@ fn hostile_chains_are_refused_and_do_nothing() {
         let found = errors(&socket, &[((0, 0), &link), plain]);
         assert_eq!(found, [Errno::EOPNOTSUPP.raw()], "{opcode}");
     }
-    // A link that uses what an earlier one has not told, or that has no place for it.
+    // A link that uses a result that an earlier link has not returned, or that has no place for the result.
     let root = request(LOOKUP, 1, b"file\0");
     let (open, write) = (request(OPEN, 0, &[0; 8]), request(WRITE, 0, &[0; 40]));
     let program = CompoundProgram::new(&served);
@@ -477,12 +477,12 @@ fn hostile_chains_are_refused_and_do_nothing() {
     assert_eq!(errors(&socket, &[((0, 0), &root), ((INODE | FILE, 0), &write)]), [0, none]);
     let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((FILE, 1), &open)];
     assert_eq!(errors(&socket, &links), [0, 0, Errno::EINVAL.raw()]);
-    // An open tells its inode, and an answer without one does not.
+    // An open returns its inode, and an answer without one does not.
     let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((INODE, 1), &open)];
     assert_eq!(errors(&socket, &links), [0, 0, 0]);
     let attributes = request(GETATTR, 1, &[0; 16]);
     assert_eq!(errors(&socket, &[((0, 0), &attributes), ((INODE, 0), &open)]), [0, none]);
-    // A position is that of a listing, and for a listing.
+    // A position comes from a listing, and is valid for a listing.
     let (opendir, readdir) = (request(OPENDIR, 1, &[0; 8]), request(READDIR, 0, &listing(4096)));
     let all = INODE | FILE | POSITION;
     let links = [((0, 0), &opendir[..]), ((INODE | FILE, 0), &readdir), ((all, 1), &readdir)];
@@ -497,7 +497,7 @@ fn hostile_chains_are_refused_and_do_nothing() {
     let readdir =
         request(READDIR, 1, &[[0u64, 0].map(u64::to_ne_bytes).concat(), vec![0xff; 24]].concat());
     assert_eq!(errors(&socket, &[((0, 0), &readdir)]), [Errno::E2BIG.raw()]);
-    // What is no chain at all.
+    // Messages that are no chain at all.
     let many: Vec<_> = (0..9).map(|_| plain).collect();
     let itself = chain(&[((INODE, 0), &open)]);
     let later = chain(&[((INODE, 1), &open), plain]);

@@ -166,7 +166,7 @@ fn an_open_file_is_released_once_and_after_its_last_call() {
                 drop(file);
             });
         }
-        // Nobody waits for RELEASE.
+        // No caller waits for RELEASE.
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
         while fs.released.load(Ordering::SeqCst) < ROUNDS {
             assert!(std::time::Instant::now() < deadline, "{way}: a file was not released");

@@ -1,4 +1,4 @@
-//! The program in containers: each command works there, or says what it lacks and what to do.
+//! The program in containers: each command works there, or reports what it lacks and what to do.
 
 use std::fs;
 use std::path::Path;
@@ -71,7 +71,7 @@ fn says(container: &ContainerSpec, line: &str, expected: &str) {
     assert!(!err.contains("panicked") && !err.contains("internal error"), "{line}: {err}");
 }
 
-/// The bed itself: it is as strict as it says.
+/// The test bed itself: it is as strict as its description.
 #[test]
 fn a_container_is_one() {
     let line = "touch /file 2>/dev/null && echo written; unshare -m true 2>/dev/null && echo left; \
@@ -163,7 +163,7 @@ fn commands_that_need_more_say_what_a_container_lacks() {
     says(&usual, "defuse study --rows 1", "");
 }
 
-/// It said "Resource temporarily unavailable", and a run said that the server may have refused the user.
+/// The error was "Resource temporarily unavailable", and a run reported that the server may have refused the user.
 #[test]
 fn a_limit_of_processes_is_named() {
     for line in ["defuse serve uhs:img sock", "defuse run --mount /x=uhs:img -- touch /x/f"] {

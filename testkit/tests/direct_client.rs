@@ -149,7 +149,7 @@ fn a_directory_within_a_path_is_not_looked_up_again_until_a_change_is_counted() 
     rename(b"p:/a/c", b"p:/a/b");
     assert_eq!(get(&one, &task, "p:/a/b/file").unwrap(), b"old");
 
-    // The name of a removed directory may be that of a link.
+    // The name of a removed directory may become the name of a link.
     rename(b"p:/a/b", b"p:/a/d");
     other.symlink(&task, b"d", WalkStart::Cwd, b"p:/a/b").unwrap();
     assert_eq!(get(&one, &task, "p:/a/b/file").unwrap(), b"old");
@@ -173,7 +173,7 @@ fn rights_of_a_directory_within_a_path_hold_until_a_change_is_counted() {
         .chown(&root, WalkStart::Cwd, b"p:/a", NewOwner { uid: Some(1000), gid: None }, false)
         .unwrap();
     look().unwrap();
-    // The attributes that stat(2) tells are not those of a moment ago.
+    // The attributes that stat(2) returns are current, not those from a moment ago.
     std::fs::set_permissions(dir.path().join("a"), PermissionsExt::from_mode(0o711)).unwrap();
     for path in [&b"p:/a"[..], b"p:/a/", b"p:/a/."] {
         assert_eq!(one.stat(&user, WalkStart::Cwd, path, false).unwrap().attr.perm, 0o711);
@@ -261,7 +261,7 @@ fn a_path_that_one_user_came_through_says_nothing_of_another() {
     for _ in 0..2 {
         look(&member).unwrap();
     }
-    // The same task without the group.
+    // This task without the group.
     member.set_credentials(TaskCredentials::user(1001, 1001, &[]));
     assert_eq!(errno(look(&member)), Errno::EACCES);
     other.chmod(&root, WalkStart::Cwd, b"p:/a", 0o600, false).unwrap();
@@ -536,7 +536,7 @@ fn a_process_that_is_short_of_memory_releases_names_and_what_file_systems_keep()
     open(&client, &task, "a:/f", 0).unwrap();
 }
 
-/// A file system of which nothing is cached, with birth times that only getattr tells, or without any.
+/// A file system of which nothing is cached, with birth times that only getattr returns, or without any.
 struct UncachedMemory {
     inner: MemoryFileSystem,
     birth_times: bool,
@@ -563,7 +563,7 @@ impl FileSystem for UncachedMemory {
     }
 }
 
-/// The client asked for the attributes of each name again, which it had got with the name a moment before.
+/// The client requested the attributes of each name again, which it had got with the name a moment before.
 #[test]
 fn a_look_at_a_name_is_one_request_unless_it_tells_no_birth_time() {
     for (birth_times, expected) in [(false, 0), (true, 1)] {

@@ -182,8 +182,8 @@ fn check(served: TestedBackend, who: &TaskCredentials) {
     if !is_root() {
         return;
     }
-    // The same sequences in every run that decides about a change; others if a number of cases is
-    // given.
+    // Every run that decides about a change uses equal sequences. If PROPTEST_CASES sets a number of cases, they
+    // differ.
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
     let cases = asked.unwrap_or(200);
     let config = Config { failure_persistence: None, cases, ..Config::default() };

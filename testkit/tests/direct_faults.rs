@@ -281,7 +281,7 @@ fn one<F: FaultBackend>(what: &str, run: FaultCall, rules: &[FaultRule]) -> (Res
     fault.set_rules(&[]);
     let seen = view(&side.client, &side.task);
     let (fresh, task) = client(Arc::clone(&fault) as _);
-    // If the file system says that a name does not exist, the client may believe it.
+    // If the file system answers that a name does not exist, the client may believe it.
     let lies = |rule: &FaultRule| {
         matches!(rule.method, Some(Method::Lookup | Method::Shortcut(_)))
             && rule.action == FaultAction::Fail(Errno::ENOENT)
@@ -300,7 +300,7 @@ fn one<F: FaultBackend>(what: &str, run: FaultCall, rules: &[FaultRule]) -> (Res
     client.unmount(b"a:", false).unwrap_or_else(|errno| panic!("{what}: {errno}: still in use"));
     drop(client);
     clear(Arc::clone(&fault) as _);
-    // A file system that was told to release something and did not is responsible itself.
+    // A file system that received a request to release something and did not is responsible itself.
     if !rules
         .iter()
         .any(|rule| gives_back(rule.method) && !matches!(rule.action, FaultAction::Delay(_)))
@@ -332,7 +332,7 @@ fn expected(name: &str, method: Method, errno: Errno) -> Result<()> {
     use Method::*;
     let makes = ["mkdir", "mkdirat", "mknod", "symlink", "flink", "open of a new file"];
     let seen = match (method, errno) {
-        // Nobody waits for its result.
+        // No caller waits for its result.
         (Release | Releasedir, _) => return Ok(()),
         // The lookup of a new name returns this anyway.
         (Lookup | Shortcut(_), Errno::ENOENT) if makes.contains(&name) => return Ok(()),
@@ -487,7 +487,7 @@ fn a_thousand_threads_on_a_failing_file_system_leave_nothing_open() {
     assert_eq!(fault.inner().held(), (0, 0));
 }
 
-/// The file system said nothing at its end, so an unmount succeeded whatever it had lost.
+/// The file system reported nothing at its end, so an unmount succeeded whatever data it had lost.
 #[test]
 fn an_unmount_tells_that_something_could_not_be_made_durable() {
     let fault =

@@ -21,7 +21,7 @@ const OTHER: u32 = 4322;
 const CALLS: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Files in memory. An open of the file "waits" waits until the gate is open, as one that somebody has a lease on.
+/// Files in memory. An open of the file "waits" waits until the gate is open, like an open of a file with a lease.
 struct LeasedMemory {
     inner: MemoryFileSystem,
     waits: Ino,

@@ -201,7 +201,7 @@ fn free_bytes(dir: &Path) -> u64 {
     stat.f_bfree * stat.f_frsize
 }
 
-/// A removed file is held until the server has handled its FORGET, which nobody waits for.
+/// A removed file is held until the server has handled its FORGET, for which no caller waits.
 fn wait_for_space(dir: &Path, bytes: u64) {
     let begun = Instant::now();
     while free_bytes(dir) < bytes {

@@ -77,7 +77,7 @@ fn a_child_is_refused_by_a_file_system_on_a_device_and_its_parent_goes_on() {
             assert_eq!(side.put("m:/new", "new"), Err(refused.clone()));
             // It was cached.
             assert_eq!(side.size("m:/kept"), Err(refused.clone()));
-            // What it mounts itself is its own.
+            // A file system that it mounts itself is its own.
             let own = ForkSide::new(uhs(Arc::new(RamDevice::new(4096, 8192))));
             own.put("m:/own", "own").unwrap();
             assert_eq!(side.client.unmount(b"m:", false), Ok(()));

@@ -1,5 +1,5 @@
-//! Several frontends of one file system: every method of the contract tells the others of what it changes, and not the one that
-//! calls.
+//! Several frontends of one file system: every method of the contract notifies the others of its changes, and not the
+//! frontend that calls.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use defuse_fs::*;
 use defuse_memory::MemoryFileSystem;
 use defuse_uhs::Uhs;
 
-/// A frontend that notes what it is told.
+/// A frontend that notes its notifications.
 #[derive(Default)]
 struct NotificationRecorder {
     epochs: Mutex<u64>,
@@ -87,7 +87,8 @@ fn node(kind: FileKind) -> NewNode<'static> {
     NewNode::new(kind, 0o755, Caller::default())
 }
 
-/// A small tree, and three frontends: one that was the first, one that changes the tree, and one that has cached all of it.
+/// A small tree, and three frontends: the first one, a frontend that changes the tree, and a frontend that has cached
+/// the tree.
 struct FrontendTree {
     fs: Arc<dyn FileSystem>,
     first: (Origin, Arc<NotificationRecorder>),
@@ -374,7 +375,7 @@ fn every_method_tells_the_other_frontends_what_it_changes_and_not_its_own() {
                         assert!(before == after || is_told, "{case}: {ino:?}, {inodes:?}");
                     }
                 }
-                // What was not told is still marked, and the rest is marked again.
+                // Names and attributes without a notification are still marked, and the rest is marked again.
                 tree.look(tree.other.0);
                 operation_of_nobody(&tree);
                 assert_eq!(tree.other.1.take().0, 1, "{case}: marked again");
@@ -476,7 +477,7 @@ struct CachingFrontend {
     version: AtomicU64,
     /// True if the name is there, and the epoch from before it was looked up.
     name: Mutex<Option<(bool, u64)>>,
-    /// The permissions of the file, and the version from before they were asked for.
+    /// The permissions of the file, and the version from before they were requested.
     perm: Mutex<Option<(u32, u64)>>,
 }
 
@@ -634,8 +635,8 @@ fn becomes(mut is_true: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// While `change` waits for a listing of `tree.dir` and `look` waits for `change`, repeats `other`, until the frontend that
-/// looks is told something.
+/// While `change` waits for a listing of `tree.dir` and `look` waits for `change`, repeats `other`, until the frontend
+/// that looks receives a notification.
 fn is_told_while_it_looks(
     tree: &FrontendTree,
     change: impl FnOnce() + Send,
@@ -699,7 +700,7 @@ fn attributes_are_marked_before_they_are_read() {
     let look = |cx: &Context<'_>| assert!(tree.fs.getattr(cx, tree.inner, None).is_ok());
     let (src, dst) = (File { ino: tree.file, fh: Fh(0) }, File { ino: tree.inner, fh: Fh(0) });
     let other = || {
-        // It fails before it looks at the file, and tells nevertheless.
+        // It fails before it looks at the file, and notifies nevertheless.
         let (src_offset, dst_offset, length, flags) = (u64::MAX, 0, 1, 0);
         let copy = CopyRange { src, src_offset, dst, dst_offset, length, flags };
         assert_eq!(tree.fs.copy_file_range(&cx(tree.own.0), &copy), Err(Errno::EOVERFLOW));

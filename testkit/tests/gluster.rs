@@ -67,8 +67,8 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     timed("errors", || errors_say_what_to_do(&servers));
 }
 
-/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`, also by GlusterFS's own client. Those without a
-/// mount need a program that starts itself again, and have the step `gluster-run` of xtask.
+/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`, also by GlusterFS's own client. The
+/// suites without a mount need a program that starts itself again, and have the step `gluster-run` of xtask.
 #[test]
 fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
     if std::env::var_os("DEFUSE_FULL").is_none() {
@@ -148,7 +148,7 @@ fn posix_cases(dir: &Path, volume: &str) {
     assert!(passed >= 170, "only {passed} passed and {skipped} skipped");
 }
 
-/// The longer ones are those of `conformance --configs 'gluster-*'`.
+/// `conformance --configs 'gluster-*'` makes longer sequences.
 fn random_operations_match_their_model(dir: &Path, volume: &str) {
     let place = dir.join("exercise");
     fs::create_dir(&place).unwrap();
@@ -316,7 +316,7 @@ fn two_clients_see_each_other(servers: &GlusterServers) {
     mount.end().unwrap();
 }
 
-/// A write by another user left set-user-id, except on a kernel mount, where the kernel asks for the new mode first.
+/// A write by another user left set-user-id, except on a kernel mount, where the kernel requests the new mode first.
 fn a_write_for_another_user_drops_set_user_id(servers: &GlusterServers) {
     servers.enter().unwrap();
     let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
@@ -430,8 +430,9 @@ fn the_part_of_a_file_follows_from_its_name(servers: &GlusterServers) {
     assert!(moved > 4, "names of another part: {moved}");
 }
 
-/// Programs of a run lose races that a kernel decides before it asks. Renamings of directories to files, and between names of one inode,
-/// then left names that were another thing on each brick, and failed with `EIO` and `ESTALE` from that time on.
+/// Programs of a run lose races that a kernel decides before it sends a request. Renamings of directories to files, and
+/// between names of one inode, then left names that were another thing on each brick, and failed with `EIO` and
+/// `ESTALE` from that time on.
 fn a_change_of_names_that_a_kernel_refuses_leaves_them_alone(servers: &GlusterServers) {
     servers.enter().unwrap();
     let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
@@ -469,7 +470,7 @@ fn a_change_of_names_that_a_kernel_refuses_leaves_them_alone(servers: &GlusterSe
     }
 }
 
-/// libgfapi calls nobody back if a file is closed while an operation is in flight.
+/// libgfapi does not call back if a file is closed while an operation is in flight.
 fn a_file_that_is_closed_answers_its_writes_in_flight(servers: &GlusterServers) {
     const WRITES: usize = 64;
     servers.enter().unwrap();
@@ -522,7 +523,7 @@ impl Completion for ByteWrite {
     }
 }
 
-/// The servers of the replicated volume tell of changes, so that answers are kept for minutes.
+/// The servers of the replicated volume notify of changes, so that answers are kept for minutes.
 fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let [here, there] = places.each_ref().map(|place| mount(servers, "repl", place.path()));
@@ -565,7 +566,7 @@ fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     fs::rename(other.with_extension("new"), &other).unwrap();
     until("a replacement", || fs::metadata(&known).unwrap().len() == 11);
 
-    // The server tells of the file, not of the directory with its first name.
+    // The server notifies of the file, not of the directory with its first name.
     let (known, _) = new("linked");
     fs::create_dir(from.join("second")).unwrap();
     fs::hard_link(&known, from.join("second/name")).unwrap();
@@ -575,7 +576,7 @@ fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     fs::metadata(&known).unwrap();
     assert!(requests(&here, &["LOOKUP"]) > before, "the first of two names is still kept");
 
-    // Nobody tells of this one, because the replaced file lives on, and its successor is not known here.
+    // No server reports this change, because the replaced file lives on, and its successor is not known here.
     let (known, other) = new("replaced-while-open");
     let open = fs::File::open(&known).unwrap();
     let elsewhere = to.join("elsewhere");
@@ -610,7 +611,7 @@ fn names_and_attributes_are_kept(mount: &ServedMount, dir: &Path) -> bool {
     let after = look();
     let (names, attributes) = (after.0 - before.0, after.1 - before.1);
     println!("{names} names and {attributes} attributes were asked for again");
-    // Those of the directories themselves are kept for a second.
+    // The attributes of the directories themselves are kept for a second.
     names < 10 && attributes < 20
 }
 
@@ -640,10 +641,10 @@ fn a_listing_brings_answers_that_are_kept(servers: &GlusterServers) {
         }
         let asked = requests(&here, &kinds) - listed;
         println!("{asked} requests for {} files after a listing", names.len());
-        // The directories are asked for once a second.
+        // The directories are requested once a second.
         asked < 30
     });
-    // A server may mix up names that somebody is changing.
+    // A server may mix up names that a client is changing.
     fs::write(there.path().join("many/changed"), "x").unwrap();
     until("a listing brings no answers after a change", || {
         // After the message, and after names that were kept before.
@@ -743,7 +744,7 @@ fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     fs::remove_file(there_dir.join(gone)).unwrap();
     until("a removal", || stat(&clients[0], gone).is_err());
 
-    // That a file lacks an attribute is kept, until another client gives it one.
+    // The absence of an attribute is kept, until another client gives the file one.
     let [asked, capable] = [&names[102], &names[103]];
     let value = |client: &DirectClient, name: &str, attribute: &[u8]| {
         client.getxattr(&task, (WalkStart::Cwd, &path(name), true), attribute, 100).map(drop)

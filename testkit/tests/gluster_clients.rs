@@ -34,7 +34,7 @@ fn changes_by_other_clients_are_seen_within_a_second() {
     let servers = GlusterServers::start().unwrap();
     let is_full = std::env::var_os("DEFUSE_FULL").is_some();
     let count = if is_full { ALL_OPERATIONS } else { OPERATIONS };
-    // The servers of this volume tell of changes.
+    // The servers of this volume notify of changes.
     {
         let mounts = [mount(&servers, "repl"), mount(&servers, "repl")];
         let native = native(&servers, "repl");
@@ -48,7 +48,7 @@ fn changes_by_other_clients_are_seen_within_a_second() {
         work("two mounts, with messages of the servers", &clients[..2], count / 4);
         an_idle_mount_wakes_seldom(mounts[0].mount.as_ref().unwrap());
     }
-    // Those of this one do not.
+    // The servers of this volume do not.
     let mounts = [mount(&servers, "dist"), mount(&servers, "dist")];
     let native = native(&servers, "dist");
     let clients = [
@@ -94,7 +94,8 @@ fn work(what: &str, clients: &[ComparedClient], operations: u64) {
     assert!(refused <= 1 + changes / 500, "the servers refused {refused} of {changes} changes");
 }
 
-/// A mount asks libgfapi for messages of the servers, because its callback is dear. It asked 25 times a second for ever.
+/// A mount polls libgfapi for messages of the servers, because its callback is expensive. It polled 25 times a second
+/// for ever.
 fn an_idle_mount_wakes_seldom(mount: &ServedMount) {
     const SECONDS: u64 = 2;
     let wakes = || -> u64 {

@@ -152,9 +152,10 @@ fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &GlusterC
     });
 }
 
-/// On a distributed volume, open files of the server that is cut off wait for it, and those of the other one do not wait
-/// for them. Each change of a mode holds a thread of the mount, and so does each name, because all servers have its directory: more
-/// of them than there are threads. GlusterFS's own client does the same work on other files of the volume.
+/// On a distributed volume, open files of the server that is cut off wait for it, and open files of the other server do
+/// not wait for them. Each change of a mode holds a thread of the mount, and so does each name, because all servers
+/// have its directory: the test makes more changes than there are threads. GlusterFS's own client does the same work on
+/// other files of the volume.
 fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
@@ -259,7 +260,7 @@ fn messages_of_servers_cost_less_than_changes(cluster: &GlusterCluster) {
     mount.end().unwrap();
 }
 
-/// Two processes that have a byte locked each, and wait for that of the other one; the second one after the first.
+/// Two processes that have a byte locked each, and wait for the other one's byte; the second one after the first.
 const CYCLE: &str = r#"
 import fcntl, os, signal, sys, time
 def lock(file, at): fcntl.lockf(file, fcntl.LOCK_EX, 1, at)
@@ -333,7 +334,7 @@ fn locks_last_as_in_the_native_client(cluster: &GlusterCluster) {
     receive.recv_timeout(HANGS).expect("the lock of a dead daemon").unwrap();
 }
 
-/// Each brick fails in turn while a client has a lock: the first failure takes it from nobody.
+/// Each brick fails in turn while a client has a lock: the first failure takes the lock from no client.
 fn locks_survive_bricks_as_in_the_native_client(cluster: &GlusterCluster) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let here = mount(cluster, "repl", places[0].path());
@@ -364,7 +365,8 @@ fn locks_survive_bricks_as_in_the_native_client(cluster: &GlusterCluster) {
     here.end().unwrap();
 }
 
-/// Writes a number to a file, makes it durable and reads it, until a file says stop. The last number is outside, too.
+/// Writes a number to a file, makes it durable and reads it, until there is a file `stop`. The last number is outside,
+/// too.
 const NUMBERS: &str = r#"number=0
 until [ -e "$1/stop" ]; do
     number=$((number + 1))
@@ -404,7 +406,7 @@ fn programs_without_a_mount_go_on(cluster: &GlusterCluster) {
     }
 }
 
-/// Both bricks have a version of their own, which each was alone to get.
+/// The two bricks have different versions, each of which only one brick received.
 fn a_split_brain_is_eio_until_it_is_resolved(cluster: &GlusterCluster) {
     let manual = |state| {
         let keys = ["self-heal-daemon", "data-self-heal", "metadata-self-heal", "entry-self-heal"];
@@ -453,7 +455,7 @@ fn a_split_brain_is_eio_until_it_is_resolved(cluster: &GlusterCluster) {
     heals(cluster, "repl");
 }
 
-/// Both bricks answer to their server.
+/// The two bricks answer to their server.
 fn is_up(cluster: &GlusterCluster) {
     until("both bricks run", || {
         let status = cluster.gluster(3, &["volume", "status", "repl", "--xml"]).unwrap_or_default();

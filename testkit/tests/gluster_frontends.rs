@@ -1,5 +1,5 @@
-//! A GlusterFS volume behind each frontend: how its source names servers and a directory, what operators are told, and what is left
-//! after programs of a run were killed. All parts share the servers, and run one after another.
+//! A GlusterFS volume behind each frontend: how its source names servers and a directory, which messages operators
+//! receive, and the state after programs of a run were killed. All parts share the servers, and run one after another.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -21,7 +21,7 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// An address of this machine where nobody listens.
+/// An address of this machine where no server listens.
 const DEAD: &str = "127.1.1.9";
 
 #[test]
@@ -104,7 +104,7 @@ fn source(volume: &str) -> String {
 const NOTE: &str = "names and attributes are kept for 1s: `gluster volume set dist features.cache-invalidation on` \
                     would allow it";
 
-/// Only the log said so.
+/// Only the log contained the reason.
 fn statistics_say_why_answers_are_kept_for_a_short_time(place: &VolumePlace<'_>) {
     let stat =
         |target: &str, form: &[&str]| place.said(&[&["stat", target], form].concat()).unwrap();
@@ -121,7 +121,7 @@ fn statistics_say_why_answers_are_kept_for_a_short_time(place: &VolumePlace<'_>)
     assert!(metrics.lines().any(metric), "{metrics}");
     mount.end().unwrap();
 
-    // The servers of this volume tell of changes.
+    // The servers of this volume notify of changes.
     let mount = place.mount(&source("repl"), &[]).unwrap();
     until("nothing is said", || !stat(&target, &[]).contains("note: "));
     mount.end().unwrap();
@@ -133,7 +133,7 @@ fn statistics_say_why_answers_are_kept_for_a_short_time(place: &VolumePlace<'_>)
     let server = ServeProcess::start(place, "dist", &[]);
     let text = stat(server.socket(), &[]);
     assert!(text.contains(&format!("note: {NOTE}\n")), "{text}");
-    // Its clients are told nothing: it is for the operator of the server.
+    // Its clients receive no message: it is for the operator of the server.
     let mount = place.mount(&format!("socket:{}", server.socket()), &[]).unwrap();
     let text = stat(&target, &[]);
     assert!(!text.contains("note: "), "{text}");
@@ -185,7 +185,7 @@ fn lock(file: &fs::File) -> bool {
     fcntl_lock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// A lock by fcntl(2) ends with the program that has it, and with the whole run, however they end.
+/// A lock by fcntl(2) ends with the program that holds it, and with the whole run, however they end.
 fn a_killed_program_of_a_run_leaves_no_lock(place: &VolumePlace<'_>) {
     let mount = place.mount(&source("repl"), &[]).unwrap();
     let path = mount.path().join("locked");
@@ -418,7 +418,7 @@ fn a_served_volume_has_clients_by_socket_and_by_shared_memory(place: &VolumePlac
         fs::write(mount.path().join("large"), vec![7; 3 << 20]).unwrap();
         mount.end().unwrap();
         drop(server);
-        // The volume has all of it.
+        // The volume has the complete data.
         let direct = place.mount(&self::source("repl"), &[]).unwrap();
         assert_eq!(fs::read(direct.path().join("large")).unwrap(), vec![7; 3 << 20]);
         let mode = fs::metadata(direct.path().join("answer")).unwrap().permissions();

@@ -17,7 +17,7 @@ use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 /// A user that exists nowhere else.
 const USER: u32 = 54_321;
 
-/// A file system that asks for the groups of the caller of a lookup, and says so if `is_known` is set.
+/// A file system that reads the groups of the caller of a lookup, and announces this if `is_known` is set.
 struct GroupQuery {
     inner: MemoryFileSystem,
     is_known: bool,
@@ -156,6 +156,6 @@ fn a_socket_tells_the_groups_of_the_user_that_connected_and_those_that_root_tell
     assert_eq!(over_a_socket(true, look_up), [of_user.clone(), Some(Ok(vec![98, 99]))]);
     // It is submitted, and finished when the request is gone.
     assert_eq!(over_a_socket(true, sync), [of_user.clone(), Some(Ok(vec![98, 99]))]);
-    // Nobody tells groups to a file system that does not need them.
+    // No frontend passes groups to a file system that does not need them.
     assert_eq!(over_a_socket(false, look_up), [of_user, Some(Err(Errno::ENOSYS))]);
 }

@@ -1,5 +1,6 @@
 //! Clients of `defuse serve --shared` that are killed at random points: while they hold locks and wait for them, write into lanes,
-//! read pages, and change names. Nobody else waits for them, what they made durable is there, and the server keeps nothing of them.
+//! read pages, and change names. No other client waits for them, data that they made durable is there, and the server
+//! keeps nothing of them.
 //!
 //! `DEFUSE_FULL=1` kills ten thousand.
 
@@ -164,7 +165,7 @@ fn look(client: &RemoteClient) {
     }
 }
 
-/// A client that is to be killed, and what it says.
+/// A client that is to be killed, and its output.
 struct KilledClient {
     child: Child,
     said: BufReader<std::process::ChildStdout>,
@@ -226,7 +227,7 @@ impl ServerResources {
         }
     }
 
-    /// Those of a server once it has only so many sockets.
+    /// The resources of a server once it has only so many sockets.
     fn settled(pid: u32, sockets: usize) -> ServerResources {
         let begun = Instant::now();
         loop {
@@ -305,7 +306,7 @@ fn remove_rest(client: &RemoteClient) {
 #[derive(Default)]
 struct DurableFiles {
     files: Vec<String>,
-    /// Those that were looked at and removed.
+    /// The number of files that were looked at and removed.
     seen: usize,
 }
 

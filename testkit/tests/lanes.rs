@@ -1,4 +1,4 @@
-//! File systems through shared memory: what the model does, two clients at once, and clients that end.
+//! File systems through shared memory: the operations of the model, two clients at once, and clients that end.
 
 #[allow(dead_code)] // Not all of it is used here.
 mod served;
@@ -116,7 +116,8 @@ impl FileSystem for HeldReads {
     }
 }
 
-/// The sentinel then receives requests for them. Their data was left in the lane, and the writes failed with `EIO`.
+/// The watchdog then lets a thread receive requests for them. Their data was left in the lane, and the writes failed
+/// with `EIO`.
 #[test]
 fn large_data_arrives_while_all_workers_are_stuck() {
     const LEN: usize = 700_000;
@@ -142,7 +143,7 @@ fn large_data_arrives_while_all_workers_are_stuck() {
                 scope.spawn(move || write(client, files[at], 0, &bytes))
             })
             .collect();
-        // Time for the sentinel.
+        // Time for the watchdog.
         std::thread::sleep(Duration::from_millis(300));
         held.may_read.store(true, Ordering::Release);
         for writer in writers {
@@ -174,11 +175,11 @@ fn large_data_reaches_files_of_the_kernel_whole_also_at_their_ends() {
     assert_eq!(write(&client, append, 900_001, &bytes[..70_000]), Ok(70_000));
     let expected = [&bytes[..], &bytes[..70_000]].concat();
     assert!(std::fs::read(dir.path().join("large")).unwrap() == expected);
-    // The file ends within what is asked for.
+    // The file ends within the requested range.
     assert!(read(&client, file, 5, 1 << 20).unwrap() == expected[5..]);
 }
 
-/// A snapshot was the sum of all clients, and nobody saw which of them held what.
+/// A snapshot was the sum of all clients, and did not show which resources each of them held.
 #[test]
 fn each_client_has_counts_of_its_own_and_the_sum_has_those_of_ended_ones() {
     let served = memory(LaneLimits::default());
@@ -236,7 +237,7 @@ fn each_client_has_counts_of_its_own_and_the_sum_has_those_of_ended_ones() {
     assert_eq!(most(&after) * 2, most(&statistics));
 }
 
-/// Where more threads ask than there are lanes, the rest uses messages, until there are more lanes.
+/// Where more threads make requests than there are lanes, the rest uses messages, until there are more lanes.
 #[test]
 fn more_threads_than_lanes_all_get_their_own_replies_and_more_lanes() {
     let served = memory(LaneLimits::default());

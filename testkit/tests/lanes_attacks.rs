@@ -43,8 +43,8 @@ fn attack(run: impl FnOnce(&Path, Ino) + Send) {
     attack_on(|path, secret| run(path, secret.ino));
 }
 
-/// As [`attack`], with the open file of the honest client, which reads it from pages. Other files of root are `public`, `drop`, which
-/// others may only write, and [`HIDDEN`] in `closed`.
+/// Runs an attack like [`attack`], with the open file of the honest client, which reads it from pages. Other files of
+/// root are `public`, `drop`, which others may only write, and [`HIDDEN`] in `closed`.
 fn attack_on(run: impl FnOnce(&Path, File) + Send) {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
@@ -339,7 +339,7 @@ fn counters_that_jump_and_ranges_outside_of_the_arena_end_only_the_connection_of
     });
 }
 
-/// Only the head of a long WRITE is copied, and its header says how much data follows.
+/// Only the head of a long WRITE is copied, and its header contains the length of the data.
 #[test]
 fn a_long_write_whose_length_is_a_lie_ends_only_the_connection_of_its_client() {
     attack(|path, _| {
@@ -392,7 +392,7 @@ fn no_forged_inode_or_handle_reads_a_foreign_file() {
     });
 }
 
-/// The message changes while the server reads it: what is checked must be what is used.
+/// The message changes while the server reads it: the server must use the bytes that it has checked.
 #[test]
 fn a_message_that_changes_while_it_is_handled_reads_no_foreign_file() {
     attack(|path, secret| {
@@ -476,7 +476,7 @@ fn a_client_that_asks_for_lanes_without_end_gets_few_and_others_still_get_theirs
     });
 }
 
-/// The memory of pages is for whoever may read the file, and the open file decides.
+/// The memory of pages is for clients that may read the file, and the open file decides.
 #[test]
 fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
     attack_on(|path, secret| {
@@ -500,7 +500,7 @@ fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
         assert_eq!(attacker.open(ino, 0), Err(libc::EACCES));
         let fh = attacker.open(ino, OpenFlags::WRONLY).unwrap();
         assert_eq!(attacker.ask_for_memory(ino, fh, PAGES).err(), Some(libc::EACCES));
-        // The handle is that of another connection, of another file, of a directory, or closed.
+        // The handle belongs to another connection, to another file, to a directory, or is closed.
         let public = attacker.look_up("public");
         let fh = attacker.open(public, 0).unwrap();
         assert_eq!(other.look_up("public"), public);
@@ -517,7 +517,7 @@ fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
         // A lane carries no descriptor.
         let by_lane = attacker.ask(SETUPMAPPING, public, &mapping(of_other, PAGES));
         assert!(matches!(by_lane, Some(Err(_))), "{by_lane:?}");
-        // What it did get has nothing of the secret.
+        // The memories that it did get have nothing of the secret.
         let others = [VERSIONS, TOLD_NAMES].map(|kind| attacker.ask_for_memory(1, 0, kind));
         let given: Vec<_> = others.into_iter().map(Result::unwrap).chain([pages]).collect();
         assert!(has_bytes(&given[2], PUBLIC));
@@ -593,7 +593,7 @@ fn requests_for_memory_without_end_take_no_descriptors_and_no_memory() {
                 assert_eq!(inode(memory), first, "all requests lead to one memory");
             }
             settles(1);
-            // Nobody receives the answers to these, which have descriptors.
+            // No client receives the answers to these, which have descriptors.
             let mut greedy = LaneAttacker::connect(path);
             if ino == public {
                 greedy.look_up("public");
@@ -634,7 +634,7 @@ fn no_memory_has_names_of_a_directory_that_its_user_may_not_search() {
             }
             assert_eq!(attacker.ioctl(closed, NAMES, b"").err(), Some(libc::EACCES));
         }
-        // What it may know is there soon after the answer, and so would be what it may not.
+        // Names that it may know are there soon after the answer, and names that it may not know would be, too.
         let until = Instant::now() + Duration::from_secs(60);
         while !has_bytes(&memory[0], b"public") {
             attacker.ioctl(1, RESOLVE, b"public").unwrap();

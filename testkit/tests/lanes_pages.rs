@@ -130,7 +130,7 @@ fn a_warm_read_makes_no_request_and_wakes_nobody() {
     });
 }
 
-/// The pages behind the end took the frames of those of the file, so that it was never read from them.
+/// The pages behind the end took the frames of the file's pages, so that it was never read from them.
 #[test]
 fn a_file_is_read_from_its_pages_by_reads_that_are_longer_than_it_is() {
     serve(PagedOptions::default(), |connect| {
@@ -513,8 +513,8 @@ fn a_user_that_reads_everything_displaces_no_pages_that_others_share() {
     }
 }
 
-/// Hidden pages are in memory: a reader that asks for them needs no file system below, and no device. A change, also one of
-/// attributes, lets it read again, so that the time of the last access becomes new.
+/// Hidden pages are in memory: a reader that requests them needs no file system below, and no device. A change, also
+/// one of attributes, lets it read again, so that the time of the last access becomes new.
 #[test]
 fn pages_that_were_hidden_are_answered_from_memory_until_the_file_has_changed() {
     let reads = Arc::new(ReadCounter {
@@ -586,7 +586,7 @@ fn as_user<T: Send>(uid: u32, part: impl FnOnce(&Context<'static>) -> T + Send) 
     users::as_user(uid, || part(&Context::new(Caller { uid, gid: uid, pid: 1 })))
 }
 
-/// An open file stays open for reading, as natively. Its pages are no way around that for anybody else.
+/// An open file stays open for reading, as natively. Its pages are no way around that for any other client.
 #[test]
 fn who_has_the_pages_of_a_file_reads_it_after_chmod_and_a_new_open_is_refused() {
     if !rustix::process::geteuid().is_root() {
@@ -629,7 +629,7 @@ fn who_has_the_pages_of_a_file_reads_it_after_chmod_and_a_new_open_is_refused() 
             assert!(tries.into_iter().all(|got| got.is_err()), "by the open file of another user");
             assert_eq!(stranger.lane_counts().unwrap().page_reads, 0);
         });
-        // The pages are still those of the file.
+        // The pages still belong to the file.
         write(&owner, file, 0, &[2; 9000]);
         as_user(USERS[0], |cx| {
             (0..3).for_each(|_| assert_eq!(read(&reader, cx, seen), Ok(2)));
@@ -639,7 +639,7 @@ fn who_has_the_pages_of_a_file_reads_it_after_chmod_and_a_new_open_is_refused() 
     });
 }
 
-/// A client that has the file open for writing only, or not at all, gets no pages of it.
+/// A client that has the file open for writing only, or not at all, gets none of its pages.
 #[test]
 fn pages_need_a_file_that_is_open_for_reading() {
     use defuse_connection::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};

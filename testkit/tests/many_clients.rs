@@ -70,8 +70,8 @@ fn clients_of_uhs_do_together_what_the_model_does() {
     });
 }
 
-/// Makes, links, renames and removes one name by eight clients at once: one of them does, and the others learn why not. What all
-/// of them write is there for all.
+/// Makes, links, renames and removes one name by eight clients at once: one of them succeeds, and the others get the
+/// right error. All clients see the data that each of them writes.
 #[test]
 fn of_clients_that_change_one_name_at_once_one_does() {
     const CLIENTS: usize = 8;

@@ -1,5 +1,5 @@
-//! Small files and directories are opened before a client asks for each of them: fewer requests, and nobody sees another file than by an open of the
-//! moment.
+//! Small files and directories are opened before a client requests each of them: fewer requests, and no client sees
+//! another file than by an open of the moment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -130,7 +130,7 @@ fn with_ready_files(served: &TestServer) -> RemoteClient {
     for at in 0..8 {
         contents(&reader, &nth(at)).unwrap();
     }
-    // Nobody waits for the answer.
+    // No client waits for the answer.
     let begun = Instant::now();
     while *open_files(served).last().unwrap() < 8 {
         assert!(
@@ -232,7 +232,8 @@ fn removed_files_do_not_stay_open() {
     assert_eq!(open_files(&served), [0, 0]);
 }
 
-/// The access time is that of a read: for the client that reads at once, and for others when that gives the file back.
+/// The access time is the time of a read: for the client that reads at once, and for others when that client gives the
+/// file back.
 #[test]
 fn the_access_time_follows_the_read() {
     let served = served_with(with_lanes());
@@ -470,7 +471,7 @@ fn the_next_directory_is_open_while_a_program_works_in_one() {
     wait_for(&served, 1, 2);
     list(&reader, dir);
     let dir = open_dir(&reader, inode(&reader, "tree/dir-0").unwrap());
-    // That one, and the next one.
+    // This directory, and the next one.
     wait_for(&served, 1, 2);
     list(&reader, dir);
     // Another one than was expected.
@@ -504,7 +505,7 @@ fn a_directory_that_has_changed_since_is_opened_and_listed_anew() {
     assert_eq!(inode(&reader, "tree/dir-2"), Err(Errno::ENOENT));
 }
 
-/// A directory that nobody has opened keeps its access time.
+/// A directory that no client has opened keeps its access time.
 #[test]
 fn a_directory_is_not_listed_ahead_where_that_changes_its_access_time() {
     let served = served_with(with_lanes());

@@ -109,7 +109,7 @@ fn open_files_and_directories_are_found_again_by_their_paths() {
         assert_eq!(read(&client, file, 0, 100), Ok(b"before".to_vec()));
         assert_eq!(write(&client, file, 6, b" and after"), Ok(10));
         assert_eq!(read(&client, file, 0, 100), Ok(b"before and after".to_vec()));
-        // Numbers stay, whichever name is asked first.
+        // Numbers stay, whichever name is looked up first.
         assert_eq!(lookup(&client, inner, "moved"), Ok(entry.ino));
         assert_eq!(lookup(&client, Ino::ROOT, "outer"), Ok(outer));
         assert_eq!(client.getattr(&cx, inner, None).unwrap().kind, FileKind::Directory);
@@ -163,7 +163,7 @@ fn fsync_fails_once_after_changes_that_no_fsync_has_made_durable() {
         }
         write(&client, lost, 4, b"more").unwrap();
         first.end();
-        // close(2) waits for no server, and says what it knows.
+        // close(2) waits for no server, and reports the errors that it knows.
         assert_eq!(client.flush(&cx, durable, LockOwner(1)), Ok(()));
         assert_eq!(client.flush(&cx, lost, LockOwner(1)), Err(Errno::EIO));
         let second = EndableServer::start(path, fs);
@@ -221,8 +221,8 @@ fn wait_for_lock(client: &ReconnectingClient) -> (File, Receiver<Result<()>>) {
     (held, receive)
 }
 
-/// It ended with `ENOTCONN`, because the client answers its waits when it notices the end of a killed server, before anybody has
-/// noted that; and with `EINTR` if the server ended in order.
+/// It ended with `ENOTCONN`, because the client answers its waits when it notices the end of a killed server, before
+/// anybody has noted that; and with `EINTR` if the server ended in order.
 #[test]
 fn a_wait_for_a_lock_ends_with_enolck_when_its_server_ends() {
     each(LONG, |path, client, first, fs| {
@@ -440,8 +440,8 @@ fn make_file(client: &ReconnectingClient, text: &str) -> Result<File> {
     made.map(|(entry, opened)| File { ino: entry.ino, fh: opened.fh })
 }
 
-/// Nobody knows if a name that is there was made by the lost call, or by another client: neither success nor
-/// `EEXIST` would be true in both cases.
+/// If a name is there, it is unknown if the lost call made it, or another client: neither success nor `EEXIST` would be
+/// true in both cases.
 #[test]
 fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
     let (_dir, between, client, server, fs) = losing();
@@ -473,7 +473,8 @@ fn a_creation_that_was_not_done_is_made_by_the_next_server() {
     let file = make_file(&client, "file").unwrap();
     assert_eq!(write(&client, file, 0, b"data"), Ok(4));
     assert!(fs.lookup(&context(), Ino::ROOT, name("file")).is_ok());
-    // A name that was there before the call is not made by anybody: this cannot be told from the other case.
+    // Neither the lost call nor another client made a name that was there before: the client cannot distinguish this
+    // case.
     between.lose(LostPart::Request(MKDIR));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EEXIST));
@@ -495,7 +496,7 @@ fn a_close_asks_the_server_only_after_changes_and_locks() {
         (read(&client, file, 0, 4), flush(file), flushes()),
         (Ok(b"data".to_vec()), Ok(()), 0)
     );
-    // A change that is not durable may be lost with the server. So it is asked if it is there.
+    // A change that is not durable may be lost with the server. So the client checks that it is there.
     write(&client, file, 4, b"more").unwrap();
     assert_eq!((flush(file), flushes()), (Ok(()), 1));
     fsync(&client, file).unwrap();

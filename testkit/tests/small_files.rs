@@ -1,4 +1,4 @@
-//! Small files come with the reply to OPEN: reading them takes no request, and nobody reads old bytes.
+//! Small files come with the reply to OPEN: reading them takes no request, and no client reads old bytes.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ fn a_small_file_is_read_by_its_open_alone() {
     let file = open(&client, empty, 0);
     assert_eq!(read(&client, file, 0, 10), []);
     close(&client, file);
-    // The access time of the file is that of its first read, so that there is nothing to tell.
+    // The access time of the file is the time of its first read, so that there is nothing to report.
     let file = open(&client, ino, 0);
     assert_eq!(read(&client, file, 1000, 10), bytes[1000..1010]);
     client.getattr(&context(), ino, None).unwrap();
@@ -207,7 +207,7 @@ fn a_store_to_a_mapped_file_is_read() {
     assert_eq!(read(&other, before, 5000, 101), [vec![2; 100], vec![1]].concat());
 }
 
-/// The access time is that of a read, at once for the client that reads, and from the close on for others.
+/// The access time is the time of a read, at once for the client that reads, and from the close on for others.
 #[test]
 fn the_access_time_follows_the_read() {
     let served = served();
@@ -254,7 +254,7 @@ fn the_access_time_follows_the_read() {
     assert_eq!(atime(&one, ino), past);
 }
 
-/// A client that has the file open for writing only, or not at all, gets no bytes of it, whatever it asks for.
+/// A client that has the file open for writing only, or not at all, gets none of its bytes, whatever it requests.
 #[test]
 fn bytes_need_a_file_that_is_open_for_reading() {
     let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));

@@ -65,7 +65,7 @@ fn a_sync_of_the_file_system_has_what_was_stored_through_mappings() {
     client.unmap(&context(), entry.ino).unwrap();
 }
 
-/// A file system that takes no byte, and says so.
+/// A file system that takes no byte, and reports this.
 struct FullFileSystem {
     inner: MemoryFileSystem,
 }
@@ -89,7 +89,7 @@ fn a_write_that_the_server_answers_with_no_byte_is_an_error() {
     assert_eq!(write(&client, file, 0, b""), Ok(0));
 }
 
-/// Returned lookups are sent in batches. Those of a file without a name hold its space.
+/// Returned lookups are sent in batches. The lookups of a file without a name hold its space.
 #[test]
 fn the_space_of_a_file_that_was_closed_before_it_was_removed_is_given_back() {
     let served = memory();
@@ -184,7 +184,7 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     parent.setlk(&cx, file, &request(LockKind::Posix, open_file, (0, 9))).unwrap();
     parent.setlk(&cx, file, &request(LockKind::Posix, process, (20, 29))).unwrap();
     let child = parent.inheritance().unwrap().begin();
-    // As at exit: the parent closes the file.
+    // The calls at exit: the parent closes the file.
     for owner in [process, open_file] {
         parent.flush(&cx, file, owner).unwrap();
     }
@@ -195,15 +195,15 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     assert_eq!(take(LockKind::Posix, (20, 29)), Ok(()), "the parent's own");
     assert_eq!(take(LockKind::Posix, (0, 9)), Err(Errno::EAGAIN), "the open file's");
     assert_eq!(take(LockKind::Flock, (0, u64::MAX)), Err(Errno::EAGAIN), "the open file's");
-    // Without a message: the connection ends like that of a killed process.
+    // Without a message: the connection ends like the connection of a killed process.
     drop(child);
     wait_until(|| take(LockKind::Posix, (0, 9)).is_ok());
     assert_eq!(take(LockKind::Posix, (0, 9)), Ok(()));
     assert_eq!(take(LockKind::Flock, (0, u64::MAX)), Ok(()));
 }
 
-/// A lock that a child took on an open file of its parent was released when the child ended,
-/// although the parent still had the open file: `exec 9>l; flock 9` of a shell excluded nobody.
+/// A lock that a child took on an open file of its parent was released when the child ended, although the parent still
+/// had the open file: `exec 9>l; flock 9` of a shell excluded no process.
 #[test]
 fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
     let served = memory();
@@ -356,14 +356,14 @@ fn a_server_that_dies_leaves_no_caller_waiting() {
     assert!(client.is_dead() && client.inheritance().is_err());
 }
 
-/// A name that nobody can bind before this test.
+/// A name that no process can bind before this test.
 fn abstract_name() -> String {
     let number = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
     format!("@defuse-test-{}", number.trim())
 }
 
-/// Another user could bind an abstract name before its server did, or after a crash. All clients
-/// then used that server, because nobody checked who answers.
+/// Another user could bind an abstract name before its server did, or after a crash. All clients then used that server,
+/// because no client checked who answers.
 #[test]
 fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
     if !rustix::process::geteuid().is_root() {
@@ -611,7 +611,7 @@ impl FileSystem for StuckReads {
     }
 }
 
-/// With every worker in a handler, the sentinel receives in their place. It cloned the descriptor of
+/// With every worker in a handler, the watchdog lets a thread receive in their place. It cloned the descriptor of
 /// the session for that, as one of /dev/fuse can be, which failed on a socket without a word: INTERRUPT
 /// stayed there unread.
 #[test]
@@ -652,7 +652,7 @@ fn threads(name: &str) -> usize {
     names.flatten().filter(|found| found.trim_end() == name).count()
 }
 
-/// A sentinel for each connection woke up 500 times a second for each.
+/// A watchdog for each connection woke up 500 times a second for each.
 #[test]
 fn the_sessions_of_a_server_have_one_sentinel_also_while_the_workers_of_some_are_stuck() {
     let mut options = ServerOptions::default();

@@ -488,7 +488,7 @@ fn the_memory_of_a_mapping_is_no_longer_than_the_file() {
         let mut bytes = [0; 3];
         memory.read_exact_at(&mut bytes, 50_000).unwrap();
         assert_eq!((len(), &bytes), (53_248, b"far"));
-        // A client that may write has it longer for itself, and nothing of that is the file's.
+        // A client that may write makes it longer for itself, and none of the added bytes are the file's.
         rustix::fs::ftruncate(&shared, 1 << 40).unwrap();
         shared.write_all_at(b"beyond", 1 << 30).unwrap();
         resize(&client, 0, file.ino, 60_000).unwrap();
@@ -537,8 +537,8 @@ fn data_beyond_the_end_of_a_mapped_file_never_reappears() {
     });
 }
 
-/// A client that requested resources without limit used up those of all others: 18,280 waiting
-/// locks took 298 MB of the server.
+/// A client that requested resources without limit used up the resources of all others: 18,280 waiting locks took 298
+/// MB of the server.
 #[test]
 fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
     let limits =
@@ -594,7 +594,7 @@ fn a_client_has_no_more_open_files_inodes_locks_and_waits_than_its_share() {
     });
 }
 
-/// One user opened connections without limit, and nobody else could connect.
+/// One user opened connections without limit, and no other user could connect.
 #[test]
 fn a_user_has_no_more_connections_than_its_share() {
     if !is_root() {
@@ -610,13 +610,13 @@ fn a_user_has_no_more_connections_than_its_share() {
     });
 }
 
-/// A copy of a connection waits at the server until a child uses it. Nobody gets one by guessing, by
-/// asking twice or on the socket of another one, and each counts as a connection of its user.
+/// A copy of a connection waits at the server until a child uses it. No client gets a copy by guessing, by requesting
+/// it twice or on the socket of another one, and each counts as a connection of its user.
 #[test]
 fn copies_for_children_are_given_to_nobody_else_and_are_limited() {
     const UNKNOWN: u128 = 77;
     const GETATTR: u32 = 3;
-    /// Asks for a copy of a connection (docs/socket.md).
+    /// Requests a copy of a connection (docs/socket.md).
     const COPY: u32 = 1 << 30;
     if !is_root() {
         return;
@@ -719,7 +719,7 @@ fn a_user_takes_no_more_by_many_connections_than_by_one() {
         for number in 0..3 {
             create(&one, USER, &format!("one {number}"), 0o644);
         }
-        // As a child of fork(2) would have: a second connection with all that the first has.
+        // The state of a child of fork(2): a second connection with all that the first has.
         assert!(as_user(USER, || one.inheritance().is_err()), "the user would have twice as much");
         let [(_, file), _] = [0, 1].map(|n| create(&two, USER, &format!("two {n}"), 0o644));
         assert_eq!(open(&two, USER, file.ino, 0).err(), Some(Errno::EMFILE));

@@ -266,7 +266,7 @@ enum ExampleTrial {
     Cannot(&'static str),
 }
 
-/// Every example of libfuse's package, including those of later versions.
+/// Every example of libfuse's package, including the examples of later versions.
 const TRIALS: &[(&str, ExampleTrial)] = {
     use ExampleTrial::*;
     &[

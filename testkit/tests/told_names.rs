@@ -1,5 +1,5 @@
-//! Names in memory of the server: a client need not ask for what others with its rights were told, and learns nothing that its user
-//! may not know.
+//! Names in memory of the server: a client need not request what others with its rights have received, and learns
+//! nothing that its user may not know.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn served() -> TestServer {
 fn client(served: &TestServer) -> RemoteClient {
     let client = served.client();
     client.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
-    // It asks for the memory of names.
+    // It requests the memory of names.
     let _ = find(&client, "nothing");
     client
 }
@@ -79,13 +79,13 @@ fn a_name_that_one_client_was_told_of_takes_no_request_of_the_next_one() {
         assert_eq!(size(client, "dir/none"), None);
     };
     look(&first);
-    // They are told soon after the answer to the first one.
+    // The server publishes them soon after the answer to the first client.
     let begun = Instant::now();
     let mut made = u64::MAX;
     while made > 3 && begun.elapsed() < Duration::from_secs(20) {
         let before = served.requests();
         look(&client(&served));
-        // It asks for both memories, and for a name that does not exist.
+        // It requests the two memories, and a name that does not exist.
         made = served.requests() - before;
     }
     assert!(made <= 3, "{made} requests");
@@ -157,7 +157,7 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
             let told = perm(&client(&served));
             (told, looks() - before)
         };
-        // It is told soon after the answer to a look, and a new client then asks for nothing.
+        // The server publishes the name soon after the answer to a look, and a new client then makes no request.
         let begun = Instant::now();
         while looks_of_next().1 > 0 && begun.elapsed() < Duration::from_secs(20) {}
         change(0o606);
@@ -171,7 +171,8 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
     }
 }
 
-/// Attributes of a file that nobody has read since its last change hold for longer than a second, and end with its first read.
+/// Attributes of a file that no client has read since its last change hold for longer than a second, and end with its
+/// first read.
 #[test]
 fn the_first_read_of_a_file_shows_in_its_attributes() {
     let served = served();
@@ -271,7 +272,7 @@ fn users_with_other_rights_share_no_names() {
     };
     assert_eq!(same.each_ref().map(finds), [true; 2]);
     assert_eq!(others.each_ref().map(finds), [false; 2]);
-    // Not even the user itself tells of what it may not search.
+    // Not even the user itself publishes names in a directory that it may not search.
     assert_eq!(others[0].steps(&user, Ino::ROOT, path, |_| ()), Err(Errno::EACCES));
     assert!(!finds(&others[0]));
     // The next program of a process, as another user, has the names of that user.
@@ -283,7 +284,7 @@ fn users_with_other_rights_share_no_names() {
     assert!(same[0].copy().unwrap().getattr(&root, file, None).is_ok());
 }
 
-/// A user with many sets of groups would take memory without end, or that of others.
+/// A user with many sets of groups would take memory without end, or the memory of others.
 #[test]
 fn memories_of_names_are_few_and_those_in_use_stay() {
     let fs = versioned();
@@ -296,14 +297,14 @@ fn memories_of_names_are_few_and_those_in_use_stay() {
     let others: Vec<_> = (0..30).filter_map(|uid| fs.names(&who(1000 + uid, &[1]))).collect();
     assert_eq!(others.len(), 12);
     drop(others);
-    // Those that nobody uses give way.
+    // Memories that no client uses give way.
     assert!((0..30).all(|uid| fs.names(&who(2000 + uid, &[1])).is_some()));
     used.pop();
     assert!(fs.names(&who(7, &[7, 200])).is_some());
     assert!(fs.names(&who(7, &[7, 201])).is_some(), "the one before is unused");
 }
 
-/// Each change of a file would be told to as many names as a user gives it.
+/// Each change of a file would be written to as many names as a user gives it.
 #[test]
 fn few_names_of_one_file_are_told_of() {
     let fs = versioned();

@@ -25,7 +25,7 @@ struct PairedMount {
 impl PairedMount {
     fn new(fs: Arc<dyn FileSystem>) -> PairedMount {
         let dir = tempfile::tempdir().unwrap();
-        // Otherwise the kernel of root asks for attributes less often.
+        // Otherwise the kernel of root requests attributes less often.
         let options = MountOptions { default_permissions: true, ..MountOptions::default() };
         let mounted = mount::mount(dir.path(), &options).unwrap();
         let options = SessionOptions { default_permissions: true, ..SessionOptions::default() };
@@ -132,7 +132,7 @@ fn each_of_two_mounts_answers_a_repeated_stat_without_a_request() {
             }
             assert_eq!(mount.requests() - before, 0, "{what}");
         }
-        // Those of the first mount are still valid: the second one has only looked.
+        // The first mount's names and attributes are still valid: the second one has only looked.
         let paths: Vec<_> = names.iter().map(|name| a.at(name)).collect();
         let before = a.requests();
         look(&paths);
@@ -273,7 +273,7 @@ fn each_change_in_one_of_two_mounts_is_seen_at_once_in_the_other() {
                 );
                 let base = format!("{number}{}", &case[case.len() - 1..]);
                 fill(&from.at(&base));
-                // Both cache, and each has looked after the other.
+                // The two mounts cache, and each has looked after the other.
                 for mount in [from, to, from, to] {
                     look(&every_name(&mount.at(&base)));
                     get_acl(&mount.at(&base).join("a"));

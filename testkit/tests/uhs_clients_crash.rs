@@ -1,8 +1,9 @@
 //! `uhs:` behind shared memory, whose clients end at random points, and then a power failure at any moment of that.
 //!
-//! Each client makes, changes, renames and removes files by several threads until its connection is cut in the middle of a request. A
-//! file that is durable stays as it is. Whatever moment the power fails at: the check finds nothing, what was durable before
-//! is there, a name that was being changed is old or new, and nothing is left of files that only ended clients had open.
+//! Each client makes, changes, renames and removes files by several threads until its connection is cut in the middle
+//! of a request. A file that is durable stays as it is. Whatever moment the power fails at: the check finds nothing,
+//! data that was durable before is there, a name that was being changed is old or new, and nothing is left of files
+//! that only ended clients had open.
 //!
 //! `DEFUSE_FULL=1` plays many more; `DEFUSE_SEED=N` repeats one.
 
@@ -123,7 +124,7 @@ impl CrashThread<'_> {
                 }
             }
         }
-        // What has no name is still there for whoever has it open.
+        // A file without a name is still there for a client that has the file open.
         assert!(read(client, file, 0, bytes.len() + 1)? == bytes, "{text}");
         if self.random.bool() {
             client.release(&cx, file, ReleaseArgs::default())?;
@@ -184,7 +185,7 @@ fn judge(ram: RamDevice, events: usize, history: &CrashHistory) {
     for (text, bytes) in &found {
         let made = text.strip_suffix(" renamed").unwrap_or(text);
         assert!(made == text || !found.contains_key(made), "{made} has both of its names");
-        // Data is on the device before the size that tells of it.
+        // Data is on the device before the size that covers the data.
         assert!(content(made).starts_with(bytes), "{text} has other data after {events} events");
     }
     // Only names hold inodes.

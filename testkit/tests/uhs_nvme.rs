@@ -1,4 +1,4 @@
-//! uhs on the NVMe driver: on a model of a controller, on that of QEMU, and after power cuts.
+//! uhs on the NVMe driver: on a model of a controller, on QEMU's controller, and after power cuts.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Versions of names and attributes: every change shows in them, and clients of one server see each other's changes at
-//! once, although they ask only for what they do not know.
+//! once, although they request only what they do not know.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -269,7 +269,7 @@ fn what_a_client_knows_ends_with_the_change_of_another() {
     }
 }
 
-/// As tar(1) does with each file that it has written.
+/// The calls of tar(1) for each file that it has written.
 #[test]
 fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
     let served = served();
@@ -335,12 +335,12 @@ fn a_known_name_takes_no_request() {
     for _ in 0..100 {
         assert_eq!(look(), (FileKind::Directory, Err(2)));
     }
-    // Attributes are asked for again after a second.
+    // Attributes are requested again after a second.
     let made = served.requests() - before;
     assert!(made < 50, "{made} requests");
 }
 
-/// The server finds out what a name is, so that whoever may remove it need not know it.
+/// The server finds out what a name is, so that a client that may remove it need not know it.
 #[test]
 fn a_file_is_removed_by_one_request_and_others_know_at_once() {
     let served = served();
@@ -378,7 +378,7 @@ fn a_file_is_removed_by_one_request_and_others_know_at_once() {
     assert_eq!(links(), 0);
 }
 
-/// Nobody but the server of a file system knows what it changes by itself.
+/// Only the server of a file system knows its own changes.
 #[test]
 fn a_file_system_that_others_change_has_no_versions() {
     let place = tempfile::tempdir().unwrap();
@@ -419,7 +419,7 @@ fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
     };
     assert_eq!(missing("dir/none/file"), Ok(PathResolution::Missing { open_to_all: true }));
     assert_eq!(missing("file/name"), Ok(PathResolution::Walk));
-    // A number that nobody told.
+    // A number that no server returned.
     assert_eq!(both.getattr(&cx, Ino(entry.ino.0 + 1000), None), Err(Errno::ESTALE));
 }
 
@@ -464,7 +464,7 @@ fn a_directory_that_a_path_leads_to_is_opened_without_a_lookup() {
     assert_eq!(two.stat("file"), Err(2));
 }
 
-/// A client that asks for whole paths or directories learns no more than by lookups.
+/// A client that requests whole paths or directories learns no more than by lookups.
 #[test]
 fn a_path_leads_no_user_where_it_may_not_search() {
     let fs = memory();
@@ -492,7 +492,7 @@ fn a_path_leads_no_user_where_it_may_not_search() {
     client.close();
 }
 
-/// The server remembers a limited number of inodes that it told of.
+/// The server remembers a limited number of the inodes that it returned.
 #[test]
 fn a_client_is_told_of_no_more_inodes_than_are_remembered() {
     let fs = memory();
@@ -542,7 +542,7 @@ fn the_end_of_a_file_moves_with_what_others_append() {
     reader.close(&two.task).unwrap();
 }
 
-/// Nobody tells of changes after the end of the server.
+/// No server reports changes after its end.
 #[test]
 fn the_end_of_the_server_ends_what_its_clients_know() {
     let served = served();
@@ -550,7 +550,7 @@ fn the_end_of_the_server_ends_what_its_clients_know() {
     create(&served.client(), "file");
     assert!(program.stat("m:/file").is_ok() && program.stat("m:/none") == Err(2));
     drop(served);
-    // The last thread of the server says that it has ended.
+    // The last thread of the server reports that it has ended.
     let begun = Instant::now();
     while program.stat("m:/none") == Err(2) && begun.elapsed() < Duration::from_secs(60) {
         std::thread::yield_now();

@@ -111,7 +111,7 @@ fn configs(patterns: &[String]) -> Result<Vec<&'static StageConfig>> {
         let names: Vec<&str> = all().map(|config| config.name).collect();
         bail!("there is no configuration {pattern}, but {}", names.join(", "));
     }
-    // Without GlusterFS, its configurations run only if they are named, and say what is missing.
+    // Without GlusterFS, its configurations run only if they are named, and report what is missing.
     let by_default = |config: &StageConfig| !config.needs_servers() || gluster::why_not().is_none();
     let is_named = |config: &StageConfig| patterns.iter().any(|pattern| fits(config, pattern));
     let wanted = |config: &&StageConfig| {

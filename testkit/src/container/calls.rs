@@ -52,7 +52,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_get_mempolicy,
     libc::SYS_mbind,
     libc::SYS_set_mempolicy,
-    // For nobody.
+    // Calls that no container may make.
     libc::SYS_add_key,
     libc::SYS_keyctl,
     libc::SYS_request_key,
@@ -67,7 +67,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_userfaultfd,
 ];
 
-/// Those of them that only x86-64 has.
+/// Refused calls that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_HERE: &[i64] = &[
     libc::SYS__sysctl,
@@ -114,7 +114,7 @@ pub(super) fn refuse() -> Result<()> {
     let spaces: Result<Vec<SeccompRule>> = NAME_SPACES.iter().map(new).collect();
     refused.insert(libc::SYS_clone, spaces?);
     refused.insert(libc::SYS_socket, vec![first(Is::Eq, libc::AF_VSOCK as u64)?]);
-    // The default personality, those of 32 bits and of uname 2.6, and a question.
+    // The default personality, the personalities of 32 bits and of uname 2.6, and a question.
     let mut other = Vec::new();
     for allowed in [0, 8, 0x2_0000, 0x2_0008, 0xffff_ffff] {
         other.push(SeccompCondition::new(0, Width::Dword, Is::Ne, allowed)?);

@@ -1,7 +1,9 @@
-//! A container as those of Docker are, without Docker: name spaces of its own, a root directory that cannot be written, a part of /proc, few
-//! devices, few capabilities, limits of memory and of processes, no new privileges, and a filter of system calls.
+//! A container like Docker's, without Docker: name spaces of its own, a root directory that cannot be written, a part
+//! of /proc, few devices, few capabilities, limits of memory and of processes, no new privileges, and a filter of
+//! system calls.
 //!
-//! unshare(1) and setpriv(1) make most of it. The program `contained` of this crate installs the filter, and becomes the program under test.
+//! unshare(1) and setpriv(1) do most of the work. The program `contained` of this crate installs the filter, and
+//! becomes the program under test.
 
 mod calls;
 

@@ -35,11 +35,11 @@ pub fn check(missing: MissingPolicy, make: impl Fn() -> Arc<dyn FileSystem>) {
     check_some(missing, 300, make);
 }
 
-/// As [`check`], with `sequences` of them by default.
+/// Checks like [`check`], with `sequences` sequences by default.
 ///
 /// # Panics
 ///
-/// As [`check`].
+/// Panics in the cases of [`check`].
 pub fn check_some(missing: MissingPolicy, sequences: u32, make: impl Fn() -> Arc<dyn FileSystem>) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {

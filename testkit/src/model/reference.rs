@@ -243,7 +243,7 @@ impl ReferenceModel {
         len: usize,
     ) -> Result<usize> {
         let data = self.read(src.0, src.1, len).to_vec();
-        // As on Linux, only existing data can overlap.
+        // Only existing data can overlap, as on Linux.
         if src.0 == dst.0 && src.1.abs_diff(dst.1) < data.len() {
             return Err(Errno::EINVAL);
         }

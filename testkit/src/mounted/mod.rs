@@ -87,7 +87,7 @@ impl ServedMount {
         ServedMount::by(&mut command, source, place, args)
     }
 
-    /// Like [`ServedMount::new`], through `prefix`, a command that runs its last arguments (`prlimit`).
+    /// Mounts like [`ServedMount::new`], through `prefix`, a command that runs its last arguments (`prlimit`).
     pub fn under(
         prefix: &[&str],
         source: &OsStr,

@@ -34,7 +34,7 @@ use rustix::fs::Mode;
 ///
 /// # Errors
 ///
-/// Those of fork(2), and an error if a signal ended the child.
+/// Fails with the errors of fork(2), and with an error if a signal ended the child.
 pub fn in_child(run: impl FnOnce() -> u8) -> std::io::Result<u8> {
     ForkedChild::start(run)?.wait()
 }
@@ -145,7 +145,7 @@ pub fn run(dir: &Path, filter: &str) -> CaseReport {
     run_except(dir, filter, &|_| None)
 }
 
-/// Like [`run`], without the cases for which `excluded` returns a reason. Some of them would wait
+/// Runs the cases like [`run`], without the cases for which `excluded` returns a reason. Some of them would wait
 /// for ever.
 pub fn run_except(
     dir: &Path,

@@ -36,7 +36,7 @@ use ExclusionEffect::{Fails, Hangs};
 const WRITEBACK: &[&str] =
     &["passthrough-writeback", "memory-writeback", "passthrough-opt", "memory-opt"];
 
-/// Locks are those of the lower file system.
+/// The locks are the locks of the lower file system.
 const LOWER_LOCKS: &[&str] = &[
     "passthrough-locks",
     "run-passthrough-backing_off",
@@ -53,7 +53,7 @@ pub fn all() -> impl Iterator<Item = &'static SuiteExclusion> {
     ALL.iter().chain(volumes::ALL)
 }
 
-/// Those of everything but volumes, and of all runs.
+/// The exclusions of everything but volumes, and of all runs.
 const ALL: &[SuiteExclusion] = &[
     SuiteExclusion {
         suite: ConformanceSuite::Posix,
@@ -129,15 +129,15 @@ pub fn reason(suite: ConformanceSuite, config: &str, case: &str) -> Option<&'sta
     find(suite, config, case).map(|exclusion| exclusion.reason)
 }
 
-/// Like [`reason`], for a case that is not even started.
+/// Returns the result of [`reason`], for a case that is not even started.
 pub fn hangs(suite: ConformanceSuite, config: &str, case: &str) -> Option<&'static str> {
     find(suite, config, case)
         .filter(|exclusion| exclusion.effect == Hangs)
         .map(|exclusion| exclusion.reason)
 }
 
-/// The cases of exclusions that say that `config` fails, and did not: `failed` are those that did. A case with a `*` needs
-/// one of its kind.
+/// The cases whose exclusions state that `config` fails, but that did not fail: `failed` are the failed ones. A case
+/// with a `*` needs one of its kind.
 pub fn outdated(suite: ConformanceSuite, config: &str, failed: &[&str]) -> Vec<&'static str> {
     let claims = all().filter(|it| it.effect == Fails && it.is_for(suite, config));
     let wrong = claims.filter(|it| !failed.iter().any(|case| fits(it.case, case)));
@@ -166,7 +166,8 @@ fn fits(pattern: &str, config: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// So that a reason cannot say that GlusterFS's own client fails, too, unless the test of its configurations checks it.
+    /// Prevents reasons which claim that GlusterFS's own client fails, too, unless the test of its configurations
+    /// checks it.
     #[test]
     fn reasons_name_the_own_client_of_glusterfs_where_it_is_excluded() {
         for exclusion in all() {

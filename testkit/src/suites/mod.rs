@@ -192,7 +192,8 @@ pub fn run(
     run_by_clients(suite, configs, (1, quick), seen)
 }
 
-/// Like [`run`], by `clients` clients of one server at once, each in a directory of its own. Native ext4 has one.
+/// Runs the suite like [`run`], by `clients` clients of one server at once, each in a directory of its own. Native ext4
+/// has one.
 ///
 /// # Errors
 ///

@@ -68,7 +68,7 @@ impl StageConfig {
         self.source().is_some_and(|(_, is_shared)| is_shared)
     }
 
-    /// The source, with `SOURCE` and `IMAGE`, and if a server has it; `None` for ext4 itself.
+    /// The source, with `SOURCE` and `IMAGE`, and true if a server serves the source; `None` for ext4 itself.
     fn source(&self) -> Option<(String, bool)> {
         let (text, is_shared) = match self.backend {
             ConfigBackend::Native => return None,
@@ -233,7 +233,7 @@ impl MountedStage {
     ///
     /// # Errors
     ///
-    /// Like [`MountedStage::new`].
+    /// Fails with the errors of [`MountedStage::new`].
     pub fn crowd(config: &'static StageConfig, count: usize) -> Result<Vec<MountedStage>> {
         ensure!(config.is_shared(), "{}: has no server for several clients", config.name);
         let owner = MountedStage::new(config)?;

@@ -1,4 +1,4 @@
-//! Checks of answers beside the model. An error tells the difference.
+//! Checks of answers beside the model. An error describes the difference.
 
 use std::time::Duration;
 
@@ -95,10 +95,11 @@ impl ClientWorld {
         }
     }
 
-    /// The answer to `list` for a directory: its names, with inodes that some name has had. A server that answers a look while it
-    /// carries a change out may list the name with the inode of the former file and the kind of the new one, also to GlusterFS's own
-    /// client, until somebody looks at the name again, and a renaming takes that along to the new name. GlusterFS's own client
-    /// (`is_native`) also lists inodes of a brick's own file system, whose numbers are small.
+    /// The answer to `list` for a directory: its names, with inodes that some name has had. A server that answers a
+    /// look while it carries a change out may list the name with the inode of the former file and the kind of the new
+    /// one, also to GlusterFS's own client, until a client looks at the name again, and a renaming takes that along to
+    /// the new name. GlusterFS's own client (`is_native`) also lists inodes of a brick's own file system, whose numbers
+    /// are small.
     pub fn check_list(
         &self,
         dir: usize,

@@ -198,7 +198,8 @@ impl<'a> ClientEpisode<'a> {
     }
 
     /// True if GlusterFS's own client may not carry a change out either. A brick of a distributed volume that answered a look during the
-    /// removal of a name remembers the name, and refuses renamings to it with `EEXIST` for as long as nobody looks there.
+    /// removal of a name remembers the name, and refuses renamings to it with `EEXIST` until a client looks at that
+    /// name.
     fn is_refused_natively(&self, words: &str) -> bool {
         let native = self.clients.iter().find(|client| client.name == "native");
         native.is_some_and(|client| client.call(words) == Err(libc::EEXIST))
@@ -314,8 +315,8 @@ impl<'a> ClientEpisode<'a> {
         })
     }
 
-    /// Asks a client, of a name or of something else, and checks the answer. Asks again if the servers have told nobody of a change,
-    /// which the first look after the promised time discovers.
+    /// Calls a client, on a name or on an open file, and checks the answer. Calls again if the servers have not
+    /// notified any client of a change, which the first look after the promised time discovers.
     fn ask<T>(
         &self,
         client: usize,
@@ -343,7 +344,8 @@ impl<'a> ClientEpisode<'a> {
     }
 
     /// The answer of a client to a look. The kernel refuses a name of a directory with `ESTALE` if it knows the directory
-    /// by a name in another one, and another thread renames something on the same mount (`__d_unalias`): asks again then.
+    /// by a name in another one, and another thread renames something on the same mount (`__d_unalias`): the client
+    /// repeats its call then.
     fn answer(
         &self,
         client: usize,

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// A look by a client: what it saw was true at some time between the start of the look and its end, or a promise earlier.
+/// A look by a client: its answer was true at some time between the start of the look and its end, or a promise
+/// earlier.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLook {
     /// The client.
@@ -14,7 +15,7 @@ pub struct ClientLook {
 }
 
 impl ClientLook {
-    /// Like this, without a time for changes to arrive: of data, after the file was opened.
+    /// Returns this look, without a time for changes to arrive: of data, after the file was opened.
     pub fn at_once(self) -> ClientLook {
         ClientLook { promise: Duration::ZERO, ..self }
     }

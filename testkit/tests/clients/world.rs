@@ -36,7 +36,7 @@ pub struct WorldNode {
     bytes: Vec<u8>,
     /// Number of open files.
     held: usize,
-    /// Names of it that a renaming has replaced. The servers refuse to link it there again.
+    /// Names of the file that a renaming has replaced. The servers refuse to link the file there again.
     replaced: Vec<NameNumber>,
 }
 

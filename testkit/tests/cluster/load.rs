@@ -28,7 +28,7 @@ pub struct WriterResult {
     blocks: Vec<(u64, u64)>,
     /// Number of rounds that were acknowledged.
     pub syncs: u64,
-    /// Those since the last failed call, through the same open file.
+    /// Syncs since the last failed call, through the same open file.
     pub syncs_since: u64,
     /// Failed calls.
     pub errors: Vec<io::Error>,
@@ -69,7 +69,7 @@ pub struct CallerThreads {
 }
 
 impl CallerThreads {
-    /// Starts this number of threads, which ask for the attributes of a file by its name.
+    /// Starts this number of threads, which read the attributes of a file by its name.
     pub fn by_name(path: PathBuf, count: usize) -> CallerThreads {
         CallerThreads::start((0..count).map(|_| {
             let path = path.clone();
@@ -138,7 +138,7 @@ fn write(path: PathBuf, name: String, rounds: u64, stop: &AtomicBool) -> WriterR
 }
 
 impl WriterResult {
-    /// Writes a version to the blocks of this round, and has it acknowledged.
+    /// Writes a version to the blocks of this round, and waits for its acknowledgement.
     fn round(&mut self, path: &Path, open: &mut Option<File>, version: u64) -> io::Result<()> {
         if open.is_none() {
             let opened =

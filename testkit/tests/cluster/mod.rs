@@ -62,7 +62,7 @@ pub fn ticks(pid: u32) -> u64 {
     fields.map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
-/// Waits until no file of a replicated volume has to be healed, and both bricks have the same.
+/// Waits until no file of a replicated volume has to be healed, and its two bricks are equal.
 pub fn heals(cluster: &GlusterCluster, volume: &str) {
     heal_until(cluster, volume, "both bricks have everything", || {
         let info = cluster.gluster(3, &["volume", "heal", volume, "info"]).unwrap_or_default();

@@ -239,7 +239,7 @@ pub const XATTRS: &[&str] =
 pub const TARGETS: &[&str] = &["a", "d", "../a", "d/", "b", "l", "missing", "../g", "."];
 
 fn flags() -> impl Strategy<Value = u32> {
-    // 3 asks for the permissions of reading and writing, and permits neither.
+    // 3 requests the permissions of reading and writing, and permits neither.
     let access = prop_oneof![9 => 0..3u32, 2 => Just(3)];
     let more = prop_oneof![
         4 => Just(0),

@@ -1,4 +1,4 @@
-//! A client made by hand, which says what it wants.
+//! A client made by hand, which sends arbitrary requests.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +25,7 @@ pub fn begun(path: &Path, uid: u32) -> OwnedFd {
     begun_with(path, uid, 0)
 }
 
-/// As [`begun`], with the upper half of the flags of INIT.
+/// Begins a session like [`begun`], with the upper half of the flags of INIT.
 pub fn begun_with(path: &Path, uid: u32, flags2: u32) -> OwnedFd {
     let socket = connected(path);
     rustix::net::send(&socket, &init(uid, flags2, [0; 44]), SendFlags::empty()).unwrap();

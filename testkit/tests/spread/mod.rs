@@ -19,8 +19,8 @@ use crate::served::{TestServer, context, read};
 const PATHS: [&[u8]; 8] =
     [b"a", b"b", b"c", b"\xff\xfe", b"a/b", b"b/a", b"c/a longer name", b"a/a/b"];
 
-/// Each operation is that of one client, by chance. Every client knows every inode, and has every file open. A file that is
-/// made without a name is only that of the first client, until it has a name.
+/// A client, chosen by chance, makes each operation. Every client knows every inode, and has every file open. A file
+/// that is made without a name belongs to the first client only, until it has a name.
 pub struct SpreadClients {
     clients: Vec<Arc<RemoteClient>>,
     random: Mutex<fastrand::Rng>,
@@ -40,7 +40,7 @@ pub struct SpreadClients {
 /// Names, each with its directory.
 type NamePlaces = BTreeSet<(Ino, Vec<u8>)>;
 
-/// An open file in each client that has it.
+/// An open file in each client that opened it.
 #[derive(Clone)]
 struct SpreadFile {
     ino: Ino,
@@ -53,7 +53,7 @@ impl SpreadFile {
     }
 }
 
-/// Entries that nobody wants.
+/// Entries that are discarded.
 struct IgnoredEntries;
 
 impl DirSink for IgnoredEntries {
@@ -123,7 +123,7 @@ impl SpreadClients {
         others.map(|(_, client)| &**client)
     }
 
-    /// The other clients find what `of` made or found, and a walk that uses what they keep finds the same.
+    /// The other clients find the file that `of` made or found, and a walk that uses their caches finds the same file.
     fn known_to_all(
         &self,
         cx: &Context<'_>,
@@ -158,7 +158,7 @@ impl SpreadClients {
         }
     }
 
-    /// A walk by any client that comes to an inode by a name that it has or had finds what the server says.
+    /// A walk by any client that comes to an inode by a name that it has or had finds the server's answer.
     fn same_for_all(&self, cx: &Context<'_>, ino: Ino) {
         let places = lock(&self.places).get(&ino).cloned().unwrap_or_default();
         for (dir, text) in places {
@@ -190,7 +190,7 @@ impl SpreadClients {
         removed
     }
 
-    /// Changes a file by a client that has it open.
+    /// Changes a file by a client that has the file open.
     fn change<T>(
         &self,
         cx: &Context<'_>,

@@ -1,7 +1,8 @@
-//! The exclusions of volumes of GlusterFS, ours and those of GlusterFS's own client.
+//! The exclusions of volumes of GlusterFS, for defuse and for GlusterFS's own client.
 //!
-//! An exclusion that has the own client among its configurations says that it fails there, too. The step `gluster-suites`
-//! of `cargo xtask test` fails if it does not, and `testkit/tests/gluster_faults.rs` compares waits that do not end.
+//! An exclusion that has the own client among its configurations states that the case fails there, too. The step
+//! `gluster-suites` of `cargo xtask test` fails if it does not, and `testkit/tests/gluster_faults.rs` compares waits
+//! that do not end.
 
 use super::ExclusionEffect::{Fails, Hangs, MayFail};
 use super::SuiteExclusion;
@@ -13,7 +14,7 @@ const OUR_DIST: &[&str] = &["gluster-dist", "run-gluster-dist"];
 const NATIVE: &[&str] = &["native-gluster-*"];
 const NATIVE_REPL: &[&str] = &["native-gluster-repl"];
 
-/// The path of a brick is longer than that of the mount.
+/// The path of a brick is longer than the path of the mount.
 const SHORTER_THAN_BRICKS: &[&str] = &["run-gluster-*"];
 
 // Reasons of two cases each.

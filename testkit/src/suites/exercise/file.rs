@@ -253,7 +253,7 @@ impl ComparedFile {
         Ok(cloned.is_ok())
     }
 
-    /// Asks the kernel to drop the cached pages of the file.
+    /// Requests that the kernel drop the cached pages of the file.
     fn forget(&mut self) -> Result<bool> {
         fsync(&self.fd)?;
         fadvise(&self.fd, 0, None, Advice::DontNeed)?;
