@@ -21,7 +21,7 @@ use defuse_cache::PolicyKind;
 /// The sizes of the cache, in thousandths of the bytes of the trace.
 pub const SIZES: [u64; 5] = [10, 25, 50, 100, 250];
 
-/// Replays all traces of about so many uses each, with all policies. `say` gets a line for each trace.
+/// Replays all traces of about so many uses each, with all policies. `say` receives a line for each trace.
 pub fn run(uses: usize, seed: u64, say: &mut dyn FnMut(String)) -> HitRateResults {
     let mut results = HitRateResults { uses, seed, cells: Vec::new() };
     for trace in all(uses, seed) {

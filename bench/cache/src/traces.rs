@@ -33,11 +33,11 @@ pub enum TraceStep {
 /// A sequence of events.
 #[derive(Clone, Debug)]
 pub struct ExtentTrace {
-    /// The name, which says what happens.
+    /// The name, which describes the uses.
     pub name: &'static str,
     /// If processes use the same files.
     pub overlap: TraceOverlap,
-    /// The bytes of which cache sizes are parts: those of all files that are used again.
+    /// The bytes of which cache sizes are parts: the bytes of all files that are used again.
     pub bytes: u64,
     /// The events.
     pub steps: Vec<TraceStep>,

@@ -2,7 +2,7 @@
 //! lines can be cut.
 //!
 //! Each server has a network and mounts of its own. The first two have the bricks of the volumes, the third one
-//! stays for whoever asks for the configuration. Everything ends with the value, as [`GlusterServers`] does.
+//! stays for clients that request the configuration. Everything ends with the value, as [`GlusterServers`] does.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -106,7 +106,7 @@ impl GlusterCluster {
         run(command.args(["-f", "/var/lib/glusterd/glusterd.vol", "-L", "WARNING"])).map(drop)
     }
 
-    /// Cuts the line of a server: nothing arrives, and nobody is told.
+    /// Cuts the line of a server: nothing arrives, and no side is notified.
     ///
     /// # Errors
     ///

@@ -11,7 +11,7 @@ pub fn output<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result<String> {
     output_in(Path::new("."), program, args)
 }
 
-/// Like [`output`], in the working directory `dir`.
+/// Runs a command like [`output`], in the working directory `dir`.
 pub fn output_in<S: AsRef<OsStr>>(dir: &Path, program: &str, args: &[S]) -> Result<String> {
     let output = Command::new(program)
         .args(args)

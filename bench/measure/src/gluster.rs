@@ -1,9 +1,9 @@
-//! Volumes of GlusterFS on this machine: a distributed one and a replicated one, whose servers tell clients of
+//! Volumes of GlusterFS on this machine: a distributed one and a replicated one, whose servers notify clients of
 //! changes by others, or volumes that the caller describes.
 //!
-//! The servers have a network, mounts and processes of their own (namespaces(7)). Any number of such sets
-//! exist side by side, nothing of them is visible from outside, and the kernel ends all of it with their first
-//! process. That process ends when its input does, so that not even SIGKILL of this one leaves anything.
+//! The servers have a network, mounts and processes of their own (namespaces(7)). Any number of such sets exist side by
+//! side, no part of a set is visible from outside, and the kernel ends the whole set with its first process. That
+//! process ends when its input does, so that not even SIGKILL of this one leaves anything.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -30,7 +30,7 @@ pub const ROOM: &str = "/run/gluster";
 pub struct VolumeSetup {
     /// Its name.
     pub name: String,
-    /// Both bricks have all files. Otherwise, each has some of them.
+    /// The two bricks have all files. Otherwise, each has some of them.
     pub is_replicated: bool,
     /// Options, as `gluster volume set` takes them.
     pub options: Vec<(&'static str, &'static str)>,
@@ -177,7 +177,7 @@ impl GlusterServers {
         command.arg(format!("--net={}", space("net"))).arg(format!("--mount={}", space("mnt")));
         // The root of the mounts is another one than ours, if ours was changed by chroot(2).
         command.arg(format!("--root=/proc/{}/root", self.child.id()));
-        // The process that has the name spaces is not itself in that of the processes.
+        // The process that has the name spaces is not itself in the name space of the processes.
         command.arg(format!("--pid={}", space("pid_for_children"))).arg("--").arg(program);
         command
     }

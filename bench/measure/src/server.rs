@@ -26,11 +26,11 @@ impl ServerProcess {
         ServerProcess::start_with(program, &[], source, socket)
     }
 
-    /// As [`start`](ServerProcess::start), with further options of `defuse serve`.
+    /// Starts a server like [`start`](ServerProcess::start), with further options of `defuse serve`.
     ///
     /// # Errors
     ///
-    /// Those of [`start`](ServerProcess::start).
+    /// Fails with the errors of [`start`](ServerProcess::start).
     pub fn start_with(
         program: &Path,
         options: &[String],
@@ -42,11 +42,12 @@ impl ServerProcess {
         ServerProcess::start_by(command, options, source, socket)
     }
 
-    /// As [`start_with`](ServerProcess::start_with), by a command that runs the program with its further arguments: under a checker, say.
+    /// Starts a server like [`start_with`](ServerProcess::start_with), by a command that runs the program with its
+    /// further arguments, such as a checker.
     ///
     /// # Errors
     ///
-    /// Those of [`start`](ServerProcess::start).
+    /// Fails with the errors of [`start`](ServerProcess::start).
     pub fn start_by(
         mut command: Command,
         options: &[String],
@@ -76,7 +77,7 @@ impl ServerProcess {
     ///
     /// # Errors
     ///
-    /// Those of kill(2).
+    /// Fails with the errors of kill(2).
     pub fn kill(mut self) -> Result<()> {
         self.0.kill()?;
         self.0.wait()?;
@@ -105,7 +106,7 @@ impl Drop for ServerProcess {
     }
 }
 
-/// True if somebody listens at the path: a server binds its socket a moment before.
+/// True if a server listens at the path: a server binds its socket a moment before.
 fn is_listening(socket: &Path) -> bool {
     let address = SocketAddrUnix::new(socket);
     let of_client = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None);

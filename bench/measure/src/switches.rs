@@ -26,7 +26,7 @@ impl ContextSwitches {
         sum
     }
 
-    /// The switches since `earlier`. Those of threads that exited meanwhile are missing.
+    /// The switches since `earlier`. The switches of threads that exited meanwhile are missing.
     pub fn since(&self, earlier: &ContextSwitches) -> ContextSwitches {
         ContextSwitches {
             voluntary: self.voluntary.saturating_sub(earlier.voluntary),

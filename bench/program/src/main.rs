@@ -1,7 +1,7 @@
 //! The commands of defuse that measure: `study`, `advise`, `bench` and `workload`.
 //!
-//! `defuse` starts this program for them, so that who only mounts builds and installs none of it. Mounts, servers and runs that are
-//! measured are those of the program `defuse` in the same directory.
+//! `defuse` starts this program for them, so that a user who only mounts builds and installs nothing of this program. Mounts,
+//! servers and runs under measurement use the program `defuse` in the same directory.
 
 #![forbid(unsafe_code)]
 

@@ -36,7 +36,7 @@ fn bench(arguments: &[&str]) -> Command {
     command
 }
 
-/// The processes whose network is that of the servers of a benchmark.
+/// The processes in the network of the servers of a benchmark.
 fn processes(network: &str) -> BTreeSet<String> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let of_network = entries.filter(|entry| {
@@ -83,7 +83,7 @@ fn clients_are_measured_on_servers_of_their_own() {
     assert_eq!(cells.len(), (6 * 3 - 1) * 2, "{said}");
     for cell in cells {
         assert_eq!(cell["error"], Value::Null, "{cell}");
-        // What is cached costs neither client nor servers anything.
+        // Cached answers cost neither client nor servers anything.
         let is_cached = cell["case"]["work"]["names"] == "stat";
         let figures = ["operations", "ns", "client_ns", "servers_ns"];
         for figure in &figures[..if is_cached { 2 } else { 4 }] {

@@ -34,7 +34,7 @@ impl WorkDeadline {
 pub struct BatchDirs {
     /// The served directory as seen through the target.
     pub root: PathBuf,
-    /// The same directory on the backing file system.
+    /// This directory on the backing file system.
     pub below: PathBuf,
     /// Name of a directory in it for this batch alone, so that nothing about it is cached.
     pub own: String,

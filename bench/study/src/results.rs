@@ -71,7 +71,7 @@ pub struct MachineFacts {
 /// The block device of the measurements.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceFacts {
-    /// A description, which says if it is emulated.
+    /// A description, which notes if the device is emulated.
     pub description: String,
     /// The emulated device; `None` for the loop device at full speed.
     pub emulated: Option<StorageMedia>,

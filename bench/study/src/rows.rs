@@ -44,7 +44,7 @@ pub enum StackfsConfig {
 }
 
 impl StackfsConfig {
-    /// The one that a configuration of this name is compared with.
+    /// The configuration of Stackfs with which a configuration of this name is compared.
     pub fn of_name(name: &str) -> Option<Self> {
         match name {
             "base" => Some(StackfsConfig::Base),

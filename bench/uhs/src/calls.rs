@@ -19,7 +19,8 @@ use crate::mounted::with_mount;
 use crate::results::{FigureDirection, UhsBenchResults};
 use crate::targets::TargetStage;
 
-/// Calls of each kind in a turn, and turns: the figure is that of the best turn, since others use the processors, too.
+/// Calls of each kind in a turn, and turns: the figure is the figure of the best turn, since others use the processors,
+/// too.
 const CALLS: u32 = 2000;
 const TURNS: usize = 15;
 const BLOCK: usize = 4096;
@@ -82,7 +83,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// A name that no target was asked for.
+/// A name that does not exist, and that no earlier call has used.
 fn missing(names: &Cell<u64>) -> String {
     names.set(names.get() + 1);
     format!("missing {}", names.get())

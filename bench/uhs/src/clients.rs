@@ -1,6 +1,6 @@
 //! uhs for several processes: by shared memory, by a socket, by a mount of the kernel and in the process itself, beside ext4 and
-//! xfs. Each process is `defuse workload`, so that all of them make the same calls. They have files of their own where nothing else
-//! is said.
+//! xfs. Each process is `defuse workload`, so that all of them make the same calls. They have files of their own unless
+//! noted otherwise.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -219,7 +219,7 @@ fn many_readers(
     results: &mut UhsBenchResults,
 ) -> Result<()> {
     let seconds = options.scale.seconds.min(3);
-    // As a test, the smallest and the largest number.
+    // A short test takes the smallest and the largest number.
     let some = READERS.iter().filter(|processes| seconds > 1 || [1, 8].contains(*processes));
     let some: Vec<usize> =
         some.copied().filter(|&it| way != ClientAccess::Inside || it == 1).collect();
@@ -245,7 +245,8 @@ fn many_readers(
     Ok(())
 }
 
-/// Several processes read one file that nobody has in memory. Bytes that the device has read, of those of the file.
+/// Several processes read one file that no process has in memory. Adds the ratio of bytes that the device has read to bytes
+/// of the file.
 fn once(
     stage: &mut TargetStage,
     runner: &WorkloadRunner<'_>,
@@ -324,7 +325,7 @@ fn workload(file: &str, (bytes, attributes): (u64, &str), flow: &str, run: &str)
     )
 }
 
-/// A personality as process `at` of several: its threads and files are a part of those of one.
+/// A personality as process `at` of several: its threads and files are a part of the threads and files of one.
 fn personality(name: &str, at: usize, processes: usize, scale: &UhsBenchScale) -> Result<String> {
     let builtin = defuse_wml::builtin(name).with_context(|| format!("no workload {name}"))?;
     let mut text = String::new();

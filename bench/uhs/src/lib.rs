@@ -1,7 +1,7 @@
 //! uhs beside ext4 and xfs: the same operations on the same names, on loop devices with blocks of 4 KiB in memory.
 //!
 //! uhs runs inside of this process, the others in the kernel. All targets take turns in rounds, each on a new
-//! file system, so that ratios are valid on a busy machine. CPU time is that of the whole machine, with the
+//! file system, so that ratios are valid on a busy machine. CPU time is the time of the whole machine, with the
 //! threads of the kernel and of the loop devices. Every phase ends with a sync, which counts.
 //!
 //! The elastic separation of queues is measured on a model of an SSD ([`queues`]), since no order of operations
@@ -158,7 +158,7 @@ impl UhsBenchPart {
         ("queues-on-qemu", UhsBenchPart::QueuesOnQemu),
     ];
 
-    /// The parts that need no program but those of file systems.
+    /// The parts that need no program but the tools of file systems.
     pub fn usual() -> Vec<UhsBenchPart> {
         let all = UhsBenchPart::ALL.into_iter().map(|(_, part)| part);
         all.filter(|part| *part != UhsBenchPart::QueuesOnQemu).collect()
@@ -193,7 +193,7 @@ pub struct UhsBenchOptions {
     pub program: Option<PathBuf>,
 }
 
-/// Measures. `say` gets a line for each step, and `finished` the rows of each part when it is done.
+/// Measures. `say` receives a line for each step, and `finished` the rows of each part when it is done.
 ///
 /// # Errors
 ///

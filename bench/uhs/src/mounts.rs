@@ -35,7 +35,7 @@ pub(crate) fn measure(
             target.create(&target.name(&path)?)?;
         }
         target.sync()?;
-        // As a power failure finds it.
+        // The image at this moment, as a power failure leaves it.
         let image = stage.device()?.image();
         let copy = image.with_extension("copy");
         let paths = [image.as_os_str(), copy.as_os_str()];

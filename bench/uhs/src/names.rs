@@ -161,7 +161,7 @@ fn two_threads(
     Ok(())
 }
 
-/// The rename of a directory with many files below it, against that of an empty one.
+/// The rename of a directory with many files below it, against the rename of an empty one.
 fn directory(
     stage: &TargetStage,
     files: &dyn TimedFiles,

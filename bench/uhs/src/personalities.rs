@@ -61,7 +61,7 @@ fn one(
     Ok(())
 }
 
-/// The workload with the files and threads of table 7, or with those of the scale.
+/// The workload with the files and threads of table 7, or with the files and threads of the scale.
 fn plan(files: &dyn TimedFiles, name: &str, scale: &UhsBenchScale) -> Result<WorkloadPlan> {
     let builtin = defuse_wml::builtin(name).with_context(|| format!("no workload {name}"))?;
     let root = files.root().to_str().context("the path of the mount is UTF-8")?;

@@ -49,8 +49,8 @@ struct QueueWorkload {
 /// The depths of each queue.
 const DEPTHS: [u32; 4] = [16, 32, 128, 256];
 
-/// Measures all workloads at all depths on the device of `stage`, where time is that of the machine. The target `one queue` has no
-/// separation: a single queue of the same depth in all.
+/// Measures all workloads at all depths on the device of `stage`, where time is the machine's time. The target `one
+/// queue` has no separation: a single queue of the same depth in all.
 pub(crate) fn measure_on_device(
     stage: &mut TargetStage,
     scale: &UhsBenchScale,

@@ -60,7 +60,7 @@ impl UhsBenchResults {
     }
 }
 
-/// The table of some rows, for people.
+/// The table of some rows, for readers.
 pub fn table(rows: &[FigureRow]) -> String {
     let mut text = String::new();
     for row in rows {

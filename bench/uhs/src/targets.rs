@@ -64,7 +64,7 @@ impl TargetStage {
     pub(crate) fn new(options: &UhsBenchOptions) -> Result<TargetStage> {
         let name = format!("defuse-bench-uhs-{}-{:016x}", std::process::id(), fastrand::u64(..));
         let work = options.work.join(name);
-        // Nobody else may put anything below: this process is root.
+        // No other user may put anything below: this process is root.
         let made = fs::DirBuilder::new().mode(0o700).create(&work);
         made.with_context(|| format!("cannot make {}", work.display()))?;
         let work = ImageDirectory(work);

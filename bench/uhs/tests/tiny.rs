@@ -20,7 +20,7 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
     let mut finished = Vec::new();
     let results =
         run(&options, &mut |_| (), &mut |rows: &[FigureRow]| finished.push(rows.len())).unwrap();
-    // Each part tells its rows when it is done.
+    // Each part reports its rows when it is done.
     assert_eq!(finished.len(), options.parts.len());
     assert_eq!(finished.iter().sum::<usize>(), results.rows.len());
     for name in ["create, one directory", "create, write 1 KiB, fsync; 16 threads"] {

@@ -55,7 +55,7 @@ pub struct DirectFile {
 
 impl Drop for DirectFile {
     fn drop(&mut self) {
-        // As with close(2), whose errors the engine ignores, too.
+        // The error is ignored, as with close(2), whose errors the engine ignores, too.
         let _ = self.file.close(&self.task);
     }
 }

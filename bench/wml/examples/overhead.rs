@@ -56,7 +56,7 @@ fn engine(dir: &str, kind: &str) -> Result<f64, Box<dyn Error>> {
     Ok(reports[0].seconds * 1e9 / operations as f64)
 }
 
-/// The same operations in a loop with only a cheap choice of the offset.
+/// Runs these operations in a loop with only a cheap choice of the offset.
 fn plain_loop(dir: &Path, write: bool) -> Result<f64, Box<dyn Error>> {
     let path = dir.join("overhead/00000001/00000001");
     let file = OpenOptions::new().read(true).write(true).open(path)?;

@@ -4,7 +4,7 @@
 /// A built-in workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BuiltinWorkload {
-    /// Its name, which is that of its file without `.f`.
+    /// Its name, which is the name of its file without `.f`.
     pub name: &'static str,
     /// A short description.
     pub about: &'static str,

@@ -33,7 +33,7 @@ fn set_evaluates_an_operation_on_two_numbers() {
         );
         match load(&text, "test.f", &LoadOptions::default()) {
             Ok(plan) => assert_eq!(plan.data_bytes(), value, "{expression}"),
-            // A size cannot be negative; the position is that of the attribute, not of the sum.
+            // A size cannot be negative; the position is the position of the attribute, not of the sum.
             Err(wrong) => assert!(value == 0 && wrong.to_string().contains("-10"), "{wrong}"),
         }
     }
@@ -267,7 +267,7 @@ fn rate_limits_count_their_target_only() {
     for limit in ["iopslimit", "bwlimit", "opslimit"] {
         let report = with(limit);
         assert!(operations(&report, "r") >= 70, "{limit}");
-        // 70 events at 40 a second, of which those of one second may be available at once.
+        // 70 events at 40 a second, of which the events of one second may be available at once.
         assert!(report.seconds > 0.5 && report.seconds < 50.0, "{limit}: {}", report.seconds);
     }
 }

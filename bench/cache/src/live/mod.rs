@@ -58,7 +58,7 @@ impl Drop for LiveDirectory {
     }
 }
 
-/// Replays the traces on servers, with all policies. `say` gets a line for each trace.
+/// Replays the traces on servers, with all policies. `say` receives a line for each trace.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ pub fn run(options: &LiveOptions, say: &mut dyn FnMut(String)) -> Result<LiveRes
     Ok(results)
 }
 
-/// The bytes of a cache for `--cache`, and those of them that pages take.
+/// The bytes of a cache for `--cache`, and the part of them that pages take.
 fn cache(trace: &ExtentTrace, thousandths: u64) -> (u64, u64) {
     // An eighth of the cache is for heads of frames.
     let cache = (trace.bytes * thousandths / 7000 * 8).max(LEAST);
@@ -197,7 +197,7 @@ struct ServerFigures {
 }
 
 impl ServerFigures {
-    /// Those of a server that has just begun: it listens a moment before `defuse stat` finds it.
+    /// The figures of a server that has just begun: it listens a moment before `defuse stat` finds it.
     fn first(stage: &TraceStage<'_>) -> Result<ServerFigures> {
         let begun = Instant::now();
         loop {

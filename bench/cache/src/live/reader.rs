@@ -1,7 +1,7 @@
-//! A process of a trace: a client of the server, which makes the calls that it is told, in turns with others.
+//! A process of a trace: a client of the server, which makes the calls that it reads, in turns with others.
 //!
-//! Each line of the standard input is a turn, and each word of it a call. The answer is a line, too: the number of uses,
-//! or the reason why one failed.
+//! Each line of the standard input is a turn, and each word of the line a call. The answer is a line, too: the number
+//! of uses, or the reason why one failed.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ use crate::traces::EXTENT;
 /// The page of an extent that is read. The policy sees groups of pages, and pages make no difference to it.
 const PAGE: usize = 4096;
 const NAME: &[u8] = b"bench:";
-/// Reads of an open file after which a client has asked for its pages.
+/// Reads of an open file after which a client has requested its pages.
 const UNTIL_PAGES: usize = 10;
 /// The answer to a turn that failed begins so.
 const FAILED: &str = "failed: ";

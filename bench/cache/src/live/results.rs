@@ -1,4 +1,4 @@
-//! Hit rates on servers beside those of the simulation.
+//! Hit rates on servers beside the hit rates of the simulation.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use crate::replay::ReplayOutcome;
 use crate::results::{HitRateGoal, PolicyCase, head, in_percent, row};
 use crate::traces::TraceOverlap;
 
-/// The figures of a trace on a server. Those without `all` in their names are of the uses that count.
+/// The figures of a trace on a server. Figures without `all` in their names are of the uses that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LiveFigures {
     /// Uses that count: those after the first fifth of the trace, in which the cache fills.
@@ -15,9 +15,9 @@ pub struct LiveFigures {
     pub reads: u64,
     /// Groups that were to leave, and were hidden at first.
     pub hidden: u64,
-    /// Hidden groups that somebody missed.
+    /// Hidden groups that a reader missed.
     pub missed: u64,
-    /// Hidden groups that nobody missed, and that left.
+    /// Hidden groups that no reader missed, and that left.
     pub evicted: u64,
     /// Uses of the whole trace that readers have made.
     pub all_uses: u64,
@@ -34,7 +34,7 @@ impl LiveFigures {
     }
 }
 
-/// The hit rates of one policy on one trace. The size of the cache is that of the memory for pages.
+/// The hit rates of one policy on one trace. The size of the cache is the size of the memory for pages.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveCell {
     /// The policy and the trace.
@@ -79,7 +79,7 @@ impl LiveResults {
         self.traces().into_iter().map(goal).collect()
     }
 
-    /// The tables, in Markdown: the rate on a server, and in parentheses that of the simulation.
+    /// The tables, in Markdown: the rate on a server, and in parentheses the rate of the simulation.
     pub fn table(&self) -> String {
         let both = |live: f64, simulated: f64| format!("{live:.1} ({simulated:.1})");
         let mut text = head();

@@ -7,7 +7,7 @@ use defuse_cache::ExtentKey;
 use super::{EXTENT, TraceMaker, TraceOverlap, TraceStep, USERS};
 use crate::random::{ZipfDistribution, gamma};
 
-/// Files have 16 KiB on average, like those of Filebench.
+/// The mean size of a file, 16 KiB, as in Filebench.
 const MEAN: f64 = 16384.0;
 const LOGS: u64 = 1 << 32;
 const PAGE: u64 = 4096;

@@ -3,7 +3,7 @@
 use super::{TraceMaker, TraceOverlap, USERS};
 use crate::random::ZipfDistribution;
 
-/// The file of extents that all processes use; those of one process are in file 1 + its number.
+/// The file of extents that all processes use; the extents of one process are in file 1 + its number.
 const COMMON: u64 = 0;
 /// Files of extents that are used once.
 const ONCE: u64 = 1 << 32;
@@ -38,7 +38,7 @@ pub fn shifting(maker: &mut TraceMaker) {
     }
 }
 
-/// Half of all uses are those of scans, which never come back.
+/// Half of all uses belong to scans, which never come back.
 pub fn scans(maker: &mut TraceMaker) {
     let extents = maker.extents();
     maker.named("one process, Zipf 0.9 and scans", TraceOverlap::None, extents);

@@ -624,7 +624,7 @@ impl Filesystem for FuserPassthrough {
     }
 }
 
-/// A request of size 0 asks for the length, any other for the value.
+/// A request of size 0 reads the length, any other the value.
 fn xattr_reply(reply: ReplyXattr, value: &[u8], length: usize) {
     if value.is_empty() { reply.size(length as u32) } else { reply.data(&value[..length]) }
 }

@@ -1,7 +1,7 @@
 //! The tables of a passthrough file system: inodes known to the kernel, and open files and
 //! directories.
 //!
-//! Both are sharded, so that event loops do not contend for one lock.
+//! The tables are sharded, so that event loops do not contend for one lock.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

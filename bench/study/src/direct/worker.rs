@@ -62,8 +62,7 @@ pub struct WorkerOrder {
     pub cpu: usize,
 }
 
-/// The measurement. The time is that of the fastest pass, because other load can only slow a pass
-/// down.
+/// The measurement. The time is the time of the fastest pass, because other load can only slow a pass down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerMeasurement {
     /// Number of calls per pass.
@@ -115,7 +114,7 @@ impl MeasuredCalls for File {
 ///
 /// # Errors
 ///
-/// Those of open(2).
+/// Fails with the errors of open(2).
 pub fn open(path: &Path, o_direct: bool) -> Result<File> {
     let flags = if o_direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
     let mut options = File::options();
@@ -178,7 +177,7 @@ fn go_to(cpu: usize) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Those of sched_getaffinity(2).
+/// Fails with the errors of sched_getaffinity(2).
 pub fn processors() -> Result<Vec<usize>> {
     let set = sched_getaffinity(None).context("the processors are unknown")?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())

@@ -29,7 +29,7 @@ pub const PAPER: [(&str, &str); 8] = [
     ("performance.io-cache", "off"),
 ];
 
-/// The servers tell of changes, as clients that cache for long need it, and of so many files.
+/// Options by which the servers notify clients of changes, as clients that cache for long need it, for so many files.
 const TELLS: [(&str, &str); 3] = [
     ("features.cache-invalidation", "on"),
     ("features.cache-invalidation-timeout", "600"),
@@ -50,7 +50,7 @@ impl VolumeKind {
     pub const ALL: [VolumeKind; 4] =
         [VolumeKind::Dist, VolumeKind::Repl, VolumeKind::Graph, VolumeKind::Slow];
 
-    /// Its name, also that of the volume.
+    /// Its name, also the name of the volume.
     pub fn name(self) -> &'static str {
         match self {
             VolumeKind::Dist => "dist",
@@ -172,11 +172,11 @@ pub enum SmallFileOp {
     Create,
     /// Lists the directory, with the attributes of all files, after the caches were dropped.
     List,
-    /// Asks for the attributes of each file, a second after this client has listed them.
+    /// Reads the attributes of each file, a second after this client has listed them.
     Stat,
     /// Removes the files.
     Delete,
-    /// Asks for the attributes of each file, after the caches were dropped.
+    /// Reads the attributes of each file, after the caches were dropped.
     Lookup,
 }
 

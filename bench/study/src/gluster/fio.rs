@@ -85,7 +85,7 @@ fn directory(dir: &Path) -> OsString {
 ///
 /// # Errors
 ///
-/// Fails if it is not that of a run without errors.
+/// Fails if it is not the output of a run without errors.
 pub fn parse(text: &str, case: &GlusterCase) -> Result<FioMeasurement> {
     let CaseWork::Io { pattern, .. } = case.work else { anyhow::bail!("fio does no such work") };
     // Warnings may precede the results.

@@ -1,4 +1,4 @@
-//! The rounds, in a process among those of the servers: measures every case on every target in turn.
+//! The rounds, in a process in the name spaces of the servers: measures every case on every target in turn.
 
 use std::io::Read;
 use std::path::Path;

@@ -139,7 +139,7 @@ fn beginning(options: &GlusterStudyOptions) -> GlusterResults {
     }
 }
 
-/// The first line that a program says about its version.
+/// The first line that a program prints about its version.
 fn version(program: &str) -> String {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

@@ -192,7 +192,7 @@ fn by_kind(threads: &[ThreadUse], ns: u64) -> [f64; 4] {
     kinds
 }
 
-/// The medians of each kind; not of one round, but their sum is close to that of the median round.
+/// The medians of each kind; not of one round, but their sum is close to the sum of the median round.
 fn kinds(results: &GlusterResults, case: GlusterCase, target: &str) -> Option<[f64; 4]> {
     let is =
         |cell: &&GlusterCell| cell.error.is_none() && cell.case == case && cell.target == target;

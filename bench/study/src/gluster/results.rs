@@ -35,7 +35,7 @@ pub struct GlusterResults {
     pub machine: MachineFacts,
     /// Load average of one minute at the start.
     pub load: f64,
-    /// Number of rounds that were asked for.
+    /// Number of rounds that were requested.
     pub rounds: u32,
     /// Time of a run of fio, in milliseconds.
     pub time_ms: u64,
@@ -125,7 +125,7 @@ impl GlusterCell {
     }
 }
 
-/// True for threads that receive requests from the kernel: those of GlusterFS (`glfs_fuseproc`), and ours.
+/// True for threads that receive requests from the kernel: the threads of GlusterFS (`glfs_fuseproc`), and ours.
 pub fn is_reader(thread: &str) -> bool {
     const NAMES: [&str; 3] = ["glfs_fuseproc", "defuse-worker", "defuse-ring"];
     NAMES.iter().any(|name| thread.starts_with(name))
@@ -160,7 +160,7 @@ impl GlusterResults {
         QuartileSummary::of(&values.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// A figure of `target` relative to that of `base`: the median of the ratios of each round, with quartiles.
+    /// A figure of `target` relative to the figure of `base`: the median of the ratios of each round, with quartiles.
     pub fn ratio(
         &self,
         case: GlusterCase,

@@ -30,7 +30,7 @@ pub struct TargetShell {
 }
 
 impl TargetShell {
-    /// Starts a shell: the last of `words` is the program `sh`. `name` is that of its files in `work`.
+    /// Starts a shell: the last of `words` is the program `sh`. `name` is the name of its files in `work`.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl TargetShell {
         Ok(shell)
     }
 
-    /// The process id: that of `defuse run`, or of the shell itself.
+    /// The process id: the id of `defuse run`, or of the shell itself.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

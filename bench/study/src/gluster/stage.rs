@@ -25,9 +25,9 @@ use crate::process::{ChildProcess, ProcessStart};
 
 /// Time limit for a target to start.
 const START: Duration = Duration::from_secs(30);
-/// Time limit for a program, in addition to the time that it is told to run.
+/// Time limit for a program, in addition to the time that it is requested to run.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Time after which a client that keeps attributes for a second asks again.
+/// Time after which a client that keeps attributes for a second requests them again.
 const FORGOTTEN: Duration = Duration::from_millis(1100);
 
 /// The names of the directories of fio, and of small files, in a volume.
@@ -41,7 +41,7 @@ pub struct VolumeTargets<'a> {
     options: &'a GlusterStudyOptions,
     place: VolumeKind,
     work: &'a Path,
-    /// The running targets, in the order in which they were asked for.
+    /// The running targets, in the order of the request.
     pub targets: Vec<RunningTarget>,
 }
 
@@ -321,7 +321,7 @@ impl RunningTarget {
         self.mount.is_some() || !is_libaio
     }
 
-    /// The process that serves the volume: the daemon, or that of a run.
+    /// The process that serves the volume: the daemon, or the process of a run.
     fn client(&self) -> u32 {
         self.mount.as_ref().map_or(self.shell.pid(), |mount| mount.daemon.pid())
     }

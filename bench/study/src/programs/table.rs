@@ -19,7 +19,7 @@ pub fn table(results: &ProgramsResults) -> String {
     text
 }
 
-/// Writes a table of one `figure` of the cells, with what `more` says of a program on a target.
+/// Writes a table of one `figure` of the cells, with the text of `more` about a program on a target.
 fn write_table(
     text: &mut String,
     results: &ProgramsResults,

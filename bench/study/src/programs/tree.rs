@@ -61,7 +61,7 @@ impl ProgramsDirectory {
 
 impl Drop for ProgramsDirectory {
     fn drop(&mut self) {
-        // What is left can be removed by hand.
+        // Remaining files can be removed by hand.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -18,8 +18,8 @@ pub struct RowFigure {
     /// The change against native in per cent; `None` for native, and without a measurement of
     /// native.
     pub change_pct: Option<f64>,
-    /// The runs overlap with those of native, so that several runs have not shown a difference.
-    /// Never set for single runs, which cannot tell.
+    /// The runs overlap with the runs of native, so that several runs have not shown a difference.
+    /// Never set for single runs, which cannot show it.
     pub noise: bool,
 }
 

@@ -15,7 +15,7 @@ use super::{DEPTH, FileOperation};
 pub(crate) enum DeviceMemory {
     /// The kernel knows it before (io_uring_register(2)).
     Registered,
-    /// It is that of a program, as operations of files have it.
+    /// The memory belongs to a program, as in operations of files.
     Any,
 }
 
@@ -94,7 +94,8 @@ pub(crate) fn of_client(
     }
     let failed = state.failed.take();
     drop(state);
-    // The thread that has said so keeps the open file for a moment, and whoever unmounts next would find it in use.
+    // The thread that has set this state keeps the open file for a moment, and a thread that unmounts next would find
+    // the file in use.
     while Arc::strong_count(&flights) > 1 {
         std::thread::yield_now();
     }

@@ -1,9 +1,10 @@
-//! The same workloads through the NVMe driver, on the model of a controller with an SSD of the same parts behind it.
+//! Runs the workloads of the queues through the NVMe driver, on the model of a controller with an SSD of the same parts
+//! behind it.
 //!
 //! Each queue of the separation is a pair of NVMe queues, and the controller takes commands from them in turn. Where each queue
 //! can have a part of the commands at work only, there is hardly a choice whose turn it is. So a second controller lets any queue
 //! have all; there, the target `static+priorities` has weighted round robin, which takes more commands from queues that have small
-//! reads or small writes alone. Time is that of the SSD: the code of the driver takes none.
+//! small reads or small writes alone. Time is the SSD's time: the code of the driver takes none.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The same workloads on the controller that QEMU emulates, over a drive that is throttled.
+//! Runs the workloads of the queues on the controller that QEMU emulates, over a drive that is throttled.
 //!
 //! A register of that controller takes about 30 us, which several commands share. The drive takes [`DRIVE`]: 250 us for a
 //! command or more, so that it is the bottleneck. The target `unthrottled` shows how much faster the rest is.

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Number of events that may accumulate: those of one second, but at least this.
+/// Number of events that may accumulate: the events of one second, but at least this.
 const LEAST_BACKLOG: f64 = 1.0;
 
 /// Generates events at a rate per second. Taking an event that has not occurred yet waits for it.

@@ -27,7 +27,7 @@ pub use failure::RunFailure;
 pub struct RunSettings {
     /// Time limit of a run, as if the workload file had specified it.
     pub timeout: Option<Duration>,
-    /// The same plan has already created the files, perhaps in another process or through another
+    /// An equal plan has already created the files, perhaps in another process or through another
     /// mount: `create files` then makes nothing, which keeps the caches cold.
     pub adopt: bool,
 }

@@ -97,7 +97,7 @@ impl RunFileset {
     fn path(&self, mut directory: u32, last: Option<u32>) -> PathBuf {
         let mut serials = Vec::with_capacity(8);
         serials.extend(last);
-        // The root has the number 0, and its name is that of the set.
+        // The root has the number 0, and its name is the name of the set.
         while directory != 0 {
             let FilesetDirectory { parent, serial } = self.directories[directory as usize];
             serials.push(serial);

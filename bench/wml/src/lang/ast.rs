@@ -48,7 +48,7 @@ pub enum ArithmeticOperator {
 /// `name` or `name=value`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatementAttribute {
-    /// The name; that of a local variable begins with `$`.
+    /// The name; the name of a local variable begins with `$`.
     pub name: String,
     /// Position of the name.
     pub place: SourcePosition,

@@ -84,7 +84,7 @@ impl AttributeReader<'_> {
         }
     }
 
-    /// Like [`AttributeReader::count`], but at least 1.
+    /// Reads a number like [`AttributeReader::count`], but at least 1.
     pub fn positive(&self, name: &str) -> LanguageResult<Option<u64>> {
         match self.count(name)? {
             Some(0) => self.wrong(name, &ResolvedValue::Integer(0), "at least 1"),

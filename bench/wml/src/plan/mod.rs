@@ -262,7 +262,7 @@ pub enum WorkloadAction {
 /// A workload that can be run.
 #[derive(Clone, Debug)]
 pub struct WorkloadPlan {
-    /// The name of the workload, which is that of its file.
+    /// The name of the workload, which is the name of its file.
     pub name: String,
     /// The file sets.
     pub filesets: Vec<FilesetPlan>,

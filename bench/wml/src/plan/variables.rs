@@ -30,7 +30,7 @@ impl ResolvedValue {
     }
 }
 
-/// Variables by name: those of the file, overridden by those of a composite flowop.
+/// Variables by name: the variables of the file, overridden by the variables of a composite flowop.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VariableScope {
     values: BTreeMap<String, ResolvedValue>,

@@ -13,7 +13,7 @@ pub fn run(dir: &Path, text: &str) -> RunReport {
     try_run(dir, text).unwrap_or_else(|failure| panic!("{failure}")).remove(0)
 }
 
-/// Like [`run`], for workloads that may fail.
+/// Runs a workload like [`run`], for workloads that may fail.
 pub fn try_run(dir: &Path, text: &str) -> Result<Vec<RunReport>, RunFailure> {
     let text = format!("set $dir=\"{}\"\n{text}", dir.display());
     let plan =
