@@ -16,16 +16,15 @@ const SHARDS: usize = 16;
 /// Backing files without users that a shard keeps registered: few enough to be searched one by one.
 const RECENT_MAX: usize = 64;
 
-/// The backing files of a session. The kernel allows an inode one backing file at a time, so all
-/// who have it open share its id.
+/// The backing files of a session. The kernel allows an inode one backing file at a time, so all open files of an
+/// inode share its id.
 ///
-/// The id of a file that was opened for reading is kept for a moment after its last user, for those
-/// who open it again. The kernel holds the file open as long; one that is open for writing could
-/// not be executed.
+/// The id of a file that was opened for reading is kept for a short time after its last user, so that a later open
+/// reuses it. The kernel holds the file open as long; a file that is open for writing could not be executed.
 pub(crate) struct BackingFiles {
     device: Arc<OwnedFd>,
     shards: [Mutex<BackingShard>; SHARDS],
-    /// Ids that are kept without users, so that nobody looks for them where there are none.
+    /// Number of ids that are kept without users. The search for them is skipped while it is 0.
     kept: AtomicUsize,
 }
 
@@ -36,8 +35,8 @@ struct BackingShard {
 }
 
 struct UsedBacking {
-    /// `None`: there is none, or the kernel refused. It does not allow an inode to be open both with
-    /// and without a backing file, so those who come later do as the first did.
+    /// `None`: there is none, or the kernel refused. It does not allow an inode to be open both with and without a
+    /// backing file, so later opens follow the first one.
     id: Option<i32>,
     users: Vec<Fh>,
     only_reads: bool,
@@ -65,8 +64,8 @@ impl BackingFiles {
         BackingFiles { device, shards, kept: AtomicUsize::new(0) }
     }
 
-    /// The id under which the kernel knows the backing file of `ino`, for the open file `fh`; or none,
-    /// if it has to do without. The first open decides: what it offers becomes the backing file.
+    /// Returns the id under which the kernel knows the backing file of `ino`, for the open file `fh`, or `None` if
+    /// there is none. The first open decides: its offer becomes the backing file.
     pub(crate) fn open(&self, ino: Ino, fh: Fh, offer: Option<BackingOffer<'_>>) -> Option<i32> {
         let mut guard = self.shard(ino);
         let shard = &mut *guard;
@@ -87,7 +86,7 @@ impl BackingFiles {
         id
     }
 
-    /// True if the kernel reads and writes a backing file of `ino`, and has no pages of it.
+    /// True if the kernel reads and writes a backing file of `ino`, and has no pages of the inode.
     pub(crate) fn is_backed(&self, ino: Ino) -> bool {
         self.shard(ino).used.get(&ino).is_some_and(|used| used.id.is_some())
     }
@@ -100,7 +99,7 @@ impl BackingFiles {
         id.inspect_err(|errno| log::debug!("no backing file for inode {}: {errno}", ino.0)).ok()
     }
 
-    /// Takes back [`open`](BackingFiles::open), if there was one.
+    /// Undoes [`open`](BackingFiles::open), if it was called for this open file.
     pub(crate) fn close(&self, ino: Ino, fh: Fh) {
         let mut guard = self.shard(ino);
         let shard = &mut *guard;
@@ -122,8 +121,8 @@ impl BackingFiles {
         }
     }
 
-    /// Drops what is kept for an inode that the kernel has forgotten. Where another worker still
-    /// handles the last RELEASE, which the kernel sent before, the trim comes for it.
+    /// Drops the kept id of an inode that the kernel has forgotten. If another worker still handles the last RELEASE,
+    /// which the kernel sent before, `trim` drops the id.
     pub(crate) fn forget(&self, ino: Ino) {
         if self.kept.load(Ordering::Relaxed) > 0
             && let Some(id) = self.take_recent(&mut self.shard(ino), ino)
@@ -132,7 +131,7 @@ impl BackingFiles {
         }
     }
 
-    /// Drops what nobody has used since the call before.
+    /// Drops the ids that were not used since the previous call.
     pub(crate) fn trim(&self) {
         if self.kept.load(Ordering::Relaxed) == 0 {
             return;
@@ -162,8 +161,8 @@ impl BackingFiles {
     }
 }
 
-/// Runs `register` while this thread lacks `CAP_FSETID`. Errors: `EPERM` where the thread cannot give
-/// the capability up.
+/// Runs `register` while this thread lacks `CAP_FSETID`. Fails with `EPERM` if the thread cannot give the capability
+/// up.
 fn without_fsetid(register: impl FnOnce() -> Result<i32>) -> Result<i32> {
     let own = capabilities(None).map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
     if !own.effective.contains(CapabilitySet::FSETID) {
@@ -173,18 +172,19 @@ fn without_fsetid(register: impl FnOnce() -> Result<i32>) -> Result<i32> {
     set_capabilities(None, without).map_err(|_| Errno::EPERM)?;
     let registered = register();
     if let Err(errno) = set_capabilities(None, own) {
-        // It is permitted still, so this does not happen.
+        // The capability is still permitted, so this does not happen.
         log::warn!("a worker has lost CAP_FSETID: {errno}");
     }
     registered
 }
 
-/// Registers `fd` with the credentials of this thread, which the kernel then uses for every access.
-/// Errors: `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` where file
+/// Registers `fd` with the credentials of this thread, which the kernel then uses for every access. Fails with
+/// `EPERM` without `CAP_SYS_ADMIN`, `ELOOP` if file systems are stacked too high, and `EINVAL` if the file is not
+/// regular.
 /// systems are stacked too high, `EINVAL` where the file is not regular.
 fn register(device: &OwnedFd, fd: &OwnedFd) -> Result<i32> {
     let map = BackingMap { fd: fd.as_raw_fd(), ..BackingMap::default() };
-    // SAFETY: the request number says that the kernel reads one `fuse_backing_map`, which `map` is.
+    // SAFETY: for this request number the kernel reads one `fuse_backing_map`, which `map` is.
     let id = unsafe {
         let request = libc::c_ulong::from(abi::FUSE_DEV_IOC_BACKING_OPEN);
         libc::ioctl(device.as_raw_fd(), request, &map)
@@ -193,8 +193,8 @@ fn register(device: &OwnedFd, fd: &OwnedFd) -> Result<i32> {
 }
 
 fn unregister(device: &OwnedFd, id: i32) {
-    // SAFETY: the request number says that the kernel reads one 32-bit number, which `id` is. An
-    // error (the session is gone) leaves nothing to do.
+    // SAFETY: for this request number the kernel reads one 32-bit number, which `id` is. An error (the session is gone)
+    // leaves nothing to do.
     unsafe {
         libc::ioctl(device.as_raw_fd(), libc::c_ulong::from(abi::FUSE_DEV_IOC_BACKING_CLOSE), &id);
     }

@@ -27,8 +27,8 @@ use defuse_wire::request::{DecodeOptions, DecodedRequest};
 ///
 /// # Panics
 ///
-/// Where a request that wants an answer gets none or two, an answer is longer than was asked for,
-/// or a lookup is given away and not taken back when the answer finds nobody.
+/// Panics if a request that needs a reply gets none or two, if a reply is longer than requested, or if a lookup was
+/// granted by an undelivered reply and is not undone.
 pub fn dispatch(seed: u64, bytes: &[u8]) {
     let fs = Arc::new(NullFs { state: AtomicU64::new(seed | 1), given: AtomicU64::new(0) });
     let Ok(request) =
@@ -181,7 +181,7 @@ impl DeferredReply for FuzzedReply {
     }
 }
 
-/// Answers anything that the contract allows, by chance, and counts the lookups it gives away.
+/// Answers by chance, within the contract, and counts the lookups that it grants.
 struct NullFs {
     state: AtomicU64,
     given: AtomicU64,
@@ -309,7 +309,7 @@ impl FileSystem for NullFs {
         self.chance(|| ())
     }
     fn getxattr(&self, _: &Context<'_>, _: Ino, _: XattrName<'_>, _: usize) -> Result<Xattr> {
-        // Also values where only a size was asked for, and longer ones than there is room for.
+        // Also returns values where only a size was requested, and values longer than the room.
         self.chance(|| Xattr::Value(vec![0; (self.next() % 65536) as usize]))
     }
     fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<OpenReply> {

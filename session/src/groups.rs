@@ -4,12 +4,12 @@ use std::fs;
 
 use defuse_fs::{Caller, Errno, Result, SupplementaryGroups};
 
-/// Reads them in `/proc/PID/status`, proc_pid_status(5): a request of the kernel names one group.
+/// Reads the groups of a caller in `/proc/PID/status`, proc_pid_status(5): a request of the kernel names one group.
 pub struct ProcessGroups;
 
 impl SupplementaryGroups for ProcessGroups {
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {
-        // The kernel names no process where it has none to name, or where it is in another namespace.
+        // The kernel names no process for requests without a caller, or if the caller is in another PID namespace.
         if caller.pid == 0 {
             return Err(Errno::ESRCH);
         }
@@ -21,7 +21,7 @@ impl SupplementaryGroups for ProcessGroups {
     }
 }
 
-/// The groups of the caller of one request, as its client tells them.
+/// The groups of the caller of one request, as its client sent them.
 pub(crate) struct ClientGroups(pub Vec<u32>);
 
 impl SupplementaryGroups for ClientGroups {
@@ -34,7 +34,7 @@ impl SupplementaryGroups for ClientGroups {
     }
 }
 
-/// Groups that nobody here can know.
+/// Groups that are unknown in this process.
 pub(crate) struct UnknownGroups;
 
 impl SupplementaryGroups for UnknownGroups {

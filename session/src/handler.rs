@@ -17,7 +17,7 @@ use crate::transport::{ReplyPort, RequestAnswer};
 pub struct Handler(Arc<Dispatcher>);
 
 impl Handler {
-    /// Serves `fs` to a client, with everything negotiated but backing files.
+    /// Serves `fs` to a client, with all capabilities negotiated except backing files.
     pub fn new(fs: Arc<dyn FileSystem>, client: ClientHooks) -> Handler {
         let init =
             InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
@@ -35,7 +35,7 @@ impl Handler {
         )))
     }
 
-    /// Handles a request that wants an answer.
+    /// Handles a request that needs a reply.
     pub fn handle(&self, request: &DecodedRequest<'_>) -> RequestAnswer {
         let mut answer = RequestAnswer::default();
         self.0.handle(request, &mut answer, &Never, clock::now());

@@ -45,7 +45,7 @@ pub struct NegotiatedInit {
     pub max_background: u16,
     /// Maximum number of worker threads.
     pub max_workers: usize,
-    /// When they are started and ended.
+    /// The rules by which they are started and ended.
     pub policy: ThreadPolicy,
     /// The decision on each bit.
     pub decisions: Vec<InitDecision>,
@@ -57,7 +57,7 @@ impl NegotiatedInit {
         self.flags & flags == flags
     }
 
-    /// Why requests travel over the device, unless they travel over rings.
+    /// Returns the reason why requests travel over the device, unless they travel over rings.
     pub(crate) fn without_rings(&self) -> Option<&'static str> {
         let decision = self.decisions.iter().find(|decision| decision.bit == FUSE_OVER_IO_URING)?;
         (!decision.used).then_some(decision.reason)
@@ -94,7 +94,7 @@ pub(crate) const MAX_IO: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Maximum number of worker threads of any session.
 pub(crate) const WORKERS_MOST: usize = 1024;
-/// Maximum number of workers that wait for somebody else, unless the options or the processors say more.
+/// Maximum number of workers that wait for another process, unless the options or the processors require more.
 const WAITING_WORKERS: usize = 128;
 
 /// Decides on the reply to the kernel's INIT.
@@ -162,9 +162,9 @@ fn request_timeout(flags: u64, options: &SessionOptions) -> u16 {
     asked.map_or(0, |timeout| timeout.as_secs().clamp(1, u64::from(u16::MAX)) as u16)
 }
 
-/// The maximum number of workers: that of processors if handlers never sleep, otherwise many. Data that is submitted needs a worker
-/// for a moment only, and all others wait for somebody else: a server that is lost holds up one for each caller, so that there may be
-/// many more. The paper's policies keep their number.
+/// Returns the maximum number of workers: the number of processors if handlers never sleep, otherwise many. Data that
+/// is submitted needs a worker for a moment only, and all other requests wait for another process. A server that is
+/// lost blocks one worker for each caller, so many more are allowed. The paper's policies keep their number.
 fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
     let is_adaptive = options.policy == ThreadPolicy::Adaptive;
     let derived = match is_adaptive && caps.blocking && caps.submits {
@@ -174,7 +174,7 @@ fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
     options.workers.unwrap_or(derived).clamp(1, WORKERS_MOST)
 }
 
-/// That number without those that wait for somebody else.
+/// Returns the maximum number of workers without those that wait for another process.
 pub(crate) fn sleeping_workers(caps: &Caps) -> usize {
     let processors = defuse_probe::processors();
     if caps.blocking { (4 * processors).max(16) } else { processors.max(2) }
@@ -204,7 +204,7 @@ fn decide(offered: u64, caps: &Caps, options: &SessionOptions) -> Vec<InitDecisi
 const ENABLE_IO_URING: &str = "the kernel does not offer it: with Linux 6.14, \
     `echo 1 > /sys/module/fuse/parameters/enable_uring` before mounting";
 
-/// For every bit: its name, if this session wants it, and the reason.
+/// Returns the name of every bit, true if this session requests it, and the reason.
 #[rustfmt::skip]
 fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool, &'static str)> {
     let locks = takes_locks(caps, options);
@@ -227,8 +227,8 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
         ("AUTO_INVAL_DATA", FUSE_AUTO_INVAL_DATA, !caps.exclusive, "other clients may change the data"),
         ("DO_READDIRPLUS", FUSE_DO_READDIRPLUS, caps.readdir_entries, "if the listings of the file system have attributes"),
         ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries, "attributes are requested only if they are used"),
-        // When such a write ends, the kernel does not drop the pages that a buffered read has filled
-        // meanwhile, and the session does (dispatch/pages.rs): it is asked for only where it pays.
+        // When such a write ends, the kernel does not drop the pages that a buffered read has filled meanwhile, and
+        // the session does (dispatch/pages.rs). So the session requests it only where it pays.
         ("ASYNC_DIO", FUSE_ASYNC_DIO, caps.blocking || caps.submits, "parallel parts of one direct I/O pay only if handlers sleep"),
         ("WRITEBACK_CACHE", FUSE_WRITEBACK_CACHE, options.writeback, "by option"),
         ("NO_OPEN_SUPPORT", FUSE_NO_OPEN_SUPPORT, false, "open has a meaning in the contract"),

@@ -19,13 +19,14 @@ type RetrieveCallback = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 /// Most RETRIEVE notifications without an answer; the kernel answers each, so more are a mistake.
 const RETRIEVES_MAX: usize = 1024;
 
-/// The number of the first RETRIEVE. Its answer comes under the same number, beside requests, which
-/// the kernel counts from 2 upwards in steps of two: a ring finds both by their number.
+/// The number of the first RETRIEVE. Its reply has the same number, and arrives among requests, which the kernel
+/// counts from 2 upwards in steps of two: a ring finds requests and replies by their number.
 const FIRST_RETRIEVE: u64 = 1 << 62;
 
 /// Sends notifications and receives the answers to RETRIEVE.
 pub(crate) struct KernelNotify {
-    /// Weak: a file system keeps its notifier for good, and must not keep the device open, or the
+    /// Weak: a file system keeps its notifier for ever, and must not keep the device open, or the mount would outlive
+    /// its session.
     /// mount would outlive its session.
     port: Weak<dyn ReplyPort>,
     minor: u32,
@@ -36,8 +37,8 @@ pub(crate) struct KernelNotify {
 }
 
 impl KernelNotify {
-    /// Over `port`; with `acknowledges`, as on /dev/fuse, a notification is sent when its effect has
-    /// come.
+    /// Sends over `port`. With `acknowledges`, as on /dev/fuse, a notification has taken effect when its system call
+    /// returns.
     pub(crate) fn new(port: &Arc<dyn ReplyPort>, minor: u32, acknowledges: bool) -> Self {
         KernelNotify {
             port: Arc::downgrade(port),
@@ -54,8 +55,8 @@ impl KernelNotify {
         port.send(&[IoSlice::new(&head), IoSlice::new(data)])
     }
 
-    /// Makes the kernel send a request that asks for nothing, an empty NOTIFY_REPLY, to the queue of
-    /// the processor that runs the caller. `file` is a regular file that the kernel knows.
+    /// Makes the kernel send a request without effect, an empty NOTIFY_REPLY, to the queue of the processor that runs
+    /// the caller. `file` is a regular file that the kernel knows.
     pub(crate) fn nudge(&self, file: Ino) -> Result<()> {
         let notify_unique = self.next.fetch_add(2, Ordering::Relaxed);
         self.send(
@@ -71,7 +72,7 @@ impl KernelNotify {
         }
     }
 
-    /// Ends what will never be answered.
+    /// Ends the requests that will never be answered.
     pub(crate) fn close(&self) {
         let retrieves = std::mem::take(&mut *self.lock());
         for done in retrieves.into_values() {
@@ -96,7 +97,7 @@ impl Notify for KernelNotify {
     }
 
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
-        // Before 7.38 the flag was padding: the name would be dropped, which is more than asked.
+        // Before 7.38 the flag was padding: the kernel would drop the name, which is more than requested.
         if expire_only {
             self.since(38)?;
         }

@@ -14,8 +14,8 @@ use crate::transport::dev::SpliceLimits;
 pub enum IoUring {
     /// Never.
     Off,
-    /// Where the kernel and this process can, and it is the faster way. [`crate::NegotiatedInit`] says
-    /// what became of it.
+    /// Used if the kernel and this process support it, and if it is faster. [`crate::NegotiatedInit`] has the
+    /// outcome.
     Auto,
     /// The session does not start without it.
     Required,
@@ -27,11 +27,11 @@ pub enum ThreadPolicy {
     /// Threads are added while requests wait, and end when there are too many.
     #[default]
     Adaptive,
-    /// Those of a paper on multithreaded FUSE for GlusterFS (see `workers/policy.rs`): a thread that has
-    /// received a request starts another one if none is free, up to the maximum, and no thread ends. File
-    /// systems with threads of their own use them.
+    /// The rules of a paper on multithreaded FUSE for GlusterFS (see `workers/policy.rs`): a thread that has received
+    /// a request starts another one if none is free, up to the maximum, and no thread ends. File systems with threads
+    /// of their own use them.
     Paper,
-    /// As [`Paper`](ThreadPolicy::Paper), but the thread that has received a request performs its I/O, too.
+    /// Like [`Paper`](ThreadPolicy::Paper), but the thread that has received a request performs its I/O, too.
     Merged,
 }
 
@@ -46,15 +46,16 @@ impl ThreadPolicy {
     }
 }
 
-/// Settings of a session. The defaults are the fastest that are correct for every file system;
-/// whatever a file system or a kernel cannot do is left out when the session starts.
+/// Settings of a session. The defaults are the fastest that are correct for every file system; features that a file
+/// system or a kernel lacks are left out when the session starts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionOptions {
-    /// Most worker threads; `None` derives it: the number of processors for a file system that
-    /// never sleeps, more for one that does. 1 is the single-threaded daemon. With another number there may be more while all workers
-    /// wait for something, if several users share the mount: one of them cannot stop the others.
+    /// Maximum number of workers; `None` derives it: the number of processors for a file system that never sleeps,
+    /// more for a file system that sleeps. 1 is the single-threaded daemon. With another number there may be more
+    /// while all workers wait for something, if several users share the mount: one user cannot stop the others.
     pub workers: Option<usize>,
-    /// When workers are started and ended. Not over io_uring, whose queues are bound to processors.
+    /// The rules by which workers are started and ended. Not used over io_uring, whose queues are bound to
+    /// processors.
     pub policy: ThreadPolicy,
     /// Most bytes in one WRITE, 4096 to 1 MiB.
     pub max_write: usize,
@@ -69,15 +70,15 @@ pub struct SessionOptions {
     pub writeback: bool,
     /// Use a descriptor of the device for each worker.
     pub clone_fd: bool,
-    /// How long a worker looks for the next request before it sleeps, where requests have been
-    /// coming that fast. It yields to whoever else wants the processor. Zero for never. Of no
-    /// meaning over io_uring, where workers run beside their callers.
+    /// The time for which a worker polls for the next request before it sleeps, if recent requests arrived that fast.
+    /// While it polls, it yields to other threads that need the processor. Zero disables polling. Unused over
+    /// io_uring, where workers run on the processor of their callers.
     pub spin: Duration,
     /// The use of io_uring (Linux 6.14).
     pub io_uring: IoUring,
     /// Count operations and their latencies.
     pub statistics: bool,
-    /// When to splice.
+    /// The conditions for splicing.
     pub splice: SpliceLimits,
     /// Let the kernel read and write backing files by itself.
     pub passthrough: bool,
@@ -85,12 +86,13 @@ pub struct SessionOptions {
     pub direct_io: bool,
     /// The kernel checks permissions (mount option `default_permissions`).
     pub default_permissions: bool,
-    /// An open with `O_TRUNC` is one request. The kernel then sends it before it looks whether the
-    /// file is being executed, so that one that is gets emptied and the caller ETXTBSY.
+    /// An open with `O_TRUNC` is one request. The kernel then sends it before it checks whether the file is being
+    /// executed: a file that is being executed is truncated, and the caller gets ETXTBSY.
     pub atomic_o_trunc: bool,
     /// Take locks to the file system even where the kernel could keep them.
     pub forward_locks: bool,
-    /// LOOKUP of `..` is answered for as long as the directory is looked up. For clients that walk
+    /// LOOKUP of `..` is answered for as long as the directory is looked up. For clients that walk paths themselves;
+    /// the kernel would rely on it for NFS export.
     /// paths themselves; the kernel would take it for a promise to NFS.
     pub answers_parents: bool,
     /// Overrides how long attributes are trusted.
@@ -102,11 +104,11 @@ pub struct SessionOptions {
     /// The kernel aborts the session when a request waits longer than this for an answer
     /// (needs 7.43; whole seconds).
     pub request_timeout: Option<Duration>,
-    /// Where to see that memory is short: a file in the format of `/proc/pressure/memory`, such as the
-    /// `memory.pressure` of a control group. Caches are released while some task waits for memory for
-    /// 10 % of the time.
+    /// The file that shows memory pressure, in the format of `/proc/pressure/memory`, such as the `memory.pressure`
+    /// of a control group. Caches are released while some task waits for memory for 10 % of the time.
     pub memory_pressure: PathBuf,
-    /// The groups of callers. `None`: from `/proc/PID/status`, which a program in a namespace of its own
+    /// The groups of callers. `None`: from `/proc/PID/status`, which a program in a namespace of its own may not see.
+    /// Unused for clients of a socket.
     /// may not see. Of no meaning for clients of a socket.
     pub groups: Option<GroupSource>,
     /// INIT capabilities not to use, as a mask of the `FUSE_*` bits of [`defuse_wire::abi`].
@@ -184,7 +186,7 @@ impl SessionOptions {
         }
     }
 
-    /// StackfsOpt of the same: write-back cache, WRITE of 128 KiB, many threads, splice for all.
+    /// StackfsOpt of the same paper: write-back cache, WRITE of 128 KiB, many threads, splice for all.
     pub fn stackfs_opt() -> Self {
         SessionOptions {
             workers: None,

@@ -50,7 +50,7 @@ extern "C" fn note_closed() {
     }
 }
 
-/// Leaves the descriptors 0 to 2 that were closed when this process began closed in programs that it starts.
+/// Leaves the descriptors 0 to 2 closed in programs that it starts, if they were closed when this process began.
 pub fn keep_closed() {
     let closed = CLOSED.load(Ordering::Relaxed);
     for fd in (0..3).filter(|fd| closed & 1 << fd != 0) {
@@ -59,7 +59,8 @@ pub fn keep_closed() {
     }
 }
 
-/// Gives the program of `command` these limits, and not those that this process has when it starts the program.
+/// Sets these limits for the program of `command`, in place of the limits that this process has when it starts the
+/// program.
 pub fn limit(command: &mut Command, limits: Vec<(Resource, Rlimit)>) {
     let set = move || {
         for (resource, limit) in &limits {

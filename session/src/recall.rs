@@ -1,4 +1,4 @@
-//! Recalls: an invalidation that is answered once the kernel holds nothing of an inode any more.
+//! Recalls: invalidations that are answered when the kernel caches nothing of an inode any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl RecallCount {
         let (send, receive) = mpsc::channel();
         let ask = move || {
             let _running = running;
-            // Nobody listens after the time limit.
+            // The receiver is gone after the time limit.
             let _ = send.send(invalidate());
         };
         let wait = move || {

@@ -56,7 +56,7 @@ pub enum StartError {
     /// The device failed before INIT: most often, it was unmounted at once.
     #[error("/dev/fuse: {0} while waiting for the kernel's INIT")]
     Device(Errno),
-    /// The device gave something else than INIT first.
+    /// The first message of the device was not INIT.
     #[error("/dev/fuse: {0} where INIT was expected; is the mount served by someone else?")]
     NotInit(String),
     /// Rings were required.
@@ -89,12 +89,11 @@ impl Session {
         Session::begin(&line, SessionPeer::Kernel(device), fs, agreed, options)
     }
 
-    /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to serve
-    /// `fs`.
+    /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to serve `fs`.
     ///
     /// # Errors
     ///
-    /// As of [`start`](Session::start).
+    /// The errors of [`start`](Session::start).
     pub fn over(
         line: Arc<dyn RequestSource>,
         fs: Arc<dyn FileSystem>,
@@ -159,7 +158,7 @@ impl Session {
         &self.shared.dispatcher.negotiated
     }
 
-    /// The way to the kernel's caches.
+    /// Returns the notifier for the kernel's caches.
     pub fn notifier(&self) -> Arc<dyn Notify> {
         Arc::clone(&self.shared.dispatcher.notify) as Arc<dyn Notify>
     }
@@ -204,13 +203,13 @@ impl Session {
 pub struct SessionEnd {
     /// All handlers have returned.
     pub clean: bool,
-    /// The answer of [`FileSystem::detached`]: an error says that something the file system had
-    /// acknowledged could not be made durable. `EIO` after a panic.
+    /// The result of [`FileSystem::detached`]: an error means that acknowledged data could not be made durable. `EIO`
+    /// after a panic.
     pub durable: Result<()>,
 }
 
-/// The session as handles on other threads see it. They do not keep the file system, whose end may be more than that of
-/// its last session.
+/// The session as handles on other threads see it. They do not keep the file system alive, because dropping it may do
+/// more than end its last session.
 struct SessionView(Mutex<ViewState>);
 
 enum ViewState {
@@ -234,7 +233,7 @@ impl SessionView {
         }
     }
 
-    /// Lets the session go.
+    /// Drops the reference to the session.
     fn end(&self) {
         let last = self.look(SessionShared::snapshot).unwrap_or_else(|ended| ended);
         *lock(&self.0) = ViewState::Ended(Box::new(last));
@@ -248,8 +247,8 @@ pub struct SessionStatistics {
 }
 
 impl SessionStatistics {
-    /// The statistics so far, with the numbers of workers as gauges and the figures of the file system. After the end
-    /// those of the end.
+    /// Returns the statistics so far, with the numbers of workers as gauges and the figures of the file system. After
+    /// the end of the session, returns the final statistics.
     pub fn snapshot(&self) -> StatsSnapshot {
         self.view.look(SessionShared::snapshot).unwrap_or_else(|ended| ended)
     }
@@ -264,7 +263,7 @@ pub struct WorkerControl {
 /// The number of threads was not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeError {
-    /// A number that no session can have.
+    /// A number outside of the permitted range.
     #[error("there are no {0} workers: write a number from 1 to {WORKERS_MOST}")]
     OutOfRange(usize),
     /// Each queue keeps its threads until the end.
@@ -272,7 +271,7 @@ pub enum ResizeError {
         "its requests come over io_uring, where threads belong to processors: mount it again with workers=N, or with no_io_uring"
     )]
     OverRings,
-    /// Nothing is served any more.
+    /// The session has ended.
     #[error("the session has ended")]
     Ended,
 }
@@ -303,21 +302,21 @@ pub(crate) struct SessionShared {
     further: usize,
     /// The workers' source of requests.
     line: Arc<dyn RequestSource>,
-    /// Where requests come over rings and not over the device.
+    /// The rings, if requests arrive over rings and not over the device.
     pub(crate) rings: Option<SessionRings>,
     limits: ChannelLimits,
     clone_fd: bool,
     policy: ThreadPolicy,
     /// A file in the format of `/proc/pressure/memory`.
     pub(crate) memory_pressure: PathBuf,
-    /// How long a worker looks for a request before it sleeps, in nanoseconds.
+    /// The time for which a worker polls for a request before it sleeps, in nanoseconds.
     spin_ns: u64,
-    /// When the session began, and how many nanoseconds later a backlog was last seen.
+    /// The start of the session, and the nanoseconds from then to the last backlog.
     begun: ClockMoment,
     backlog_ns: AtomicU64,
     /// The notifier's way to the client, also to see whether requests wait.
     port: Arc<dyn RequestPort>,
-    /// The sentinel's own channel, for when all workers are stuck.
+    /// The watchdog's own channel, used when all workers are stuck.
     emergency: Mutex<Option<PortChannel>>,
     threads: Mutex<Vec<SessionThread>>,
     thread_ends: Arc<ThreadEndCount>,
@@ -348,8 +347,9 @@ impl SessionShared {
             let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
             SessionRings::new((device, queues), payload, max, &caps, defers)
         });
-        // That of a policy is kept, and one worker, which stands for requests one at a time. Another number that was asked for is that of a
-        // mount that goes on, where several users share it.
+        // The number of a policy is kept. One worker is also kept, because it means that requests are handled one at
+        // a time. Any other requested number may be exceeded if several users share the mount, so that it keeps
+        // serving.
         let is_kept = match options.workers {
             _ if options.policy.hands_over() || rings.is_some() => true,
             Some(workers) => workers == 1 || !options.default_permissions,
@@ -359,7 +359,7 @@ impl SessionShared {
         let further = if is_fair { max.max(FURTHER).min(WORKERS_MOST - max) } else { 0 };
         Ok(SessionShared {
             pool: WorkerPool::new(PoolLimits { max, parallel: 2 * processors }),
-            // One for whoever reads the device beside the rings.
+            // One more slot for the thread that reads the device beside the rings.
             slots: WorkerSlots::new(max + further + usize::from(rings.is_some())),
             bell: WatchdogWaker::default(),
             set_aside: RequestBacklog::default(),
@@ -395,7 +395,7 @@ impl SessionShared {
         })
     }
 
-    /// Starts the first threads, among them a sentinel if there is none.
+    /// Starts the first threads, among them a watchdog if there is none.
     fn start(self: &Arc<Self>, sentinel: Option<&SharedWatchdog>) -> Result<()> {
         if let Some(sentinel) = sentinel {
             sentinel.take(self)?;
@@ -422,7 +422,7 @@ impl SessionShared {
     }
 
     fn start_worker(self: &Arc<Self>) -> bool {
-        // The first one is that of the session.
+        // The first worker belongs to the session itself.
         let is_further = self.pool.counts().live > 1;
         let Some(taken) = self.take_thread(is_further) else {
             self.pool.spawn_failed();
@@ -456,8 +456,8 @@ impl SessionShared {
         self.policy.hands_over()
     }
 
-    /// Starts a thread that receives in place of one that has a request `opcode` in hand, if the policy
-    /// says so.
+    /// Starts a thread that receives in place of a thread that has a request `opcode` in hand, if the policy requires
+    /// it.
     pub(crate) fn hand_over(self: &Arc<Self>, opcode: Opcode) {
         let grown = self.pool.grow_if(|standing| policy::starts_another(opcode, standing));
         if grown == PoolGrowth::Spawn {
@@ -489,7 +489,7 @@ impl SessionShared {
         }
     }
 
-    /// More requests came at once than a worker could handle, at `now`.
+    /// Records a backlog at `now`: more requests arrived at once than a worker could handle.
     pub(crate) fn saw_backlog(&self, now: ClockMoment) {
         self.backlog_ns.store(self.begun.ns_until(now), Ordering::Relaxed);
     }
@@ -517,8 +517,8 @@ impl SessionShared {
         self.port.is_readable()
     }
 
-    /// An INTERRUPT of the request `unique`. Nobody has it where it has just ended, or where its
-    /// worker has not yet begun, who then learns of it.
+    /// Handles an INTERRUPT of the request `unique`. No worker has the request if it has just ended, or if its worker
+    /// has not yet begun; the worker then finds the interrupt when it begins.
     pub(crate) fn interrupt(&self, unique: u64) {
         if self.dispatcher.interrupt_deferred(unique) || self.set_aside.interrupt(unique) {
             return;
@@ -528,7 +528,7 @@ impl SessionShared {
         }
         if let Some(thread) = self.slots.interrupt(unique) {
             signal::wake(thread);
-            // The signal may come before the system call that it is to end: the sentinel repeats it.
+            // The signal may arrive before the system call that it is to end: the watchdog repeats it.
             self.bell.ring();
             return;
         }
@@ -547,7 +547,7 @@ impl SessionShared {
         self.dispatcher.share.as_ref().is_none_or(|share| share.queued_bytes.has_room())
     }
 
-    /// All workers are stuck while requests wait. True if there may be more of them from now on.
+    /// Allows more workers, because all are stuck while requests wait. True if this has changed the limit.
     pub(crate) fn stretch(&self) -> bool {
         let stretches = self.further > 0 && !self.pool.is_stretched();
         if stretches {
@@ -562,7 +562,7 @@ impl SessionShared {
 
     /// True if the user of the request holds its part of the threads.
     pub(crate) fn has_to_wait(&self, request: &DecodedRequest<'_>) -> bool {
-        // What ends something is not held up, and does not wait for others.
+        // Requests that end something are not held back, and do not wait for others.
         let ends = matches!(
             request.body,
             RequestBody::Release(_) | RequestBody::Releasedir(_) | RequestBody::Destroy
@@ -592,7 +592,7 @@ impl SessionShared {
         ThreadBudget { slots: &self.slots, most: self.pool.most() }
     }
 
-    /// A request that waits without a thread.
+    /// Copies a request that waits without a thread.
     pub(crate) fn aside(
         &self,
         unique: u64,
@@ -603,7 +603,7 @@ impl SessionShared {
         set_aside::QueuedRequest { unique, bytes, port, interrupted: false, has_room, _queued }
     }
 
-    /// Makes a worker that waits for requests look around.
+    /// Makes a worker that waits for requests check for other work.
     pub(crate) fn call_idle_worker(&self) {
         let idle = self.slots.iter().find(|slot| slot.thread() != 0 && slot.is_idle());
         if let Some(slot) = idle {
@@ -611,7 +611,7 @@ impl SessionShared {
         }
     }
 
-    /// Receives in place of the workers: see [`sentinel`].
+    /// Receives in place of the workers; [`sentinel`] describes the conditions.
     pub(crate) fn receive_for_stuck_workers(&self) {
         let mut emergency = lock(&self.emergency);
         if emergency.is_none() {
@@ -674,7 +674,7 @@ impl SessionShared {
         }
         self.slots.make_room(max + self.further);
         self.pool.resize(max);
-        // Threads that wait for a request do not notice by themselves.
+        // Threads that wait for a request do not notice the change.
         self.bell.ring();
         Ok(())
     }
@@ -686,7 +686,7 @@ impl SessionShared {
         }
     }
 
-    /// Joins all threads. Those in a system call are interrupted, because nobody wants its result.
+    /// Joins all threads. Threads in a system call are interrupted, because its result is not used.
     fn join(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         loop {
@@ -719,13 +719,13 @@ struct SessionThread {
 }
 
 impl SessionThread {
-    /// True if it does nothing more: joining it takes no time.
+    /// True if the thread has ended: joining it takes no time.
     fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
 }
 
-/// The ends of threads, for whoever waits for them.
+/// Counts the threads that have ended, for threads that wait for this.
 #[derive(Default)]
 struct ThreadEndCount {
     count: Mutex<usize>,
@@ -740,7 +740,7 @@ impl ThreadEndCount {
     }
 }
 
-/// Tells of the end of a thread when dropped, also by a panic.
+/// Reports the end of a thread when dropped, also after a panic.
 struct ThreadEndGuard(Arc<AtomicBool>, Arc<ThreadEndCount>);
 
 impl Drop for ThreadEndGuard {
@@ -759,7 +759,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct HandshakeOutcome {
     negotiated: NegotiatedInit,
     port: Arc<dyn RequestPort>,
-    /// How requests come over rings, unless they come over the device.
+    /// The plan for rings, unless requests arrive over the device.
     plan: Option<uring::RingPlan>,
 }
 
@@ -771,7 +771,7 @@ fn handshake(
     options: &SessionOptions,
 ) -> std::result::Result<HandshakeOutcome, StartError> {
     let port = line.port(false);
-    // Until INIT is answered, the kernel wants room for what it would send by default. A client sends INIT alone.
+    // Until INIT is answered, the kernel requires room for the largest default request. A client sends INIT alone.
     let max_write = if device.is_some() { MAX_IO } else { 0 };
     let limits = ChannelLimits { max_write, max_read: 4096, splice: SpliceLimits::NEVER };
     let mut channel = PortChannel::new(Arc::clone(&port), limits);
@@ -800,7 +800,7 @@ fn handshake(
                 reply.send(&[out.as_bytes()]).map_err(StartError::Device)?;
                 return Ok(HandshakeOutcome { negotiated, port, plan });
             }
-            // The kernel learns our major version and asks again.
+            // The kernel learns our major version and sends INIT again.
             Err(InitError::LaterMajor(_)) => {
                 let ours = abi::InitOut {
                     major: abi::FUSE_KERNEL_VERSION,

@@ -1,18 +1,20 @@
 //! Limits of one user over all its sessions with a server.
 //!
-//! Each session has limits of its own. A user with many connections would have all of them as many times.
+//! Each session has limits of its own. Without common limits, a user with many connections would have each limit many
+//! times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Upper limits for the sessions of one user together.
+/// Upper limits for all sessions of one user together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareLimits {
-    /// Threads beyond the first worker of each session. A session without further ones serves with what it has.
+    /// Threads beyond the first worker of each session. A session without further ones serves with its present
+    /// threads.
     pub workers: usize,
     /// Connections whose answers wait because the client does not read. A further one ends.
     pub senders: usize,
-    /// Bytes of answers that wait because clients do not read. The connection of a further one ends.
+    /// Bytes of replies that wait because clients do not read. The connection of a further reply ends.
     pub unsent_bytes: usize,
     /// Bytes of requests that hold no thread: operations that were submitted, and requests set aside. Further ones hold
     /// the workers of their sessions.
@@ -33,23 +35,23 @@ impl Default for ShareLimits {
     }
 }
 
-/// The things that the sessions of one user have together.
+/// The counters that the sessions of one user share.
 #[derive(Debug)]
 pub struct UserShare {
-    /// See [`ShareLimits`].
+    /// Counts for [`ShareLimits::workers`].
     pub workers: Arc<LimitedCount>,
-    /// See [`ShareLimits`].
+    /// Counts for [`ShareLimits::senders`].
     pub senders: Arc<LimitedCount>,
-    /// See [`ShareLimits`].
+    /// Counts for [`ShareLimits::unsent_bytes`].
     pub unsent_bytes: Arc<LimitedCount>,
-    /// See [`ShareLimits`].
+    /// Counts for [`ShareLimits::queued_bytes`].
     pub queued_bytes: Arc<LimitedCount>,
-    /// See [`ShareLimits`].
+    /// Counts for [`ShareLimits::descriptors`].
     pub descriptors: Arc<LimitedCount>,
 }
 
 impl UserShare {
-    /// The share of a user that has nothing yet.
+    /// Returns the share of a user without sessions.
     pub fn new(limits: ShareLimits) -> UserShare {
         UserShare {
             workers: LimitedCount::up_to(limits.workers),
@@ -61,7 +63,7 @@ impl UserShare {
     }
 }
 
-/// The number of things of one kind, with its limit.
+/// A count with its limit.
 #[derive(Debug)]
 pub struct LimitedCount {
     now: AtomicUsize,
@@ -80,7 +82,7 @@ impl LimitedCount {
         Some(CountGuard { of: Arc::clone(self), count })
     }
 
-    /// Counts `count` more, whatever the limit says, until the result is dropped.
+    /// Counts `count` more, regardless of the limit, until the result is dropped.
     pub fn add(self: &Arc<LimitedCount>, count: usize) -> CountGuard {
         self.now.fetch_add(count, Ordering::Relaxed);
         CountGuard { of: Arc::clone(self), count }
@@ -97,7 +99,7 @@ impl LimitedCount {
     }
 }
 
-/// Things that are counted until this is dropped.
+/// A part of a count, which is subtracted when this is dropped.
 #[derive(Debug)]
 pub struct CountGuard {
     of: Arc<LimitedCount>,

@@ -1,5 +1,5 @@
 //! The worker pool under a checker that tries interleavings of its threads: workers that receive
-//! from a queue, handlers that block until another request is handled, a sentinel, and the end of
+//! from a queue, handlers that block until another request is handled, a watchdog, and the end of
 //! the session at any moment.
 //!
 //! `cargo test -p defuse-session --features shuttle --test shuttle`
@@ -29,7 +29,7 @@ struct DeviceState {
 enum FakeRequest {
     /// Is done at once.
     Quick,
-    /// Is done when so many requests have been handled.
+    /// Done when so many requests have been handled.
     Until(usize),
 }
 
@@ -119,7 +119,7 @@ fn check(requests: &'static [FakeRequest], limits: PoolLimits) {
                 }
             })
         };
-        // The sentinel, until everything is handled: as the real one it only ever adds.
+        // The watchdog, until everything is handled: like the real one it only ever adds.
         loop {
             let state = device.state.lock().unwrap();
             let (handled, pending) = (state.handled, !state.queue.is_empty());

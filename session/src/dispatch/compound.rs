@@ -23,8 +23,8 @@ impl Dispatcher {
     ///
     /// # Errors
     ///
-    /// `ENOSYS` for the kernel and for clients that have not agreed on it, `EINVAL` for what is no chain. Errors of links are in the
-    /// answer.
+    /// `ENOSYS` for the kernel and for clients that have not agreed on it, `EINVAL` for an invalid chain. Errors of
+    /// links are in the reply.
     pub(super) fn compound(
         self: &Arc<Self>,
         call: &RequestCall<'_>,
@@ -98,7 +98,7 @@ impl Dispatcher {
             }
         });
         let may_be_later = self.may_submit && is_submitted(opcode);
-        // The answer of a file system that only takes submissions would come later.
+        // The reply of a file system that only takes submissions would be deferred.
         let refused = |errno| match errno {
             Errno::ENOSYS if may_be_later => Errno::EOPNOTSUPP,
             errno => errno,
@@ -114,8 +114,8 @@ impl Dispatcher {
     }
 }
 
-/// The most bytes of the answer to a request that may be a link; `None` for others: those that nobody answers, that are answered later, and
-/// those with a descriptor.
+/// The maximum length of the reply to a request that may be a link. `None` for other requests: without a reply, with
+/// a later reply, or with a descriptor in the reply.
 fn most_bytes(body: &RequestBody<'_>) -> Option<usize> {
     /// More than any structure.
     const STRUCTURES: usize = 1024;

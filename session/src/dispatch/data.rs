@@ -137,9 +137,9 @@ impl Dispatcher {
         done(Ok(()), reply)
     }
 
-    /// The kernel's write-back takes every answer but an error for all of the bytes, so the rest of
-    /// a short write has to be tried until there is an error to tell: fsync(2) would succeed
-    /// otherwise, with a part of the data lost.
+    /// The kernel's write-back takes every reply but an error for all of the bytes. Therefore the rest of a short
+    /// write is tried until an error occurs, which is then returned. Otherwise fsync(2) would succeed although a part
+    /// of the data is lost.
     fn write_from(
         &self,
         call: &RequestCall<'_>,

@@ -1,4 +1,4 @@
-//! Requests that are answered later: how an INTERRUPT finds them, and how they are answered.
+//! Deferred requests, which are answered later: how an INTERRUPT finds them, and how they are answered.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -22,13 +22,13 @@ use defuse_wire::op::op_of;
 #[derive(Default)]
 pub(super) struct DeferredTable {
     shards: [Mutex<HashMap<u64, Arc<InterruptToken>>>; 8],
-    /// The session is over. Set before the shards are looked at for the last time.
+    /// The session is over. Set before the shards are searched for the last time.
     over: AtomicBool,
 }
 
 impl DeferredTable {
-    /// The token of a request that begins. It is interrupted if the session is over: its client is gone, and a lock that it
-    /// were granted later would be nobody's.
+    /// Returns the token of a request that begins. The token is interrupted if the session is over: its client is
+    /// gone, and a lock that is granted later would have no owner.
     fn insert(&self, unique: u64) -> Arc<InterruptToken> {
         let token = Arc::new(InterruptToken::default());
         self.shard(unique).insert(unique, Arc::clone(&token));
@@ -46,7 +46,7 @@ impl DeferredTable {
         self.shard(unique).get(&unique).cloned()
     }
 
-    /// Interrupts all requests, and those that begin from now on.
+    /// Interrupts all present and future requests.
     pub(super) fn end(&self) {
         self.over.store(true, Ordering::SeqCst);
         let lock = |shard: &'_ Mutex<HashMap<_, _>>| {
@@ -67,7 +67,7 @@ impl DeferredTable {
 /// kernel limits its own requests.
 const IN_FLIGHT: usize = 16 << 20;
 
-/// Bytes that an operation takes beside its data.
+/// Bytes that an operation takes in addition to its data.
 const BESIDE: usize = 64 << 10;
 
 /// Bytes of submitted operations that were not finished.
@@ -97,12 +97,12 @@ fn bytes_of(op: IoOp) -> usize {
 }
 
 impl Dispatcher {
-    /// True if reads, writes and what makes them durable are submitted.
+    /// True if reads, writes and operations that make them durable are submitted.
     pub(super) fn submits(&self) -> bool {
         self.submits.load(Ordering::Relaxed)
     }
 
-    /// True if this call is submitted if it may be.
+    /// True if this call is submitted when that is possible.
     pub(super) fn submits_call(&self, call: &RequestCall<'_>) -> bool {
         self.submits() && !call.in_chain && (self.is_kernel || self.has_room_in_flight())
     }
@@ -124,7 +124,7 @@ impl Dispatcher {
         self.may_submit && !call.in_chain && matches!(result, Err(Errno::ENOSYS))
     }
 
-    /// As [`must_submit`](Self::must_submit), for reads and writes: all of them are submitted then.
+    /// Like [`must_submit`](Self::must_submit), for reads and writes: all of them are submitted then.
     pub(super) fn must_submit_data<T>(&self, call: &RequestCall<'_>, result: &Result<T>) -> bool {
         let must = self.must_submit(call, result);
         if must {
@@ -226,12 +226,12 @@ impl Dispatcher {
 
 /// The kernel's end of an [`Io`].
 struct KernelCompletion {
-    /// Bytes that must be written, all or the answer is an error: the kernel's write-back takes a
+    /// Number of bytes that must all be written, otherwise the reply is an error: the kernel's write-back takes a
     /// short count for all of them.
     whole: usize,
     /// Counted in [`BytesInFlight`].
     in_flight: usize,
-    /// The same, for the user of the client.
+    /// Bytes counted for the user of the client.
     _queued: Option<CountGuard>,
     /// The range of a direct write, of which the kernel may have pages.
     direct: Option<(Ino, u64, usize)>,
@@ -267,14 +267,14 @@ impl Completion for KernelCompletion {
             }
             return;
         }
-        // Out of the table first: once the answer is sent, the kernel may use the number again.
+        // Removed from the table first: once the reply is sent, the kernel may use the number again.
         self.dispatcher.deferred.remove(self.unique);
         self.dispatcher.in_flight.remove(self.in_flight);
         let result = match result {
             Ok(count) if count < self.whole => Err(Errno::EIO),
             other => other,
         };
-        // An error (ENOENT) says that nobody waits any more; nothing was given away.
+        // An error (ENOENT) means that the caller no longer waits. The reply granted nothing, so nothing is undone.
         let _ = match (self.opcode, result) {
             (_, Err(errno)) => self.reply.send_errno(errno.raw()),
             (Opcode::Read, Ok(_)) => self.reply.send_data(),
@@ -297,7 +297,7 @@ mod tests {
 
     use super::*;
 
-    /// A lock that such a request were granted would have nobody who gives it back.
+    /// A lock granted to such a request would never be released.
     #[test]
     fn a_request_that_begins_after_the_end_of_the_session_is_interrupted() {
         let table = DeferredTable::default();

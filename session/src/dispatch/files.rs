@@ -98,9 +98,9 @@ impl Dispatcher {
         Ok(HandlerOutcome::Sent)
     }
 
-    /// The arguments of an open. Without `HANDLE_KILLPRIV_V2` the kernel clears set-user-id by separate
-    /// requests, except for an open that truncates by itself. The request then does not say if the
-    /// caller has `CAP_FSETID`, so that only root keeps the bits.
+    /// Returns the arguments of an open. Without `HANDLE_KILLPRIV_V2` the kernel clears set-user-id by separate
+    /// requests, except for an open that also truncates. The request then does not show if the caller has
+    /// `CAP_FSETID`, so that only root keeps the bits.
     fn open_args(&self, call: &RequestCall<'_>, flags: u32, open_flags: u32) -> OpenArgs {
         let flags = convert::open_flags(flags);
         let told = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
@@ -121,7 +121,7 @@ impl Dispatcher {
         out
     }
 
-    /// Lets the kernel read and write the backing file of an open file, if it has one.
+    /// Passes the backing file of an open file to the kernel, which then reads and writes it, if it has one.
     fn give_backing(&self, ino: Ino, opened: &OpenReply, flags: OpenFlags, out: &mut abi::OpenOut) {
         let Some(backings) = &self.backings else { return };
         let only_reads = flags.access() == AccessMode::Read;
@@ -175,7 +175,7 @@ impl Dispatcher {
     /// [`timeouts_of`](Self::timeouts_of).
     fn forget_times(&self, ino: Ino, flags: OpenFlags) {
         if self.backings.is_some() && flags.writable() {
-            // On an error the kernel no longer knows the inode, and caches nothing of it.
+            // On an error the kernel no longer knows the inode, and caches nothing for it.
             let _ = self.notify.invalidate_inode(ino, None);
         }
     }
@@ -415,9 +415,9 @@ impl Dispatcher {
         pod(reply, &abi::LseekOut { offset })
     }
 
-    /// Tells of data up to the end of the file: the kernel writes no pages back before it asks for holes, and the file system's holes
-    /// may be where they belong. With a write-back cache it has the end of the file, too, and answers by itself after `ENOSYS`, from
-    /// then on for all files.
+    /// Reports data up to the end of the file: the kernel writes no pages back before it requests holes, so the file
+    /// system's holes may be in the wrong place. With a write-back cache the kernel also has the end of the file, and
+    /// after `ENOSYS` it answers without the session, from then on for all files.
     fn lseek_without_holes(
         &self,
         call: &RequestCall<'_>,

@@ -1,8 +1,8 @@
 //! From a decoded request to the file system and back: one short function for each operation.
 //!
-//! A function returns an error for the dispatcher to send, or has sent its answer itself. Where the
-//! kernel does not take an answer that gave something away (the caller was killed meanwhile), it is
-//! taken back: the lookup forgotten, the handle released.
+//! A function returns an error for the dispatcher to send, or has sent its reply already. If the kernel does not take
+//! a reply that granted something (the caller was killed meanwhile), the grant is undone: the lookup is forgotten,
+//! the handle released.
 
 mod compound;
 pub(crate) mod data;
@@ -41,7 +41,7 @@ use defuse_wire::request::{DecodedRequest, RequestBody, RequestPayload};
 use pages::CachedPages;
 use privileges::WriterCounts;
 
-/// All that handlers need to know of their session.
+/// The state of the session that handlers need.
 pub(crate) struct Dispatcher {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) notify: Arc<KernelNotify>,
@@ -52,21 +52,21 @@ pub(crate) struct Dispatcher {
     may_cache_missing: bool,
     /// Attributes may have a birth time.
     birth_times: bool,
-    /// The file system finishes operations later, if it is asked to.
+    /// True if the file system can complete operations later, on request.
     may_submit: bool,
-    /// It is asked to.
+    /// True if this session requests it.
     submits: AtomicBool,
     direct_io: bool,
     /// The kernel checks permissions, but not by ACLs.
     acls_ignored: bool,
-    /// The other side asks for access lists.
+    /// True if the other side uses access lists.
     has_acls: bool,
     backings: Option<BackingFiles>,
     deferred: DeferredTable,
     in_flight: BytesInFlight,
     /// `None` where the kernel waits for each direct write, or has no pages.
     pages: Option<CachedPages>,
-    /// See [`ClientHooks::share`].
+    /// The value of [`ClientHooks::share`].
     pub(crate) share: Option<Arc<UserShare>>,
     writers: WriterCounts,
     /// The requests come from the kernel, which vouches for their callers, and not from a client over a
@@ -76,11 +76,11 @@ pub(crate) struct Dispatcher {
     pub(crate) origin: Origin,
     groups: Arc<dyn SupplementaryGroups>,
     memory: Option<Arc<dyn SharedMemory>>,
-    /// See [`ClientHooks::tells_groups`].
+    /// The value of [`ClientHooks::tells_groups`].
     tells_groups: bool,
 }
 
-/// Memory that mappings of a file share, for clients that ask by SETUPMAPPING.
+/// Memory that mappings of a file share, for clients that request it by SETUPMAPPING.
 pub trait SharedMemory: Send + Sync {
     /// A descriptor of the memory of `file`, filled with `len` bytes at `offset` at least.
     fn map(&self, cx: &Context<'_>, file: File, range: (u64, u64), writes: bool)
@@ -104,7 +104,7 @@ pub trait SharedMemory: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// A descriptor of the names that clients with the same rights were told of, to read only.
+    /// Returns a read-only descriptor of the name memory of clients with the same rights.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ pub trait SharedMemory: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
-    /// The answer to an IOCTL was sent. Work that nobody waits for follows.
+    /// The reply to an IOCTL was sent. Work follows for which no caller waits.
     fn answered(&self) {}
 
     /// All bytes of an open file, if it is small and the client can know how long they hold; and true if a read changes the access
@@ -126,25 +126,25 @@ pub trait SharedMemory: Send + Sync {
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()>;
 }
 
-/// A client in the kernel's place, which may lie about the process that calls.
+/// A client in the kernel's place, which may send wrong data about the calling process.
 #[derive(Clone, Default)]
 pub struct ClientHooks {
     /// The memory of files that it maps; `None` where it cannot map any.
     pub memory: Option<Arc<dyn SharedMemory>>,
-    /// The groups of those for whom it acts; `None` where nobody knows them.
+    /// The supplementary groups of the callers; `None` if they are unknown.
     pub groups: Option<Arc<dyn SupplementaryGroups>>,
-    /// It is believed about the groups of the callers.
+    /// True if the client's claims about the groups of callers are trusted.
     pub tells_groups: bool,
     /// Watches the threads of the session; `None` for a thread of the session's own.
     pub sentinel: Option<SharedWatchdog>,
-    /// The things that it has together with other sessions of its user; `None` if they have no limits.
+    /// The counters that the session shares with other sessions of its user; `None` if there are no limits.
     pub share: Option<Arc<UserShare>>,
 }
 
 /// The other end of a session.
 #[derive(Clone)]
 pub(crate) enum SessionPeer {
-    /// The kernel, which vouches for the callers. Backing files are registered with the device.
+    /// The kernel, which guarantees the identity of callers. Backing files are registered with the device.
     Kernel(Arc<OwnedFd>),
     /// A client in the kernel's place.
     Client(ClientHooks),
@@ -156,7 +156,7 @@ pub(crate) struct RequestOutcome {
     pub(crate) ok: bool,
     /// Bytes read or written.
     pub(crate) bytes: u64,
-    /// The answer comes later and is counted then.
+    /// True if the reply is deferred, and counted when it is sent.
     pub(crate) deferred: bool,
 }
 
@@ -167,14 +167,14 @@ enum HandlerOutcome {
     Deferred,
 }
 
-/// Everything about one request that handlers pass around.
+/// The data of one request that handlers pass around.
 struct RequestCall<'a> {
     cx: Context<'a>,
     unique: u64,
     opcode: Opcode,
     ino: Ino,
     started: ClockMoment,
-    /// The groups of the caller, where the client has told them.
+    /// The groups of the caller, if the client sent them.
     told_groups: Option<Arc<dyn SupplementaryGroups>>,
     /// Part of a chain, which is answered at once.
     in_chain: bool,
@@ -190,8 +190,8 @@ impl Dispatcher {
         peer: SessionPeer,
     ) -> Self {
         let caps = fs.caps();
-        // With write-back the kernel knows size and times better than we, but not the space in use,
-        // which changes when it writes back; it asks for that only when attributes expire.
+        // With write-back the kernel knows size and times better than this process, but not the space in use, which
+        // changes when it writes back; the kernel requests that only when attributes expire.
         let writeback = negotiated.uses(abi::FUSE_WRITEBACK_CACHE);
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
         let has_acls = negotiated.uses(abi::FUSE_POSIX_ACL);
@@ -249,13 +249,13 @@ impl Dispatcher {
         self.is_kernel
     }
 
-    /// True if the requests are those of many users.
+    /// True if the requests come from several users.
     pub(crate) fn serves_many(&self) -> bool {
         self.is_kernel || self.tells_groups
     }
 
-    /// Handles one request that wants an answer, and answers it. A panic of the file system answers
-    /// `EIO` to this request alone.
+    /// Handles one request that needs a reply, and sends the reply. A panic of the file system results in `EIO` for
+    /// this request alone.
     pub(crate) fn handle(
         self: &Arc<Self>,
         request: &DecodedRequest<'_>,
@@ -287,7 +287,7 @@ impl Dispatcher {
             }
             Ok(HandlerOutcome::Deferred) => RequestOutcome { ok: true, bytes: 0, deferred: true },
             Err(errno) => {
-                // ENOENT: the kernel gave up on the request, so nobody wants to know.
+                // ENOENT: the kernel gave up on the request, so no caller waits for the reply.
                 let _ = reply.send_errno(errno.raw());
                 RequestOutcome::default()
             }
@@ -414,7 +414,7 @@ impl Dispatcher {
         }
     }
 
-    /// Gives up what was kept in case that it is wanted again soon, and was not.
+    /// Drops the backing files that were kept for reuse and were not used.
     pub(crate) fn trim(&self) {
         if let Some(backings) = &self.backings {
             backings.trim();
@@ -485,7 +485,8 @@ impl Dispatcher {
     }
 }
 
-/// The name in the directory of a request that it is about, unless it makes or removes a directory.
+/// Returns the name in the directory of a request that the request is about, unless the request makes or removes a
+/// directory.
 fn child_of<'a>(body: &RequestBody<'a>) -> Option<Name<'a>> {
     let (RequestBody::Lookup { name }
     | RequestBody::Symlink { name, .. }
@@ -508,7 +509,7 @@ fn done(result: Result<()>, reply: &mut dyn RequestReply) -> Result<HandlerOutco
     Ok(HandlerOutcome::Sent)
 }
 
-/// Sends one structure. Nothing was given away with it, so it does not matter if nobody takes it.
+/// Sends one structure. It grants nothing, so an undelivered reply does not matter.
 fn pod<T: IntoBytes + Immutable>(reply: &mut dyn RequestReply, body: &T) -> Result<HandlerOutcome> {
     let _ = reply.send(&[body.as_bytes()]);
     Ok(HandlerOutcome::Sent)

@@ -27,7 +27,7 @@ impl Dispatcher {
         name: &[u8],
         reply: &mut dyn RequestReply,
     ) -> Result<HandlerOutcome> {
-        // Only NFS export asks for `.` and `..`, and only of directories.
+        // Only NFS export looks up `.` and `..`, and only in directories.
         let found = match name {
             b".." => self.fs.lookup_parent(&call.cx, call.ino),
             b"." => Err(Errno::ESTALE),
@@ -49,7 +49,7 @@ impl Dispatcher {
         }
     }
 
-    /// Sends `entry`, or takes back its lookup.
+    /// Sends `entry`, or undoes its lookup.
     fn send_entry(&self, entry: &Entry, reply: &mut dyn RequestReply) -> Result<HandlerOutcome> {
         let out = self.timeouts_of(entry.ino).entry_out(entry);
         if reply.send(&[out.as_bytes()]).is_err() {
@@ -91,7 +91,7 @@ impl Dispatcher {
         args: &abi::SetattrIn,
         reply: &mut dyn RequestReply,
     ) -> Result<HandlerOutcome> {
-        // A client over a socket may lie about its process.
+        // A client over a socket may name a wrong process.
         let clears = self.negotiated.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         if self.is_kernel && clears && privileges::asks_to_clear(args) {
             let is_written = !privileges::is_chown(args) && self.writers.any(call.ino);
@@ -207,7 +207,8 @@ impl Dispatcher {
         let room = args.size as usize;
         let found = self.fs.getxattr(&call.cx, call.ino, self.xattr_name(name)?, room);
         let found = found.map_err(|errno| match errno {
-            // A part of the tree has no access lists. The kernel would refuse all access there, or ask for no list any more.
+            // A part of the tree has no access lists. Otherwise the kernel would refuse all access there, or request
+            // no list any more.
             Errno::EOPNOTSUPP | Errno::ENOSYS
                 if self.has_acls && name.starts_with(ACCESS_LISTS) =>
             {
@@ -218,7 +219,7 @@ impl Dispatcher {
         send_xattr(found?, room, reply)
     }
 
-    /// Refuses ACLs where nobody would obey them: who sets one must not believe in it.
+    /// Refuses ACLs that would not be enforced: a caller that sets an ACL must not rely on it.
     fn xattr_name<'a>(&self, name: &'a [u8]) -> Result<XattrName<'a>> {
         if self.acls_ignored && name.starts_with(ACCESS_LISTS) {
             return Err(Errno::EOPNOTSUPP);
@@ -262,7 +263,7 @@ impl Dispatcher {
         let mut sink = KernelDir { encoder, plus, dispatcher: self };
         let listed = self.fs.readdir(&call.cx, dir, args.offset, &mut DirBuf::new(&mut sink));
         let len = sink.encoder.len();
-        // What came before an error has been looked up and is worth sending; the error comes again.
+        // Entries before the error have been looked up and are worth sending; the next request meets the error again.
         if let Err(errno) = listed
             && len == 0
         {
@@ -274,7 +275,7 @@ impl Dispatcher {
         Ok(HandlerOutcome::Sent)
     }
 
-    /// Takes back the lookups of a READDIRPLUS reply that was not taken.
+    /// Undoes the lookups of a READDIRPLUS reply that was not delivered.
     fn forget_entries(&self, mut bytes: &[u8]) {
         while let Ok((entry, _)) = abi::Direntplus::read_from_prefix(bytes) {
             if entry.entry_out.nodeid != 0 {
@@ -286,7 +287,7 @@ impl Dispatcher {
     }
 }
 
-/// The node that a creation asks for.
+/// Returns the node of a creation request.
 pub(super) fn new_node<'a>(
     call: &RequestCall<'_>,
     kind: FileKind,
@@ -311,7 +312,7 @@ pub(super) fn new_node<'a>(
 fn send_xattr(found: Xattr, room: usize, reply: &mut dyn RequestReply) -> Result<HandlerOutcome> {
     match found {
         Xattr::Size(size) => pod(reply, &abi::GetxattrOut { size, padding: 0 }),
-        // A value where only its size was asked for.
+        // The file system returned a value although only its size was requested.
         Xattr::Value(value) if room == 0 => {
             pod(reply, &abi::GetxattrOut { size: value.len() as u32, padding: 0 })
         }

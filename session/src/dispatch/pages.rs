@@ -1,11 +1,12 @@
-//! Pages of the kernel that an asynchronous direct write leaves behind.
+//! Pages that an asynchronous direct write leaves in the kernel's cache.
 //!
-//! The kernel drops the pages of a file before a direct write to it, and after one that it has waited for. After an
-//! asynchronous one it does not (`fuse_direct_IO` of `fs/fuse/file.c`), so that a page that was filled meanwhile, by a read, a
-//! fault or a buffered write, would stay old for good. So the session drops the pages of the range when such a write is done, and answers
-//! afterwards, if the kernel may have pages of the inode at all.
+//! The kernel drops the pages of a file before a direct write to it, and after a direct write that it has waited for.
+//! After an asynchronous one it does not (`fuse_direct_IO` of `fs/fuse/file.c`). A page that was filled meanwhile, by
+//! a read, a fault or a buffered write, would stay old for good. So the session drops the pages of the range when
+//! such a write is done, and answers afterwards, if the kernel may have pages of the inode at all.
 //!
-//! To drop a page may wait for the answer to a READ that fills it. Therefore it is done on threads that serve no requests.
+//! Dropping a page may wait for the reply to a READ that fills it. Therefore it is done on threads that serve no
+//! requests.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +26,8 @@ type PageJob = Box<dyn FnOnce() + Send>;
 
 /// The inodes of which the kernel may have pages, and the threads that drop them.
 pub(super) struct CachedPages {
-    /// A bit for each of the inodes with the same hash. One that was set stays: a page too many is dropped, and none too few.
+    /// A bit for each set of inodes with the same hash. A bit that was set stays: too many pages may be dropped, and
+    /// never too few.
     inodes: Box<[AtomicU64; WORDS]>,
     threads: Arc<PageThreads>,
 }
@@ -50,7 +52,7 @@ impl CachedPages {
         CachedPages { inodes, threads: Arc::default() }
     }
 
-    /// Notes that pages of `ino` are being filled. Comes before the file system is asked for their data.
+    /// Records that pages of `ino` are being filled. Called before the file system reads their data.
     #[inline]
     pub(super) fn fill(&self, ino: Ino) {
         let (word, bit) = self.place(ino);
@@ -59,7 +61,8 @@ impl CachedPages {
         }
     }
 
-    /// True if the kernel may have pages of `ino`. Comes after a write, so that a page that is filled later has its data.
+    /// True if the kernel may have pages of `ino`. Called after a write, so that a page that is filled later has its
+    /// data.
     pub(super) fn may_have(&self, ino: Ino) -> bool {
         let (word, bit) = self.place(ino);
         word.load(Ordering::SeqCst) & bit != 0
@@ -70,7 +73,7 @@ impl CachedPages {
         (&self.inodes[(hash >> 6) as usize % WORDS], 1 << (hash & 63))
     }
 
-    /// Runs `job` on a thread, or here where there can be none.
+    /// Runs `job` on a thread, or on this one if no thread can be started.
     pub(super) fn run(&self, job: PageJob) {
         let mut state = self.threads.lock();
         if state.jobs.len() >= state.idle && state.count < MOST {

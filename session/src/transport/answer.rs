@@ -1,4 +1,4 @@
-//! An answer that stays in memory, of a request that no transport has brought.
+//! A reply that stays in memory, to a request that did not arrive through a transport.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

@@ -5,12 +5,12 @@ use std::sync::{Mutex, PoisonError};
 /// The alignment that direct I/O needs on every device with blocks of up to 4 KiB.
 const ALIGN: usize = 4096;
 
-/// Buffers of so many bytes are used again: fresh ones have to be zeroed.
+/// Buffers of at least so many bytes are reused: new ones have to be zeroed.
 const AGAIN_MIN: usize = 128 * 1024;
-/// The most buffers that wait for their next use.
+/// The maximum number of buffers that wait for reuse.
 const SPARES: usize = 8;
 
-/// Buffers that nobody uses.
+/// Buffers that are free for reuse.
 static SPARE: Mutex<Vec<AlignedBuf>> = Mutex::new(Vec::new());
 
 /// A buffer in which the byte at `lead` is aligned to a page: a message header goes before it and
@@ -35,7 +35,7 @@ impl AlignedBuf {
         buf
     }
 
-    /// As [`new`](AlignedBuf::new), with any content: perhaps one that was used before.
+    /// Like [`new`](AlignedBuf::new), with any content: perhaps a reused buffer.
     pub(crate) fn again(lead: usize, len: usize) -> Self {
         let fits = |spare: &AlignedBuf| spare.lead == lead && spare.room() >= len;
         if len >= AGAIN_MIN {
@@ -47,7 +47,7 @@ impl AlignedBuf {
         AlignedBuf::new(lead, len)
     }
 
-    /// Leaves the memory to the next use, unless it is small or there is enough. Nothing remains here.
+    /// Leaves the memory for reuse, unless it is small or enough is kept. This buffer is empty afterwards.
     pub(crate) fn spare(&mut self) {
         let used = std::mem::replace(self, AlignedBuf::unaligned(0, 0));
         if used.room() >= AGAIN_MIN {
@@ -63,17 +63,17 @@ impl AlignedBuf {
         self.memory.len() - self.start - self.lead
     }
 
-    /// As [`new`](AlignedBuf::new), but no bytes are aligned: it takes no more than it has room for.
+    /// Like [`new`](AlignedBuf::new), but no bytes are aligned, so that no memory is lost to alignment.
     pub(crate) fn unaligned(lead: usize, len: usize) -> Self {
         AlignedBuf { memory: vec![0; lead + len], start: 0, lead }
     }
 
-    /// Lead and data as one, `len` bytes from the start.
+    /// Returns lead and data together, `len` bytes from the start.
     pub(crate) fn message(&self, len: usize) -> &[u8] {
         &self.memory[self.start..self.start + len]
     }
 
-    /// Lead and data as one, `len` bytes from the start.
+    /// Returns lead and data together, `len` bytes from the start.
     pub(crate) fn message_mut(&mut self, len: usize) -> &mut [u8] {
         &mut self.memory[self.start..self.start + len]
     }
@@ -84,13 +84,13 @@ impl AlignedBuf {
         &mut self.memory[from..from + len]
     }
 
-    /// The lead and the first `len` bytes of the data, each by itself.
+    /// Returns the lead and the first `len` bytes of the data separately.
     pub(crate) fn split_mut(&mut self, len: usize) -> (&mut [u8], &mut [u8]) {
         let from = self.start;
         self.memory[from..from + self.lead + len].split_at_mut(self.lead)
     }
 
-    /// The lead and the first `len` bytes of the data, each by itself.
+    /// Returns the lead and the first `len` bytes of the data separately.
     pub(crate) fn split(&self, len: usize) -> (&[u8], &[u8]) {
         let from = self.start;
         self.memory[from..from + self.lead + len].split_at(self.lead)

@@ -20,18 +20,18 @@ use defuse_wire::abi::{self, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use defuse_wire::request::WRITE_LEAD;
 
-/// The longest answer that is put together within one page.
+/// The maximum length of a reply that is assembled within one page.
 const SHORT: usize = 4096;
-/// As much has the answer to a request that is answered later, unless it is data.
+/// The maximum length of a deferred reply, unless it is data.
 const SHORT_DEFERRED: usize = HEADER_LEN + 64;
 
-/// When data passes through a pipe instead of a buffer. Lengths in bytes; `usize::MAX` for never.
+/// The lengths from which data passes through a pipe instead of a buffer, in bytes; `usize::MAX` for never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpliceLimits {
     /// Replies to READ of at least so much are spliced from the file to the device.
     pub read_min: usize,
-    /// After a WRITE of at least so much, the next request is spliced from the device. (Which
-    /// request comes next cannot be known before it is received, but large writes come in rows.)
+    /// After a WRITE of at least so many bytes, the next request is spliced from the device. (The next request is
+    /// unknown before it is received, but large writes arrive in rows.)
     pub write_min: usize,
 }
 
@@ -43,7 +43,7 @@ impl SpliceLimits {
     /// ("To FUSE or Not to FUSE", section 2.3).
     pub const STACKFS: SpliceLimits = SpliceLimits { read_min: 2 * 4096 + 1, write_min: 4096 + 1 };
 
-    /// Where splicing was measured to win over copying on current machines: from 128 KiB.
+    /// The lengths from which splicing was faster than copying in measurements on current machines: from 128 KiB.
     pub const MEASURED: SpliceLimits = SpliceLimits { read_min: 128 * 1024, write_min: 128 * 1024 };
 
     fn any(self) -> bool {
@@ -53,9 +53,9 @@ impl SpliceLimits {
 
 /// A channel's second way to the device, which never blocks.
 ///
-/// To wake a thread that sleeps on another processor costs an interrupt and an exit from idle, on
-/// virtual machines several times what a short request does. A worker that expects the next request
-/// at once therefore looks for it a while before it sleeps.
+/// Waking a thread that sleeps on another processor costs an interrupt and an exit from idle, on virtual machines
+/// several times the cost of a short request. A worker that expects the next request at once therefore polls for a
+/// while before it sleeps.
 struct SpinPort {
     /// A clone of the device with `O_NONBLOCK`.
     port: Arc<dyn RequestPort>,
@@ -65,7 +65,7 @@ struct SpinPort {
     hope: u32,
 }
 
-/// Requests that may come late before looking is given up, until one comes early.
+/// Number of late requests after which polling stops, until a request arrives early.
 const HOPE: u32 = 8;
 
 /// Sizes that hold for every channel of a session.
@@ -94,7 +94,7 @@ impl DeviceSource {
 }
 
 impl RequestSource for DeviceSource {
-    /// A clone of the device spares the workers the lock of its queue.
+    /// With a clone of the device, a worker need not take the lock of a common queue.
     fn port(&self, own: bool) -> Arc<dyn RequestPort> {
         match own.then(|| clone_device(&self.device, OFlags::empty())) {
             Some(Ok(fd)) => Arc::new(DevicePort { fd: Arc::new(fd) }),
@@ -117,7 +117,7 @@ fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
     let clone = rustix::fs::open("/dev/fuse", flags, Mode::empty()).map_err(errno)?;
     let original = device.as_fd().as_raw_fd();
-    // SAFETY: the request number says that the kernel reads one 32-bit number, which `original` is.
+    // SAFETY: for this request number the kernel reads one 32-bit number, which `original` is.
     let rc = unsafe {
         let request = libc::c_ulong::from(abi::FUSE_DEV_IOC_CLONE);
         libc::ioctl(clone.as_raw_fd(), request, &original)
@@ -125,7 +125,7 @@ fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd> {
     if rc == 0 { Ok(clone) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
-/// An open /dev/fuse, or a clone of it for one worker. The descriptor decides whether a read waits.
+/// An open /dev/fuse, or a clone for one worker. The flags of the descriptor decide whether a read waits.
 struct DevicePort {
     fd: Arc<OwnedFd>,
 }
@@ -169,8 +169,8 @@ impl PortChannel {
         let pipe_size = limits.max_write.max(limits.max_read);
         let pipe = limits.splice.any().then(|| MessagePipe::new(pipe_size)).and_then(Result::ok);
         let mut splice = if pipe.is_some() { limits.splice } else { SpliceLimits::NEVER };
-        // The size of a request is not known before it is received, and one that does not fit into
-        // the pipe would be lost.
+        // The size of a request is not known before it is received, and a request that does not fit into the pipe
+        // would be lost.
         if pipe.as_ref().is_none_or(|pipe| pipe.capacity() < limits.max_write) {
             splice.write_min = usize::MAX;
         }
@@ -208,12 +208,12 @@ impl PortChannel {
         self.spin.as_ref().is_some_and(|spin| spin.hope > 0)
     }
 
-    /// As [`RequestPort::has_more`].
+    /// Returns the value of [`RequestPort::has_more`].
     pub(crate) fn has_more(&self) -> Option<bool> {
         self.port.has_more()
     }
 
-    /// Reads a request, looking for it first if `spin` says that nobody else would take it.
+    /// Receives a request. Polls first if `spin` is set, which means that no other worker would take the request.
     fn receive_plain(&mut self, spin: bool) -> Result<usize> {
         let room = self.request.message_mut(self.capacity);
         let Some(spinning) = self.spin.as_mut().filter(|_| spin) else {
@@ -223,11 +223,11 @@ impl PortChannel {
         let begun = clock::now();
         while spinning.hope > 0 && begun.elapsed_ns() < spinning.limit_ns {
             match spinning.port.receive(room) {
-                // Whoever else can run here goes first.
+                // Other threads that can run on this processor go first.
                 Err(Errno::EAGAIN) => std::thread::yield_now(),
                 other => {
                     spinning.hope = HOPE;
-                    // The kernel takes an answer only through the device that gave the request.
+                    // The kernel takes a reply only through the device that delivered the request.
                     self.reply.port = Arc::clone(&spinning.port);
                     return other;
                 }
@@ -240,7 +240,7 @@ impl PortChannel {
         received
     }
 
-    /// Takes a request into the pipe, and into the buffer all of it but the data of a WRITE.
+    /// Takes a request into the pipe, and copies it into the buffer, except for the data of a WRITE.
     fn receive_spliced(&mut self) -> Result<usize> {
         self.reply.port = Arc::clone(&self.port);
         let pipe = self.reply.pipe.as_mut().ok_or(Errno::EINVAL)?;
@@ -269,12 +269,12 @@ impl PortChannel {
         &mut self.reply
     }
 
-    /// The port that gave the request that was received.
+    /// Returns the port that delivered the received request.
     pub(crate) fn reply_port(&self) -> Arc<dyn RequestPort> {
         Arc::clone(&self.reply.port)
     }
 
-    /// Remembers what to expect of the next request.
+    /// Records the received request for its reply, and if the next one is likely to be a large write.
     fn note(&mut self, len: usize) -> Result<()> {
         let header =
             defuse_wire::request::peek(self.request.message(len)).map_err(|_| Errno::EIO)?;
@@ -333,7 +333,7 @@ impl WorkerChannel for PortChannel {
 
 struct PortReply {
     port: Arc<dyn RequestPort>,
-    /// The answer comes from a thread that may not wait for the client.
+    /// A thread that must not wait for the client sends the reply.
     later: bool,
     unique: u64,
     /// Header and body of short answers, within one page: the kernel pins every page that it copies
@@ -347,13 +347,13 @@ struct PortReply {
     spliced: bool,
     splice: SpliceLimits,
     pipe: Option<MessagePipe>,
-    /// The data of the request that lies with the port.
+    /// The data of the request that is in the memory of the port.
     left: RemainingData,
-    /// The data goes to its place with the port.
+    /// The data goes into the memory of the port.
     placed: bool,
 }
 
-/// Data of a WRITE that lies with the port.
+/// Data of a WRITE that is in the memory of the port.
 #[derive(Clone, Copy, Default)]
 struct RemainingData {
     len: usize,
@@ -371,7 +371,7 @@ impl PortReply {
         self.port.places().ok_or(Errno::EIO)
     }
 
-    /// Takes data that lies with the port.
+    /// Takes data from the memory of the port.
     fn take_left(&mut self, out: &mut [u8]) -> Result<usize> {
         let len = out.len().min(self.left.remaining());
         self.places()?.copy(self.unique, self.left.taken, &mut out[..len])?;
@@ -400,7 +400,8 @@ impl PortReply {
         }
     }
 
-    /// Writes up to `len` bytes that lie with the port into a file, by one call: a write at the end of a file must not be torn.
+    /// Writes up to `len` bytes that are in the memory of the port into a file, by one call: a write at the end of a
+    /// file must not be torn.
     fn write_left(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
         let part = (self.left.taken, len.min(self.left.remaining()));
         let written = match self.places()?.write_to(self.unique, part, (fd, offset)) {
@@ -438,8 +439,8 @@ impl PortReply {
         pass(&*self.port, self.later, message)
     }
 
-    /// Splices up to `len` bytes of `fd` behind a header that says `len`. A file that ends earlier
-    /// makes the header wrong: then all of it comes back into the buffer.
+    /// Splices up to `len` bytes of `fd` behind a header for `len` bytes. If the file ends earlier, the header is
+    /// wrong, and all of the pipe is copied back into the buffer.
     fn fill_pipe(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
         let header = self.header(len, 0);
         let Some(pipe) = &mut self.pipe else { return Err(Errno::EINVAL) };
@@ -520,7 +521,7 @@ impl RequestReply for PortReply {
         let total = HEADER_LEN + self.filled;
         let pipe = self.pipe.as_mut().ok_or(Errno::EIO)?;
         let sent = pipe.drain(self.port.fd(), None, total);
-        // Whatever the device did not take would stand before the next message.
+        // Bytes that the device did not take would precede the next message.
         pipe.clear()?;
         sent.map(drop)
     }
@@ -534,7 +535,7 @@ impl RequestReply for PortReply {
     }
 
     fn defer(&mut self, body: DeferredKind) -> Box<dyn DeferredReply> {
-        // Thousands may wait for a lock, so that they take no more than their answer.
+        // Thousands of requests may wait for a lock, so they take no more memory than their reply.
         let mut buf = None;
         let (mut data, mut left, mut placed) = (Vec::new(), RemainingData::default(), false);
         match body {
@@ -812,16 +813,16 @@ impl WriteSource for MemorySource<'_> {
     }
 }
 
-/// Reads until `room` is full or the file ends, as [`read_full`].
+/// Reads until `room` is full or the file ends, like [`read_full`].
 pub(super) fn pread_full(fd: BorrowedFd<'_>, offset: u64, room: &mut [u8]) -> Result<usize> {
     read_full(room.len(), |done| {
         rustix::io::pread(fd, &mut room[done..], offset + done as u64).map_err(errno)
     })
 }
 
-/// Reads `len` bytes, or to the end of the file. `read` reads what follows the given number of bytes. An error after some bytes ends the read there; the
-/// caller meets it again when it asks for the rest. A file rarely ends on a page, so a short count
-/// that is not whole pages is taken for the end without another call.
+/// Reads `len` bytes, or to the end of the file. `read` reads the bytes after the number of bytes that it gets. An
+/// error after some bytes ends the read there; the caller meets the error again when it reads the rest. A file rarely
+/// ends on a page, so a short count that is not whole pages is taken for the end without another call.
 fn read_full(len: usize, mut read: impl FnMut(usize) -> Result<usize>) -> Result<usize> {
     let mut done = 0;
     while done < len {

@@ -1,6 +1,6 @@
-//! How requests arrive and replies leave. A session's workers each own a [`WorkerChannel`]; dispatch sees
-//! only the request and a [`RequestReply`], so that the device ([`dev`]) and rings ([`uring`]) take each
-//! other's place without a change above.
+//! Transports: the arrival of requests and the delivery of replies. A session's workers each own a [`WorkerChannel`];
+//! dispatch sees only the request and a [`RequestReply`], so that the device ([`dev`]) and rings ([`uring`]) are
+//! interchangeable without a change above.
 
 mod answer;
 mod buffer;
@@ -21,12 +21,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use defuse_wire::request::{DecodeError, DecodeOptions, DecodedRequest};
 
-/// The bytes of a request, as a transport has them.
+/// The bytes of a request, in the layout of its transport.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestMessage<'a> {
-    /// One after the other, as the device gives them.
+    /// All parts in sequence, as the device delivers them.
     Whole(&'a [u8]),
-    /// Header, the opcode's structure and everything else, each by itself, as a ring gives them.
+    /// Header, the opcode's structure and everything else, each in a buffer of its own, as a ring delivers them.
     Split { header: &'a [u8], op: &'a [u8], payload: &'a [u8] },
 }
 
@@ -44,8 +44,7 @@ impl<'a> RequestMessage<'a> {
     }
 }
 
-/// The way to the client from any thread, at any time: for notifications, and answers that come
-/// later.
+/// The way to the client from any thread, at any time: for notifications and deferred replies.
 pub trait ReplyPort: Send + Sync {
     /// Sends a whole message; its header is in the first part. It does not wait for a client that
     /// reads nothing, because the thread may serve others.
@@ -61,7 +60,7 @@ pub trait SharedData: Send + Sync {
     /// The bytes of the request `unique` that were not received with it: the data of a WRITE.
     fn left(&self, unique: u64) -> usize;
 
-    /// Copies data of a request, from the byte `from` of it on.
+    /// Copies data of a request, starting at the byte `from`.
     ///
     /// # Errors
     ///
@@ -72,7 +71,7 @@ pub trait SharedData: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of [`copy`](SharedData::copy) and of pwrite(2).
+    /// The errors of [`copy`](SharedData::copy) and of pwrite(2).
     fn write_to(
         &self,
         unique: u64,
@@ -80,16 +79,17 @@ pub trait SharedData: Send + Sync {
         file: (BorrowedFd<'_>, u64),
     ) -> Result<usize>;
 
-    /// The address of the data of a request from the byte `from` of it on, until the request is answered.
+    /// Returns the address of the data of a request, starting at the byte `from`. It is valid until the request is
+    /// answered.
     fn address_of_data(&self, unique: u64, from: usize) -> Option<NonNull<u8>>;
 
     /// The address of a part of a reply, its begin and its length, until the request is answered.
     fn address_of_reply(&self, unique: u64, part: (usize, usize)) -> Option<NonNull<u8>>;
 
-    /// The longest reply to the request, in bytes, with its header.
+    /// Returns the maximum length of the reply to the request, in bytes, with its header.
     fn room(&self, unique: u64) -> usize;
 
-    /// Writes data of a reply, from the byte `from` of it on.
+    /// Writes data of a reply, starting at the byte `from`.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ pub trait SharedData: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of [`place`](SharedData::place) and of pread(2).
+    /// The errors of [`place`](SharedData::place) and of pread(2).
     fn read_from(
         &self,
         unique: u64,
@@ -112,7 +112,7 @@ pub trait SharedData: Send + Sync {
     ///
     /// # Errors
     ///
-    /// As for [`ReplyPort::send`].
+    /// The errors of [`ReplyPort::send`].
     fn send_placed(&self, header: &[u8], len: usize) -> Result<()>;
 }
 
@@ -144,8 +144,8 @@ pub trait RequestPort: ReplyPort {
     /// The descriptor, for poll(2) and splice(2).
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// True if another request waits, where that can be seen without a system call. Otherwise `None`, and
-    /// the time between two requests has to tell.
+    /// True if another request waits, where that can be seen without a system call. Otherwise `None`, and the time
+    /// between two requests has to decide.
     fn has_more(&self) -> Option<bool> {
         None
     }
@@ -174,7 +174,7 @@ pub trait RequestSource: Send + Sync {
     ///
     /// # Errors
     ///
-    /// Those of the system calls that make it.
+    /// The errors of the system calls that create the port.
     fn port_without_waiting(&self) -> Result<Arc<dyn RequestPort>>;
 
     /// Counts of lanes in shared memory. `None` for a line without them.
@@ -190,29 +190,29 @@ pub struct ServerLaneCounts {
     pub used: u32,
     /// Requests that came by them.
     pub requests: u64,
-    /// Those of the requests that are not answered.
+    /// The requests that are not answered yet.
     pub unanswered: u64,
-    /// Messages by which the client woke the server, as the client says.
+    /// Messages by which the client woke the server, as the client reports.
     pub bells: u64,
-    /// Sleeps of its threads that waited for a reply, as the client says.
+    /// Sleeps of client threads that waited for a reply, as the client reports.
     pub sleeps: u64,
-    /// Its reads from cached pages, which make no request, as the client says.
+    /// Client reads from cached pages, which make no request, as the client reports.
     pub page_reads: u64,
 }
 
-/// Adds a transport to the messages of a client: requests then come by both.
+/// Adds a transport to the messages of a client: requests then arrive by both.
 pub trait TransportUpgrade: Send + Sync + std::fmt::Debug {
-    /// The line of a client of the user `uid`, whose socket `messages` is. Called before INIT.
+    /// Returns the connection to a client of the user `uid`, whose socket is `messages`. Called before INIT.
     ///
     /// # Errors
     ///
-    /// Those of the system calls that make it. The client is then not served.
+    /// The errors of the system calls that create it. The client is then not served.
     fn line(&self, uid: u32, messages: Arc<dyn RequestSource>) -> Result<Arc<dyn RequestSource>>;
 }
 
-/// The reply to the request that a worker has just received. Exactly one of the sending methods is
-/// called for each request that wants an answer. An error of theirs says that the kernel did not
-/// take the answer, so what the answer gave away (a lookup, a handle) has to be taken back.
+/// The reply to the request that a worker has just received. Exactly one of the sending methods is called for each
+/// request that needs a reply. If a sending method fails, the kernel did not take the reply, so everything it granted
+/// (a lookup, a handle) has to be undone.
 pub(crate) trait RequestReply {
     /// Sends success with `body`, the concatenation of its parts.
     fn send(&mut self, body: &[&[u8]]) -> Result<()>;
@@ -232,13 +232,13 @@ pub(crate) trait RequestReply {
     /// Sends the first `len` bytes of [`room`](RequestReply::room).
     fn send_room(&mut self, len: usize) -> Result<()>;
 
-    /// Where the data of a READ of up to `len` bytes goes.
+    /// Returns the sink for the data of a READ of up to `len` bytes.
     fn data(&mut self, len: usize) -> &mut dyn ReadSink;
 
-    /// Sends what went into [`data`](RequestReply::data).
+    /// Sends the bytes that went into [`data`](RequestReply::data).
     fn send_data(&mut self) -> Result<()>;
 
-    /// The data of a WRITE that did not come with the request's bytes.
+    /// Returns the data of a WRITE that is not among the request's bytes.
     fn piped(&mut self) -> &mut dyn WriteSource;
 
     /// True if that data stays where it is after the worker has received another request.
@@ -246,7 +246,7 @@ pub(crate) trait RequestReply {
         false
     }
 
-    /// Takes the answer out of this thread's hands.
+    /// Takes the reply from this thread, so that another one can send it.
     fn defer(&mut self, body: DeferredKind) -> Box<dyn DeferredReply>;
 }
 
@@ -264,11 +264,11 @@ pub(crate) enum DeferredKind {
 
 /// The owned form of a [`RequestReply`].
 pub(crate) trait DeferredReply: Send {
-    /// Where the data of a READ goes.
+    /// Returns the sink for the data of a READ.
     fn sink(&mut self) -> &mut dyn ReadSink;
-    /// Where the data of a WRITE comes from.
+    /// Returns the source of the data of a WRITE.
     fn source(&mut self) -> &mut dyn WriteSource;
-    /// Sends what went into the sink.
+    /// Sends the bytes that went into the sink.
     fn send_data(self: Box<Self>) -> Result<()>;
     /// Sends success with `body`.
     fn send(self: Box<Self>, body: &[u8]) -> Result<()>;
@@ -289,7 +289,7 @@ pub(crate) enum ReceiveOutcome {
 
 /// One worker's end of a transport.
 pub(crate) trait WorkerChannel: Send {
-    /// Waits for a request. With `spin` it may stay awake for a while first: nobody else waits.
+    /// Waits for a request. With `spin` it may poll for a while first, because no other worker waits.
     fn receive(&mut self, spin: bool) -> Result<ReceiveOutcome>;
     /// The request that was received, and the way to answer it. Bytes that the transport keeps
     /// elsewhere (WRITE data in a pipe) are left out.

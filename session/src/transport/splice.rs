@@ -61,7 +61,7 @@ impl MessagePipe {
         Ok(done)
     }
 
-    /// Moves up to `len` bytes of `fd` in: from `offset`, or from where a stream stands.
+    /// Moves up to `len` bytes of `fd` into the pipe: from `offset`, or from the position of a stream.
     pub(crate) fn fill(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -89,10 +89,10 @@ impl MessagePipe {
         Ok(count)
     }
 
-    /// Throws away what is left inside.
+    /// Discards the bytes in the pipe.
     pub(crate) fn clear(&mut self) -> Result<()> {
-        // Before nearly every request nothing is, and clearing the scratch memory would be the most
-        // work that a small request makes here.
+        // Before nearly every request the pipe is empty, and clearing the scratch memory would be most of the work
+        // for a small request.
         if self.level == 0 {
             return Ok(());
         }

@@ -1,13 +1,13 @@
-//! A bulkhead: the requests that need one part of the storage behind a file system hold only so many
-//! threads of a session that requests for other parts go on.
+//! A bulkhead: the requests that need one part of the storage behind a file system hold only so many threads of a
+//! session that requests for other parts continue.
 //!
 //! A file system names the part that an inode needs
 //! ([`FileSystem::failure_domain`](defuse_fs::FileSystem::failure_domain)). While a part does not answer,
 //! each request that needs it holds a thread. Beyond its share of the threads, further ones wait here, and
 //! the thread that received them takes another request.
 //!
-//! The share depends on what is left: a part may hold three times as many threads as would remain free. A
-//! single one gets three quarters, so that each of several has a thread.
+//! The share depends on the free threads: a part may hold three times as many threads as would remain free. A single
+//! part gets three quarters, so that each of several has a thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use super::set_aside::QueuedRequest;
 
 /// Maximum number of requests that wait. Beyond it a request holds its thread.
 const MOST: usize = 1024;
-/// Maximum number of bytes of them.
+/// Maximum number of bytes of waiting requests.
 const BYTES_MOST: usize = 64 << 20;
 
 /// Threads that a part may hold for each one that stays free.
@@ -60,7 +60,7 @@ impl Bulkhead {
         self.lock().enter(domain, max)
     }
 
-    /// As [`enter`](Self::enter) with a request, which waits here if it has to. Otherwise it is returned.
+    /// Like [`enter`](Self::enter) with a request, which waits here if it has to. Otherwise the request is returned.
     pub(crate) fn enter_or_wait(
         &self,
         domain: FailureDomain,
@@ -83,8 +83,8 @@ impl Bulkhead {
         None
     }
 
-    /// The calling thread has handled a request that needs `domain`. Returns one that need not wait any
-    /// longer, for which it has entered.
+    /// The calling thread has handled a request that needs `domain`. Returns a request that need not wait any longer,
+    /// for which it has entered.
     pub(crate) fn leave(
         &self,
         domain: FailureDomain,
@@ -115,7 +115,7 @@ impl Bulkhead {
         Some((next, request))
     }
 
-    /// Takes the request `unique` out, whose caller was interrupted.
+    /// Removes and returns the request `unique`, whose caller was interrupted.
     pub(crate) fn take(&self, unique: u64) -> Option<QueuedRequest> {
         let mut state = self.lock();
         if state.waiting == 0 {
@@ -136,7 +136,7 @@ impl Bulkhead {
         self.lock().waiting
     }
 
-    /// The session has ended: nobody wants answers.
+    /// Drops all waiting requests: the session has ended, and no caller waits for a reply.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         (state.waiting, state.bytes, state.closed) = (0, 0, true);

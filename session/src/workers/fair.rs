@@ -1,12 +1,13 @@
-//! Fairness between the users of a mount: calls of one user that wait for something hold only so many threads that those of
-//! others go on.
+//! Fairness between the users of a mount: blocked calls of one user hold only so many threads that calls of other
+//! users continue.
 //!
-//! Nobody can say of a call whether it will wait: an open waits for whoever has a lease on the file, a FIFO for its other end, a read
-//! for a disk. So nothing is looked at while threads are free or make progress. If all that there may be are stuck
-//! while requests wait, the session *stretches*: it may have further threads, and from then on each call of a user other than root is
-//! counted. A user may hold three times as many threads as remain free, which is three quarters of all for a single one. Further calls
-//! of that user wait here, and the thread that has received them takes another request. A while after the threads are free again, the
-//! session has its usual number.
+//! The session cannot predict whether a call will block: an open waits for the holder of a lease on the file, a FIFO
+//! for its other end, a read for a disk. So nothing is counted while threads are free or make progress. If all
+//! allowed threads are stuck while requests wait, the session *stretches*: it may have further threads, and from then
+//! on each call of a user other than root is counted. A user may hold three times as many threads as remain free,
+//! which is three quarters of all for a single user. Further calls of that user wait here, and the thread that has
+//! received them takes another request. A while after the threads are free again, the session returns to its usual
+//! number.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,16 +17,16 @@ use super::bulkhead::may_enter;
 use super::inflight::WorkerSlots;
 use super::set_aside::QueuedRequest;
 
-/// Maximum number of waiting requests, and of those of one user.
+/// Maximum number of waiting requests, and of waiting requests of one user.
 const MOST: usize = 16_384;
 const MOST_OF_USER: usize = 4096;
-/// Maximum number of their bytes.
+/// Maximum number of bytes of waiting requests.
 const BYTES_MOST: usize = 64 << 20;
 
 /// Calls of users that hold their part of the threads.
 #[derive(Default)]
 pub(crate) struct FairQueue {
-    /// The number of requests that wait. Most looks find none.
+    /// The number of requests that wait. Most checks find none.
     waiting: AtomicUsize,
     state: Mutex<FairQueueState>,
 }
@@ -42,7 +43,7 @@ struct FairQueueState {
 #[derive(Clone, Copy)]
 pub(crate) struct ThreadBudget<'a> {
     pub(crate) slots: &'a WorkerSlots,
-    /// As many as there may be.
+    /// The maximum number of threads.
     pub(crate) most: usize,
 }
 
@@ -80,7 +81,7 @@ impl FairQueue {
         None
     }
 
-    /// A request that need not wait any longer, as `threads` are.
+    /// Returns a request that need not wait any longer, by the state of `threads`.
     pub(crate) fn next(&self, threads: ThreadBudget<'_>) -> Option<QueuedRequest> {
         if !self.is_waiting() {
             return None;
@@ -94,7 +95,7 @@ impl FairQueue {
         self.take_first(&mut state, uid, |_| true)
     }
 
-    /// Takes the request `unique` out, whose caller was interrupted.
+    /// Removes and returns the request `unique`, whose caller was interrupted.
     pub(crate) fn take(&self, unique: u64) -> Option<QueuedRequest> {
         if !self.is_waiting() {
             return None;
@@ -123,7 +124,7 @@ impl FairQueue {
         Some(taken)
     }
 
-    /// The session has ended: nobody wants answers.
+    /// Drops all waiting requests: the session has ended, and no caller waits for a reply.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         *state = FairQueueState { is_closed: true, ..FairQueueState::default() };
@@ -140,7 +141,7 @@ mod tests {
     use super::super::set_aside::tests::request;
     use super::*;
 
-    /// Slots of which so many are held by each user.
+    /// Returns slots, of which each user holds a number.
     fn held(most: usize, users: &[(u32, usize)]) -> WorkerSlots {
         let slots = WorkerSlots::new(most);
         let all = users.iter().flat_map(|&(uid, count)| std::iter::repeat_n(uid, count));

@@ -8,7 +8,7 @@ use defuse_fs::InterruptCheck;
 
 use crate::init::WORKERS_MOST;
 
-/// One worker's place. On a cache line of its own: it is written at every request.
+/// The slot of one worker. It has a cache line of its own: it is written at every request.
 #[repr(align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct WorkerSlot {
@@ -24,7 +24,7 @@ pub(crate) struct WorkerSlot {
     caller: AtomicU32,
     /// The request that was answered in place of the worker, which is stuck with it.
     answered: AtomicU64,
-    /// Requests begun; it tells a worker that is stuck from one that is busy.
+    /// Number of requests begun; it distinguishes a worker that is stuck from a worker that is busy.
     served: AtomicU64,
 }
 
@@ -73,7 +73,7 @@ impl WorkerSlot {
         (waits && caller != 0).then_some((unique, caller))
     }
 
-    /// Notes that the request has an answer.
+    /// Records that the request has a reply.
     pub(crate) fn is_answered(&self, unique: u64) {
         self.answered.store(unique, Ordering::Relaxed);
     }
@@ -85,19 +85,19 @@ impl InterruptCheck for WorkerSlot {
     }
 }
 
-/// The places of all workers that there may be.
+/// The slots of all workers that there may be.
 #[derive(Debug)]
 pub(crate) struct WorkerSlots {
     slots: Box<[WorkerSlot]>,
-    /// Places for those whom a larger maximum has allowed since.
+    /// Slots for the workers that a larger maximum has allowed since.
     more: OnceLock<Box<[WorkerSlot]>>,
-    /// Interrupts that came before the worker had begun with the request, the latest ones. Most are
-    /// of requests that had just ended, whose numbers never come again.
+    /// Interrupts that arrived before the worker had begun with the request, the latest ones. Most are for requests
+    /// that had just ended, whose numbers are not used again.
     early: [AtomicU64; EARLY],
     early_count: AtomicUsize,
 }
 
-/// More interrupts than this cannot come in the moment between two steps of a worker.
+/// The maximum number of interrupts that can arrive in the moment between two steps of a worker.
 const EARLY: usize = 32;
 
 impl WorkerSlots {
@@ -113,7 +113,7 @@ impl WorkerSlots {
     /// Makes room for `count` workers, at most [`WORKERS_MOST`].
     pub(crate) fn make_room(&self, count: usize) {
         if count > self.slots.len() {
-            // All at once: the places have to stay where they are.
+            // All at once: the slots have to stay where they are.
             self.more.get_or_init(|| places(WORKERS_MOST.saturating_sub(self.slots.len())));
         }
     }
@@ -164,7 +164,7 @@ impl WorkerSlots {
         }
     }
 
-    /// The number of requests of a user that workers have in hand, and that of all.
+    /// Returns the number of requests of a user that workers have in hand, and the number of all requests in hand.
     pub(crate) fn held(&self, uid: u32) -> (usize, usize) {
         let busy = self.iter().filter(|slot| !slot.is_idle());
         busy.fold((0, 0), |(own, all), slot| {
@@ -222,7 +222,7 @@ mod tests {
         second.end();
         slots.begin(second, 201, (7, 0));
         assert!(!second.interrupted());
-        // One that came too early is remembered.
+        // An interrupt that arrived too early is remembered.
         second.end();
         slots.begin(second, 300, (7, 0));
         assert!(second.interrupted());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering};
 
-/// How many workers there may be.
+/// The limits on the number of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolLimits {
     /// Workers at most, at least 1.
@@ -68,15 +68,15 @@ impl PoolState {
     }
 }
 
-/// The counts of a session's workers. `begin` and `end` bracket every request with one atomic
-/// operation each; all else happens when the number of workers changes.
+/// The counts of a session's workers. `begin` and `end` bracket every request with one atomic operation each;
+/// everything else happens when the number of workers changes.
 #[derive(Debug)]
 pub struct WorkerPool {
     /// The maximum number of threads, which a live session may change.
     max: AtomicUsize,
     /// Threads beyond it that there may be now, because all were stuck.
     stretch: AtomicUsize,
-    /// As [`PoolLimits::parallel`].
+    /// The value of [`PoolLimits::parallel`].
     parallel: usize,
     /// Workers that wait for a request.
     idle: AtomicUsize,
@@ -105,7 +105,7 @@ pub struct PoolCounts {
 }
 
 impl WorkerPool {
-    /// A pool without workers; the first comes by [`grow`](WorkerPool::grow).
+    /// A pool without workers; [`grow`](WorkerPool::grow) adds the first one.
     pub fn new(limits: PoolLimits) -> Self {
         WorkerPool {
             max: AtomicUsize::new(limits.max.max(1)),
@@ -141,8 +141,8 @@ impl WorkerPool {
         self.call.notify_all();
     }
 
-    /// Changes the maximum number of threads to `max`, at least 1. Threads beyond it end: parked ones
-    /// now, the others when they ask [`leave_if_over`](WorkerPool::leave_if_over).
+    /// Changes the maximum number of threads to `max`, at least 1. Threads beyond it end: parked ones now, the others
+    /// when they call [`leave_if_over`](WorkerPool::leave_if_over).
     pub fn resize(&self, max: usize) {
         let _parked = self.lock();
         self.max.store(max.max(1), Ordering::SeqCst);
@@ -179,13 +179,13 @@ impl WorkerPool {
 
     /// A worker has taken a request. True where no other waits for the next one.
     pub fn begin(&self) -> bool {
-        // Sequentially consistent, because the sentinel's "nobody is busy" and a worker's "the
-        // sentinel is awake" must not both be stale.
+        // Sequentially consistent, because the watchdog's "no worker is busy" and a worker's "the watchdog is awake"
+        // must not both be stale.
         self.idle.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// A worker is done with its request and will wait for the next one.
-    /// Returns how many others wait.
+    /// A worker is done with its request and will wait for the next one. Returns the number of other workers that
+    /// wait.
     pub fn end(&self) -> usize {
         self.idle.fetch_add(1, Ordering::SeqCst)
     }
@@ -221,15 +221,14 @@ impl WorkerPool {
         }
     }
 
-    /// As [`grow`](WorkerPool::grow), but parked workers are left alone: they could not do what the new one
-    /// is for.
+    /// Like [`grow`](WorkerPool::grow), but never wakes a parked worker, which could not do the work of the new one.
     pub fn grow_new(&self) -> PoolGrowth {
         let mut parked = self.lock();
         if self.exiting() { PoolGrowth::AtLimit } else { self.spawn(&mut parked) }
     }
 
-    /// Starts a thread if there may be one and `is_wanted` says so, which is decided at once: of several
-    /// callers, each sees the thread that another one has just started.
+    /// Starts a thread if there may be one and `is_wanted` returns true. The decision is atomic: of several callers,
+    /// each sees the thread that another one has just started.
     pub fn grow_if(&self, is_wanted: impl FnOnce(PoolLoad) -> bool) -> PoolGrowth {
         if self.active() >= self.max() {
             return PoolGrowth::AtLimit;
@@ -255,7 +254,7 @@ impl WorkerPool {
         PoolGrowth::Spawn
     }
 
-    /// The thread that [`PoolGrowth::Spawn`] asked for could not be started.
+    /// The thread that [`PoolGrowth::Spawn`] required could not be started.
     pub fn spawn_failed(&self) {
         let mut parked = self.lock();
         parked.live -= 1;
@@ -272,14 +271,15 @@ impl WorkerPool {
         if self.exiting() {
             return self.leave(&mut parked);
         }
-        // Both are decided under the lock, so that two workers cannot each count on the other.
+        // Decided under the lock, so that two workers cannot each count on the other.
         if self.idle.load(Ordering::SeqCst) < 2 {
             return WakeReason::Work;
         }
         self.wait_for_call(parked, rest)
     }
 
-    /// As [`park`](WorkerPool::park), whoever else waits: for workers that do not receive by themselves.
+    /// Like [`park`](WorkerPool::park), but regardless of other waiting workers: for workers that do not receive
+    /// requests.
     pub fn rest(&self, rest: Duration) -> WakeReason {
         let mut parked = self.lock();
         if self.exiting() {
@@ -298,7 +298,7 @@ impl WorkerPool {
         }
         parked.waiting -= 1;
         if parked.called > 0 {
-            // Whoever called has already counted this worker as active.
+            // The caller has already counted this worker as active.
             parked.called -= 1;
             self.idle.fetch_add(1, Ordering::SeqCst);
             return if self.exiting() { self.leave(&mut parked) } else { WakeReason::Work };
@@ -323,7 +323,7 @@ impl WorkerPool {
         WakeReason::Exit
     }
 
-    /// Ends the session: parked workers end, and nobody is started.
+    /// Ends the session: parked workers end, and no worker is started.
     pub fn shut_down(&self) {
         let _parked = self.lock();
         self.exiting.store(true, Ordering::SeqCst);

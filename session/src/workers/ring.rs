@@ -1,10 +1,9 @@
 //! The threads of a session with rings; see [`crate::transport::uring`].
 //!
-//! Every queue has a worker from the start. If all workers of a queue are busy, another one is added:
-//! by a worker if requests arrive without a pause, and by the sentinel if all workers sleep in
-//! handlers. User space cannot see whether requests wait in a queue, so that one worker more than the
-//! sleeping ones is kept, and one at a time is added. Workers stay until the end, because the kernel does
-//! not return an entry, and an idle entry costs nothing.
+//! Every queue has a worker from the start. If all workers of a queue are busy, another one is added: by a worker if
+//! requests arrive without a pause, and by the watchdog if all workers sleep in handlers. User space cannot see
+//! whether requests wait in a queue. Therefore one worker more than the sleeping ones is kept, and one at a time is
+//! added. Workers stay until the end, because the kernel does not return an entry, and an idle entry costs nothing.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -40,7 +39,7 @@ const STORM_GAP_NS: u64 = 5_000_000;
 /// Duration of the pause.
 const DEVICE_REST: Duration = Duration::from_millis(1);
 
-/// Number of checks by the sentinel after which it nudges a queue with sleeping handlers.
+/// Number of checks by the watchdog after which it nudges a queue with sleeping handlers.
 const NUDGE_TICKS: u64 = 50;
 
 /// The queues of a session.
@@ -68,7 +67,7 @@ struct UringQueue {
     /// The threads that wait for a request.
     idle: AtomicUsize,
     served: AtomicU64,
-    /// The value of `served` at the sentinel's last check.
+    /// The value of `served` at the watchdog's last check.
     seen: AtomicU64,
     /// Number of consecutive checks that found it unchanged.
     still: AtomicU64,
@@ -168,7 +167,7 @@ fn spawn_within_limits(shared: &Arc<SessionShared>, rings: &SessionRings, qid: u
     started.is_ok()
 }
 
-/// The sentinel's check of the queues.
+/// The watchdog's check of the queues.
 pub(crate) fn tick(shared: &Arc<SessionShared>, rings: &SessionRings) {
     for (qid, queue) in rings.queues.iter().enumerate() {
         let served = queue.served.load(Ordering::Relaxed);
@@ -297,7 +296,7 @@ impl UringWorker<'_> {
             if self.shared.pool.exiting() {
                 return self.shared.pool.exit();
             }
-            // Polling gains nothing, because the caller runs on the same processor.
+            // Polling has no benefit, because the caller runs on the same processor.
             match self.channel.receive(false) {
                 Ok(ReceiveOutcome::Request) => self.handle_received(),
                 Ok(ReceiveOutcome::Nothing) => {}
@@ -361,7 +360,7 @@ fn hand(shared: &Arc<SessionShared>, entry: UringEntry) {
     let Some(rings) = &shared.rings else { return };
     rings.handed().push_back(entry);
     shared.add_worker();
-    // At the maximum number of workers, one that is about to park has missed it.
+    // At the maximum number of workers, a worker that is about to park has missed the entry.
     shared.bell.ring();
 }
 

@@ -1,11 +1,11 @@
-//! The thread that watches over workers which cannot watch over themselves.
+//! The watchdog: the thread that watches over workers which cannot watch over themselves.
 //!
-//! While requests are handled it looks around every [`TICK`]; when nothing has been handled for a
+//! While requests are handled it checks the session every [`TICK`]; when nothing has been handled for a
 //! while it sleeps until a worker wakes it, so that an idle mount costs nothing. It
 //!
 //! - adds a worker when all are busy and the device has something to read, unless the policy is one of the
 //!   paper's, by which only receivers do so;
-//! - gives up what was kept for a moment and not wanted again;
+//! - drops backing files that were kept for reuse and were not used;
 //! - repeats the signal to workers whose request was interrupted, because a signal that comes just
 //!   before a system call does not end it;
 //! - answers requests whose callers are being killed, if their workers do not (see `stuck`);
@@ -15,7 +15,8 @@
 //!   done at once, and requests are set aside for the next worker that is free. So an interrupt
 //!   arrives even where a single worker sits in a handler that never ends.
 //!
-//! The sessions of a server have one sentinel ([`SharedWatchdog`]). It never waits for what the requests of one of them wait for.
+//! The sessions of a server share one watchdog ([`SharedWatchdog`]). It never waits for anything that requests of a
+//! session wait for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
@@ -27,58 +28,59 @@ use defuse_fs::Result;
 use super::{pressure, ring, signal};
 use crate::session::SessionShared;
 
-/// How often the sentinel looks. A worker that blocks holds up requests for at most so long.
+/// The interval of the watchdog's checks. A worker that blocks holds up requests for at most so long.
 const TICK: Duration = Duration::from_millis(2);
-/// Looks without any work before it sleeps.
+/// Number of checks without any work before the watchdog sleeps.
 const QUIET_TICKS: u32 = 50;
-/// Looks after which what is kept for a moment is trimmed: about a second.
+/// Number of checks after which kept backing files are trimmed: about a second.
 const TRIM_TICKS: u32 = 500;
-/// Looks without any progress before workers count as stuck.
+/// Number of checks without any progress before workers count as stuck.
 const STUCK_TICKS: u32 = 10;
-/// Looks that find enough threads free before a session has its usual number of them again: about a second.
+/// Number of checks with enough free threads before a session returns to its usual number of threads: about a second.
 const CALM_TICKS: u32 = 500;
 
-/// How workers wake the sentinel of their session.
+/// The means by which workers wake the watchdog of their session.
 #[derive(Default)]
 pub(crate) struct WatchdogWaker {
     /// The session is watched.
     awake: AtomicBool,
     who: OnceLock<WatchdogThread>,
-    /// Held while the session is looked at.
+    /// Held while the session is checked.
     look: Mutex<()>,
     /// A thread receives for workers that are stuck.
     is_helped: AtomicBool,
 }
 
-/// The sentinel of a session.
+/// The watchdog of a session.
 enum WatchdogThread {
-    /// Its own.
+    /// The session's own watchdog.
     Own(Thread),
-    /// One that watches others, too.
+    /// A watchdog that also watches other sessions.
     Common(SharedWatchdog, Weak<SessionShared>),
 }
 
 impl WatchdogWaker {
-    /// Called by a worker that leaves nobody to wait for requests. Costs a load while the session is watched.
+    /// Called by a worker that leaves no other worker to wait for requests. Costs a load while the session is
+    /// watched.
     pub(crate) fn ring(&self) {
         if !self.awake.load(Ordering::SeqCst) && !self.awake.swap(true, Ordering::SeqCst) {
             match self.who.get() {
                 Some(WatchdogThread::Own(thread)) => thread.unpark(),
                 Some(WatchdogThread::Common(sentinel, session)) => sentinel.watch(session),
-                // It looks at the bell when it begins.
+                // The watchdog reads `awake` when it begins.
                 None => {}
             }
         }
     }
 
-    /// Wakes a session's own sentinel whatever it does.
+    /// Wakes a session's own watchdog in any state.
     pub(crate) fn unpark(&self) {
         if let Some(WatchdogThread::Own(thread)) = self.who.get() {
             thread.unpark();
         }
     }
 
-    /// Waits until a sentinel of several sessions does not look at this one any more. False after `deadline`.
+    /// Waits until a watchdog of several sessions no longer checks this session. False after `deadline`.
     pub(crate) fn is_left_alone(&self, deadline: Instant) -> bool {
         while matches!(self.look.try_lock(), Err(TryLockError::WouldBlock)) {
             if Instant::now() > deadline {
@@ -92,12 +94,13 @@ impl WatchdogWaker {
     /// Ends the watch of a quiet session. False if it must go on.
     fn sleep(&self, shared: &SessionShared) -> bool {
         self.awake.store(false, Ordering::SeqCst);
-        // A worker that became busy just before saw the bell as rung already. One that rings now has begun another watch.
+        // A worker that became busy just before found `awake` set already. A worker that rings now has begun another
+        // watch.
         !busy(shared) || self.awake.swap(true, Ordering::SeqCst)
     }
 }
 
-/// The sentinel's thread of one session, until the session ends.
+/// Runs the watchdog's thread of one session, until the session ends.
 pub(crate) fn run(shared: &Arc<SessionShared>) {
     let bell = &shared.bell;
     let _ = bell.who.set(WatchdogThread::Own(std::thread::current()));
@@ -108,7 +111,7 @@ pub(crate) fn run(shared: &Arc<SessionShared>) {
             std::thread::park();
             continue;
         }
-        // The end of the session does not wait for the time. A bell that rang just before makes one look early.
+        // The end of the session does not wait for the interval. A ring just before makes one check early.
         std::thread::park_timeout(TICK);
         if watch.tick(shared) {
             shared.receive_for_stuck_workers();
@@ -123,8 +126,8 @@ pub(crate) fn run(shared: &Arc<SessionShared>) {
     }
 }
 
-/// One sentinel for the sessions of one file system, like those of a server. It costs a thread and its looks once, and not for each
-/// session. Its thread ends when all handles are dropped.
+/// One watchdog for the sessions of one file system, as in a server. A server pays for one thread and its checks, and
+/// not for one per session. The thread ends when all handles are dropped.
 #[derive(Clone, Default)]
 pub struct SharedWatchdog(Arc<WatchdogHandle>);
 
@@ -141,7 +144,7 @@ struct WatchdogCore {
 struct WatchdogState {
     runs: bool,
     is_over: bool,
-    /// Sessions that are to be watched from now on.
+    /// Sessions to be watched from now on.
     rung: Vec<Arc<SessionShared>>,
 }
 
@@ -159,11 +162,11 @@ impl Drop for WatchdogHandle {
 }
 
 impl SharedWatchdog {
-    /// Becomes the sentinel of a session, whose threads are started afterwards.
+    /// Becomes the watchdog of a session, whose threads are started afterwards.
     ///
     /// # Errors
     ///
-    /// Those of the start of a thread.
+    /// The errors of starting a thread.
     pub(crate) fn take(&self, session: &Arc<SessionShared>) -> Result<()> {
         let common = &self.0.0;
         {
@@ -203,7 +206,7 @@ fn watch_all(common: &WatchdogCore) {
             watched.extend(state.rung.drain(..).map(|session| (session, SessionWatch::default())));
         }
         std::thread::sleep(TICK);
-        // All have one file system.
+        // All sessions have the same file system.
         let Some(any) = watched.first().map(|(session, _)| Arc::clone(session)) else { continue };
         watched.retain_mut(|(session, watch)| watch.look(session));
         if watched.is_empty() {
@@ -215,7 +218,7 @@ fn watch_all(common: &WatchdogCore) {
     }
 }
 
-/// Gives up about once a second what is kept for a moment.
+/// Trims kept backing files about once a second.
 fn trim_now_and_then(shared: &SessionShared, untrimmed: &mut u32) {
     *untrimmed += 1;
     if *untrimmed >= TRIM_TICKS {
@@ -227,15 +230,15 @@ fn trim_now_and_then(shared: &SessionShared, untrimmed: &mut u32) {
     }
 }
 
-/// Twice, because the first only marks what was used since the time before. Whoever releases a file from here on rings, and
-/// is trimmed after.
+/// Trims twice, because the first call only marks the entries used since the previous one. A worker that releases a
+/// file from here on rings, and a later watch trims the file.
 fn trim_all(shared: &SessionShared) {
     shared.dispatcher.trim();
     shared.dispatcher.trim();
 }
 
-/// Receives for the workers of a session until one of them is free: on a thread of the session, because others do not wait for what its
-/// requests do.
+/// Receives for the workers of a session until one of them is free. It runs on a thread of the session, because other
+/// sessions must not wait for what this session's requests wait for.
 fn help(shared: &Arc<SessionShared>) {
     if shared.bell.is_helped.swap(true, Ordering::SeqCst) {
         return;
@@ -268,7 +271,7 @@ struct SessionWatch {
 }
 
 impl SessionWatch {
-    /// Looks at one of several sessions. False if it need not be watched any more.
+    /// Checks one of several sessions. False if it need not be watched any more.
     fn look(&mut self, shared: &Arc<SessionShared>) -> bool {
         let _look = shared.bell.look.lock().unwrap_or_else(PoisonError::into_inner);
         if shared.pool.exiting() {
@@ -284,7 +287,7 @@ impl SessionWatch {
         !shared.bell.sleep(shared)
     }
 
-    /// Looks around. True if requests wait, and all workers that there may be are stuck.
+    /// Checks a session. True if requests wait, and all workers that there may be are stuck.
     fn tick(&mut self, shared: &Arc<SessionShared>) -> bool {
         let served = shared.slots.served();
         let progress = served != self.served;
@@ -332,7 +335,7 @@ impl SessionWatch {
         is_stuck
     }
 
-    /// Takes the threads back that a session has beyond its maximum, after a while in which it needed none of them.
+    /// Removes the threads that a session has beyond its maximum, after a while in which it needed none of them.
     fn end_stretch(&mut self, shared: &SessionShared) {
         let pool = &shared.pool;
         if !pool.is_stretched() {

@@ -18,10 +18,10 @@ use defuse_probe::WarningLimiter;
 use defuse_wire::op::op_of;
 use defuse_wire::request::{DecodeError, DecodeOptions, DecodedRequest, RequestBody};
 
-/// A request that was there within this time, in nanoseconds, had been waiting: nobody sends one so
-/// soon after the answer to another.
+/// A request that arrived within this time, in nanoseconds, had been waiting: no caller sends a request so soon after
+/// the reply to another.
 pub(super) const BACKLOG_NS: u64 = 1_500;
-/// So many in a row are a backlog and not chance.
+/// So many waiting requests in a row are a backlog and not chance.
 pub(super) const BACKLOG_ROW: u32 = 4;
 /// A worker that has found others idle for so long, in nanoseconds, is not needed.
 const SURPLUS_NS: u64 = 50_000_000;
@@ -63,9 +63,9 @@ struct PortWorker<'a> {
     slot: &'a WorkerSlot,
     cells: ThreadCells,
     options: DecodeOptions,
-    /// When this worker last had something to do.
+    /// The time of this worker's last work.
     last: ClockMoment,
-    /// Requests in a row that had been waiting.
+    /// Number of consecutive requests that had been waiting.
     backlog: u32,
     surplus_since: Option<ClockMoment>,
     /// The last request took so long that its handler must have slept.
@@ -87,7 +87,7 @@ impl PortWorker<'_> {
                 self.handle_set_aside(request);
                 continue;
             }
-            // The kernel wakes those who sleep in any case: to look would only be a race with them.
+            // The kernel wakes sleeping workers in any case: polling would only race with them.
             let spin = self.shared.pool.idle() == 1;
             match self.channel.receive(spin) {
                 Ok(ReceiveOutcome::Request) => self.handle_received(),
@@ -152,7 +152,7 @@ impl PortWorker<'_> {
             let had_waited = more.unwrap_or(waited_ns < BACKLOG_NS);
             begin_adaptive(self.shared, had_waited, &mut self.backlog, started);
         }
-        // What is kept of a released file for a moment has the sentinel to end that moment.
+        // The watchdog closes a released file's backing descriptor after about a second.
         if matches!(request.body, RequestBody::Release(_)) {
             self.shared.bell.ring();
         }
@@ -246,7 +246,7 @@ impl PortWorker<'_> {
         }
     }
 
-    /// A request that the sentinel received while every worker was stuck.
+    /// Handles a request that the watchdog received while every worker was stuck.
     fn handle_set_aside(&mut self, request: set_aside::QueuedRequest) {
         if self.shared.pool.begin() && self.shared.hands_over() {
             self.shared.add_for_set_aside();
@@ -281,8 +281,8 @@ impl PortWorker<'_> {
         if self.shared.hands_over() {
             return false;
         }
-        // With one caller at a time, a worker that looks for requests is enough, and every sleeper
-        // beside it would be woken for nothing.
+        // With one caller at a time, a worker that polls for requests is enough, and every other sleeping worker
+        // would be woken for nothing.
         let one_is_enough = self.channel.spins()
             && !self.slept
             && self.shared.since_backlog_ns(self.last) > SURPLUS_NS;
@@ -291,8 +291,8 @@ impl PortWorker<'_> {
     }
 }
 
-/// A worker has taken a request. It adds another one if requests had waited several times in a row, the
-/// `backlog`, and nobody else waits for them.
+/// A worker has taken a request. It adds another worker if several requests in a row had waited, the `backlog`, and
+/// no other worker waits for them.
 fn begin_adaptive(
     shared: &Arc<SessionShared>,
     had_waited: bool,
@@ -346,8 +346,8 @@ pub(super) fn refuse(error: &DecodeError, reply: &mut dyn RequestReply) {
     }
 }
 
-/// FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY: short, never waiting, and nobody waits for
-/// them, so they are no work that would call for another worker.
+/// Handles FORGET, BATCH_FORGET, INTERRUPT and NOTIFY_REPLY. They are short and never wait, and no caller waits for
+/// them, so they are no reason for another worker.
 pub(super) fn handled_at_once(
     shared: &SessionShared,
     request: &DecodedRequest<'_>,
@@ -355,7 +355,7 @@ pub(super) fn handled_at_once(
 ) -> bool {
     match &request.body {
         RequestBody::Forget(_) | RequestBody::BatchForget(_) => shared.dispatcher.forget(request),
-        // No answer: EAGAIN would make the kernel ask again, but only through the device that the
+        // No reply: EAGAIN would make the kernel send the INTERRUPT again, but only through the device that the
         // request itself came from.
         RequestBody::Interrupt(args) => shared.interrupt(args.unique),
         RequestBody::NotifyReply { data, .. } => {
@@ -368,7 +368,7 @@ pub(super) fn handled_at_once(
     true
 }
 
-/// The work of the sentinel for a request that it has received in `channel`.
+/// The work of the watchdog for a request that it has received in `channel`.
 pub(crate) fn set_aside_or_handle(shared: &SessionShared, channel: &mut PortChannel) {
     let options = shared.dispatcher.negotiated.decode_options();
     let options = DecodeOptions { payload_in_pipe: channel.payload_in_pipe(), ..options };

@@ -1,4 +1,4 @@
-//! Requests that the sentinel received because every worker was stuck.
+//! Requests that the watchdog received because every worker was stuck.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -15,7 +15,7 @@ use crate::transport::RequestPort;
 const HEADER_LEN: usize = size_of::<OutHeader>();
 /// Most requests set aside; beyond that they stay with the kernel or the client.
 const MOST: usize = 256;
-/// Bytes of them from which on no further one is set aside.
+/// Total bytes of queued requests from which on no further one is set aside.
 const BYTES_MOST: usize = 64 << 20;
 
 /// A request, and the device through which it has to be answered.
@@ -23,16 +23,16 @@ pub(crate) struct QueuedRequest {
     pub(crate) unique: u64,
     pub(crate) bytes: Vec<u8>,
     pub(crate) port: Arc<dyn RequestPort>,
-    /// It was interrupted while it lay here.
+    /// True if the caller was interrupted while the request waited.
     pub(crate) interrupted: bool,
-    /// The user of the client may have more such requests.
+    /// True if the user of the client may have more such requests.
     pub(crate) has_room: bool,
-    /// Its bytes, as they count for that user.
+    /// The bytes of the request, counted for that user.
     pub(crate) _queued: Option<CountGuard>,
 }
 
 impl QueuedRequest {
-    /// Answers that its caller was interrupted.
+    /// Replies with `EINTR`, because the caller was interrupted.
     pub(crate) fn refuse_interrupted(self) {
         self.refuse(Errno::EINTR);
     }
@@ -40,7 +40,7 @@ impl QueuedRequest {
     pub(crate) fn refuse(self, errno: Errno) {
         let error = -errno.raw();
         let header = OutHeader { len: HEADER_LEN as u32, error, unique: self.unique };
-        // An error says that nobody waits any more.
+        // An error means that the caller no longer waits.
         let _ = self.port.send(&[IoSlice::new(header.as_bytes())]);
     }
 }
@@ -49,7 +49,7 @@ impl QueuedRequest {
 #[derive(Default)]
 pub(crate) struct RequestBacklog {
     count: AtomicUsize,
-    /// Bytes of all of them.
+    /// Bytes of all queued requests.
     bytes: AtomicUsize,
     queue: Mutex<VecDeque<QueuedRequest>>,
 }
@@ -132,7 +132,7 @@ pub(crate) mod tests {
         QueuedRequest { unique, bytes, port, interrupted, has_room, _queued: None }
     }
 
-    /// A client may send data that nobody takes.
+    /// A client may send data that no worker takes.
     #[test]
     fn their_number_and_their_bytes_are_bounded() {
         for (len, most) in [(40, MOST), (1 << 20, BYTES_MOST >> 20)] {

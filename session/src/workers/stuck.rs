@@ -1,13 +1,15 @@
 //! Requests whose callers are being killed, and whose workers do not answer.
 //!
-//! The kernel lets a caller wait for its answer even after SIGKILL, and tells the session by INTERRUPT. A handler that waits for a
-//! part of the storage that stands still, such as the server of a socket, cannot answer, so that neither the process nor the mount
-//! would end. The sentinel answers with `EINTR` in its place: nobody sees the result. The handler's own answer, if it ever comes, is refused by
-//! the kernel, and what it granted is undone as always.
+//! The kernel lets a caller wait for its reply even after SIGKILL, and notifies the session by INTERRUPT. A handler
+//! that waits for a part of the storage that does not respond, such as the server of a socket, cannot answer, so that
+//! neither the process nor the mount would end. The watchdog answers with `EINTR` in its place: no process sees the
+//! result. The kernel refuses the handler's own reply if it ever arrives, and everything it granted is undone as
+//! always.
 //!
-//! Other signals change nothing: a program that handles them is not told `EINTR` by calls that do not end so elsewhere.
+//! Other signals change nothing: a program that handles them gets no `EINTR` from calls that do not end with it
+//! elsewhere.
 //!
-//! It serves requests of /dev/fuse alone: an answer over a ring belongs to the ring's thread.
+//! It serves requests of /dev/fuse alone: a reply over a ring belongs to the ring's thread.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,7 +23,8 @@ use zerocopy::IntoBytes;
 use super::inflight::WorkerSlots;
 use crate::transport::RequestPort;
 
-/// The devices by which workers answer, by their threads: the kernel takes an answer on the device that gave the request.
+/// The devices by which workers reply, by their threads: the kernel takes a reply on the device that delivered the
+/// request.
 #[derive(Default)]
 pub(crate) struct StuckWorkers {
     ports: Mutex<HashMap<i32, Arc<dyn RequestPort>>>,

@@ -1,4 +1,4 @@
-//! Answers that are finished later, on their way to the kernel.
+//! Deferred replies that are finished, on their way to the kernel.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -19,14 +19,14 @@ const EVENT: u64 = 0;
 /// Entries with a finished answer that no worker's ring can take: see [`crate::transport::uring`].
 pub(crate) struct FinishedAnswers {
     finished: Mutex<Vec<UringEntry>>,
-    /// Tells the thread in [`run`](FinishedAnswers::run) of them.
+    /// Wakes the thread in [`run`](FinishedAnswers::run).
     event: Arc<OwnedFd>,
     keeps_entries: bool,
     closed: AtomicBool,
 }
 
 impl FinishedAnswers {
-    /// `keeps_entries` says that the data of a WRITE may be needed after its handler has returned.
+    /// Creates the queue. With `keeps_entries`, the data of a WRITE may be needed after its handler has returned.
     pub(crate) fn new(keeps_entries: bool) -> Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(errno)?;
         Ok(FinishedAnswers {
@@ -63,7 +63,7 @@ impl FinishedAnswers {
     }
 
     fn wake(&self) {
-        // It fails only where the count is near its end, and then somebody has been woken.
+        // The write fails only if the count is near its maximum, and then the thread has already been woken.
         let _ = rustix::io::write(&*self.event, &1_u64.to_ne_bytes());
     }
 

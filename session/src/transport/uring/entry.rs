@@ -11,7 +11,7 @@ use defuse_wire::reply::HEADER_LEN;
 
 /// The header has a page of its own, so that the payload after it begins on one.
 const LEAD: usize = 4096;
-/// Where the entry's own words lie.
+/// The position of the entry's own words.
 const WORDS: usize = IN_OUT + OP;
 
 /// Memory of an entry that is in this program's hands: the kernel writes to it only within a call
@@ -49,7 +49,7 @@ impl UringEntry {
         (self.words().payload_sz as usize).min(self.capacity)
     }
 
-    /// The request where it lies.
+    /// Returns the request in place.
     pub(crate) fn message(&self) -> RequestMessage<'_> {
         let (lead, payload) = self.memory.split(self.payload_len());
         let (header, op) = (&lead[..size_of::<InHeader>()], &lead[IN_OUT..WORDS]);
@@ -80,7 +80,7 @@ impl UringEntry {
         lead[WORDS..size_of::<UringReqHeader>()].copy_from_slice(words.as_bytes());
     }
 
-    /// Header and payload, as the kernel is told of them.
+    /// Returns header and payload as the vectors that are registered with the kernel.
     pub(super) fn iovecs(&mut self) -> [libc::iovec; 2] {
         let (lead, payload) = self.memory.split_mut(self.capacity);
         let iovec = |bytes: &mut [u8], len| libc::iovec {

@@ -1,14 +1,13 @@
 //! The transport over io_uring (Documentation/filesystems/fuse/fuse-io-uring.rst): one system call a
 //! request, which hands over an answer and waits for the next request.
 //!
-//! A worker has a ring of its own with one entry, so the kernel gives it a request only while it
-//! waits: whoever sleeps in a handler holds up nobody. The kernel has a queue for each processor and
-//! takes the entry that became available last, so that idle workers are left alone.
+//! A worker has a ring of its own with one entry, so the kernel assigns a request only to a worker that waits: a
+//! worker that sleeps in a handler holds up no other request. The kernel has a queue for each processor and takes the
+//! entry that became available last, so that idle workers are left alone.
 //!
-//! An answer that is finished later keeps its entry, and its worker goes on with a new one. Finished
-//! answers are handed to the kernel by a thread of their own ([`FinishedAnswers`]): an entry belongs to the
-//! ring that hands over its answer, and two entries that are available on one worker's ring could
-//! leave a request behind a handler that sleeps.
+//! A deferred reply keeps its entry, and its worker goes on with a new one. A thread of their own hands finished
+//! replies to the kernel ([`FinishedAnswers`]): an entry belongs to the ring that hands over its reply, and two
+//! entries that are available on one worker's ring could leave a request behind a handler that sleeps.
 
 mod answers;
 mod entry;
@@ -28,19 +27,19 @@ pub(crate) use reply::UringExchange;
 pub(crate) use ring::ThreadRing;
 pub(crate) use support::{RingPlan, plan, refusal};
 
-/// Makes the kernel send something to a queue. It gives requests that wait in a queue to an entry
-/// whose answer it takes, and never to one that is new.
+/// Makes the kernel send something to a queue. The kernel assigns requests that wait in a queue to an entry whose
+/// reply it takes, and never to a new entry.
 pub(crate) type QueueNudge = Box<dyn Fn() + Send>;
 
 /// One worker's ring.
 pub(crate) struct UringChannel {
     ring: ThreadRing,
-    /// Bytes of payload that the kernel wants an entry to have.
+    /// Bytes of payload that the kernel requires of an entry.
     capacity: usize,
     qid: u16,
     /// The number of the entry that the kernel has; earlier ones are gone.
     key: u64,
-    /// The entry while the kernel has it.
+    /// The entry while the kernel holds it.
     away: Option<UringEntry>,
     exchange: UringExchange,
     nudge: QueueNudge,
@@ -51,7 +50,7 @@ impl UringChannel {
     ///
     /// # Errors
     ///
-    /// Those of [`ThreadRing::new`], and what the kernel has against the entry: EOPNOTSUPP where the
+    /// The errors of [`ThreadRing::new`], and the error with which the kernel refuses the entry: EOPNOTSUPP if the
     /// module's parameter is off.
     pub(crate) fn new(
         device: &Arc<OwnedFd>,
@@ -95,7 +94,7 @@ impl UringChannel {
         Ok(())
     }
 
-    /// Takes what the kernel has done with the entry.
+    /// Processes the completion of the entry.
     fn take(&mut self) -> Result<ReceiveOutcome> {
         while let Some(completed) = self.ring.completed() {
             if completed.key != self.key {

@@ -65,8 +65,8 @@ impl UringExchange {
         (self.lent.as_ref().map_or(copied, UringEntry::message), &mut self.reply)
     }
 
-    /// The entry with the answer in it; none where the answer comes later. The kernel wants every
-    /// entry back, so a request that nobody answered is refused; a NOTIFY_REPLY is itself one.
+    /// Returns the entry with the reply in it, or `None` if the reply is deferred. The kernel needs every entry back,
+    /// so a request without a reply is refused with an error; a NOTIFY_REPLY is itself a reply.
     pub(crate) fn finish(&mut self) -> Option<UringEntry> {
         let lent = self.lent.take();
         if let Some(late) = self.reply.late.take() {
@@ -103,7 +103,7 @@ struct UringReply {
     /// Bytes of data in the body.
     filled: usize,
     answer: Option<EntryAnswer>,
-    /// The answer comes later, and its entry is still lent to the request.
+    /// The reply is deferred, and its entry is still lent to the request.
     late: Option<Arc<LateAnswer>>,
     answers: Arc<FinishedAnswers>,
 }
@@ -260,10 +260,10 @@ impl WriteSource for UringReply {
     }
 }
 
-/// An answer that is finished later, with the entry that it goes into.
+/// A deferred reply, with the entry that it goes into.
 struct UringDeferred {
     reply: UringReply,
-    /// The entry comes later.
+    /// Set if the entry arrives later.
     late: Option<Arc<LateAnswer>>,
     data: Vec<u8>,
     taken: usize,

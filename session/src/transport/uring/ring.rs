@@ -1,4 +1,4 @@
-//! An io_uring whose commands are those of FUSE: io_uring(7), fs/fuse/dev_uring.c.
+//! An io_uring for the commands of FUSE: io_uring(7), fs/fuse/dev_uring.c.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,10 +12,10 @@ use defuse_wire::abi::{
     FUSE_IO_URING_CMD_COMMIT_AND_FETCH, FUSE_IO_URING_CMD_REGISTER, UringCmdReq,
 };
 
-/// Where `len` lies in a submission queue entry (struct io_uring_sqe).
+/// The position of `len` in a submission queue entry (struct io_uring_sqe).
 const SQE_LEN: usize = 24;
 
-/// A completion: what was submitted, and what came of it.
+/// A completion: the submitted command and its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UringCompletion {
     /// The number given at submission.
@@ -52,7 +52,7 @@ impl ThreadRing {
     ///
     /// # Errors
     ///
-    /// EAGAIN where the submission queue is full. That the kernel refused shows in the completion.
+    /// EAGAIN if the submission queue is full. A refusal by the kernel shows in the completion.
     pub(crate) fn register(&mut self, entry: &mut UringEntry, key: u64) -> Result<()> {
         let iovecs = entry.iovecs();
         self.push(FUSE_IO_URING_CMD_REGISTER, entry.qid(), 0, Some(&iovecs), key)?;
@@ -60,17 +60,17 @@ impl ThreadRing {
         self.submit()
     }
 
-    /// Tells the kernel that this connection will not have rings after all, which lets requests that
-    /// wait for them take the device.
+    /// Notifies the kernel that this connection will not have rings after all, so that requests that wait for rings
+    /// take the device.
     pub(crate) fn refuse(&mut self) {
-        // A queue that no kernel has: FUSE_URING_CMD_REGISTER fails, which is the sign.
+        // A queue that no kernel has: FUSE_URING_CMD_REGISTER fails, which signals the refusal.
         let pushed = self.push(FUSE_IO_URING_CMD_REGISTER, u16::MAX, 0, None, 0);
         if let Err(errno) = pushed.and_then(|()| self.submit()) {
             log::error!("the kernel could not be told to use /dev/fuse: {errno}");
         }
     }
 
-    /// Queues the answer in `entry` and the wish for the next request, under the number `key`.
+    /// Queues the reply in `entry` and the request for the next one, under the number `key`.
     pub(crate) fn commit(&mut self, entry: &UringEntry, key: u64) -> Result<()> {
         let command = FUSE_IO_URING_CMD_COMMIT_AND_FETCH;
         self.push(command, entry.qid(), entry.commit_id(), None, key)
@@ -107,23 +107,22 @@ impl ThreadRing {
     }
 
     fn push_entry(&mut self, entry: squeue::Entry128) -> Result<()> {
-        // SAFETY: what the entry points to is the two iovecs of a REGISTER, which `register` keeps
-        // until the kernel has read them; and the memory that they describe is that of an `UringEntry`,
-        // which its channel keeps for as long as this ring lives.
+        // SAFETY: the entry points to the two iovecs of a REGISTER, which `register` keeps until the kernel has read
+        // them; they describe the memory of an `UringEntry`, which its channel keeps for as long as this ring lives.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| Errno::EAGAIN)
     }
 
-    /// Submits what is queued.
+    /// Submits the queued commands.
     pub(crate) fn submit(&mut self) -> Result<()> {
         self.enter(0)
     }
 
-    /// Submits what is queued and waits for a completion.
+    /// Submits the queued commands and waits for a completion.
     ///
     /// # Errors
     ///
-    /// EINTR where a signal came first.
+    /// EINTR if a signal arrives first.
     pub(crate) fn submit_and_wait(&mut self) -> Result<()> {
         self.enter(1)
     }

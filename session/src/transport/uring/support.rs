@@ -10,16 +10,16 @@ use crate::init::{WORKERS_MOST, sleeping_workers, takes_locks};
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use defuse_wire::abi::{FUSE_OVER_IO_URING, InitIn};
 
-/// The begin of a session with rings.
+/// The data for starting a session with rings.
 pub(crate) struct RingPlan {
     /// Queues: one for each processor that there may ever be.
     pub(crate) queues: usize,
-    /// A ring that works, with which the kernel is told where the others do not.
+    /// A working ring, by which the session notifies the kernel if other rings do not work.
     pub(crate) probe: ThreadRing,
 }
 
-/// Decides on rings before INIT is answered. Returns the options with which to negotiate, and how
-/// to go about it: not at all where that is not asked for or not offered, or a reason against it.
+/// Decides on rings before INIT is answered. Returns the options with which to negotiate and the plan: `None` if
+/// rings are not requested or not offered, or an error with the reason against them.
 pub(crate) fn plan(
     device: &Arc<OwnedFd>,
     kernel: &InitIn,
@@ -43,7 +43,7 @@ pub(crate) fn plan(
     (options, plan)
 }
 
-/// How many queues there are, and how many workers there may be.
+/// Returns the number of queues, and the maximum number of workers.
 fn workers(caps: &Caps, options: &SessionOptions) -> Result<(usize, usize), &'static str> {
     if options.policy != ThreadPolicy::Adaptive {
         return Err("the thread policies paper and merged read /dev/fuse (workers=)");
@@ -53,7 +53,7 @@ fn workers(caps: &Caps, options: &SessionOptions) -> Result<(usize, usize), &'st
         return Err("answers that are finished later cost less over the device");
     }
     let queues = possible_processors().ok_or("the number of processors is not known (/sys)")?;
-    // Answers that are finished later need one that is bound to no processor.
+    // Deferred replies need a worker that is bound to no processor.
     match options.workers {
         Some(workers) if workers >= queues + usize::from(defers) => Ok((queues, workers)),
         Some(_) => Err("every processor needs a worker, locks one more (workers=)"),
