@@ -18,7 +18,7 @@ use super::{RemoteClient, RemoteShared};
 
 /// Room for the inodes on the way of a path, in bytes: more are resolved by a request of their own.
 const STEPS: usize = 32 << 10;
-/// The longest data that goes along with a creation, in bytes.
+/// The maximum length of the data in a creation, in bytes.
 const DATA: usize = 96 << 10;
 /// The flags of a file that is created with its contents.
 const FLAGS: u32 = CREATE_WITH.flags.0;
@@ -31,7 +31,8 @@ impl RemoteShared {
         self.agreement.uses(COMPOUND)
     }
 
-    /// Sends a chain that begins at `ino`. `decode` gets the answers to its first links, at least one, the last of which may be an error.
+    /// Sends a chain that begins at `ino`. `decode` gets the replies to its first links, at least one, the last of
+    /// which may be an error.
     pub(super) fn ask_chain<T>(
         &self,
         cx: &Context<'_>,
@@ -55,7 +56,8 @@ impl RemoteShared {
             .with_bytes(links.as_bytes())
     }
 
-    /// Resolves a path as [`resolve`](RemoteShared::resolve), and opens what it leads to if it has to be asked for.
+    /// Resolves a path like [`resolve`](RemoteShared::resolve), and opens the inode at its end if a request is
+    /// needed.
     pub(super) fn resolve_to_open(
         &self,
         cx: &Context<'_>,
@@ -131,12 +133,12 @@ impl RemoteShared {
                 }
                 Ok((resolved?, Some(opened)))
             }
-            // Not what can be opened this way.
+            // An inode that cannot be opened this way.
             Ok(PathResolution::Inode { ino, .. }) => {
                 self.release_new(cx, File { ino, fh: opened.fh }, args.flags);
                 Ok((resolved?, None))
             }
-            // The server has opened something and does not say what.
+            // The server has opened something and does not report the inode.
             Ok(_) => Err(Errno::EIO),
             Err(errno) => Err(errno),
         }
@@ -154,7 +156,7 @@ pub(super) fn decode_chain<T>(
 }
 
 impl RemoteClient {
-    /// Creates a file with these contents, and closes it, by one message. `None` where it takes several.
+    /// Creates a file with these contents, and closes it, by one message. `None` if this takes several messages.
     pub(super) fn create_chained(
         &self,
         cx: &Context<'_>,
@@ -214,7 +216,7 @@ impl RemoteClient {
         Some(made.and_then(|made| self.finish_creation(cx, made, data)))
     }
 
-    /// Does the rest of a creation whose chain has stopped early, or has written a part.
+    /// Completes a creation whose chain has stopped early, or has written a part.
     fn finish_creation(&self, cx: &Context<'_>, made: ChainedCreate, data: &[u8]) -> Result<Entry> {
         let ChainedCreate { entry, opened, written, error, mut is_closed } = made;
         let mut file = File { ino: entry.ino, fh: opened.fh };
@@ -239,7 +241,7 @@ impl RemoteClient {
             self.shared.release_new(cx, file, CREATE_WITH.flags);
         }
         result.inspect_err(|_| self.forget(entry.ino, 1)).map_err(|errno| match errno {
-            // ENOSYS would say that the file is not there yet.
+            // ENOSYS would mean that the file is not created yet.
             Errno::ENOSYS => Errno::EOPNOTSUPP,
             other => other,
         })?;

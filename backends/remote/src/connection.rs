@@ -2,7 +2,7 @@
 //!
 //! It has no thread of its own. A waiting thread that finds no other receiving becomes the
 //! *leader*: it receives, passes replies on to other threads, and after its own reply lets another
-//! thread lead. A single caller thus makes one send and one receive, and wakes nobody.
+//! thread lead. A single caller thus makes one send and one receive, and wakes no other thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -142,13 +142,14 @@ impl ClientConnection {
         self.dead.load(Ordering::SeqCst)
     }
 
-    /// True if this process may ask. A child of it may not, nor read what only the connection keeps true.
+    /// True if this process may use the connection. A child process may neither send requests nor read data that only
+    /// the connection keeps current.
     pub(super) fn is_usable(&self) -> bool {
         self.is_own() && !self.has_ended()
     }
 
-    /// As [`is_dead`](Self::is_dead), before an answer from memory of the server, for which nothing is sent: looks at the socket
-    /// once in each tick of the kernel's clock. Another server, and what it answers, come later than that.
+    /// Like [`is_dead`](Self::is_dead), before an answer from shared memory, for which nothing is sent: checks the
+    /// socket once in each tick of the kernel's clock. Another server, and its replies, appear later than that.
     pub(super) fn has_ended(&self) -> bool {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let tick = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
@@ -189,7 +190,7 @@ impl ClientConnection {
         }
     }
 
-    /// A lane for a request and a reply of so many bytes, if one is free. Asks for more otherwise.
+    /// Returns a free lane for a request and a reply of these lengths. Requests more lanes if none is free.
     pub(super) fn seat(&self, request: usize, reply: usize) -> Result<Option<LaneGuard<'_>>> {
         let Some(lanes) = self.lanes.get() else { return Ok(None) };
         self.usable()?;
@@ -200,7 +201,7 @@ impl ClientConnection {
         Ok(seat)
     }
 
-    /// As [`ask`](Self::ask), through the socket.
+    /// Like [`ask`](Self::ask), through the socket.
     pub(super) fn ask_by_message<T>(
         &self,
         cx: &Context<'_>,
@@ -217,21 +218,21 @@ impl ClientConnection {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the memory is not as agreed, and those of mmap(2).
+    /// `EINVAL` if the memory is not as agreed, and the errors of mmap(2).
     pub(super) fn use_lanes(&self) -> Result<bool> {
         let Some(offer) = self.offered.take() else { return Ok(false) };
-        // Without a descriptor, all lanes of the server are taken: messages do the same.
+        // Without a descriptor, all lanes of the server are taken: messages have the same effect.
         if let Some(fd) = offer {
             self.use_these_lanes(fd)?;
         }
         Ok(true)
     }
 
-    /// Uses lanes that nobody has used.
+    /// Uses lanes that no process has used.
     ///
     /// # Errors
     ///
-    /// Those of [`use_lanes`](ClientConnection::use_lanes).
+    /// The errors of [`use_lanes`](ClientConnection::use_lanes).
     pub(super) fn use_these_lanes(&self, fd: OwnedFd) -> Result<()> {
         let _ = self.lanes.set(ClientLanes::of(fd)?);
         Ok(())
@@ -246,7 +247,7 @@ impl ClientConnection {
         self.lanes.get()
     }
 
-    /// True if so many replies without a waiting thread may be in the socket that they have to be received.
+    /// True if many replies without a waiting thread may be in the socket, so that they have to be received.
     pub(super) fn has_unheard(&self) -> bool {
         let many = self.unheard.load(Ordering::Relaxed) >= UNHEARD;
         many && self.unheard.swap(0, Ordering::Relaxed) > 0
@@ -386,7 +387,7 @@ impl ClientConnection {
         self.send_now(&[IoSlice::new(head), IoSlice::new(data)])
     }
 
-    /// Tells the server that the request `unique` was interrupted. Its reply still arrives.
+    /// Notifies the server that the request `unique` was interrupted. Its reply still arrives.
     pub(super) fn interrupt(&self, unique: u64) {
         if self.no_interrupt.load(Ordering::Relaxed) || self.is_dead() {
             return;
@@ -455,7 +456,7 @@ impl ClientConnection {
         }
     }
 
-    /// As [`end`](Self::end), while another process goes on with the socket.
+    /// Like [`end`](Self::end), while another process continues to use the socket.
     pub(super) fn give_up(&self, reason: &str) {
         if self.dead.swap(true, Ordering::SeqCst) {
             return;
@@ -716,7 +717,7 @@ impl ClientConnection {
         ReceiveEvent::Other
     }
 
-    /// The result that a reply with `body` bytes says.
+    /// Returns the result of a reply with `body` bytes.
     pub(super) fn outcome(header: &OutHeader, body: usize) -> Result<usize> {
         match header.error {
             0 => Ok(body),

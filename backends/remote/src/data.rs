@@ -17,7 +17,7 @@ use defuse_wire::request::WRITE_LEAD;
 /// Bytes of a READ through shared memory. It is longer with thousands of groups of its caller.
 const READ_MOST: usize = 4096;
 
-/// A reply had fewer bytes than were asked for.
+/// True if a reply had fewer bytes than requested.
 struct ShortReply(bool);
 
 impl RemoteShared {
@@ -123,7 +123,7 @@ impl RemoteShared {
                 self.connection.seat(WRITE_LEAD + size, ClientLane::longest())
             })?;
             let (len, written) = match data.borrow() {
-                // No copy of ours is between.
+                // Read in one message, without a copy of ours between.
                 Some(bytes) if bytes.len() >= want => {
                     let bytes = &bytes[..want];
                     let written = self.write_piece(cx, file, args, done as u64, (bytes, seat));
@@ -142,7 +142,7 @@ impl RemoteShared {
                 }
             };
             match written {
-                // A program would take it for a success, or try for ever.
+                // A program would take the result for a success, or repeat the write for ever.
                 Ok(0) if len > 0 && done == 0 => return Err(Errno::EIO),
                 Ok(count) => {
                     done += count;
@@ -192,7 +192,8 @@ impl RemoteShared {
     }
 }
 
-/// A lane for a message with as many of `most` bytes as go into it, and their number. Without a lane that takes `large` ones, these are
+/// Returns a lane for a message with as many of `most` bytes as fit, and their number. Without a lane that takes
+/// `large` messages, the number is `small` at most.
 /// `small` at most.
 fn seat_for<'a>(
     most: usize,

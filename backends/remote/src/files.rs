@@ -14,7 +14,7 @@ use defuse_wire::decode;
 use defuse_wire::encode::{self, EncodedRequest};
 use defuse_wire::vendor::{OPEN_WANTS_BYTES, RELEASE_HAS_READ};
 
-/// The flags and the user of an open. One that was made in advance serves only opens by the same.
+/// The flags and the user of an open. A file opened in advance serves only opens with equal flags and the same user.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct OpenIdentity {
     pub(super) flags: OpenFlags,
@@ -198,7 +198,7 @@ impl RemoteShared {
         let _ = self.release(cx, (Opcode::Release, Opcode::Open), file.ino, &args);
     }
 
-    /// RELEASE or RELEASEDIR. Nobody waits for the reply; the next receiving thread takes it.
+    /// Sends RELEASE or RELEASEDIR. No caller waits for the reply; the next receiving thread takes it.
     pub(super) fn release(
         &self,
         cx: &Context<'_>,
@@ -215,7 +215,7 @@ impl RemoteShared {
         let was_read = self.whole.closed(file.fh);
         if args.release_flags == 0 {
             if let Some(are_many) = self.opened_ahead.closed(file, (args.flags, was_read)) {
-                // A file that has changed may have been removed, and stays as long as it is open.
+                // An open file that has changed may have been removed, and exists as long as it is open.
                 let versions = self.paths.versions.get();
                 let now = versions.and_then(|versions| versions.attributes(ino));
                 if are_many || version.is_none() || version != now {
@@ -229,7 +229,7 @@ impl RemoteShared {
         let flag = if was_read { RELEASE_HAS_READ } else { 0 };
         let args = abi::ReleaseIn { release_flags: args.release_flags | flag, ..*args };
         let request = EncodedRequest::new(opcode, cx, ino).with(&args);
-        // Who looks at the access time afterwards must see that the file was read.
+        // A caller that looks at the access time afterwards must see that the file was read.
         if !self.forgets.is_hurried() && !was_read {
             return self.send_release(ino, request);
         }
@@ -304,7 +304,7 @@ impl RemoteShared {
     }
 }
 
-/// The answer to an IOCTL with so much room for output.
+/// Decodes the reply to an IOCTL with `room` bytes for output.
 pub(super) fn ioctl_out(body: &[u8], room: usize) -> Result<IoctlReply> {
     let (out, output) = abi::IoctlOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
     // Retry is for drivers that may access the caller's memory.

@@ -1,4 +1,4 @@
-//! Returned lookups. Nobody waits for them, so that they are sent in batches.
+//! Returned lookups. No caller waits for them, so that they are sent in batches.
 //!
 //! A server may forget an inode with its last lookup, and a program with several threads may handle FORGET
 //! before an earlier RELEASE. So the lookups of an inode stay here until its RELEASE is answered, as in the
@@ -24,8 +24,8 @@ const UNANSWERED: u64 = 2;
 #[derive(Default)]
 pub(super) struct PendingForgets {
     items: Mutex<Vec<ForgetOne>>,
-    /// The inodes of the RELEASE and RELEASEDIR requests without an answer, as many as a connection has
-    /// slots at most. Locked after `items`.
+    /// The inodes of the RELEASE and RELEASEDIR requests without a reply, at most one for each slot of a connection.
+    /// Locked after `items`.
     releasing: Mutex<Vec<Ino>>,
     /// A name was removed: the next returned lookup may be the last reference to the file.
     soon: AtomicBool,
@@ -42,7 +42,7 @@ impl PendingForgets {
             Some(item) => item.nlookup = item.nlookup.saturating_add(lookups),
             None => items.push(ForgetOne { nodeid: ino.0, nlookup: lookups }),
         }
-        // Items that wait for an answer may be more than a batch.
+        // Items that wait for a reply may be more than a batch.
         items.len().is_multiple_of(BATCH) || self.soon.load(Ordering::Relaxed)
     }
 
@@ -105,7 +105,7 @@ impl RemoteShared {
     /// Sends lookups that should have been sent, and waited for the answer to a RELEASE.
     pub(super) fn send_overdue(&self) {
         if self.forgets.are_overdue() {
-            // With lanes, nobody else receives these answers soon.
+            // With lanes, no other thread receives these replies soon.
             self.connection.drain();
             self.send_forgets();
         }
@@ -181,7 +181,7 @@ mod tests {
         forgets.released(Ino(2));
         assert_eq!(forgets.take(), []);
         forgets.released(Ino(2));
-        // What waited is still to be sent soon.
+        // The lookups that waited must still be sent soon.
         assert!(forgets.add(Ino(4), 1));
         let numbers: Vec<_> = forgets.take().iter().map(|item| item.nodeid).collect();
         assert_eq!(numbers, [2, 4]);

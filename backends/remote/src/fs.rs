@@ -15,7 +15,7 @@ use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::{self, EncodedRequest};
 
-/// The place of the number of a device in that of an inode of a manager.
+/// The bit position of a device's number within an inode number of a manager.
 const DEVICE_SHIFT: u32 = 56;
 
 /// The device of a manager that has the inode; 0 for other servers.
@@ -42,7 +42,7 @@ impl FileSystem for RemoteClient {
         self.shared.notices.add(notify);
     }
 
-    /// Those of the lanes and pages of this client. The server has figures of its own, which no client sees.
+    /// Returns the figures of this client's lanes and pages. The server has figures of its own, which no client sees.
     fn figures(&self) -> Vec<Figure> {
         let Some(counts) = self.lane_counts() else { return Vec::new() };
         let ClientLaneCounts { requests, bells, page_reads, sleeps } = counts;
@@ -77,7 +77,8 @@ impl FileSystem for RemoteClient {
         Some(self)
     }
 
-    /// The devices of a manager, whose numbers the highest bits of inodes have. Numbers of other servers are small.
+    /// Returns the device of a manager, whose number is in the highest bits of an inode's number. Numbers of other
+    /// servers are small.
     fn failure_domain(&self, ino: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         let device = device_of(ino);
         (device != 0).then_some(FailureDomain(device))

@@ -22,7 +22,7 @@ use crate::{RemoteClient, RemoteError, RemoteOptions, connect_socket, new_number
 pub struct InodeHandover {
     /// The inode.
     pub ino: Ino,
-    /// An open file or directory of it.
+    /// An open file or directory of the inode.
     pub open: Option<OpenFileHandover>,
 }
 
@@ -31,25 +31,27 @@ pub struct InodeHandover {
 pub struct OpenFileHandover {
     /// Its handle.
     pub fh: Fh,
-    /// Its flags of open(2). The heir gets no further access.
+    /// The flags of open(2). The next program gets no further access.
     pub flags: OpenFlags,
-    /// The owner of its own locks.
+    /// The owner of the open file's own locks.
     pub owner: LockOwner,
     /// Keep the record locks of the process on the file.
     pub process_locks: bool,
 }
 
-/// The connection of the next program, made by [`RemoteClient::heir`].
+/// The connection of the next program, which [`RemoteClient::heir`] creates.
 pub struct HandoverClient {
     /// The connection. It has only rights of its own.
     pub client: RemoteClient,
-    /// The result for each legacy: `ESTALE` or `EBADF` if the other connection does not have the inode or the handle.
+    /// The result for each handed-over inode: `ESTALE` or `EBADF` if the other connection does not have the inode or
+    /// the handle.
     pub taken: Vec<Result<()>>,
 }
 
 impl HandoverClient {
-    /// Connects to the same server as the socket of the connection `heir_of`, or to one of the same user, which could do no more.
-    /// The introduction and what is taken over are one message after the other, for which this waits once.
+    /// Connects to the same server as the socket of the connection `heir_of`, or to a server of the same user, which
+    /// has no more rights. The introduction and the objects to take over are one message after the other, for which
+    /// this waits once.
     pub(crate) fn of(
         (socket, heir_of): (BorrowedFd<'_>, ConnectionNumber),
         path: &Path,
@@ -102,7 +104,7 @@ fn take_over(legacy: &InodeHandover) -> TakeOver {
     TakeOver { fh: fh.0, owner: owner.0, open_flags, flags, ..what }
 }
 
-/// [`TAKE_OVER`], for so many things.
+/// The request [`TAKE_OVER`] for `count` handed-over objects.
 fn request(count: usize) -> EncodedRequest {
     let ioctl = IoctlIn {
         cmd: TAKE_OVER,

@@ -1,8 +1,9 @@
 //! Copies of connections for child processes.
 //!
-//! Few children use one: most execute a program, which begins with a connection of its own. So the server makes the copy before the
-//! fork, and a session of it when the child asks. For a child whose parent waits until it executes a program (vfork(2)), the server
-//! makes no copy before the child asks: meanwhile the parent's connection stays as it was.
+//! Few children use one: most execute a program, which begins with a connection of its own. So the server makes the
+//! copy before the fork, and creates a session for it when the child connects. For a child whose parent waits until
+//! it executes a program (vfork(2)), the server makes no copy before the child requests it: meanwhile the parent's
+//! connection does not change.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,16 +27,16 @@ use crate::{
     RemoteOptions, connect_socket, introduce, new_number,
 };
 
-/// A connection to the server of another one, with all that that one had when this was made: inodes and open files are valid
-/// through both, and the file system gets them back when both have returned them. It acts for the user who made the first
-/// connection, even if the process has become another user.
+/// A copy of another connection to the same server, with everything that the other connection had when this was made:
+/// inodes and open files are valid through both, and the file system gets them back when both have returned them. It
+/// acts for the user who made the first connection, even if the process has become another user.
 ///
-/// The child [uses](ConnectionHandover::begin) it, if it needs one at all. Dropping it closes the socket: the server takes everything back
-/// when neither process has it open.
+/// The child [uses](ConnectionHandover::begin) it, if it needs one at all. Dropping it closes the socket: the server
+/// releases everything when neither process has the socket open.
 pub struct ConnectionHandover {
     /// The socket of the copy, or this process's descriptor of the parent's.
     socket: OwnedFd,
-    /// The number of the copy, or that of the parent's connection.
+    /// The number of the copy, or the number of the parent's connection.
     own: ConnectionNumber,
     is_copied: bool,
     agreement: ServerAgreement,
@@ -82,17 +83,17 @@ impl ConnectionHandover {
         })
     }
 
-    /// A copy for a child of the child, as [`RemoteClient::inheritance`].
+    /// Copies the connection for a child of the child, like [`RemoteClient::inheritance`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`RemoteClient::inheritance`].
     pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
         let copy = copied((self.socket.as_fd(), self.own), &self.path, self.options)?;
         Ok(self.again(copy, true))
     }
 
-    /// As [`RemoteClient::inheritance_when_used`], of a connection that the parent has not begun to use.
+    /// Like [`RemoteClient::inheritance_when_used`], for a connection that the parent has not begun to use.
     pub fn inheritance_when_used(&self, socket: OwnedFd) -> ConnectionHandover {
         self.again((socket, self.own), false)
     }
@@ -118,11 +119,11 @@ impl ConnectionHandover {
         }
     }
 
-    /// As [`RemoteClient::heir`].
+    /// Like [`RemoteClient::heir`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// The errors of [`RemoteClient::heir`].
     pub fn heir(
         &self,
         legacies: &[InodeHandover],
@@ -135,8 +136,8 @@ impl ConnectionHandover {
         self.agreement.caps()
     }
 
-    /// Begins to use the connection, in the calling process. If the server is gone, or refuses, the log says so and every call fails
-    /// with `ENOTCONN`.
+    /// Begins to use the connection, in the calling process. If the server is gone, or refuses, a message is logged
+    /// and every call fails with `ENOTCONN`.
     pub fn begin(self) -> RemoteClient {
         let ConnectionHandover {
             socket,
@@ -157,7 +158,7 @@ impl ConnectionHandover {
         let (connection, notices) = RemoteClient::connection(socket, options);
         let names = ConnectionNumbers { own, ..ConnectionNumbers::default() };
         match refused {
-            // Of the parent's socket, which stays as it is.
+            // This is the parent's socket, which stays open.
             Some(error) => connection.give_up(&error.to_string()),
             None => match introduce(&connection, names, options.init_patience()) {
                 Ok(agreed) => agreement = agreed,

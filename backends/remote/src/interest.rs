@@ -1,18 +1,18 @@
-//! The decision to ask for what may come with the answer to an open, by whether it was used before.
+//! The decision to request optional data with the reply to an open, by whether such data was used before.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// After so many answers in a row that nobody used, it is rarely asked for.
+/// After so many unused replies in a row, the data is rarely requested.
 const UNUSED: u32 = 8;
-/// Then every one of so many opens asks.
+/// Then one of so many opens requests the data.
 const RARELY: u32 = 32;
 
-/// The number of answers in a row that nobody used, and after many of them the number of opens since then.
+/// The number of unused replies in a row, and after many of them the number of opens since then.
 #[derive(Default)]
 pub(super) struct PrefetchInterest(AtomicU32);
 
 impl PrefetchInterest {
-    /// True if an open asks.
+    /// True if this open requests the data.
     pub(super) fn asks(&self) -> bool {
         let before = self.0.load(Ordering::Relaxed);
         if before < UNUSED {
@@ -22,12 +22,12 @@ impl PrefetchInterest {
         before.is_multiple_of(RARELY)
     }
 
-    /// True if not many answers in a row were left unused.
+    /// True if fewer than `UNUSED` replies in a row were unused.
     pub(super) fn pays(&self) -> bool {
         self.0.load(Ordering::Relaxed) < UNUSED
     }
 
-    /// Notes at the close if an answer that came with the open was used.
+    /// Records at the close if optional data in the reply to the open was used.
     pub(super) fn note(&self, used: bool) {
         if used {
             self.0.store(0, Ordering::Relaxed);

@@ -17,7 +17,7 @@ use crate::{FuseProgram, LaneUse, ReconnectingClient, RemoteClient, RemoteOption
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServerSettings {
     remote: RemoteOptions,
-    /// Wait so long for another server, if the first one ends.
+    /// The time to wait for another server, if the first one ends.
     reconnect: Option<Duration>,
 }
 

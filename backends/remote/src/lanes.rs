@@ -1,7 +1,7 @@
 //! Requests through lanes in shared memory, beside the socket of a connection.
 //!
-//! A thread takes a free lane, writes its request, and looks for the reply before it sleeps. While the server
-//! looks, too, there is no system call. Without a free lane the request goes through the socket, and the client asks for
+//! A thread takes a free lane, writes its request, and polls for the reply before it sleeps. While the server also
+//! polls, there is no system call. Without a free lane the request goes through the socket, and the client requests
 //! more lanes.
 
 use std::os::fd::OwnedFd;
@@ -24,19 +24,19 @@ use crate::sys::{errno, has_several_processors};
 
 /// Bytes of a reply that are copied at a time where the caller has no memory for them.
 const PIECE: usize = 64 * 1024;
-/// Looks for a reply between two looks at the clock.
+/// The number of polls for a reply between two reads of the clock.
 const LOOKS: u32 = 16;
 
 /// The lanes of a connection.
 pub(super) struct ClientLanes {
     memory: MappedMemory,
-    /// Those of a block are made when one of them is used.
+    /// The lanes of a block are created when one of them is used first.
     seats: [OnceLock<Box<[Mutex<BufferedLane>]>>; MOST_BLOCKS],
-    /// A further block was asked for, and has not come; it never comes where the server has refused it.
+    /// True if a further block was requested and has not arrived; it never arrives if the server has refused it.
     asked: AtomicBool,
-    /// Requests that nobody waits for, and that are not known to be answered.
+    /// Number of requests without a waiting thread that are not known to be answered.
     later: AtomicU32,
-    /// As that of the socket: how many replies may be late before threads no longer look.
+    /// Like the value of the socket: the number of replies that may be late before threads no longer poll.
     hope: AtomicU32,
     may_spin: bool,
     /// Notifications of the server that were received.
@@ -48,9 +48,9 @@ pub(super) struct ClientLanes {
 pub(super) struct BufferedLane {
     lane: ClientLane,
     reply: Vec<u8>,
-    /// The requests that nobody waits for.
+    /// The requests without a waiting thread.
     later: Vec<(u64, ReplyCallback)>,
-    /// A reply stays here until it is taken, and nobody else uses the lane.
+    /// A reply stays here until it is taken, and no other thread uses the lane.
     is_kept: bool,
 }
 
@@ -64,7 +64,8 @@ pub(super) struct LaneRequest {
 }
 
 impl BufferedLane {
-    /// The reply to the request `number`. Those to requests that nobody waits for are passed on, as many as are there.
+    /// Returns the reply to the request `number`, if it is there. Passes on all available replies to requests without
+    /// a waiting thread.
     fn poll(
         &mut self,
         lanes: &ClientLanes,
@@ -83,7 +84,7 @@ impl BufferedLane {
             self.lane.copy(&lanes.memory, answer, 0, &mut reply[..len]);
             match OutHeader::read_from_bytes(&reply) {
                 Ok(header) if header.unique == answer.number => {
-                    // They have no body.
+                    // These replies have no body.
                     done(ClientConnection::outcome(&header, 0).map(|_| &[][..]));
                 }
                 _ => return Err(ProtocolViolation("a reply that is not a FUSE message")),
@@ -94,7 +95,7 @@ impl BufferedLane {
 }
 
 impl ClientLanes {
-    /// Counts what the server shows, too.
+    /// Counts an event in the memory of the lanes, where the server reads it.
     pub(super) fn count(&self, which: ClientCounter) {
         self.memory.tally(which).fetch_add(1, Ordering::Relaxed);
     }
@@ -125,14 +126,15 @@ impl ClientLanes {
         })
     }
 
-    /// A free lane for a request and a reply of so many bytes, preferably the one that the thread had before.
+    /// Returns a free lane for a request and a reply of these lengths, preferably the lane that the thread had
+    /// before.
     pub(super) fn seat(&self, request: usize, reply: usize) -> Option<LaneGuard<'_>> {
         if !ClientLane::takes(0, request, reply) {
             return None;
         }
         let first = hint();
         let is_long = request.max(reply) > ClientLane::longest();
-        // Threads with long messages go around in the lanes that take them.
+        // Threads with long messages share the lanes that take them.
         let first = if is_long { first % LARGE_LANES } else { first };
         let (index, seat) = self.free(first, (request, reply), |_| true)?;
         HINT.set(Some(index));
@@ -164,7 +166,7 @@ impl ClientLanes {
         &self.seats[block].get_or_init(make)[lane % LANES_OF_BLOCK]
     }
 
-    /// Takes the replies that nobody waits for.
+    /// Takes the replies to requests without a waiting thread.
     pub(super) fn take_later(&self) -> std::result::Result<(), ProtocolViolation> {
         if self.later.load(Ordering::Relaxed) > 0 {
             for mut seat in self.seats.iter().filter_map(OnceLock::get).flatten().filter_map(sit) {
@@ -185,7 +187,7 @@ impl ClientLanes {
         }
     }
 
-    /// Notes that a reply came late, or early enough to be looked for; there was `hope` before.
+    /// Records that a reply was late, or early enough to poll for; `hope` is the former value.
     fn note(&self, hope: u32, late: bool) {
         let now = if late { hope.saturating_sub(1) } else { HOPE };
         if self.may_spin && now != hope {
@@ -199,7 +201,7 @@ impl ClientLanes {
     }
 }
 
-/// The lane, if nobody uses it.
+/// Locks the lane, if no other thread uses it.
 fn sit(seat: &Mutex<BufferedLane>) -> Option<MutexGuard<'_, BufferedLane>> {
     match seat.try_lock() {
         Ok(seat) => Some(seat),
@@ -258,7 +260,7 @@ impl ClientConnection {
         let Some(lanes) = self.lanes() else { return Ok(None) };
         self.usable()?;
         let sizes = (head.len() + data.len(), ClientLane::longest());
-        // Nobody would take the replies that others do not wait for.
+        // In a lane with such requests, no thread would take their replies meanwhile.
         let free = lanes.free(hint() + 1, sizes, |seat| seat.later.is_empty());
         let Some((lane, mut seat)) = free else { return Ok(None) };
         let number = self.submit((lanes, &mut *seat), (head, data), ClientLane::longest())?;
@@ -361,14 +363,14 @@ impl ClientConnection {
         Ok(number)
     }
 
-    /// Receives what the server has sent beside the lanes.
+    /// Receives the messages that the server has sent beside the lanes.
     fn hear(&self, lanes: &ClientLanes) {
         if lanes.has_news() || self.has_unheard() {
             self.drain();
         }
     }
 
-    /// The outcome that the header of a reply tells.
+    /// Returns the outcome in the header of a reply.
     fn outcome_of(&self, answer: LaneReply, reply: &[u8]) -> Result<()> {
         let header = match OutHeader::read_from_prefix(reply) {
             Ok((header, _))
@@ -414,7 +416,7 @@ impl ClientConnection {
         }
     }
 
-    /// Looks for a reply as long as that is promising.
+    /// Polls for a reply as long as that is promising.
     fn look_for_reply(
         &self,
         lanes: &ClientLanes,
@@ -429,7 +431,7 @@ impl ClientConnection {
             for _ in 0..LOOKS {
                 let answer = seat.poll(lanes, number).map_err(|why| self.break_off(why))?;
                 if let Some(answer) = answer {
-                    // Where processors are short, others have run meanwhile, and for longer than a wake-up takes.
+                    // If processors are short, other threads have run meanwhile, and for longer than a wake-up takes.
                     lanes.note(hope, yielded && begun.elapsed_ns() >= SPIN_NS);
                     return Ok(Some(answer));
                 }
@@ -452,7 +454,7 @@ impl ClientConnection {
         let _ = self.try_tell(&[0; BELL], &[]);
     }
 
-    /// All lanes are in use: asks for more, unless that was done. The answer comes with others.
+    /// Requests more lanes, because all are in use, unless that was done. The reply arrives with others.
     pub(super) fn ask_for_lanes(&self, lanes: &ClientLanes) {
         let are_all = lanes.memory.blocks() == MOST_BLOCKS;
         if !are_all
@@ -506,7 +508,7 @@ fn hint() -> usize {
     HINT.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed) as usize % LANES_OF_BLOCK)
 }
 
-/// The offer of a server, until it is looked at.
+/// The offer of a server, until it is taken.
 #[derive(Default)]
 pub(super) struct PendingOffer(Mutex<Option<Option<OwnedFd>>>);
 
@@ -515,7 +517,7 @@ impl PendingOffer {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(fd);
     }
 
-    /// The descriptor, if there was an offer and it came with one.
+    /// Takes the descriptor, if there was an offer with one.
     pub(super) fn take(&self) -> Option<Option<OwnedFd>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

@@ -68,7 +68,7 @@ pub use reconnect::{MovingClient, ReconnectingClient};
 /// The reason why a client could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// Connecting failed, for example because nobody listens.
+    /// Connecting failed, for example because no process listens.
     #[error("cannot connect to {path}: {errno}; is it served (`defuse serve`)?")]
     Connect {
         /// The socket.
@@ -111,7 +111,7 @@ pub enum RemoteError {
     /// The server made no copy of a connection for a child.
     #[error("the server made no copy of the connection for a child: {0}")]
     Copy(Errno),
-    /// The server did not say what an heir has taken over.
+    /// The server did not report which inodes and files it has handed over to the next program.
     #[error("the server does not hand files over to the next program: {0}")]
     Heir(Errno),
     /// The server speaks another version.
@@ -132,7 +132,7 @@ pub enum RemoteError {
 ///
 /// # Errors
 ///
-/// Those of getsockopt(2).
+/// The errors of getsockopt(2).
 pub fn user_of_server(socket: impl std::os::fd::AsFd) -> Result<u32> {
     peer_user(socket)
 }
@@ -162,7 +162,7 @@ pub enum LaneUse {
     /// Messages only.
     #[default]
     Never,
-    /// Where the server offers it.
+    /// Used if the server offers it.
     IfOffered,
     /// The server must offer it ([`RemoteError::NoLanes`]). It may still have none left for this connection,
     /// which then uses messages.
@@ -264,22 +264,22 @@ impl RemoteClient {
         }
     }
 
-    /// Asks the server for a copy of this connection, for a child process: [`ConnectionHandover`]. A parent does so before
-    /// fork(2), while no other thread makes requests.
+    /// Requests a copy of this connection from the server, for a child process: [`ConnectionHandover`]. A parent does
+    /// so before fork(2), while no other thread makes requests.
     ///
     /// # Errors
     ///
     /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](RemoteClient::connect),
     /// [`RemoteError::Stranger`] if another user listens there now, and [`RemoteError::Copy`] if the server refuses.
     pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
-        // The copy would have them, too, and never know.
+        // The copy would also have these open files, without knowing of them.
         self.shared.close_ahead();
         ConnectionHandover::of(self)
     }
 
-    /// As [`inheritance`](RemoteClient::inheritance), but the server makes the copy when the child uses it. `socket` is the child's own
-    /// descriptor of this connection. The child calls this, and nothing may use the connection before the child has ended or
-    /// executed a program, like a parent that waits for that in vfork(2).
+    /// Like [`inheritance`](RemoteClient::inheritance), but the server makes the copy when the child uses it.
+    /// `socket` is the child's own descriptor of this connection. The child calls this, and nothing may use the
+    /// connection before the child has ended or executed a program, like a parent that waits for that in vfork(2).
     ///
     /// # Errors
     ///
@@ -291,28 +291,28 @@ impl RemoteClient {
         ConnectionHandover::when_used(self, socket)
     }
 
-    /// Closes the files and directories that were opened before anybody asked for them, and tells the server of reads that it does not
-    /// know of yet.
+    /// Closes the files and directories that were opened in advance and not used, and reports reads to the server
+    /// that it does not know yet.
     pub fn give_back(&self) {
         self.shared.close_ahead();
     }
 
-    /// Tells the server of reads that it does not know of yet. To be called before the connection ends with the process, which would
-    /// lose an access time.
+    /// Reports reads to the server that it does not know yet. Must be called before the connection ends with the
+    /// process, which would otherwise lose an access time.
     pub fn tell_of_reads(&self) {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let cx = Context::new(Caller { uid, gid, pid: 0 });
         self.shared.tell_of_reads(&cx, Opcode::Getattr);
     }
 
-    /// Creates another connection to the same server, for the program that this process is about to
-    /// execute. It begins with nothing and takes over what the program inherits. The server frees the others
-    /// when this connection ends. It acts for the present user of the process, and leaves the
+    /// Creates another connection to the same server, for the program that this process is about to execute. It
+    /// begins with nothing and takes over what the program inherits. The server frees all other objects when this
+    /// connection ends. It acts for the present user of the process, and leaves the
     /// [lanes](RemoteClient::unused_lanes) to that program.
     ///
     /// # Errors
     ///
-    /// Those of [`inheritance`](RemoteClient::inheritance).
+    /// The errors of [`inheritance`](RemoteClient::inheritance).
     pub fn heir(
         &self,
         legacies: &[InodeHandover],
@@ -366,8 +366,8 @@ impl RemoteClient {
         )
     }
 
-    /// The memory of the lanes that the server has offered to an [heir](RemoteClient::heir). `None` if there are none, or
-    /// they were taken.
+    /// Returns the memory of the lanes that the server has offered to the [next program](RemoteClient::heir). `None`
+    /// if there are none, or if they were taken.
     pub fn unused_lanes(&self) -> Option<OwnedFd> {
         self.shared.connection.take_offered()
     }
@@ -538,7 +538,7 @@ impl RemoteShared {
         })
     }
 
-    /// Root may do anything, and open files have been checked: other requests have the groups of their caller.
+    /// Root may do anything, and open files have been checked: all other requests carry the groups of their caller.
     fn with_groups(&self, cx: &Context<'_>, request: EncodedRequest) -> EncodedRequest {
         if cx.caller.uid != 0
             && self.agreement.uses(CALLER_GROUPS)
@@ -549,7 +549,7 @@ impl RemoteShared {
         request
     }
 
-    /// Runs `ask`, which makes a request of `opcode`, with what comes before and after each request.
+    /// Runs `ask`, which makes a request of `opcode`, with the steps before and after each request.
     fn asking<T>(
         &self,
         cx: &Context<'_>,
@@ -562,7 +562,7 @@ impl RemoteShared {
         self.tell_of_reads(cx, opcode);
         let result = ask();
         if matches!(result, Err(Errno::ESTALE)) {
-            // The server may have forgotten that it told of the inode. It tells again when it is asked.
+            // The server may have forgotten that it reported the inode. It reports the inode again on request.
             self.paths.forget();
         }
         if matches!(result, Err(Errno::ENOSYS)) && is_remembered(opcode) {
@@ -658,8 +658,8 @@ fn not_begun(errno: Errno) -> RemoteError {
     }
 }
 
-/// Connects to the server of a user that `trusts` approves, and waits up to `patience` for one that does not accept; else as long
-/// as it runs. The descriptor is `floor` or higher, if possible.
+/// Connects to the server of a user that `trusts` approves. Waits up to `patience` for a server that does not accept;
+/// without it, as long as the server runs. The descriptor is `floor` or higher, if possible.
 fn connect_socket(
     path: &Path,
     floor: u16,
@@ -698,7 +698,7 @@ fn address(path: &Path) -> Result<SocketAddrUnix> {
 fn new_number() -> Result<ConnectionNumber> {
     let mut bytes = [0; 16];
     let flags = rustix::rand::GetRandomFlags::empty();
-    // The kernel gives so few bytes at once, or none.
+    // The kernel returns so few bytes at once, or none.
     match rustix::rand::getrandom(&mut bytes, flags).map_err(errno)? {
         len if len == bytes.len() => Ok(ConnectionNumber::from_ne_bytes(bytes) | 1),
         _ => Err(Errno::EIO),
@@ -709,7 +709,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The result of decoding a reply to a request of `opcode`, whose body has `len` bytes. An invalid one is named in the log.
+/// Returns the result of decoding a reply to a request of `opcode`, whose body has `len` bytes. Logs an invalid
+/// reply.
 fn noted<T>(opcode: Opcode, len: usize, decoded: Result<T>) -> Result<T> {
     decoded.inspect_err(|&errno| {
         if errno == Errno::EIO {

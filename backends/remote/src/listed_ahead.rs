@@ -1,10 +1,10 @@
-//! Small directories whose listing comes with the answer to OPENDIR, so that reading them takes no request.
+//! Small directories whose listing arrives with the reply to OPENDIR, so that reading them takes no request.
 //!
 //! The entries hold as long as the version of the directory's attributes stays, which each read checks: a change of names moves it.
 //!
-//! While a program works in one directory, the next one is opened and listed, if the program goes through a tree from the top to the
-//! bottom: the first directory in a listing, or the next one in the listing of the parent. Nobody waits for that answer. Only a directory
-//! is listed that way whose access time this does not change.
+//! While a program works in one directory, the client opens and lists the next one, if the program walks a tree from
+//! the top to the bottom: the first directory in a listing, or the next one in the listing of the parent. No caller
+//! waits for that reply. A directory is listed in advance only if this does not change its access time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,21 +26,21 @@ use super::interest::PrefetchInterest;
 use super::lanes::LaneRequest;
 use super::{RemoteShared, lock};
 
-/// No open asks while so many directories have entries: 5 MiB.
+/// Opens request no entries while so many directories have entries: 5 MiB.
 const MOST: usize = 256;
 /// The size of the first part of a listing, in bytes.
 const FIRST: u32 = 16 * 1024;
 /// The size of the second part, which shows that the first one was all, in bytes.
 const SECOND: u32 = 4 * 1024;
 
-/// The most directories that are remembered as the next ones.
+/// The maximum number of directories that are remembered as the next ones.
 const MOST_NEXT: usize = 1024;
-/// A program may leave out so many directories.
+/// The number of directories that a program may skip.
 const LEFT_OUT: usize = 16;
 
 /// The inode and the handle of OPENDIR.
 const OF_OPEN: ChainLink = ChainLink { uses: ChainLink::INODE | ChainLink::FILE, of: 0 };
-/// The same, and the position after the first part.
+/// The inode and the handle of OPENDIR, and the position after the first part.
 const OF_FIRST_PART: ChainLink =
     ChainLink { uses: ChainLink::INODE | ChainLink::FILE | ChainLink::POSITION, of: 1 };
 
@@ -50,12 +50,12 @@ pub(super) struct ListingPrefetch {
     dirs: RwLock<HashMap<Fh, Arc<PrefetchedListing>>>,
     interest: PrefetchInterest,
     next: Mutex<NextListings>,
-    /// There is a request whose answer was not taken.
+    /// True if there is a request whose reply was not taken.
     has_asked: AtomicBool,
     interest_in_next: PrefetchInterest,
 }
 
-/// The way of a program through a tree.
+/// The path of a program through a tree.
 #[derive(Default)]
 struct NextListings {
     /// The directories in the order in which they are probably opened, each with its parent and its name.
@@ -63,7 +63,7 @@ struct NextListings {
     asked: Option<PendingListing>,
 }
 
-/// A directory that was asked for, and whose answer comes.
+/// A directory that was requested in advance, and whose reply has not arrived.
 struct PendingListing {
     begun: LaneRequest,
     ino: Ino,
@@ -100,7 +100,7 @@ impl ListingPrefetch {
         result
     }
 
-    /// True if an open asks for entries.
+    /// True if an open requests entries.
     fn wants(&self) -> bool {
         self.read().len() < MOST && self.interest.asks()
     }
@@ -113,7 +113,7 @@ impl ListingPrefetch {
 }
 
 impl NextListings {
-    /// A directory is opened: those before it were left out.
+    /// Records that a directory is opened: the program has skipped the directories before it.
     fn opens(&mut self, ino: Ino) {
         if let Some(at) = self.dirs.iter().take(LEFT_OUT).position(|(next, ..)| *next == ino) {
             self.dirs.drain(..=at);
@@ -146,7 +146,7 @@ impl RemoteShared {
             && self.listed_ahead.wants()
         {
             match self.opendir_and_list(cx, &**versions, (ino, version), flags) {
-                // The request alone is remembered as one that the server does not have.
+                // ENOSYS is remembered only for an OPENDIR without a chain, which follows.
                 Err(Errno::ENOSYS) => {}
                 other => return other,
             }
@@ -183,7 +183,7 @@ impl RemoteShared {
         Ok(opened)
     }
 
-    /// The directory, if it was asked for before, with the version of its attributes at that time.
+    /// Returns the directory, if it was requested in advance, with the version of its attributes at that time.
     fn take_next(
         &self,
         cx: &Context<'_>,
@@ -195,7 +195,7 @@ impl RemoteShared {
             |asked: &PendingListing| (asked.ino, asked.version, asked.by) == (ino, version, by);
         let asked = ahead.with_next(|next| {
             next.opens(ino);
-            // Nobody waits for another device.
+            // A caller must not wait for another device.
             next.asked.take_if(|asked| device_of(asked.ino) == device_of(ino))
         });
         let Some(asked) = asked else { return Ok(None) };
@@ -204,7 +204,7 @@ impl RemoteShared {
         if is_right {
             return match self.take_listed(cx, asked) {
                 Ok(listed) => Ok(Some((listed, version))),
-                // It is said once that a lock was lost.
+                // The loss of a lock is reported once.
                 Err(Errno::EIO) => Err(Errno::EIO),
                 Err(_) => Ok(None),
             };
@@ -214,7 +214,7 @@ impl RemoteShared {
         Ok(None)
     }
 
-    /// Asks for the directory that the program probably opens next.
+    /// Requests the directory that the program probably opens next.
     fn ask_for_next(
         &self,
         cx: &Context<'_>,
@@ -223,7 +223,7 @@ impl RemoteShared {
     ) {
         let ahead = &self.listed_ahead;
         let next = ahead.with_next(|next| next.dirs.front().cloned());
-        // A device that does not answer holds up only who works there.
+        // A device that does not answer holds up only its own callers.
         let next = next.filter(|(ino, ..)| device_of(*ino) == device_of(now));
         let Some((ino, parent, name)) = next.filter(|_| ahead.interest_in_next.asks()) else {
             return;
@@ -237,11 +237,12 @@ impl RemoteShared {
         let mut request = self.chain_request((cx.caller, ino), &opening(cx, ino, by.flags));
         let Ok(Some(begun)) = self.connection.begin(request.finish(0), &[]) else { return };
         let asked = PendingListing { begun, ino, by, version };
-        // Another thread may have asked meanwhile.
+        // Another thread may have made a request meanwhile.
         self.close_asked(ahead.with_next(|next| next.asked.replace(asked)));
     }
 
-    /// Closes the directory that was asked for, if `is_due` says so of its inode and the version of its attributes.
+    /// Closes the directory that was requested in advance, if `is_due` holds for its inode and the version of its
+    /// attributes.
     pub(super) fn close_next(&self, is_due: impl Fn((Ino, u64)) -> bool) {
         let ahead = &self.listed_ahead;
         if ahead.has_asked.load(Ordering::Relaxed) {
@@ -264,7 +265,8 @@ impl RemoteShared {
         self.connection.take_begun(asked.begun, cx, |body| decode_chain(body, 3, decoded))
     }
 
-    /// Lists from the entries that came with the open of the directory. Returns false if they do not hold, or have nothing more.
+    /// Lists from the entries in the reply to the open of the directory. Returns false if they do not hold, or if
+    /// there are no more.
     pub(super) fn list_ahead(
         &self,
         cx: &Context<'_>,
@@ -286,7 +288,7 @@ impl RemoteShared {
         }
         ahead.was_read.store(true, Ordering::Relaxed);
         let mut listing = listing.peekable();
-        // A listing that is not all goes on by requests.
+        // An incomplete listing continues by requests.
         if listing.peek().is_none() && !ahead.is_all {
             return Ok(false);
         }
@@ -315,7 +317,7 @@ fn decoded(answers: &[(i32, &[u8])]) -> Result<ListedDirectory> {
         return Err(Errno::from_raw(-error));
     }
     let opened = decode::open_out(body)?;
-    // A listing that has failed, or is longer than was asked for, fails again when it is tried alone.
+    // A listing that has failed, or is longer than requested, fails again when it is requested alone.
     let part = |at: usize, most: u32| {
         let (error, body) = answers.get(at)?;
         (*error == 0 && body.len() <= most as usize).then_some(*body)

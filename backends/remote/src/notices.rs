@@ -37,8 +37,8 @@ impl NoticeQueue {
         let _ = self.client.set(Arc::downgrade(client));
     }
 
-    /// Delivers a notification. One that arrives while this thread delivers another is queued,
-    /// because a server could otherwise cause an infinite recursion.
+    /// Delivers a notification. A notification that arrives while this thread delivers another is queued, because a
+    /// server could otherwise cause an infinite recursion.
     pub(super) fn receive(&self, code: i32, body: &[u8]) {
         if DELIVERING.get() {
             let mut waiting = lock(&self.waiting);
@@ -209,7 +209,7 @@ impl RemoteClient {
         }
     }
 
-    /// Makes a thread receive notifications, because somebody waits for one.
+    /// Makes a thread receive notifications, because a caller waits for one.
     pub(super) fn listen(&self) {
         self.shared.expected.fetch_add(1, Ordering::SeqCst);
         self.start_listening();

@@ -1,12 +1,12 @@
-//! Small files that the server has opened before this client asks for each.
+//! Small files that the server opens before this client requests each of them.
 //!
-//! A program that opens one file of a directory after the other gets the next ones with one request: really open, with their bytes
-//! and the versions of their attributes. As long as a file's version stays, to have opened it earlier is the same as to open it
-//! now. When half of them are in use, the client asks for more and does not wait for the answer, so that the server opens files while the
-//! program reads others.
+//! A program that opens one file of a directory after the other gets the next ones with one request: opened, with
+//! their bytes and the versions of their attributes. As long as a file's version stays, an earlier open is equivalent
+//! to an open now. When half of them are in use, the client requests more and does not wait for the reply, so that
+//! the server opens files while the program reads others.
 //!
-//! Such files are closed together, too: with the next request of this kind, when there are many, before any request that could see
-//! that one was read, and when this client has removed a name or ends.
+//! Such files are also closed together: with the next request of this kind, when there are many, before any request
+//! that could see that one was read, and when this client has removed a name or ends.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -32,29 +32,29 @@ use super::lanes::LaneRequest;
 use super::whole::NO_BYTES;
 use super::{RemoteShared, lock, noted};
 
-/// The files of one request. The server needs about 30 us for them: for longer, a client that waits would sleep.
+/// The files of one request. The server needs about 30 us for them: if it took longer, a waiting client would sleep.
 const BATCH: u32 = 8;
-/// After so many of them were opened, more are asked for.
+/// After so many of the files were opened, the client requests more.
 const USED: u32 = BATCH / 2;
-/// The most files that are ready. With more, all are closed.
+/// The maximum number of files that are ready. With more, all are closed.
 const MOST_READY: usize = 4 * AHEAD_MAX;
-/// The most directories that are remembered. With more, all are forgotten.
+/// The maximum number of directories that are remembered. With more, all are forgotten.
 const MOST_DIRS: usize = 4096;
 
 /// Files that were opened ahead.
 #[derive(Default)]
 pub(super) struct OpenPrefetch {
     files: Mutex<PrefetchedFiles>,
-    /// The number of those that `files` knows, and of requests for more.
+    /// The number of files in `files`, and of requests for more.
     known: AtomicUsize,
-    /// The server is to be told that one was read.
+    /// True if the server has to be notified that a file was read.
     owes: AtomicBool,
     lacks: AtomicBool,
 }
 
 #[derive(Default)]
 struct PrefetchedFiles {
-    /// Files for those who will open them.
+    /// Files for later opens.
     ready: HashMap<Ino, PrefetchedFile>,
     /// Files that are in use.
     given: HashSet<Fh>,
@@ -64,9 +64,9 @@ struct PrefetchedFiles {
     asking: Option<PendingPrefetch>,
     dirs: HashMap<Ino, PrefetchDirectory>,
     gains: PrefetchRate,
-    /// Counts files that were given.
+    /// Counts files that served an open.
     hits: u64,
-    /// The caller that asked last.
+    /// The caller of the latest request.
     caller: Caller,
 }
 
@@ -79,7 +79,7 @@ struct PrefetchDirectory {
     used: u32,
 }
 
-/// The files that a request asks for.
+/// The files that a request is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct PrefetchKind {
     dir: Ino,
@@ -89,11 +89,11 @@ struct PrefetchKind {
 struct PendingPrefetch {
     begun: LaneRequest,
     kind: PrefetchKind,
-    /// It tells the server that files were read.
+    /// True if it notifies the server that files were read.
     owes: bool,
 }
 
-/// An open file, as good as a new one while the version of its attributes stays.
+/// An open file, equivalent to a new one while the version of its attributes stays.
 struct PrefetchedFile {
     kind: PrefetchKind,
     version: u64,
@@ -153,12 +153,13 @@ impl OpenPrefetch {
         self.known.load(Ordering::Relaxed) > 0
     }
 
-    /// True if the server is to be told that a file was read.
+    /// True if the server has to be notified that a file was read.
     pub(super) fn owes(&self) -> bool {
         self.owes.load(Ordering::Acquire)
     }
 
-    /// The file is closed. Returns `None` if it was not opened ahead; true if there are so many that the server is to close them now.
+    /// Records that the file is closed. Returns `None` if it was not opened ahead; true if so many are closed that
+    /// the server has to close them now.
     pub(super) fn closed(&self, file: File, (flags, has_read): (u32, bool)) -> Option<bool> {
         if !self.knows_any() {
             return None;
@@ -192,7 +193,8 @@ fn owe(closing: &[AheadClose]) -> bool {
 }
 
 impl RemoteShared {
-    /// The file that a name of `dir` leads to, if it is open already. Asks for several files of the directory when it is time.
+    /// Returns the file that a name of `dir` leads to, if it is open already. Requests several files of the directory
+    /// when it is time.
     pub(super) fn open_from_ahead(
         &self,
         cx: &Context<'_>,
@@ -224,7 +226,7 @@ impl RemoteShared {
                 self.opened_ahead.lacks.store(true, Ordering::Relaxed);
                 None
             }
-            // The open itself will tell.
+            // The open itself will fail with the error.
             Err(_) => None,
         }
     }
@@ -241,7 +243,7 @@ impl RemoteShared {
         }
         let ready = self.opened_ahead.with(|files| {
             let ready = files.ready.remove(&ino)?;
-            // A file may have names in several directories.
+            // The file may have been opened by another one of its names.
             if ready.kind.by != kind.by || versions.attributes(ino) != Some(ready.version) {
                 files.closing.push(ready.closing(ino));
                 return None;
@@ -259,7 +261,7 @@ impl RemoteShared {
         Some(opened)
     }
 
-    /// Counts a file of `dir` that was not ready. The position from which to ask for several, if it is time.
+    /// Counts a file of `dir` that was not ready. Returns the position from which to request several, if it is time.
     fn counts_as_missed(&self, dir: Ino) -> Option<u64> {
         if !self.whole.pays() {
             return None;
@@ -270,14 +272,14 @@ impl RemoteShared {
         })
     }
 
-    /// Asks for files of a directory, and waits for the answer.
+    /// Requests files of a directory, and waits for the reply.
     fn ask_ahead(&self, cx: &Context<'_>, from: u64, kind: PrefetchKind) -> Result<()> {
         let what = OpenAhead { from, flags: kind.by.flags.0, most: BATCH };
         let answer = self.ask_for_output(cx, self.ahead_request(cx, kind.dir, what))?;
         self.keep_ready(kind, &answer)
     }
 
-    /// Asks for further files of a directory when it is time, and does not wait for the answer.
+    /// Requests further files of a directory when it is time, and does not wait for the reply.
     fn ask_in_time(&self, cx: &Context<'_>, kind: PrefetchKind) {
         let next = self.opened_ahead.with(|files| {
             let is_free = files.asking.is_none();
@@ -303,13 +305,13 @@ impl RemoteShared {
                 None
             }
         });
-        // Another thread has asked meanwhile.
+        // Another thread has made a request meanwhile.
         if let Some(other) = other {
             self.finish_asking(cx, other);
         }
     }
 
-    /// Takes the answer to a request for further files, if `is_due` says so. Returns true if there was one.
+    /// Takes the reply to a request for further files, if `is_due` holds for it. Returns true if there was one.
     fn take_asked(
         &self,
         cx: &Context<'_>,
@@ -382,12 +384,12 @@ impl RemoteShared {
         PrefetchRequest { request, input, closing }
     }
 
-    /// Sends `OPEN_AHEAD`. It does not begin as other requests, before which files are closed.
+    /// Sends `OPEN_AHEAD`. The usual step before a request, which closes files, is left out.
     fn ask_for_output(&self, cx: &Context<'_>, mut asked: PrefetchRequest) -> Result<Vec<u8>> {
         let PrefetchRequest { request, input, closing } = &mut asked;
         let answer = self.connection.ask(cx, request.finish(input.len()), input, output_of);
         if matches!(answer, Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOMEM)) {
-            // Perhaps the server has not got it. To close a file twice does nothing.
+            // Perhaps the server has not got it. Closing a file twice has no effect.
             self.opened_ahead.with(|files| files.closing.append(closing));
         }
         answer
@@ -445,7 +447,7 @@ impl RemoteShared {
         self.send_closing();
     }
 
-    /// Closes all files that nobody has opened, and tells the server what was read.
+    /// Closes all files that were not opened by a caller, and reports to the server which were read.
     pub(super) fn close_ahead(&self) {
         self.close_next(|_| true);
         if self.opened_ahead.knows_any() {
@@ -522,7 +524,7 @@ mod tests {
         assert!(decoded(&answer(&[(3, &[3; 32769])])).is_err(), "longer than a small file");
     }
 
-    /// A server may lie.
+    /// A server may send wrong data.
     #[test]
     fn any_bytes_are_an_answer_or_an_error() {
         let good = answer(&[(3, b"three"), (4, b"four")]);

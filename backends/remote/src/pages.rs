@@ -15,9 +15,9 @@ use defuse_wire::vendor::PAGES;
 
 use super::RemoteShared;
 
-/// So many reads of an open file come before its pages are asked for: most files are read once.
+/// The number of reads of an open file before its pages are requested: most files are read once.
 const WORTH: u32 = 8;
-/// The most open files with pages. Each maps up to 16 MiB.
+/// The maximum number of open files with pages. Each maps up to 16 MiB.
 const MOST: usize = 4096;
 
 /// The open files that were read.
@@ -29,7 +29,7 @@ pub(super) struct FilePages {
 #[derive(Default)]
 struct FileReads {
     reads: AtomicU32,
-    /// Set when the server was asked; `None` if it has none for this file.
+    /// Set when the pages were requested; `None` if the server has none for this file.
     pages: OnceLock<Option<PageReader>>,
 }
 
@@ -95,7 +95,7 @@ impl RemoteShared {
         }
     }
 
-    /// Asks for memory of an open file.
+    /// Requests the memory of an open file.
     pub(super) fn mapping(
         &self,
         cx: &Context<'_>,

@@ -1,10 +1,10 @@
-//! Whole paths, from names and attributes that the server has told this client, or others with its rights. They hold while their
-//! versions stay.
+//! Whole paths, from names and attributes that the server has sent to this client, or to others with its rights. They
+//! hold while their versions stay.
 //!
-//! A name that is not known is asked for with the rest of its path, in one request. After a few names of a directory, all
-//! its names are asked for at once; if that has paid in the directories before, at the first name of the next one. Nothing
-//! of this is a lookup: the server forgets which inodes it told of, and then a request fails with `ESTALE` and is made again
-//! from the start.
+//! A name that is not known is requested with the rest of its path, in one request. After a few names of a directory,
+//! all its names are requested at once; if that has paid off in the directories before, already at the first name of
+//! the next one. None of these requests is a lookup: the server forgets which inodes it reported, and then a request
+//! fails with `ESTALE` and is made again from the start.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,17 +23,17 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::RemoteShared;
 use super::gains::{PrefetchRate, SingleRequests};
 
-/// The most names that are kept. Beyond them, all are forgotten.
+/// The maximum number of names that are kept. Beyond it, all are forgotten.
 const MOST: usize = 1 << 15;
 
-/// The names that clients with the rights of this one were told of; `None` if the server has none.
+/// The names in the name memory of clients with the rights of this one; `None` if the server has no such memory.
 pub(super) type SharedNames = Option<Arc<NameReader>>;
 
-/// The names that were told.
+/// The names that the server has sent.
 #[derive(Default)]
 pub(super) struct ServedNameCache {
     pub(super) versions: OnceLock<Arc<dyn Versions>>,
-    /// The names that others were told of, too.
+    /// The names that were also sent to other clients.
     pub(super) shared: OnceLock<SharedNames>,
     lacks: AtomicBool,
     known: RwLock<KnownNames>,
@@ -43,7 +43,7 @@ pub(super) struct ServedNameCache {
     last_read: LastRead,
     /// Inodes without extended attributes that this client has looked at last.
     bare: InodeVersionSet,
-    /// Counts paths that were known.
+    /// Counts requests that were avoided because the path was known.
     hits: AtomicU64,
 }
 
@@ -94,9 +94,9 @@ struct NamedInode {
     ino: Ino,
     attr: Attr,
     told: AttributeStamp,
-    /// The count of reads before it was asked for.
+    /// The count of reads before the request.
     reads: u64,
-    /// It has no extended attributes.
+    /// True if the inode has no extended attributes.
     is_bare: bool,
 }
 
@@ -104,7 +104,7 @@ struct NamedInode {
 enum KnownPrefix {
     /// The whole path, and the directory of its last name.
     Known(PathResolution, Ino),
-    /// From this directory on, after so many bytes of the path, it has to be asked for.
+    /// From this directory on, after so many bytes of the path, a request is needed.
     From { dir: Ino, at: usize, open_to_all: bool },
 }
 
@@ -129,7 +129,7 @@ impl ServedNameCache {
                 told.holds(versions, dir, bytes)
                     && (!is_last || told.has_attributes(versions, owes, &self.last_read))
             };
-            // What others were told says more.
+            // The name memory has more information.
             let own = || {
                 let told = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
                 told.copied().filter(holds)
@@ -163,7 +163,7 @@ impl ServedNameCache {
         KnownPrefix::Known(PathResolution::Walk, dir)
     }
 
-    /// The name as others were told of it.
+    /// Looks up the name in the name memory of clients with the same rights.
     fn shared(&self, dir: Ino, name: &[u8]) -> Option<ServedName> {
         let found = self.shared.get()?.as_ref()?.find(dir.0, name)?;
         let inode = match found.inode {
@@ -195,7 +195,7 @@ impl ServedNameCache {
         }
     }
 
-    /// Keeps what was told of names, unless something has changed since `before`.
+    /// Keeps the names of a reply, unless something has changed since `before`.
     fn keep(
         &self,
         versions: &dyn Versions,
@@ -228,14 +228,14 @@ impl ServedNameCache {
         }
     }
 
-    /// Counts a name of `dir` that was asked for by itself. True if it is time to ask for all.
+    /// Counts a name of `dir` that was requested alone. True if it is time to request all names.
     fn asks_for_all(&self, dir: Ino) -> bool {
         let mut known = self.write();
         let KnownNames { dirs, gains, .. } = &mut *known;
         dirs.entry(dir).or_default().asked.is_enough(gains)
     }
 
-    /// So many names of a directory were told together.
+    /// Counts the names of a directory that arrived together.
     fn told_all(&self, names: usize) {
         let hits = self.hits.load(Ordering::Relaxed);
         self.write().gains.count(names as u64, hits);
@@ -254,9 +254,10 @@ impl ServedNameCache {
 }
 
 impl NamedInode {
-    /// True if the access time is that of the server, or not much older.
+    /// True if the access time is current at the server, or not much older.
     fn has_access_time(&self, owes: &dyn Fn(Ino, u64) -> bool, last_read: &LastRead) -> bool {
-        // The first read of a file after a change shows in the version; one that is due because a day has passed does not.
+        // The version shows the first read of a file after a change. It does not show a read that updates the access
+        // time because a day has passed.
         if self.attr.kind == FileKind::Regular && self.attr.read_is_due(self.attr.atime) {
             return !owes(self.ino, self.told.version);
         }
@@ -294,7 +295,7 @@ pub(super) struct RequestStart {
     reads: u64,
 }
 
-/// A name, as the server tells of it.
+/// A name in a reply of the server.
 struct NameAnswer {
     inode: Option<(Ino, Attr)>,
     open_to_all: bool,
@@ -332,8 +333,8 @@ impl RemoteShared {
         self.resolve_by::<()>((from, path), ask, |_, _, _| None).map(|(resolved, _)| resolved)
     }
 
-    /// Resolves a path. `ask` asks for what is not known of it, and may tell more of the inode at its end. `add` may do so where the path
-    /// is known, and gets the directory of its last name.
+    /// Resolves a path. `ask` requests the unknown part of the path, and may return more about the inode at its end.
+    /// `add` may do so if the path is known, and gets the directory of its last name.
     pub(super) fn resolve_by<T>(
         &self,
         (from, path): (Ino, NormalPath<'_>),
@@ -360,7 +361,7 @@ impl RemoteShared {
         let rest = NormalPath::new(&path.as_bytes()[at..]).ok_or(Errno::EIO)?;
         match ask(&**versions, dir, rest) {
             Ok((resolved, more)) => Ok((with(resolved, open_to_all), more)),
-            // The server has forgotten that it told of the directory, or it is gone.
+            // The server has forgotten that it reported the directory, or the directory is gone.
             Err(Errno::ESTALE) if at > 0 => {
                 self.paths.forget();
                 ask(&**versions, from, path)
@@ -385,7 +386,8 @@ impl RemoteShared {
         self.told_of_path(cx, (versions, before), (from, path), &output).map(|told| told.0)
     }
 
-    /// Keeps the answer to a question for a path, of which `before` was the state. Returns the directory of the last name, too.
+    /// Keeps the reply to a request for a path; `before` was the state before the request. Also returns the directory
+    /// of the last name.
     pub(super) fn told_of_path(
         &self,
         cx: &Context<'_>,
@@ -423,13 +425,13 @@ impl RemoteShared {
         self.paths.keep(versions, before, &told);
         let parent = told.last().map_or(from, |(dir, ..)| *dir);
         if matches!(resolved, PathResolution::Inode { .. }) && self.paths.asks_for_all(parent) {
-            // The answer is known already, so that a failure does not matter.
+            // The result is known already, so that a failure does not matter.
             let _ = self.ask_for_names(cx, versions, parent);
         }
         Ok((resolved, parent))
     }
 
-    /// Asks for all names of a directory, or as many as the server tells at once.
+    /// Requests all names of a directory, or as many as the server sends at once.
     fn ask_for_names(&self, cx: &Context<'_>, versions: &dyn Versions, dir: Ino) -> Result<()> {
         let before = self.paths.before(versions);
         let output = self.ask_about(cx, dir, NAMES, &[])?;
@@ -455,7 +457,7 @@ impl RemoteShared {
     }
 }
 
-/// The answer for a whole path, from the answer for its end.
+/// Returns the result for a whole path, from the result for its end.
 fn with(resolved: PathResolution, all: bool) -> PathResolution {
     match resolved {
         PathResolution::Inode { ino, attr, open_to_all } => {
@@ -502,7 +504,7 @@ mod tests {
         // Few are used from here on.
         let rest: Vec<_> = (8..14).map(|dir| asks(dir, 9)).collect();
         assert_eq!((rest[0], rest[4], rest[5]), (Some(1), Some(4), Some(4)));
-        // A directory whose names were all asked for is asked again later, not at each name.
+        // A directory whose names were all requested is requested again later, not at each name.
         assert_eq!((asks(4, 40), asks(4, 40)), (None, Some(9)));
     }
 }

@@ -35,7 +35,7 @@ struct RequestSlotState {
     /// Number of uses of the slot.
     uses: u64,
     answer: Option<Result<Vec<u8>>>,
-    /// No thread receives: the thread waiting here must.
+    /// True if no thread receives, so that the thread waiting here must.
     lead: bool,
     done: Option<ReplyCallback>,
 }
@@ -57,7 +57,8 @@ pub(super) struct SlotClaim {
     index: usize,
 }
 
-/// Slots that are made together, when one of them is used first: a process that makes few requests touches little memory.
+/// Slots that are created together, when one of them is used first: a process that makes few requests touches little
+/// memory.
 const GROUP: usize = 64;
 
 /// The slots of a connection.

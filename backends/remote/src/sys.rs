@@ -10,8 +10,8 @@ pub(crate) fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
-/// True if a server may run while a thread of this process looks for its reply. A control group may permit less time than the
-/// processors have: to ask that takes fifteen system calls, and replies that come late tell it, too.
+/// True if a server may run while a thread of this process polls for its reply. A control group may permit less time
+/// than the processors have: a check takes fifteen system calls, and late replies also reveal it.
 pub(crate) fn has_several_processors() -> bool {
     static SEVERAL: OnceLock<bool> = OnceLock::new();
     *SEVERAL.get_or_init(|| {

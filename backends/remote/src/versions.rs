@@ -24,7 +24,7 @@ impl RemoteShared {
         Some(Arc::new(ServerVersions(reader)))
     }
 
-    /// The names that clients with the rights of this one were told of. `None` if the server does not tell.
+    /// Returns the name memory of clients with the rights of this one. `None` if the server has none.
     pub(super) fn ask_for_told_names(&self) -> SharedNames {
         self.memory_of_names(TOLD_NAMES, NameReader::of).map(Arc::new)
     }

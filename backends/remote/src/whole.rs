@@ -1,8 +1,8 @@
-//! Small files whose bytes come with the reply to OPEN, so that reading them takes no request.
+//! Small files whose bytes arrive with the reply to OPEN, so that reading them takes no request.
 //!
-//! The bytes hold as long as the version of the file's attributes stays, which each read checks. The server has not
-//! noted that the file was read: where that changes the access time, it is told before the next request that could see it, or with the
-//! release.
+//! The bytes hold as long as the version of the file's attributes stays, which each read checks. The server does not
+//! notice such a read. If the read changes the access time, the client notifies the server before the next request
+//! that could see it, or with the release.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use defuse_wire::encode::EncodedRequest;
 use super::RemoteShared;
 use super::interest::PrefetchInterest;
 
-/// No open asks while so many files have bytes: 8 MiB.
+/// Opens request no bytes while so many files have bytes: 8 MiB.
 const MOST: usize = 256;
 
 /// No open with one of these flags has bytes.
@@ -29,7 +29,7 @@ pub(super) struct WholeFiles {
     files: RwLock<HashMap<Fh, Arc<WholeFile>>>,
     /// In files that are open for reading alone, and in the others.
     interest: [PrefetchInterest; 2],
-    /// Files that were read, which the server is to be told.
+    /// Number of files with a read of which the server has to be notified.
     owed: AtomicUsize,
     /// Files that were closed after that, with their versions: the server may not have seen to the release yet.
     posted: InodeVersionSet,
@@ -43,7 +43,7 @@ struct WholeFile {
     /// Reading changes the access time.
     read_is_due: bool,
     was_read: AtomicBool,
-    /// The server is to be told of the read.
+    /// True if the server has to be notified of the read.
     is_owed: AtomicBool,
 }
 
@@ -56,7 +56,7 @@ impl WholeFiles {
         self.files.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if an open with these flags asks for bytes.
+    /// True if an open with these flags requests bytes.
     pub(super) fn wants(&self, flags: OpenFlags) -> bool {
         let is_read = flags.access() != AccessMode::Write && flags.0 & NO_BYTES == 0;
         let interest = &self.interest[usize::from(writes(flags))];
@@ -78,7 +78,7 @@ impl WholeFiles {
         self.read().get(&fh).map(|whole| whole.version)
     }
 
-    /// Pays what is owed for this file. True if something was.
+    /// Marks the read of this file as reported. True if a report was due.
     fn pay(&self, whole: &WholeFile) -> bool {
         let was_owed = whole.is_owed.swap(false, Ordering::AcqRel);
         if was_owed {
@@ -87,7 +87,7 @@ impl WholeFiles {
         was_owed
     }
 
-    /// The file is closed. True if the server is to be told of a read.
+    /// Removes a closed file. True if the server has to be notified of a read.
     pub(super) fn closed(&self, fh: Fh) -> bool {
         if !self.read().contains_key(&fh) {
             return false;
@@ -108,7 +108,7 @@ impl WholeFiles {
                 && self.read().values().any(|whole| whole.ino == ino && whole.is_owed())
     }
 
-    /// The files whose reads the server is to be told of.
+    /// Returns the files with reads of which the server has to be notified.
     fn take_owed(&self) -> Vec<File> {
         let files = self.read();
         let owed = files.iter().filter(|(_, whole)| self.pay(whole));
@@ -123,13 +123,14 @@ impl WholeFile {
 }
 
 impl RemoteShared {
-    /// The version with which an open asks for bytes. `None` where it does not.
+    /// Returns the version with which an open requests bytes. `None` if it requests none.
     pub(super) fn wants_whole(&self, ino: Ino, flags: OpenFlags) -> Option<u64> {
         let versions = self.paths.versions.get()?;
         self.whole.wants(flags).then(|| versions.attributes(ino)).flatten()
     }
 
-    /// Keeps the bytes of an open file. They are of the version before the request, or newer ones, which nobody reads.
+    /// Keeps the bytes of an open file. They belong to the version before the request, or are newer; reads do not use
+    /// newer ones.
     pub(super) fn keep_whole(
         &self,
         (version, flags): (u64, OpenFlags),
@@ -146,7 +147,7 @@ impl RemoteShared {
             is_owed: AtomicBool::new(false),
         };
         let former = self.whole.write().insert(file.fh, Arc::new(whole));
-        // A server that gives one handle twice leaves nothing owed.
+        // If a server assigns one handle twice, nothing stays unreported.
         if let Some(former) = former {
             self.whole.pay(&former);
         }
@@ -177,7 +178,7 @@ impl RemoteShared {
         true
     }
 
-    /// Tells the server of reads before a request that could see access times.
+    /// Notifies the server of reads before a request that could see access times.
     pub(super) fn tell_of_reads(&self, cx: &Context<'_>, opcode: Opcode) {
         if matches!(opcode, Opcode::Open | Opcode::Read | Opcode::Release) {
             return;
@@ -194,13 +195,13 @@ impl RemoteShared {
             let mut byte = [0];
             let mut sink = SliceSink::new(&mut byte);
             let mut out = ReadBuf::new(&mut sink, 1);
-            // The read has happened already: an error would be one of the access time alone.
+            // The read has happened already: an error would concern the access time alone.
             let _ = self.ask(cx, request, |body| out.put(body));
         }
     }
 }
 
-/// True for a file that its user may also write to, and then hardly reads from what came with its open.
+/// True for a file that its user may also write to, and then hardly reads from the bytes of its open.
 fn writes(flags: OpenFlags) -> bool {
     flags.access() != AccessMode::Read
 }

@@ -76,7 +76,7 @@ fn getattr(remote: &RemoteClient) -> Option<Errno> {
 /// The caller received one message after the other, and never looked at its time.
 #[test]
 fn messages_without_end_do_not_hold_up_the_end_of_a_call() {
-    // Replies to requests that nobody made, and notifications without a meaning.
+    // Unexpected replies, and notifications without a meaning.
     for message in [header(1 << 20, 0, b"none"), header(0, 99, b"nothing")] {
         let flood = |socket: &OwnedFd| {
             // It fails after the end.

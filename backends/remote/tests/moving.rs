@@ -11,7 +11,7 @@ use defuse_fs::{
 };
 use defuse_remote::MovingClient;
 
-/// One file, `file`. It becomes durable when the test says so.
+/// One file, `file`. It becomes durable when the test allows it.
 #[derive(Default)]
 struct OneFile {
     is_syncing: AtomicBool,
@@ -92,7 +92,7 @@ fn a_flush_while_the_file_system_moves_loses_no_changes() {
     std::thread::scope(|scope| {
         let leaving = scope.spawn(|| moving.leave(Duration::from_secs(60)));
         wait("the sync", || first.is_syncing.load(Ordering::SeqCst));
-        // What is not durable yet is not lost.
+        // Data that is not durable yet is not lost.
         let flushing = scope.spawn(|| moving.flush(&cx, file, LockOwner(1)));
         std::thread::sleep(Duration::from_millis(50));
         first.may_sync.store(true, Ordering::SeqCst);

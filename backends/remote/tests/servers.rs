@@ -35,8 +35,8 @@ fn pair() -> (OwnedFd, OwnedFd) {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-/// A client whose server agrees to INIT with `flags`, and replies to each other request with the
-/// result of `says`. `None` ends the server.
+/// Creates a client whose server agrees to INIT with `flags`, and replies to each other request with the result of
+/// `says`. `None` ends the server.
 fn with_server(
     flags: u64,
     options: RemoteOptions,
@@ -141,8 +141,8 @@ fn more_data_than_requested_is_refused() {
     assert_eq!((listed, names.taken), (Err(Errno::EIO), 0));
 }
 
-/// A client whose server replies to each READ through shared memory by so many bytes, a header first, which says their
-/// number.
+/// Creates a client whose server replies to each READ through shared memory by so many bytes, after a header with
+/// their number.
 fn with_lanes(bytes: usize) -> RemoteClient {
     let (ours, theirs) = pair();
     std::thread::spawn(move || {
@@ -342,7 +342,7 @@ fn a_missing_opcode_is_requested_once() {
         let node = NewNode::new(FileKind::Regular, 0o600, cx.caller);
         let args =
             OpenArgs { flags: OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT), ..Default::default() };
-        // MKNOD and OPEN replace CREATE, and the handle 0 replaces that of OPEN.
+        // MKNOD and OPEN replace CREATE, and the handle 0 replaces the handle of OPEN.
         let (entry, opened) = client.create(&cx, Ino::ROOT, name(), &node, args).unwrap();
         assert_eq!((entry.ino, opened.fh), (Ino(7), Fh(0)));
     }

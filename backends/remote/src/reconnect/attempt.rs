@@ -17,7 +17,7 @@ pub(super) struct CallAttempt<'a> {
     cx: &'a Context<'a>,
     connected: CurrentConnection,
     repeat: RepeatRule,
-    /// An earlier attempt may have been done.
+    /// True if an earlier attempt may have been carried out.
     unsure: bool,
     sent: Cell<bool>,
 }
@@ -33,7 +33,7 @@ impl<'a> CallAttempt<'a> {
     }
 
     /// Makes `name` in `dir`, a number of this connection. If an earlier attempt may have made it, fails with `EIO`
-    /// where it is there: it may be that of this call, or that of another client.
+    /// if the name exists: this call or another client may have made it.
     pub(super) fn make_name<T>(
         &self,
         dir: Ino,
@@ -53,13 +53,13 @@ impl<'a> CallAttempt<'a> {
             }
         }
         match make(self.server()?) {
-            // The first server may have gone on without its clients.
+            // The first server may still run without its clients.
             Err(Errno::EEXIST) if self.unsure => Err(nobody_knows()),
             outcome => outcome,
         }
     }
 
-    /// The server has ended. `ENOTCONN` alone may be the answer of one that runs.
+    /// True if the server has ended. `ENOTCONN` alone may be the reply of a running server.
     pub(super) fn is_lost(&self) -> bool {
         self.connected.is_dead()
     }
@@ -76,7 +76,7 @@ impl<'a> CallAttempt<'a> {
     /// The server, for the request itself, after everything that it names was found.
     pub(super) fn server(&self) -> Result<&dyn FileSystem> {
         if self.repeat != RepeatRule::Again {
-            // A server that ended while nobody asked it anything has not got the request.
+            // A server that ended without a request in progress has not got the request.
             self.connected.look_for_end();
         }
         if self.connected.is_dead() {
@@ -86,7 +86,7 @@ impl<'a> CallAttempt<'a> {
         Ok(self.connected.fs())
     }
 
-    /// The number of an inode on this connection. Fails with `ESTALE` for one that is not there.
+    /// Returns the number of an inode on this connection. Fails with `ESTALE` if the inode is not there.
     pub(super) fn ino(&self, ino: Ino) -> Result<Ino> {
         if let Some(known) = self.by_number(ino)? {
             return Ok(known);
@@ -99,8 +99,8 @@ impl<'a> CallAttempt<'a> {
         Ok(dir)
     }
 
-    /// Finds an inode by its last number, where numbers stay from one server to the next. `None` where they do not, and
-    /// where another inode or none has it.
+    /// Finds an inode by its last number, if numbers stay from one server to the next. `None` if they do not, or if
+    /// the number belongs to another inode or to none.
     fn by_number(&self, ino: Ino) -> Result<Option<Ino>> {
         if !self.client.moves {
             return Ok(None);
@@ -119,13 +119,14 @@ impl<'a> CallAttempt<'a> {
         }
     }
 
-    /// Gathers what has to be found, from the inode up. Returns the number of the lowest directory that is known.
+    /// Collects the inodes that have to be found, from the inode up. Returns the number of the lowest directory that
+    /// is known.
     fn lost(&self, ino: Ino, searches: &mut Vec<InodeSearch>) -> Result<Ino> {
         let (mut next, table) = (ino, self.client.table());
         loop {
             match table.whereabouts(next, self.epoch())? {
                 InodeWhereabouts::Known(known) => return Ok(known),
-                // A server that lies could make a directory lie in itself.
+                // A wrong server could make a directory lie in itself.
                 InodeWhereabouts::Lost(_) if searches.len() > table.sizes().0 => {
                     return Err(Errno::ESTALE);
                 }
@@ -178,20 +179,20 @@ impl<'a> CallAttempt<'a> {
         Err(Errno::ESTALE)
     }
 
-    /// Notes an entry of this connection. Returns it with its number for the frontend.
+    /// Records an entry of this connection. Returns it with its number for the frontend.
     pub(super) fn learn(&self, place: Option<(Ino, Name<'_>)>, entry: Entry) -> Entry {
         let place = place.map(|(dir, name)| NamePlace { dir, name: name.as_bytes().into() });
         let opened = place.as_ref().and_then(|place| self.client.table().lost_opened(place));
         if let Some(ino) = opened {
-            // If it is found here, it keeps its number.
+            // An inode that is found on this connection keeps its number.
             let _ = self.ino(ino);
         }
         let ino = self.client.table().learn(place, &entry, self.epoch());
         self.client.told(Entry { ino, ..entry })
     }
 
-    /// An open file on this connection. Fails with `EIO` once after it has lost locks, and with `ESTALE` for one that
-    /// is not there.
+    /// Returns an open file on this connection. Fails with `EIO` once after it has lost locks, and with `ESTALE` if
+    /// the file is not there.
     pub(super) fn file(&self, file: File) -> Result<File> {
         self.file_or(file, Errno::EIO)
     }
@@ -258,12 +259,12 @@ impl<'a> CallAttempt<'a> {
         Ok(())
     }
 
-    /// Notes an acknowledged change of an inode.
+    /// Records an acknowledged change of an inode.
     pub(super) fn changed(&self, ino: Ino) {
         self.client.table().changed(ino, self.epoch());
     }
 
-    /// Notes an open file. Returns it with its handle for the frontend.
+    /// Records an open file. Returns it with its handle for the frontend.
     pub(super) fn opened(&self, ino: Ino, how: (OpenFlags, bool), opened: OpenReply) -> OpenReply {
         let (caller, file) = (self.cx.caller, File { ino, fh: opened.fh });
         let mut table = self.client.table();
@@ -271,7 +272,7 @@ impl<'a> CallAttempt<'a> {
         if opened.no_flush {
             table.flush_ends_locks(fh);
         }
-        // This client looks at each close(2) for lost changes.
+        // This client checks for lost changes at each close(2).
         self.client.told_open(OpenReply { fh, no_flush: false, ..opened })
     }
 
@@ -283,7 +284,7 @@ impl<'a> CallAttempt<'a> {
         }
     }
 
-    /// As [`file`](CallAttempt::file), with `ENOLCK` for lost locks.
+    /// Like [`file`](CallAttempt::file), but fails with `ENOLCK` for lost locks.
     pub(super) fn file_for_lock(&self, file: File) -> Result<File> {
         self.file_or(file, Errno::ENOLCK)
     }

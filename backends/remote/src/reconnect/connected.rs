@@ -8,12 +8,12 @@ use defuse_fs::{AbsentFileSystem, Errno, FileSystem};
 use super::table::ConnectionEpoch;
 use crate::{RemoteClient, RemoteShared};
 
-/// The thing that answers calls.
+/// The server that answers calls.
 pub(super) enum CallServer {
     Remote(Box<RemoteClient>),
     /// A file system of this process.
     Own(Arc<dyn FileSystem>),
-    /// None: calls wait.
+    /// No server: calls wait.
     Absent,
 }
 
@@ -24,13 +24,13 @@ pub(super) struct ServerConnection {
     life: Arc<ConnectionLife>,
 }
 
-/// The end of a connection, which whoever waits for an answer sees without keeping the connection.
+/// The end of a connection, visible to a waiting caller without keeping the connection.
 pub(super) struct ConnectionLife {
     /// No call begins any more.
     parting: AtomicBool,
     gone: AtomicBool,
-    /// The client's part of the connection, which answers all calls when the server has ended, before anybody asks
-    /// here.
+    /// The client's part of the connection, which answers all calls when the server has ended, before they reach this
+    /// value.
     client: Weak<RemoteShared>,
 }
 
@@ -81,7 +81,7 @@ impl ServerConnection {
         self.has_ended() || self.life.parting.load(Ordering::SeqCst)
     }
 
-    /// True if nobody can say any more whether changes are durable.
+    /// True if the durability of changes can no longer be determined.
     pub(super) fn has_ended(&self) -> bool {
         let ended = match &self.server {
             CallServer::Remote(remote) => remote.is_dead(),

@@ -247,7 +247,7 @@ impl FileSystem for ReconnectingClient {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
-        // One whose answer is lost has ended with its server.
+        // A file whose reply is lost has ended with its server.
         self.call(cx, Again, |at| {
             let dir = at.ino(parent)?;
             let (entry, opened) = at.server()?.tmpfile(cx, dir, node, args)?;
@@ -269,7 +269,7 @@ impl FileSystem for ReconnectingClient {
             let done = (out.filled() - begun) as u64;
             let offset = args.offset.checked_add(done).ok_or(Errno::EOVERFLOW)?;
             at.server()?.read(cx, inner, ReadArgs { offset, ..args }, out)?;
-            // Less may be the end of the file, or that of the server.
+            // A short read may mean the end of the file, or the end of the server.
             if out.remaining() > 0 && at.is_lost() { Err(Errno::ENOTCONN) } else { Ok(()) }
         })
     }
@@ -293,15 +293,15 @@ impl FileSystem for ReconnectingClient {
         })
     }
 
-    /// Waits for no server: what the last one has not made durable is lost, and there is nothing to flush. While a server is being
-    /// parted from, changes become durable, or calls go on: that is known soon.
+    /// Waits for no server: changes that the last server has not made durable are lost, and there is nothing to
+    /// flush. While a server is being parted from, changes become durable, or calls go on: the outcome is known soon.
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         loop {
             let present = self.link.present();
             present.look_for_end();
             let is_dead = present.is_dead();
             if is_dead && !present.has_ended() {
-                // Whoever parts from it waits until nobody has it.
+                // The thread that parts from the server waits until no call uses it.
                 drop(present);
                 std::thread::sleep(PART_PAUSE);
                 continue;
@@ -345,7 +345,7 @@ impl FileSystem for ReconnectingClient {
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
-        // Within one file, a second copy could read what the first one has written.
+        // Within one file, a second copy could read the data that the first one has written.
         let repeat = if copy.src.ino == copy.dst.ino { Never } else { Again };
         self.call(cx, repeat, |at| {
             let (src, dst) = (at.file(copy.src)?, at.file(copy.dst)?);
@@ -431,7 +431,7 @@ impl FileSystem for ReconnectingClient {
                 }
                 let lost = match result {
                     Err(Errno::ENOTCONN | Errno::EIO) => life.is_over(),
-                    // A server that ends in order interrupts what waits.
+                    // A server that ends in order interrupts waiting calls.
                     Err(Errno::EINTR) => !interrupt.interrupted(),
                     _ => false,
                 };

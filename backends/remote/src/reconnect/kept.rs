@@ -1,16 +1,17 @@
-//! The last answer to a question that everybody asks, for the time in which a server does not answer.
+//! The last reply to a frequent request, for the time in which a server does not answer.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use defuse_fs::Result;
 
-/// The most calls that wait for the server.
+/// The maximum number of calls that wait for the server.
 const MOST_ASKING: u32 = 2;
-/// The time that others wait for them.
+/// The time for which other calls wait for them.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// An answer. While [`MOST_ASKING`] calls ask the server, others get the last answer, if those have not ended in time.
+/// A reply. While [`MOST_ASKING`] calls wait for the server, other calls get the last reply if those have not ended
+/// in time.
 pub(super) struct LastAnswer<T> {
     state: Mutex<LastAnswerState<T>>,
     ended: Condvar,
@@ -38,7 +39,7 @@ impl<T: Copy> LastAnswer<T> {
             let left = deadline.saturating_duration_since(Instant::now());
             match state.last {
                 Some(last) if left.is_zero() => return Ok(last),
-                // There is nothing to say yet.
+                // There is no reply to return yet.
                 None if left.is_zero() => break,
                 _ => {}
             }
@@ -61,7 +62,7 @@ impl<T: Copy> LastAnswer<T> {
     }
 }
 
-/// Ends a question, also by a panic.
+/// Ends a request to the server, also after a panic.
 struct QuestionGuard<'a, T: Copy>(&'a LastAnswer<T>);
 
 impl<T: Copy> Drop for QuestionGuard<'_, T> {

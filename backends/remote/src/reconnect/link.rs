@@ -14,21 +14,21 @@ use crate::{RemoteClient, RemoteError, RemoteOptions, lock};
 
 /// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The pause between two looks for calls that have not ended.
+/// The pause between two checks for calls that have not ended.
 pub(super) const PART_PAUSE: Duration = Duration::from_micros(200);
 /// The longest time for one attempt after the limit has passed.
 const LATE: Duration = Duration::from_secs(1);
 
 /// The way to the next server.
 enum NextServer {
-    /// Whoever serves at a path.
+    /// The server that listens at a path.
     AtPath {
         path: PathBuf,
         options: RemoteOptions,
-        /// The user of the first server. No other user is trusted with what the first one was.
+        /// The user of the first server. No other user's server is trusted with the first server's data.
         uid: u32,
     },
-    /// Somebody gives it ([`ServerLink::give`]). Without one in time, calls fail with `EIO`.
+    /// The server is passed to [`ServerLink::give`]. Without a server in time, calls fail with `EIO`.
     Given {
         /// The file system, for messages.
         name: String,
@@ -55,7 +55,7 @@ struct Outage {
     tried: Option<Instant>,
     /// A thread connects.
     connecting: bool,
-    /// The log says that there is no server in time.
+    /// True if the log has the message that there is no server in time.
     given_up: bool,
 }
 
@@ -86,7 +86,7 @@ impl ServerLink {
         Ok(ServerLink::with(next, limit, table, CallServer::Remote(Box::new(remote))))
     }
 
-    /// A link without a server, to which somebody gives them.
+    /// Creates a link without a server, to which servers are passed by [`ServerLink::give`].
     pub(super) fn to_be_given(
         name: String,
         limit: Duration,
@@ -148,7 +148,7 @@ impl ServerLink {
                 return Ok(present);
             }
             let epoch = present.epoch;
-            // Whoever parts from it waits until nobody has it.
+            // The thread that parts from the server waits until no call uses it.
             drop(present);
             match self.next_step(cx, wait) {
                 OutageStep::Connect { patience } => {
@@ -179,7 +179,8 @@ impl ServerLink {
         }
         let since = outage.since.unwrap_or(now);
         let begun = *wait.since.get_or_insert(now);
-        // The time of the outage bounds the first wait of a call, and that of the call all its waits together.
+        // The time of the outage bounds the first wait of a call, and the time of the call bounds all its waits
+        // together.
         let left = (since.min(begun) + self.limit).saturating_duration_since(now);
         let is_time = outage.tried.is_none_or(|tried| now - tried >= PAUSE);
         let is_given = matches!(self.next, NextServer::Given { .. });
@@ -199,7 +200,7 @@ impl ServerLink {
         OutageStep::Connect { patience: if left.is_zero() { LATE.min(self.limit) } else { left } }
     }
 
-    /// The error of calls without a server. The log has it once, unless it was `told`.
+    /// Returns the error of calls without a server. Logs it once in each outage.
     fn given_up(&self, told: bool) -> Errno {
         let limit = self.limit;
         match &self.next {
@@ -272,13 +273,13 @@ impl ServerLink {
         self.end_of_attempt(Some(ServerConnection::new(epoch, server)));
     }
 
-    /// Begins no more calls with the present server, and waits up to `patience` for the end of those that have begun. Returns
-    /// false, and goes on with the server, if some have not ended.
+    /// Begins no more calls with the present server, and waits up to `patience` for the end of the calls in progress.
+    /// Returns false, and continues with the server, if some have not ended.
     pub(super) fn part(&self, patience: Duration) -> bool {
         let present = self.present();
         present.part(true);
         let deadline = Instant::now() + patience;
-        // This thread and the link have it.
+        // This thread and the link each hold a reference.
         while Arc::strong_count(&present) > 2 {
             if Instant::now() > deadline {
                 self.stay();
@@ -289,15 +290,15 @@ impl ServerLink {
         true
     }
 
-    /// Goes on with the present server, from which it has [parted](ServerLink::part).
+    /// Continues with the present server, from which it has [parted](ServerLink::part).
     pub(super) fn stay(&self) {
         self.present().part(false);
-        // The outage is over, whoever noticed it.
+        // The outage is over, regardless of the thread that found the server.
         *lock(&self.outage) = Outage::default();
         self.over.notify_all();
     }
 
-    /// Takes the present server away, which has ended or [was parted from](ServerLink::part).
+    /// Removes the present server, which has ended or [was parted from](ServerLink::part).
     pub(super) fn take(&self) {
         let mut present = self.present.write().unwrap_or_else(PoisonError::into_inner);
         let epoch = present.epoch;
@@ -306,7 +307,7 @@ impl ServerLink {
             Arc::new(ServerConnection::new(epoch, CallServer::Absent)),
         );
         drop(present);
-        // A frontend that begins or ends may look at it at this moment.
+        // A frontend that begins or ends may use it at this moment.
         let deadline = Instant::now() + LATE;
         while Arc::strong_count(&before) > 1 && Instant::now() < deadline {
             std::thread::sleep(PART_PAUSE);

@@ -1,7 +1,8 @@
 //! A file system of a server that may end and come back: [`ReconnectingClient`].
 //!
-//! docs/socket.md says what calls do meanwhile. Everything that the server gave ends with it. So the frontend gets
-//! numbers of a [`table`], and an inode or an open file is found again by its path when a call needs it.
+//! docs/socket.md describes the behaviour of calls meanwhile. All numbers that a server assigned end with it. So the
+//! frontend gets numbers of a [`table`], and an inode or an open file is found again by its path when a call needs
+//! it.
 
 mod attempt;
 mod connected;
@@ -29,32 +30,32 @@ use table::ReconnectTable;
 
 /// A file system on a socket, whose calls wait for another server if the first one ends.
 ///
-/// Any number of threads may call it at once. A child process must not use that of its parent (`ENOTCONN`).
+/// Any number of threads may call it at once. A child process must not use its parent's client (`ENOTCONN`).
 pub struct ReconnectingClient {
     link: ServerLink,
     caps: Caps,
     table: Arc<Mutex<ReconnectTable>>,
     /// A lock was requested: flush may have to end it.
     has_locked: AtomicBool,
-    /// It is one file system, whoever serves it: numbers of inodes stay. A frontend may cache nothing, because the next server may
-    /// have changed all of it unseen.
+    /// It is one file system, regardless of the process that serves it: numbers of inodes stay. A frontend may cache
+    /// nothing, because the next server may have changed anything unseen.
     moves: bool,
 }
 
-/// The fate of a call whose answer is lost with the server.
+/// The handling of a call whose reply is lost with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RepeatRule {
-    /// It is made again: twice is as once.
+    /// The call is repeated: carrying it out twice has the same effect as once.
     Again,
-    /// It makes a name, and is made again unless the name is there: then nobody knows who made it.
+    /// The operation makes a name, and is repeated unless the name exists: then its maker is unknown.
     IfMissing,
-    /// It fails with `EIO`, because nobody knows if it was done.
+    /// The operation fails with `EIO`, because its outcome is unknown.
     Never,
 }
 
 impl ReconnectingClient {
-    /// Connects to the server that listens at `path`, as [`RemoteClient::connect`](crate::RemoteClient::connect) does. If a server ends, calls wait up to
-    /// `limit` for another one of the same user.
+    /// Connects to the server that listens at `path`, like [`RemoteClient::connect`](crate::RemoteClient::connect).
+    /// If a server ends, calls wait up to `limit` for another one of the same user.
     pub fn connect(
         path: &Path,
         options: RemoteOptions,
@@ -113,7 +114,7 @@ impl ReconnectingClient {
         }
     }
 
-    /// An entry as the frontend gets it.
+    /// Returns the entry for the frontend.
     fn told(&self, entry: Entry) -> Entry {
         if !self.moves {
             return entry;
@@ -137,7 +138,7 @@ impl fmt::Debug for ReconnectingClient {
     }
 }
 
-/// The error of a call that may or may not have been done.
+/// Returns the error of a call that may or may not have been carried out.
 fn nobody_knows() -> Errno {
     log::warn!("a server has ended before it answered a request: EIO");
     Errno::EIO

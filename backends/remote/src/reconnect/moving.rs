@@ -1,4 +1,5 @@
-//! A file system that moves: now this process has it, now another one, to which it is then a client.
+//! A file system that moves: at one time this process serves it, at another time another process, whose client this
+//! is then.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -16,11 +17,12 @@ use super::link::ServerLink;
 use super::table::ReconnectTable;
 use crate::{RemoteClient, lock};
 
-/// A file system whose server is now one of this process, now one of another process.
+/// A file system whose server is at one time in this process, at another time in another process.
 ///
-/// Its inodes and open files outlive each of them, as those of [`ReconnectingClient`] do. Numbers of inodes are those of the
-/// file system itself, which stay from one server to the next: so an inode is found by its
-/// number, and by its path where that is another file now. Frontends cache nothing, because the process that has the file system changes it unseen.
+/// Its inodes and open files outlive each server, like the inodes and files of [`ReconnectingClient`]. The file
+/// system itself assigns the numbers of inodes, which stay from one server to the next. So an inode is found by its
+/// number, and by its path if the number is another file now. Frontends cache nothing, because the process that
+/// serves the file system changes it unseen.
 pub struct MovingClient {
     inner: ReconnectingClient,
     attr: LastAnswer<Attr>,
@@ -28,8 +30,8 @@ pub struct MovingClient {
 }
 
 impl MovingClient {
-    /// A file system that nobody has yet. Without a server, calls wait up to `limit`, and then fail with `EIO`. `name` is for
-    /// messages.
+    /// Creates a file system without a server. Until there is one, calls wait up to `limit`, and then fail with
+    /// `EIO`. `name` is for messages.
     pub fn new(name: String, limit: Duration) -> MovingClient {
         let table = Arc::new(Mutex::new(ReconnectTable::new()));
         let link = ServerLink::to_be_given(name, limit, Arc::clone(&table));
@@ -49,10 +51,11 @@ impl MovingClient {
         MovingClient { inner, attr: LastAnswer::default(), space: LastAnswer::default() }
     }
 
-    /// Continues with a file system of this process, after [`leave`](MovingClient::leave) or [`lose`](MovingClient::lose). Its numbers of
+    /// Continues with a file system of this process, after [`leave`](MovingClient::leave) or
+    /// [`lose`](MovingClient::lose). It must have the inode numbers of all earlier servers.
     /// inodes are those that all earlier servers gave.
     pub fn give_own(&self, fs: Arc<dyn FileSystem>) {
-        // Its one frontend is this, which keeps nothing.
+        // This is its only frontend, and caches nothing.
         fs.attached(Origin::new(), Arc::new(NoNotify));
         self.inner.link.give(CallServer::Own(fs));
     }
@@ -66,8 +69,8 @@ impl MovingClient {
     ///
     /// # Errors
     ///
-    /// `EBUSY` if a call has not ended within `patience`, and those of [`FileSystem::syncfs`]: calls then go on with the
-    /// server.
+    /// `EBUSY` if a call has not ended within `patience`, and the errors of [`FileSystem::syncfs`]: calls then go on
+    /// with the server.
     pub fn leave(&self, patience: Duration) -> Result<()> {
         if !self.inner.link.part(patience) {
             return Err(Errno::EBUSY);
@@ -88,7 +91,7 @@ impl MovingClient {
         Ok(())
     }
 
-    /// Ends the present server, whatever is in progress: it has ended or does not answer.
+    /// Ends the present server, regardless of calls in progress: it has ended or does not answer.
     pub fn lose(&self) {
         if let Some(remote) = self.inner.link.present().remote() {
             remote.shared.connection.end("");
@@ -124,8 +127,8 @@ impl FileSystem for MovingClient {
         if ino == Ino::ROOT { self.space.ask(ask) } else { ask() }
     }
 
-    /// Frontends keep nothing, so that nobody has to be told of changes. A server of another process could also tell so much that
-    /// frontends do nothing else.
+    /// Frontends cache nothing, so that no notification is needed. A server of another process could also send so
+    /// many that frontends do nothing else.
     fn attached(&self, _: Origin, _: Arc<dyn Notify>) {}
 
     fn detached(&self, origin: Origin) -> Result<()> {
@@ -139,12 +142,12 @@ impl FileSystem for MovingClient {
         Duration::ZERO
     }
 
-    /// All of it: a process that does not answer holds up only its own file system.
+    /// The whole file system is one domain: a process that does not answer holds up only its own file system.
     fn failure_domain(&self, _: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         Some(FailureDomain(1))
     }
 
-    /// Those of the present server.
+    /// Returns the figures of the present server.
     fn figures(&self) -> Vec<Figure> {
         let present = self.inner.link.present();
         if present.is_dead() { Vec::new() } else { present.fs().figures() }

@@ -1,7 +1,7 @@
 //! The inodes and open files of a frontend, by numbers that stay when the server changes. No I/O.
 //!
-//! A *connection* has a number, from 1 on. What a server gave holds for its connection only; the table says for each
-//! inode and open file in which connection it was found last.
+//! A *connection* has a number, from 1 on. The numbers that a server assigned hold for its connection only; the table
+//! has for each inode and open file the connection in which it was found last.
 
 use std::collections::{HashMap, HashSet};
 
@@ -55,7 +55,7 @@ struct TrackedInode {
     /// The time of creation, for a file that was opened. `Some(None)`: the file system has none.
     birth: Option<Option<Timestamp>>,
     found: ServerInode,
-    /// A later connection does not have it.
+    /// True if a later connection does not have the inode.
     gone: bool,
     unsynced: UnsyncedChanges,
 }
@@ -68,9 +68,9 @@ struct TrackedFile {
     epoch: ConnectionEpoch,
     fh: Fh,
     heard: KnownLosses,
-    /// The connection in which it took a lock.
+    /// The connection in which the open file took a lock.
     locked: Option<ConnectionEpoch>,
-    /// The server said that flush only ends locks.
+    /// True if, by the server's reply, flush only ends locks.
     no_flush: bool,
     gone: bool,
 }
@@ -78,7 +78,7 @@ struct TrackedFile {
 /// The way to an inode that has to be found again.
 pub(super) struct InodeSearch {
     pub(super) ino: Ino,
-    /// `None` for an inode without a known name.
+    /// The place of the inode; `None` without a known name.
     pub(super) place: Option<NamePlace>,
     /// Its number on the connection on which it was found last.
     pub(super) number: Ino,
@@ -87,7 +87,7 @@ pub(super) struct InodeSearch {
 }
 
 impl InodeSearch {
-    /// True if `attr` is that of the inode, as far as attributes tell.
+    /// True if `attr` belongs to the inode, as far as attributes show.
     pub(super) fn is_same(&self, attr: &Attr) -> bool {
         let InodeIdentity { st_ino, kind, .. } = self.identity;
         let same_birth = self.birth.is_none() || attr.btime == self.birth;
@@ -115,11 +115,11 @@ pub(super) struct ReturnedLookups {
     pub(super) lookups: u64,
 }
 
-/// An open file that was closed, as the server of a connection knows it.
+/// An open file that was closed, by its number at the server of a connection.
 pub(super) struct ClosedFile {
     pub(super) epoch: ConnectionEpoch,
     pub(super) file: File,
-    /// Return them after the file.
+    /// Lookups to return after the file.
     pub(super) returned: Vec<ReturnedLookups>,
 }
 
@@ -127,7 +127,7 @@ pub(super) struct ClosedFile {
 pub(super) struct ReconnectTable {
     inodes: HashMap<Ino, TrackedInode>,
     names: HashMap<Ino, HashMap<Box<[u8]>, Ino>>,
-    /// The numbers that the server of the present connection gives, with those of the frontend.
+    /// The numbers of the present server, with the numbers of the frontend.
     numbers: HashMap<Ino, Ino>,
     epoch: ConnectionEpoch,
     files: HashMap<Fh, TrackedFile>,
@@ -143,7 +143,7 @@ impl ReconnectTable {
         ReconnectTable { epoch: 1, last_ino: Ino::ROOT.0, ..ReconnectTable::default() }
     }
 
-    /// Begins a connection. Returns the handles for which somebody waits, whose files have no waker any more.
+    /// Begins a connection. Returns the handles on which a poll waits, whose files have no waker any more.
     pub(super) fn begin(&mut self, epoch: ConnectionEpoch) -> Vec<PollHandle> {
         self.epoch = epoch;
         self.numbers.clear();
@@ -155,12 +155,12 @@ impl ReconnectTable {
         if ino == Ino::ROOT { Some(ino) } else { self.numbers.get(&ino).copied() }
     }
 
-    /// As [`outer`](ReconnectTable::outer), of the connection `epoch`; `None` if it is not the present one.
+    /// Like [`outer`](ReconnectTable::outer), for the connection `epoch`; `None` if it is not the present one.
     pub(super) fn outer_in(&self, ino: Ino, epoch: ConnectionEpoch) -> Option<Ino> {
         self.outer(ino).filter(|_| epoch == self.epoch)
     }
 
-    /// The number of inodes, and that of open files.
+    /// Returns the number of inodes, and the number of open files.
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.inodes.len(), self.files.len())
     }
@@ -184,7 +184,7 @@ impl ReconnectTable {
 
     // ---- inodes -----------------------------------------------------------------------------
 
-    /// Notes an entry that a server has given, with one lookup of it. Returns its number for the frontend.
+    /// Records an entry of a server, with one lookup. Returns its number for the frontend.
     pub(super) fn learn(
         &mut self,
         place: Option<NamePlace>,
@@ -243,7 +243,8 @@ impl ReconnectTable {
         Ino(self.last_ino)
     }
 
-    /// The inode in a connection. Fails with `ESTALE` for an unknown one, and for one that cannot be found again.
+    /// Returns the place of the inode in a connection. Fails with `ESTALE` for an unknown inode, and for an inode
+    /// that cannot be found again.
     pub(super) fn whereabouts(&self, ino: Ino, epoch: ConnectionEpoch) -> Result<InodeWhereabouts> {
         if ino == Ino::ROOT {
             return Ok(InodeWhereabouts::Known(ino));
@@ -257,7 +258,7 @@ impl ReconnectTable {
         Ok(InodeWhereabouts::Lost(InodeSearch { ino, place, number, identity, birth }))
     }
 
-    /// Notes that an inode was found again, with one lookup. Returns the lookups that are too many.
+    /// Records that an inode was found again, with one lookup. Returns the excess lookups.
     pub(super) fn found(
         &mut self,
         ino: Ino,
@@ -276,7 +277,7 @@ impl ReconnectTable {
         None
     }
 
-    /// Notes that an inode was found again without a lookup.
+    /// Records that an inode was found again without a lookup.
     pub(super) fn found_by_number(&mut self, ino: Ino, number: Ino, epoch: ConnectionEpoch) {
         let is_present = epoch == self.epoch;
         if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| is_present)
@@ -301,7 +302,7 @@ impl ReconnectTable {
         self.tidy(ino)
     }
 
-    /// Removes an inode that nobody needs, and then perhaps the directories above it.
+    /// Removes an unused inode, and then perhaps the directories above it.
     fn tidy(&mut self, ino: Ino) -> Vec<ReturnedLookups> {
         let mut returned = Vec::new();
         let mut next = Some(ino);
@@ -336,12 +337,12 @@ impl ReconnectTable {
         }
     }
 
-    /// Gives an inode a place. One that had the name before has none any more.
+    /// Sets the place of an inode. An inode that had the name before no longer has a place.
     fn put(&mut self, ino: Ino, place: NamePlace) {
         if self.inodes.get(&ino).is_none_or(|inode| inode.place.as_ref() == Some(&place)) {
             return;
         }
-        // A directory that was forgotten meanwhile cannot be asked.
+        // A directory that was forgotten meanwhile cannot be used in requests.
         if place.dir != Ino::ROOT && !self.inodes.contains_key(&place.dir) {
             return;
         }
@@ -358,7 +359,7 @@ impl ReconnectTable {
         debug_assert_ne!(before, Some(ino));
     }
 
-    /// Takes a name from the inode that has it.
+    /// Removes the name from its inode.
     fn take(&mut self, place: &NamePlace) -> Option<Ino> {
         let ino = *self.names.get(&place.dir)?.get(&place.name)?;
         self.clear(place);
@@ -366,12 +367,12 @@ impl ReconnectTable {
         Some(ino)
     }
 
-    /// Notes that a name does not exist any more.
+    /// Records that a name does not exist any more.
     pub(super) fn removed(&mut self, place: &NamePlace) {
         self.take(place);
     }
 
-    /// Notes that a name has another place now; with `exchanged` the other one has its.
+    /// Records the new place of a renamed inode; with `exchanged` the other inode gets the old place.
     pub(super) fn renamed(&mut self, from: &NamePlace, to: &NamePlace, exchanged: bool) {
         if from == to {
             return;
@@ -416,15 +417,15 @@ impl ReconnectTable {
         fh
     }
 
-    /// Notes that flush of an open file only ends locks.
+    /// Records that flush of an open file only ends locks.
     pub(super) fn flush_ends_locks(&mut self, fh: Fh) {
         if let Some(open) = self.files.get_mut(&fh) {
             open.no_flush = true;
         }
     }
 
-    /// The open file in a connection. Fails with `EBADF` for an unknown one, and with `ESTALE` for one that was not
-    /// found again.
+    /// Returns the open file in a connection. Fails with `EBADF` for an unknown file, and with `ESTALE` for a file
+    /// that was not found again.
     pub(super) fn handle(&self, file: File, epoch: ConnectionEpoch) -> Result<HandleState> {
         let open = self.files.get(&file.fh).filter(|open| open.ino == file.ino);
         let open = open.ok_or(Errno::EBADF)?;
@@ -438,7 +439,7 @@ impl ReconnectTable {
         Ok(HandleState::Closed { caller, flags, is_dir })
     }
 
-    /// Notes that a file was opened again. Returns false if it is open in this connection already, or was closed.
+    /// Records that a file was opened again. Returns false if it is open in this connection already, or was closed.
     pub(super) fn reopened(&mut self, fh: Fh, inner: Fh, epoch: ConnectionEpoch) -> bool {
         let Some(open) = self.files.get_mut(&fh).filter(|open| open.epoch < epoch) else {
             return false;
@@ -479,7 +480,7 @@ impl ReconnectTable {
         }
     }
 
-    /// True if the birth of a file has to be asked for.
+    /// True if the birth time of a file is unknown and has to be requested.
     pub(super) fn lacks_birth(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|inode| inode.birth.is_none())
     }
@@ -492,7 +493,7 @@ impl ReconnectTable {
 
     // ---- durability -------------------------------------------------------------------------
 
-    /// Notes a change that the server of a connection has acknowledged.
+    /// Records a change that the server of a connection has acknowledged.
     pub(super) fn changed(&mut self, ino: Ino, epoch: ConnectionEpoch) {
         match self.inodes.get_mut(&ino) {
             Some(inode) => inode.unsynced.changed(epoch),
@@ -510,10 +511,10 @@ impl ReconnectTable {
         inode.unsynced.before_sync(&mut open.heard, epoch)
     }
 
-    /// Before flush, which a program also makes by ending a child process: the open file on the present connection,
-    /// if it is open there, and true if flush only ends locks: all changes are durable, so that nobody needs to know
-    /// that the server is still there. Fails with `EIO`, any number of times, if locks may be lost, or changes since the file was
-    /// opened for writing, of which the open file was not told.
+    /// Before flush, which a program also causes by ending a child process. Returns the open file on the present
+    /// connection, if it is open there, and true if flush only ends locks: all changes are durable, so that the
+    /// server need not be reached. Fails with `EIO`, any number of times, if locks may be lost, or if changes since
+    /// the file was opened for writing were lost and no call on the open file has failed for it.
     pub(super) fn at_flush(
         &mut self,
         file: File,
@@ -531,8 +532,8 @@ impl ReconnectTable {
         Ok(is_open.then_some((file, open.no_flush && inode.unsynced.is_clean())))
     }
 
-    /// Everything that the present connection has acknowledged is durable. Changes of earlier ones stay lost until somebody
-    /// was told.
+    /// Everything that the present connection has acknowledged is durable. Changes of earlier ones stay lost until a
+    /// call has failed for them.
     pub(super) fn all_synced(&mut self) {
         let epoch = self.epoch;
         let inodes = self.inodes.values_mut().map(|inode| &mut inode.unsynced);
@@ -558,7 +559,7 @@ impl ReconnectTable {
     }
 }
 
-/// The flags of an open file, without what open(2) does once.
+/// Returns the flags of an open file, without the flags that open(2) applies once.
 fn again(flags: OpenFlags) -> OpenFlags {
     let once = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
     OpenFlags(flags.0 & !once)

@@ -11,18 +11,18 @@ pub(super) struct UnsyncedChanges {
     synced: u64,
     /// The connection of the oldest change that is not durable.
     since: ConnectionEpoch,
-    /// How often changes may have been lost.
+    /// The number of times that changes may have been lost.
     losses: u64,
-    /// Somebody was told of the last loss.
+    /// True if a call has failed for the last loss.
     told: bool,
 }
 
-/// The losses that an open file knows.
+/// The losses that an open file has reported.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KnownLosses {
-    /// It was told of these.
+    /// The number of losses that the open file need not report.
     told: u64,
-    /// These came before it was opened.
+    /// The number of losses before the file was opened.
     earlier: u64,
 }
 
@@ -36,7 +36,7 @@ impl UnsyncedChanges {
         self.changes == self.synced
     }
 
-    /// The losses that a new open file need not be told of: all, unless nobody was told of the last.
+    /// Returns the losses that a new open file need not report: all, unless no call has reported the last one.
     pub(super) fn heard_at_open(&mut self, epoch: ConnectionEpoch) -> KnownLosses {
         self.lose(epoch);
         let told = self.losses - u64::from(self.losses > 0 && !self.told);
@@ -59,8 +59,8 @@ impl UnsyncedChanges {
         heard.told < self.losses
     }
 
-    /// True for a loss that came while the file was open, and of which it was not told: of an earlier one a sync tells, and a close
-    /// does not.
+    /// True for a loss while the file was open, which no call on it has reported. A sync reports an earlier loss, and
+    /// a close does not.
     pub(super) fn is_news_at_close(&mut self, heard: KnownLosses, epoch: ConnectionEpoch) -> bool {
         self.is_news(heard, epoch) && heard.earlier < self.losses
     }
@@ -106,7 +106,7 @@ mod tests {
         let (mut one, mut two) = (inode.heard_at_open(1), inode.heard_at_open(1));
         inode.changed(1);
         let count = inode.before_sync(&mut one, 1).unwrap();
-        // This change comes while the first one becomes durable.
+        // This change happens while the first one becomes durable.
         inode.changed(1);
         inode.synced(count);
         assert_eq!(inode.before_sync(&mut one, 2), Err(Errno::EIO));
@@ -125,12 +125,12 @@ mod tests {
         let count = inode.before_sync(&mut open, 1).unwrap();
         inode.synced(count);
         assert!(inode.before_sync(&mut open, 2).is_ok());
-        // A change of the second connection does not lie in the first one.
+        // A change of the second connection is no change of the first one.
         inode.changed(2);
         assert!(inode.before_sync(&mut open, 2).is_ok());
     }
 
-    /// A second application took the device before anybody had asked for what was lost with the first one.
+    /// A second application took the device before any call had reported the losses of the first one.
     #[test]
     fn what_was_lost_stays_lost_when_everything_else_becomes_durable() {
         let mut inode = UnsyncedChanges::default();
@@ -152,13 +152,13 @@ mod tests {
         assert_eq!(inode.before_sync(&mut open, 2), Err(Errno::EIO));
     }
 
-    /// Every later open of the file, by anybody, failed at close until somebody synced it.
+    /// Every later open of the file, by any user, failed at close until a caller synced it.
     #[test]
     fn a_close_tells_of_a_loss_that_came_while_the_file_was_open_and_of_no_earlier_one() {
         let mut inode = UnsyncedChanges::default();
         let before = inode.heard_at_open(1);
         inode.changed(1);
-        // The loss is counted when somebody looks.
+        // The loss is counted at the next check.
         let after = inode.heard_at_open(2);
         assert!(inode.is_news_at_close(before, 2) && inode.is_news_at_close(before, 2));
         assert!(!inode.is_news_at_close(after, 2) && inode.is_news(after, 2));
