@@ -1,4 +1,4 @@
-//! Several small files of a directory, opened and read by one call: for a client that opens one after the other.
+//! Several small files of a directory, opened and read by one call: for a client that opens them one after the other.
 
 use defuse_fs::{
     AccessMode, Context, Errno, File, FileKind, FileSystem, Ino, Name, OpenArgs, OpenFlags,
@@ -10,19 +10,19 @@ use crate::pages::WholeBytes;
 use crate::rules::{EXEC, READ};
 use crate::steps::{DirectoryNames, look};
 
-/// The most names that one call looks at.
+/// The maximum number of names that one call examines.
 const MOST_NAMES: usize = 256;
 
-/// The files that a client wants to have opened.
+/// The files that a client requests to be opened.
 #[derive(Clone, Copy, Debug)]
 pub struct WantedFiles {
     /// The position in the directory: 0, or as returned by the call before.
     pub from: u64,
     /// The flags of open(2).
     pub flags: OpenFlags,
-    /// The most files.
+    /// The maximum number of files.
     pub most: usize,
-    /// The most bytes of a file.
+    /// The maximum number of bytes of a file.
     pub most_bytes: usize,
 }
 
@@ -40,16 +40,17 @@ pub struct WholeOpenFile {
 }
 
 impl<F: FileSystem> PeerConnection<F> {
-    /// Opens small regular files of the directory `dir` for reading, those that the client may open, and tells `told` of each. It
-    /// returns false for a file that it cannot take, and for all after that. `version` is that of the attributes of an inode, `None`
-    /// where nobody can tell whether the file changes.
+    /// Opens small regular files of the directory `dir` for reading, as far as the client may open them, and reports
+    /// each by the callback. The callback returns false for a file that it cannot take, and for all after that.
+    /// `version` returns the version of an inode's attributes, or `None` if changes of the file cannot be noticed.
     ///
     /// Returns the position for the next call; `None` at the end of the directory.
     ///
     /// # Errors
     ///
-    /// `EPERM` and `ESTALE` as for every call; `EAGAIN` after the client has lost a lock, of which the next call tells; `EINVAL` for
-    /// other flags than those of reading; `EACCES` where the user may not read or search the directory; those of opendir(3) and readdir(3); `ENOSYS` for a file system that cannot resolve paths.
+    /// `EPERM` and `ESTALE` as for every call; `EAGAIN` after the client has lost a lock, which the next call
+    /// reports; `EINVAL` for flags other than the flags of reading; `EACCES` if the user may not read or search the
+    /// directory; the errors of opendir(3) and readdir(3); `ENOSYS` for a file system that cannot resolve paths.
     pub fn open_ahead(
         &self,
         cx: &Context<'_>,
@@ -58,7 +59,7 @@ impl<F: FileSystem> PeerConnection<F> {
         version: impl Fn(Ino) -> Option<u64>,
         mut told: impl FnMut(WholeOpenFile) -> bool,
     ) -> Result<Option<u64>> {
-        // The client is told of a lock that it has lost by a call whose error somebody sees.
+        // A call whose error reaches the program reports a lost lock to the client.
         if self.has_lost() {
             return Err(Errno::EAGAIN);
         }
@@ -75,7 +76,7 @@ impl<F: FileSystem> PeerConnection<F> {
         let mut count = 0;
         let mut at = wanted.from;
         for (bytes, next) in &listed.all {
-            // The other half of the files that the client may have open are for those that it asks for.
+            // The other half of the files that the client may have open is left for its own opens.
             if count == wanted.most || !self.ledger.usage.has_room_ahead() {
                 return Ok(Some(at));
             }
@@ -90,7 +91,7 @@ impl<F: FileSystem> PeerConnection<F> {
                 attr.kind == FileKind::Regular && attr.size <= wanted.most_bytes as u64
             });
             if let Some((ino, _)) = is_small {
-                // One that cannot be opened is left to the open that asks for it.
+                // A file that cannot be opened is left to a later open of the client.
                 if let Ok(file) = self.open_whole(cx, ino, wanted, &version) {
                     let (ino, fh) = (file.ino, file.opened.fh);
                     if !told(file) {
@@ -128,7 +129,8 @@ impl<F: FileSystem> PeerConnection<F> {
         }
     }
 
-    /// Closes a file that was opened for reading. The access time follows if the client has read bytes that came with the open.
+    /// Closes a file that was opened for reading. Updates the access time if the client has read bytes in the reply
+    /// to the open.
     pub fn close_ahead(&self, cx: &Context<'_>, file: File, (flags, has_read): (OpenFlags, bool)) {
         if has_read && !self.has_lost() {
             let mut byte = [0];

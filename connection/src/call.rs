@@ -1,4 +1,4 @@
-//! The way to the file system behind a connection.
+//! The access to the file system behind a connection.
 //!
 //! The file system is private to this module, so that no method of the layer reaches it without
 //! [`UncheckedFileSystem::check`], except through [`UncheckedFileSystem::unchecked`].
@@ -23,8 +23,8 @@ impl<F: FileSystem> UncheckedFileSystem<F> {
         UncheckedFileSystem(fs)
     }
 
-    /// Checks a call by `cx` that names `inodes`. `EPERM` where the client acts for somebody else;
-    /// `ESTALE` for inodes that it was not given; `EIO` once after it has lost a lock.
+    /// Checks a call by `cx` that names `inodes`. `EPERM` if the client acts for another user; `ESTALE` for inodes
+    /// that the client did not get; `EIO` once after it has lost a lock.
     pub(crate) fn check<'a>(
         &'a self,
         client: &'a WatchedClient,
@@ -43,15 +43,15 @@ impl<F: FileSystem> UncheckedFileSystem<F> {
         Ok(CheckedCall { fs: &self.0, guard: (!who.is_root()).then(guard) })
     }
 
-    /// The file system, for calls that name neither a caller nor an inode, and for giving back what the
-    /// ledger says the client has.
+    /// Returns the file system, for calls that name neither a caller nor an inode, and for returning what the client
+    /// holds by the ledger.
     pub(crate) fn unchecked(&self) -> &F {
         &self.0
     }
 }
 
 impl<F> CheckedCall<'_, F> {
-    /// Checks what the user of the client may do; root may do everything.
+    /// Checks the rights of the client's user; root may do everything.
     pub(crate) fn guard(&self, check: impl FnOnce(&CallGuard<'_>) -> Result<()>) -> Result<()> {
         self.guard.as_ref().map_or(Ok(()), check)
     }

@@ -1,4 +1,4 @@
-//! A connection, and what the connections of one file system share.
+//! A connection, and the state that the connections of one file system share.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -44,8 +44,8 @@ impl ServiceState {
         ServiceState::with(quotas, false, Box::new(await_ended))
     }
 
-    /// As [`new`](ServiceState::new), for a server that calls [`release_stopped`](ServiceState::release_stopped). The
-    /// connections keep the paths of their open files for its messages.
+    /// Like [`new`](ServiceState::new), for a server that calls [`release_stopped`](ServiceState::release_stopped).
+    /// The connections keep the paths of their open files for its messages.
     pub fn watching(
         quotas: ServiceQuotas,
         await_ended: impl Fn() + Send + Sync + 'static,
@@ -64,11 +64,11 @@ impl ServiceState {
         Arc::new(ServiceState { maps, holds, watch, accounts, keeps_paths, await_ended })
     }
 
-    /// Releases each lock for which somebody has waited for `limit`, if all processes that share it were stopped at
-    /// every call of this method during that time. Their next calls get `EIO` once, and the log names them and the
-    /// file. To be called several times in each `limit`. Returns the number of locks.
+    /// Releases each lock for which a waiter has waited for `limit`, if all processes that share the lock were
+    /// stopped at every call of this method during that time. Their next calls get `EIO` once, and the log names them
+    /// and the file. Must be called several times in each `limit`. Returns the number of locks.
     ///
-    /// `look` returns what the kernel shows of a process.
+    /// `look` returns the kernel's information about a process.
     pub fn release_stopped(
         &self,
         fs: &dyn FileSystem,
@@ -95,7 +95,7 @@ pub struct PeerConnection<F> {
     pub(crate) service: Arc<ServiceState>,
     pub(crate) who: Arc<PeerCredentials>,
     pub(crate) ledger: Arc<ConnectionLedger>,
-    /// Names of which others are told later.
+    /// Names that are published later in the name memory.
     pub(crate) untold: Mutex<Vec<UnpublishedName>>,
     client: Arc<WatchedClient>,
 }
@@ -109,7 +109,7 @@ impl<F: FileSystem + Clone> PeerConnection<F> {
         PeerConnection::with(fs, service, Arc::new(who), ledger)
     }
 
-    /// A connection for a child process, which begins with everything that this one holds but the
+    /// Returns a connection for a child process, which begins with everything that this connection holds, except the
     /// record locks of the process. It acts for the same user.
     ///
     /// # Errors
@@ -156,9 +156,9 @@ impl<F: FileSystem + Clone> PeerConnection<F> {
 }
 
 impl<F: FileSystem> PeerConnection<F> {
-    /// From now on the client may name every inode, by a number that it learned from another process with the same file
-    /// system. For a client that is trusted with all of it, and a file system that accepts such numbers
-    /// ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)).
+    /// From now on the client may name every inode, by a number that it learned from another process with the same
+    /// file system. For a client that is trusted with the whole file system, and a file system that accepts such
+    /// numbers ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)).
     pub fn trust_numbers(&self) {
         self.ledger.names_any();
     }
@@ -168,11 +168,11 @@ impl<F: FileSystem> PeerConnection<F> {
         self.ledger.share(names);
     }
 
-    /// A descriptor of the names that the client shares.
+    /// Returns a descriptor of the name memory of the client.
     ///
     /// # Errors
     ///
-    /// `ENOSYS` where there are none; those of open(2).
+    /// `ENOSYS` if there is none; the errors of open(2).
     pub fn told_names(&self) -> Result<OwnedFd> {
         self.ledger.names().ok_or(Errno::ENOSYS)?.memory()
     }
@@ -182,17 +182,17 @@ impl<F: FileSystem> PeerConnection<F> {
         &self.who
     }
 
-    /// The things that the client holds now.
+    /// Returns the objects that the client holds now.
     pub fn holdings(&self) -> ClientHoldings {
         self.client.holdings()
     }
 
-    /// Takes over an inode or an open file from the connection that this one is the
-    /// [heir](PeerConnection::heir) of.
+    /// Takes over an inode or an open file from the connection for whose [next program](PeerConnection::heir) this
+    /// connection was made.
     ///
     /// # Errors
     ///
-    /// `EPERM` where this connection is no heir, or is settled; `ESTALE` and `EBADF` for things that the
+    /// `EPERM` if this connection takes over from no other, or is settled; `ESTALE` and `EBADF` for objects that the
     /// other connection does not have.
     pub fn take_over(&self, legacy: &InheritedInode) -> Result<()> {
         self.ledger.take_over(legacy)
@@ -203,8 +203,8 @@ impl<F: FileSystem> PeerConnection<F> {
         self.ledger.settle();
     }
 
-    /// The memory that all mappings of an open file share, filled with `len` bytes at `offset` at least;
-    /// an offset in the file is the offset in the memory. The client gives it back by
+    /// Maps an open file: returns the memory that all its mappings share, filled with `len` bytes at `offset` at
+    /// least. An offset in the file is the offset in the memory. The client releases it by
     /// [`unmap`](PeerConnection::unmap).
     ///
     /// # Errors
@@ -225,7 +225,7 @@ impl<F: FileSystem> PeerConnection<F> {
             return Err(Errno::EACCES);
         }
         if call.fs.caps().submits {
-            // Those that only take submissions refuse a read by this, even of nothing.
+            // File systems that only take submissions refuse such a read, even of zero bytes.
             let mut nothing = SliceSink::new(&mut []);
             let mut out = ReadBuf::new(&mut nothing, 0);
             let lower = self.lower(file)?;
@@ -259,14 +259,14 @@ impl<F: FileSystem> PeerConnection<F> {
         }
         let written = self.service.maps.release(call.fs, ino, 1);
         if written.is_err() {
-            // The client is told here.
+            // This call has reported the loss to the client.
             let _ = self.service.maps.lost(ino);
         }
         written
     }
 
-    /// Gives back everything that the client still has and no other client of its family holds: the
-    /// client has ended. To be called once, after the last call.
+    /// Releases everything that the client still holds and no other client of its family holds: the client has ended.
+    /// Must be called once, after the last call.
     pub fn close(&self) {
         let fs = self.behind.unchecked();
         for (ino, users) in self.ledger.take_maps() {
@@ -275,7 +275,7 @@ impl<F: FileSystem> PeerConnection<F> {
         self.ledger.take_back(fs);
     }
 
-    /// Asserts the invariants of the account, for fuzzers.
+    /// Asserts the invariants of the ledger, for fuzzers.
     pub fn audit(&self) {
         self.ledger.audit();
     }
@@ -293,7 +293,7 @@ impl<F: FileSystem> PeerConnection<F> {
         &self.client
     }
 
-    /// True if the client has lost a lock, and does not know it yet.
+    /// True if the client has lost a lock, and no call has reported it yet.
     pub(crate) fn has_lost(&self) -> bool {
         self.client.has_lost()
     }
@@ -302,7 +302,7 @@ impl<F: FileSystem> PeerConnection<F> {
         !self.who.is_root()
     }
 
-    /// The open file as the file system knows it: `EBADF` where the client does not have it.
+    /// Returns the open file by its handle in the file system: `EBADF` if the client does not have it.
     pub(crate) fn lower(&self, file: File) -> Result<File> {
         Ok(File { ino: file.ino, fh: self.ledger.handle(file)? })
     }
@@ -311,7 +311,7 @@ impl<F: FileSystem> PeerConnection<F> {
         (self.service.await_ended)();
     }
 
-    /// Drops locks of an open file. The owners are named as the client names them.
+    /// Drops locks of an open file. The owners have the numbers that the client chose.
     pub(crate) fn drop_locks(&self, file: File, locks: &[(LockKind, LockOwner)]) {
         for &(kind, owner) in locks {
             drop_locks(self.behind.unchecked(), file, kind, self.ledger.owner(owner));

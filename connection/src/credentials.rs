@@ -15,7 +15,7 @@ pub struct PeerCredentials {
 }
 
 impl SupplementaryGroups for PeerCredentials {
-    /// Those of the user that connected. Root acts for others, whose groups are not told.
+    /// Returns the groups of the user that connected. Root acts for other users, whose groups are unknown.
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {
         match self.groups.split_first() {
             Some((_, supplementary)) if !self.is_root() && caller.uid == self.uid => {
@@ -27,7 +27,7 @@ impl SupplementaryGroups for PeerCredentials {
 }
 
 impl PeerCredentials {
-    /// True for root, which acts for anybody, as a kernel does that has the file system mounted.
+    /// True for root, which acts for all users, like a kernel that has mounted the file system.
     pub(crate) fn is_root(&self) -> bool {
         self.uid == 0
     }

@@ -1,4 +1,4 @@
-//! The layer: each method checks the call, makes it, and accounts for its result.
+//! The layer: each method checks the call, makes it, and records its result.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::rules::{EXEC, READ, WRITE};
 use crate::usage::CountedWait;
 
 impl<F: FileSystem> FileSystem for PeerConnection<F> {
-    /// Clients do not hear of each other's changes.
+    /// Clients get no notification of each other's changes.
     fn caps(&self) -> Caps {
         Caps { exclusive: false, backing_files: false, ..self.behind.unchecked().caps() }
     }
@@ -35,12 +35,13 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.behind.unchecked().detached(origin)
     }
 
-    /// They tell of all users, and are for whoever runs the server: the server asks the file system itself.
+    /// Returns nothing. Figures concern all users, and are for the operator of the server, which reads them from the
+    /// file system itself.
     fn figures(&self) -> Vec<Figure> {
         Vec::new()
     }
 
-    /// For whoever runs the server, like the figures.
+    /// Returns nothing. Notes are for the operator of the server, like the figures.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
@@ -53,7 +54,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.behind.unchecked().lifecycle()
     }
 
-    /// None: a client names only inodes that it was given by lookups, and no message is a shortcut.
+    /// Returns `None`: a client names only inodes that it got by lookups, and no message is a shortcut.
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         None
     }
@@ -85,7 +86,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         call.fs.lookup_parent(cx, ino).map(|entry| self.gave(entry))
     }
 
-    /// The client gives back as many as it holds.
+    /// Forgets as many lookups as the client holds.
     fn forget(&self, ino: Ino, lookups: u64) {
         match self.ledger.forgotten(ino, lookups) {
             0 => {}
@@ -319,7 +320,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         }
     }
 
-    /// A user other than root does not decide to keep set-user-id.
+    /// A user other than root may not request that set-user-id stays.
     fn write(
         &self,
         cx: &Context<'_>,
@@ -349,7 +350,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let is_sync = matches!(op, IoOp::Fsync { .. });
         let concerns_maps = |ino| self.is_mapped(ino) || is_sync && self.service.maps.has_lost(ino);
         if file_of(op).is_some_and(|file| concerns_maps(file.ino)) {
-            // Its memory is part of the data.
+            // The memory of a mapped file is part of the data.
             return io.perform(self);
         }
         match io.with_context(|cx| self.submitted(cx, op)) {
@@ -358,21 +359,21 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         }
     }
 
-    /// The locks of the owner stay where another connection of the family has them, too.
+    /// The locks of the owner stay if another connection of the family has them, too.
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         let call = self.check(cx, &[file.ino])?;
         let lower = self.lower(file)?;
         if !self.ledger.flushed(file, owner) {
             return Ok(());
         }
-        // A program that closes a file waits for this answer, and not for that of its release.
+        // A program that closes a file waits for this reply, and not for the reply to its release.
         if self.ledger.takes_flock(file, owner) {
             self.drop_locks(lower, &[(LockKind::Flock, owner)]);
         }
         call.fs.flush(cx, lower, self.ledger.owner(owner))
     }
 
-    /// Not checked: a release comes after the process has ended. The ledger knows the open file.
+    /// Not checked: a release arrives after the process has ended. The ledger knows the open file.
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         let closed = self.ledger.closed(file).ok_or(Errno::EBADF)?;
         let file = File { ino: file.ino, fh: closed.handle };
@@ -423,7 +424,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.on_map(copy.dst.ino, change, |mapped, change| mapped.change(call.fs, range, change))
     }
 
-    /// The file system alone knows what a request does, and who may make it: root.
+    /// The file system alone knows the meaning of a request, and which callers may make it. It is left to root.
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         let call = self.check(cx, &[file.ino])?;
         call.guard(|_| Err(Errno::ENOTTY))?;
@@ -457,7 +458,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         if found.is_none() {
             return Ok(None);
         }
-        // The holder may have ended in between, too: ask again in any case.
+        // The holder may have ended in between, too: request the lock again in any case.
         self.await_ended();
         call.fs.getlk(cx, file, &request)
     }
@@ -517,7 +518,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         call.fs.opendir(cx, ino, flags).map(|opened| self.opened(ino, opened, flags, true))
     }
 
-    /// A user that may read the directory and not search it gets names without inodes.
+    /// A user that may read the directory but not search it gets names without inodes.
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let call = self.check(cx, &[dir.ino])?;
         let searches = || call.guard(|guard| guard.permit(dir.ino, EXEC)).is_ok();
@@ -554,20 +555,20 @@ impl Drop for RegisteredWait {
 }
 
 impl<F: FileSystem> PeerConnection<F> {
-    /// Accounts for a lookup of `name` in `parent`.
+    /// Records a lookup of `name` in `parent`.
     fn found(&self, parent: Ino, name: Name<'_>, entry: Entry) -> Entry {
         self.ledger.found(parent, name, entry.ino);
         self.gave(entry)
     }
 
-    /// Accounts for a lookup that the client is given.
+    /// Records a lookup that the client gets.
     fn gave(&self, entry: Entry) -> Entry {
         self.ledger.looked_up(entry.ino);
         entry
     }
 
-    /// Accounts for an open file that the client is given. The client uses no descriptor below it: its
-    /// reads and writes come through this layer, and so does a flush after a lock, which it ends.
+    /// Records an open file that the client gets. The client uses no descriptor of a lower file: its reads and writes
+    /// go through this layer, and so does a flush after a lock, which it ends.
     fn opened(&self, ino: Ino, opened: OpenReply, flags: OpenFlags, dir: bool) -> OpenReply {
         let fh = self.ledger.opened(File { ino, fh: opened.fh }, dir, flags);
         OpenReply { fh, backing: None, lower: None, ..opened }
@@ -600,7 +601,7 @@ impl<F: FileSystem> PeerConnection<F> {
         WriteArgs { lock_owner, kill_suidgid, ..args }
     }
 
-    /// Runs `change`, by `run` where the file is mapped.
+    /// Runs `change`; through `run` if the file is mapped.
     fn on_map<T, C: FnOnce() -> Result<T>>(
         &self,
         ino: Ino,
@@ -617,13 +618,13 @@ impl<F: FileSystem> PeerConnection<F> {
         }
     }
 
-    /// Writes changes through mappings to the file system, before it is asked about the data.
+    /// Writes changes through mappings to the file system, before a request for the data.
     fn write_back(&self, fs: &F, ino: Ino) -> Result<()> {
         let written = self.service.maps.with(ino, |mapped| mapped.write_back(fs, 0..u64::MAX));
         written.unwrap_or(Ok(()))
     }
 
-    /// Checks a submitted operation. Returns it as the file system is to have it.
+    /// Checks a submitted operation. Returns it with the numbers of the file system.
     fn submitted(&self, cx: &Context<'_>, op: IoOp) -> Result<IoOp> {
         match op {
             IoOp::Read { file, args, len } => {

@@ -1,8 +1,8 @@
 //! Permission checks for a client whose user is not root.
 //!
-//! The process at the other end checks permissions, as the kernel does for a mount, but the server cannot
-//! know that it does. So every call of such a client is checked by the rules of the kernel
-//! ([`rules`]). A client that checks by itself never notices.
+//! The process at the other end checks permissions, as the kernel does for a mount, but the server cannot verify that
+//! it does. So every call of such a client is checked by the rules of the kernel ([`rules`]). A client that checks
+//! permissions itself never notices.
 
 use defuse_fs::{
     Attr, Context, Errno, Fh, File, FileKind, FileSystem, Ino, LockKind, LockRequest, LockType,
@@ -22,26 +22,26 @@ pub(crate) struct CallGuard<'a> {
 }
 
 impl CallGuard<'_> {
-    /// Permission `mask` on an inode.
+    /// Checks the permission `mask` on an inode.
     pub(crate) fn permit(&self, ino: Ino, mask: u32) -> Result<()> {
         let attr = self.attr(ino)?;
         self.permit_attr(ino, &attr, mask)
     }
 
-    /// Opening `ino` with `flags`.
+    /// Checks opening `ino` with `flags`.
     pub(crate) fn open(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
         let attr = self.attr(ino)?;
         rules::may_open(self.who, &attr, flags)?;
         self.permit_attr(ino, &attr, rules::open_mask(flags))
     }
 
-    /// Opening the directory `ino` with `flags`.
+    /// Checks opening the directory `ino` with `flags`.
     pub(crate) fn opendir(&self, ino: Ino, flags: OpenFlags) -> Result<()> {
         const ACCESS_MODE: u32 = 3;
         self.open(ino, flags.without(OpenFlags::TRUNC).without(ACCESS_MODE))
     }
 
-    /// Making `node` in `dir`. Users make no devices.
+    /// Checks the creation of `node` in `dir`. Users create no devices.
     pub(crate) fn make(&self, dir: Ino, node: &NewNode<'_>) -> Result<()> {
         if let FileKind::CharDevice | FileKind::BlockDevice = node.kind {
             return Err(Errno::EPERM);
@@ -54,7 +54,7 @@ impl CallGuard<'_> {
         if !own || foreign || labelled { Err(Errno::EPERM) } else { Ok(()) }
     }
 
-    /// Giving `ino` another name, in `dir`.
+    /// Checks a new name for `ino`, in `dir`.
     pub(crate) fn link(&self, ino: Ino, dir: Ino) -> Result<()> {
         self.permit(dir, WRITE | EXEC)?;
         let attr = self.attr(ino)?;
@@ -62,7 +62,7 @@ impl CallGuard<'_> {
         rules::may_link(self.who, &attr, accessible)
     }
 
-    /// Removing a name. Returns the inode that has it, if there is one.
+    /// Checks the removal of a name. Returns the inode with this name, if there is one.
     pub(crate) fn remove(&self, dir: Ino, name: Name<'_>) -> Result<Option<(Ino, Attr)>> {
         let attr = self.attr(dir)?;
         self.permit_attr(dir, &attr, WRITE | EXEC)?;
@@ -76,7 +76,7 @@ impl CallGuard<'_> {
         Ok(Some((found.ino, found.attr)))
     }
 
-    /// Renaming.
+    /// Checks renaming.
     pub(crate) fn rename(
         &self,
         from: (Ino, Name<'_>),
@@ -91,7 +91,7 @@ impl CallGuard<'_> {
         if from.0 == to.0 {
             return Ok(());
         }
-        // A directory that changes its parent is written; in an exchange either may be a directory.
+        // Moving a directory to another parent writes to it; in an exchange either may be a directory.
         let other = other.filter(|_| flags.has(RenameFlags::EXCHANGE));
         let directories = [moved, other].into_iter().flatten();
         directories
@@ -99,7 +99,7 @@ impl CallGuard<'_> {
             .try_for_each(|(ino, attr)| self.permit_attr(ino, &attr, WRITE))
     }
 
-    /// Changing attributes, through the open file `fh` where there is one.
+    /// Checks a change of attributes, through the open file `fh` if there is one.
     pub(crate) fn setattr(&self, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<()> {
         let attr = self.attr(ino)?;
         let writes = rules::may_set(self.who, &attr, set)?;
@@ -111,7 +111,7 @@ impl CallGuard<'_> {
         }
     }
 
-    /// Reading (`READ`) or changing (`WRITE`) an extended attribute.
+    /// Checks reading (`READ`) or changing (`WRITE`) an extended attribute.
     pub(crate) fn xattr(&self, ino: Ino, name: XattrName<'_>, mask: u32) -> Result<()> {
         let attr = self.attr(ino)?;
         match rules::may_xattr(self.who, &attr, name.as_bytes(), mask)? {
@@ -126,13 +126,14 @@ impl CallGuard<'_> {
         Ok(!rules::in_group(self.who, attr.gid))
     }
 
-    /// Using an open file in a way that `how` finds in its modes: `EBADF`.
+    /// Checks the use of an open file, by the function `how` of its modes: `EBADF`.
     pub(crate) fn uses(&self, file: File, how: impl FnOnce(AccessModes) -> bool) -> Result<()> {
         let modes = self.ledger.modes(file);
         if modes.is_some_and(how) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
-    /// Locking. fcntl(2) wants the file open for the kind of access that is locked; flock(2) does not.
+    /// Checks a lock request. fcntl(2) requires the file to be open for the kind of access that is locked; flock(2)
+    /// does not.
     pub(crate) fn lock(&self, file: File, request: &LockRequest) -> Result<()> {
         match (request.kind, request.lock.typ) {
             (LockKind::Posix, LockType::Read) => self.uses(file, |modes| modes.reads),

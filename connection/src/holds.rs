@@ -1,11 +1,10 @@
 //! Locks that keep a check and the change that it permits together.
 //!
-//! A client that is guarded may remove a name, or change attributes, where the attributes of what is
-//! there permit it. Between the check and the change no other client may put another inode under the
-//! name, or give the inode to another user. The kernel holds the lock of the directory, and of the inode,
-//! for the same reason (`may_delete` of `fs/namei.c`, `notify_change` of `fs/attr.c`). Here the call of a
-//! guarded client holds the inode exclusively, and calls of others that change the same thing share it.
-//! Changes that do not come through a connection are not held up.
+//! A guarded client may remove a name, or change attributes, if the present attributes permit it. Between the check
+//! and the change no other client may put another inode under the name, or change the owner of the inode. The kernel
+//! holds the lock of the directory, and of the inode, for the same reason (`may_delete` of `fs/namei.c`,
+//! `notify_change` of `fs/attr.c`). Here the call of a guarded client holds the lock of the inode exclusively, and
+//! calls of other clients that change the same object share it. Changes outside of connections are not held up.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -36,17 +35,18 @@ enum LockShardGuard<'a> {
 }
 
 impl InodeLocks {
-    /// For the removal of names from two directories, which may be one: exclusive for a guarded client.
+    /// Returns the locks for the removal of names from two directories, which may be one: exclusive for a guarded
+    /// client.
     pub(crate) fn removal(&self, dirs: [Ino; 2], is_guarded: bool) -> InodeLockGuard<'_> {
         self.of(dirs, is_guarded)
     }
 
-    /// For a new name in `dir`.
+    /// Returns the lock for a new name in `dir`.
     pub(crate) fn creation(&self, dir: Ino) -> InodeLockGuard<'_> {
         self.of([dir, dir], false)
     }
 
-    /// For a change of the attributes of `ino`.
+    /// Returns the lock for a change of the attributes of `ino`.
     pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr, is_guarded: bool) -> InodeLockGuard<'_> {
         let changes_owner = set.uid.is_some() || set.gid.is_some() || set.perm.is_some();
         match is_guarded || changes_owner {
@@ -55,12 +55,12 @@ impl InodeLocks {
         }
     }
 
-    /// For a change of an extended attribute of `ino`.
+    /// Returns the lock for a change of an extended attribute of `ino`.
     pub(crate) fn xattr(&self, ino: Ino, is_guarded: bool) -> InodeLockGuard<'_> {
         if is_guarded { self.of([ino, ino], true) } else { InodeLockGuard::default() }
     }
 
-    /// In the order of the shards, so that two calls never wait for each other.
+    /// Takes locks in the order of the shards, so that two calls never wait for each other.
     fn of(&self, inodes: [Ino; 2], exclusive: bool) -> InodeLockGuard<'_> {
         let [one, other] = inodes.map(|ino| ino.0 as usize % SHARDS);
         let (first, second) = (one.min(other), one.max(other));

@@ -1,9 +1,9 @@
-//! The lookups, open files and locks of a connection. For a mount the kernel keeps this account; a
-//! client in user space may end at any moment, or lie.
+//! The lookups, open files and locks of a connection. For a mount the kernel keeps this account; a client in user
+//! space may end at any moment, or send wrong requests.
 //!
 //! A process that forks makes a connection for its child, whose ledger begins as a copy of its own
-//! ([`ConnectionLedger::copy`]). Both then hold what the file system gave once. So the connections of such a
-//! *family* share a second account: what the file system gave, and how often they hold it. The file
+//! ([`ConnectionLedger::copy`]). Both connections then hold what the file system gave once. So the connections of
+//! such a *family* share a second account: what the file system gave, and how often the connections hold it. The file
 //! system gets back what no connection holds any more.
 //!
 //! A client names an open file by a number of its own ([`ConnectionLedger::opened`]), not by the handle of the
@@ -11,8 +11,8 @@
 //! of one file, and knows which connections share an open file description. The locks of an open file
 //! description end when the last of those connections has closed it or has ended, flock(2).
 //!
-//! *Invariants*, which are asserted: nobody gives back more than they hold; the family holds at least
-//! what each of its connections holds, and the file system has given no more than the family holds.
+//! *Invariants*, which are asserted: no connection gives back more than it holds; the family holds at least what each
+//! of its connections holds, and the file system has given no more than the family holds.
 
 mod holders;
 #[cfg(test)]
@@ -43,12 +43,12 @@ const SHARDS: usize = 16;
 pub(crate) struct ConnectionLedger {
     own: LedgerShards<ConnectionHoldings>,
     family: Arc<FamilyLedger>,
-    /// The ledger that an heir may take over from, until it is settled.
+    /// The ledger from which the next program's connection may take over, until it is settled.
     source: Mutex<Option<Arc<ConnectionLedger>>>,
     pub(super) usage: ConnectionUsage,
-    /// The client may name every inode.
+    /// True if the client may name every inode.
     names_any: AtomicBool,
-    /// The names that it shares with others, whose inodes it may name.
+    /// The name memory of the client, whose inodes it may name.
     names: OnceLock<Arc<dyn NameSource>>,
     /// Kept only if messages may name files.
     pub(super) paths: Option<ConnectionPaths>,
@@ -69,19 +69,20 @@ struct FamilyLedger {
 #[derive(Clone, Copy, Default)]
 struct FileMappings {
     count: u64,
-    /// The bytes of the file that were asked for, and those that are charged.
+    /// The requested bytes of the file, and the charged bytes.
     asked: u64,
     charged: u64,
 }
 
-/// Inodes that the client was told of last, without lookups. The older half is forgotten when there are too many.
+/// Inodes that were reported to the client lately, without lookups. The older half is forgotten when there are too
+/// many.
 #[derive(Default)]
 struct ListedInodes {
     new: HashSet<Ino>,
     old: HashSet<Ino>,
 }
 
-/// The most inodes in each half of [`ListedInodes`], in one shard.
+/// The maximum number of inodes in each half of [`ListedInodes`], in one shard.
 const MOST_TOLD: usize = 2048;
 
 impl ListedInodes {
@@ -97,7 +98,7 @@ impl ListedInodes {
     }
 }
 
-/// The things that one connection holds.
+/// The objects that one connection holds.
 #[derive(Default)]
 struct ConnectionHoldings {
     lookups: HashMap<Ino, u64>,
@@ -134,11 +135,11 @@ struct OwnOpenFile {
     /// The handle of the file system.
     handle: Fh,
     modes: AccessModes,
-    /// The client has said that it closes it.
+    /// True if the client has announced that it closes the file.
     flushed: bool,
 }
 
-/// The things that the connections of a family hold.
+/// The objects that the connections of a family hold.
 #[derive(Default)]
 struct FamilyHoldings {
     lookups: HashMap<Ino, LookupCount>,
@@ -147,7 +148,7 @@ struct FamilyHoldings {
     locks: HashMap<LockKey, u64>,
 }
 
-/// Lookups of one inode: those that the file system gave and has not got back, and those that the
+/// Lookups of one inode: the lookups that the file system gave and has not got back, and the lookups that the
 /// connections of a family hold.
 #[derive(Clone, Copy, Default)]
 struct LookupCount {
@@ -175,7 +176,7 @@ impl LookupCount {
 struct FamilyOpenFile {
     /// The number of connections that have it.
     held: u64,
-    /// The number of them that have not flushed it. Its locks stay for these.
+    /// The number of connections that have not flushed it. Its locks stay for these.
     keeps: u64,
     dir: bool,
     flags: OpenFlags,
@@ -188,13 +189,13 @@ struct FamilyOpenFile {
 pub(crate) struct CloseOutcome {
     /// The handle of the file system.
     pub(crate) handle: Fh,
-    /// The handle is to be closed: no other connection has the open file.
+    /// True if the handle has to be closed: no other connection has the open file.
     pub(crate) release: bool,
     /// The locks of the open file that end.
     pub(crate) locks: Vec<(LockKind, LockOwner)>,
 }
 
-/// An inode that an heir takes over, with an open file if there is one: see
+/// An inode that the connection of the next program takes over, with an open file if there is one: see
 /// [`PeerConnection::heir`](crate::PeerConnection::heir).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedInode {
@@ -202,9 +203,9 @@ pub struct InheritedInode {
     pub ino: Ino,
     /// The number of an open file or directory of the inode.
     pub fh: Option<Fh>,
-    /// The access mode of the heir, which is limited to that of the other connection.
+    /// The access mode of the new connection, which is limited to the access mode of the other connection.
     pub mode: AccessMode,
-    /// The heir also takes over the record locks of its process.
+    /// The new connection also takes over the record locks of its process.
     pub process_locks: bool,
 }
 
@@ -243,7 +244,7 @@ impl ConnectionLedger {
         ConnectionLedger { own, family, source, usage, names_any, names, paths }
     }
 
-    /// The ledger of a connection that holds nothing yet, and may take over from this one until
+    /// Returns the ledger of a connection that holds nothing yet, and may take over from this one until
     /// [`settle`](ConnectionLedger::settle).
     pub(crate) fn heir(
         self: &Arc<ConnectionLedger>,
@@ -259,8 +260,8 @@ impl ConnectionLedger {
         lock(&self.source).take();
     }
 
-    /// Takes over one thing. `EPERM` where this is no heir, or was settled; `ESTALE` and `EBADF` for
-    /// things that the other connection does not have; `ENFILE` and `EMFILE` beyond the limits.
+    /// Takes over one object. `EPERM` if this ledger takes over from no other, or was settled; `ESTALE` and `EBADF`
+    /// for objects that the other connection does not have; `ENFILE` and `EMFILE` beyond the limits.
     pub(crate) fn take_over(&self, legacy: &InheritedInode) -> Result<()> {
         let source = lock(&self.source).clone().ok_or(Errno::EPERM)?;
         self.admit_lookup()?;
@@ -271,12 +272,13 @@ impl ConnectionLedger {
         if !source.holds(legacy.ino) {
             return Err(Errno::ESTALE);
         }
-        // An heir is younger than the other connection, so that the order of locks is always the same.
+        // The connection that takes over is younger than the other one, so that the order of locks is always the
+        // same.
         let theirs = lock(&source.own[at]);
         let (mut own, mut family) = self.shard(legacy.ino);
         if let Some(fh) = legacy.fh {
             let key = (legacy.ino, fh);
-            // An heir may do no more than the other connection, whatever it says.
+            // The new connection gets no more access than the other one, regardless of its request.
             let before = *theirs.open.get(&key).ok_or(Errno::EBADF)?;
             let open = family.open.get_mut(&key).ok_or(Errno::EBADF)?;
             let modes = before.modes.and(AccessModes::of(legacy.mode));
@@ -303,8 +305,8 @@ impl ConnectionLedger {
         Ok(())
     }
 
-    /// The ledger of a connection that holds all that this one holds, but the locks of its process.
-    /// `ENFILE`, `EMFILE` and `ENOMEM` where the user may not have all that twice.
+    /// Returns the ledger of a connection that holds everything that this one holds, except the locks of its process.
+    /// `ENFILE`, `EMFILE` and `ENOMEM` if the user may not hold all that twice.
     pub(crate) fn copy(&self) -> Result<ConnectionLedger> {
         let _one = self.usage.one_copy();
         self.usage.admit_copy()?;
@@ -335,7 +337,7 @@ impl ConnectionLedger {
         Ok(copy)
     }
 
-    /// The client is given a lookup of `ino`.
+    /// Records a lookup of `ino` that the client gets.
     pub(crate) fn looked_up(&self, ino: Ino) {
         if ino != Ino::ROOT {
             let (mut own, mut family) = self.shard(ino);
@@ -344,8 +346,7 @@ impl ConnectionLedger {
         }
     }
 
-    /// The client gives back `lookups` of `ino`, or as many as it holds. Returns how many the file system
-    /// gets back.
+    /// Removes `lookups` of `ino`, or as many as the client holds. Returns how many the file system gets back.
     pub(crate) fn forgotten(&self, ino: Ino, lookups: u64) -> u64 {
         let (mut own, mut family) = self.shard(ino);
         let Some(held) = own.lookups.get_mut(&ino) else { return 0 };
@@ -366,18 +367,19 @@ impl ConnectionLedger {
             || self.shares(ino)
     }
 
-    /// From now on the client shares these names.
+    /// Gives the client the name memory from now on.
     pub(crate) fn share(&self, names: Arc<dyn NameSource>) {
         // The first ones stay: the rights of a client never change.
         let _ = self.names.set(names);
     }
 
-    /// The names that the client shares with others.
+    /// Returns the name memory of the client.
     pub(crate) fn names(&self) -> Option<&Arc<dyn NameSource>> {
         self.names.get()
     }
 
-    /// True if a name that the client shares leads to `ino`, and the client could find it now. Not to be called with a shard locked.
+    /// True if a published name leads to `ino`, and the client could find it now. Must not be called with a shard
+    /// locked.
     fn shares(&self, ino: Ino) -> bool {
         let holds = |dir| lock(&self.own[place(dir)]).may_name(dir);
         self.names().is_some_and(|names| names.lead_to(ino, &holds))
@@ -388,22 +390,22 @@ impl ConnectionLedger {
         self.names_any.store(true, Ordering::Relaxed);
     }
 
-    /// The client finds `ino` by `name` in `parent`.
+    /// Records that the client finds `ino` by `name` in `parent`.
     pub(crate) fn found(&self, parent: Ino, name: Name<'_>, ino: Ino) {
         if let Some(paths) = &self.paths {
             paths.found(parent, name, ino);
         }
     }
 
-    /// The client is told of `ino`, and may name it for some time.
+    /// Records that `ino` was reported to the client, which may name it for some time.
     pub(crate) fn told(&self, ino: Ino) {
         if ino != Ino::ROOT {
             lock(&self.own[place(ino)]).told.add(ino);
         }
     }
 
-    /// The client is given an open file or directory, which the file system knows by the handle of
-    /// `file`. Returns the number by which the client names it.
+    /// Records an open file or directory that the client gets, and that has the handle of `file` in the file system.
+    /// Returns the number by which the client names it.
     pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
         let number = Fh(self.family.next.fetch_add(1, Ordering::Relaxed));
         self.usage.add_opens(1);
@@ -420,7 +422,7 @@ impl ConnectionLedger {
         number
     }
 
-    /// The client closes an open file. `None` where it does not have it.
+    /// Records that the client closes an open file. `None` if it does not have the file.
     pub(crate) fn closed(&self, file: File) -> Option<CloseOutcome> {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
@@ -442,7 +444,7 @@ impl ConnectionLedger {
         Some(CloseOutcome { handle: mine.handle, release: last.is_some(), locks })
     }
 
-    /// The file system's handle of an open file. `EBADF` where the client does not have it.
+    /// Returns the file system's handle of an open file. `EBADF` if the client does not have the file.
     pub(crate) fn handle(&self, file: File) -> Result<Fh> {
         let own = lock(&self.own[place(file.ino)]);
         own.open.get(&(file.ino, file.fh)).map(|open| open.handle).ok_or(Errno::EBADF)
@@ -454,13 +456,14 @@ impl ConnectionLedger {
         own.open.get(&(file.ino, file.fh)).map(|open| open.modes)
     }
 
-    /// The owner of locks as the file system knows it. A client chooses the numbers of its owners, and
+    /// Returns the owner of locks by its number in the file system. A client chooses the numbers of its owners, and
+    /// must not be able to name the owner of another client's locks.
     /// must not be able to name the owner of another client's locks.
     pub(crate) fn owner(&self, owner: LockOwner) -> LockOwner {
         LockOwner(owner.0 ^ self.family.secret)
     }
 
-    /// The client asks for a lock on an open file.
+    /// Records that the client requests a lock on an open file.
     pub(crate) fn locks(&self, file: File, request: &LockRequest) {
         if request.lock.typ == LockType::Unlock {
             return;
@@ -503,7 +506,7 @@ impl ConnectionLedger {
         Ok(memory)
     }
 
-    /// A mapping has ended; false where there was none.
+    /// Records that a mapping has ended; false if there was none.
     pub(crate) fn unmapped(&self, ino: Ino) -> bool {
         let mut own = lock(&self.own[place(ino)]);
         let Some(mapping) = own.maps.get_mut(&ino) else { return false };
@@ -534,8 +537,8 @@ impl ConnectionLedger {
         taken.map(|(ino, mapping)| (ino, mapping.count)).collect()
     }
 
-    /// The client gives up the locks of `owner`: the record locks of a process, or those of an open file
-    /// that it closes. False where they stay, because another connection has them, too.
+    /// Releases the locks of `owner`: the record locks of a process, or the locks of an open file that the client
+    /// closes. False if the locks stay, because another connection has them, too.
     pub(crate) fn flushed(&self, file: File, owner: LockOwner) -> bool {
         let (mut own, mut family) = self.shard(file.ino);
         self.usage.unlocked((file.ino, LockKind::Posix, owner));
@@ -563,7 +566,7 @@ impl ConnectionLedger {
         open.is_some_and(|open| open.locks.remove(&(LockKind::Flock, owner)))
     }
 
-    /// Gives everything back to `fs` that no other connection holds: the connection is over.
+    /// Returns everything to `fs` that no other connection holds: the connection is over.
     pub(crate) fn take_back(&self, fs: &dyn FileSystem) {
         if cfg!(debug_assertions) {
             self.audit();
@@ -571,7 +574,7 @@ impl ConnectionLedger {
         for (at, own) in self.own.iter().enumerate() {
             let own = std::mem::take(&mut *lock(own));
             let mut family = lock(&self.family.shards[at]);
-            // Any open file of the inode will do to drop a lock.
+            // Any open file of the inode suffices to drop a lock.
             let any = |ino| own.open.iter().find(|(key, _)| key.0 == ino).map(|open| open.1.handle);
             let locked = own.locks.iter().filter(|key| family.unlock(key));
             let dropped: Vec<_> = locked
@@ -629,7 +632,8 @@ impl ConnectionLedger {
 }
 
 impl ConnectionHoldings {
-    /// True where the client may name `ino`: it has a lookup or an open file of it, or was told of it.
+    /// True if the client may name `ino`: it has a lookup or an open file of the inode, or the inode was reported to
+    /// it.
     fn may_name(&self, ino: Ino) -> bool {
         self.lookups.contains_key(&ino) || self.told.has(ino) || self.opens.contains_key(&ino)
     }
@@ -653,8 +657,8 @@ impl FamilyHoldings {
         back
     }
 
-    /// One connection has closed the open file. Returns the locks that end, and the open file if no
-    /// other connection has it.
+    /// Closes the open file for one connection. Returns the locks that end, and the open file if no other connection
+    /// holds it.
     fn close(
         &mut self,
         key: (Ino, Fh),
@@ -667,7 +671,7 @@ impl FamilyHoldings {
         (locks, if open.held == 0 { self.open.remove(&key) } else { None })
     }
 
-    /// One connection has the locks no more. True where no other connection has them.
+    /// Removes the locks of one connection. True if no other connection has them.
     fn unlock(&mut self, key: &LockKey) -> bool {
         let Some(count) = self.locks.get_mut(key) else { return true };
         take(count, 1);
@@ -689,7 +693,7 @@ fn release(fs: &dyn FileSystem, file: File, open: &FamilyOpenFile) {
     }
 }
 
-/// Drops all locks of `owner`, as the file system knows it.
+/// Drops all locks of `owner`, by its number in the file system.
 pub(crate) fn drop_locks(fs: &dyn FileSystem, file: File, kind: LockKind, owner: LockOwner) {
     let cx = Context::new(Caller::default());
     let lock = Lock { typ: LockType::Unlock, start: 0, end: i64::MAX as u64, pid: 0 };
@@ -699,7 +703,7 @@ pub(crate) fn drop_locks(fs: &dyn FileSystem, file: File, kind: LockKind, owner:
     }
 }
 
-/// Removes `count` from a number. A miscount would free what somebody else still uses.
+/// Subtracts `count` from a number. A miscount would free what another connection still uses.
 fn take(number: &mut u64, count: u64) {
     *number = number.checked_sub(count).expect("nobody gives back more than they hold");
 }

@@ -4,12 +4,12 @@ use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Ino, Name};
 
 use crate::ledger::ConnectionLedger;
 
-/// Passes entries on, and accounts for the lookups that go with them.
+/// Passes entries on, and records their lookups.
 pub(crate) struct AccountedListing<'a, 'b> {
     pub(crate) out: &'a mut DirBuf<'b>,
     pub(crate) ledger: &'a ConnectionLedger,
     pub(crate) dir: Ino,
-    /// Lookups go with the entries.
+    /// True if entries come with lookups.
     pub(crate) gives: bool,
 }
 

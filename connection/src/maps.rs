@@ -1,20 +1,20 @@
 //! Files that clients have mapped, `MAP_SHARED`.
 //!
-//! Each file has one memory (memfd), which all clients map. A part of it is filled when it is mapped for
-//! the first time. As far as it is filled, the memory *is* the file's data, as the page cache is for a
-//! file system of the kernel: clients read from it, and write to it and to the file system. Changes
-//! through mappings reach the file system when a client asks for it (fsync, as of msync(2)), before
-//! operations that have to see them, and when a mapping ends. The memory ends with the last mapping.
+//! Each file has one memory (memfd), which all clients map. A part of the memory is filled when it is mapped for the
+//! first time. As far as it is filled, the memory *is* the file's data, as the page cache is for a file system of the
+//! kernel: clients read from it, and write to it and to the file system. Changes through mappings reach the file
+//! system when a client requests it (fsync, as of msync(2)), before operations that have to see them, and when a
+//! mapping ends. The memory ends with the last mapping.
 //!
 //! Only data is copied. The memory has the same holes as the file, so that the mapping of a hole takes
 //! no memory, whatever its length. It has the length of the file in whole pages, and grows with it: an
 //! access beyond is a SIGBUS, as on a file system of the kernel, and no mapping takes memory for what the
 //! file does not have, however long it is (`MAP_POPULATE`, mlock(2)). It is sealed against becoming
-//! shorter: a client has its descriptor, and would kill every other client that has it mapped.
+//! shorter: a client has its descriptor, and would kill every other client that has mapped it.
 //!
 //! Stores into holes take no space of the file system before they are written to it, which may fail then.
-//! The client is told at the end of its mapping. If nobody is left to be told, because the client was
-//! killed, the next fsync of the file fails.
+//! The client gets the error at the end of its mapping. If the client was killed before, the next fsync of the file
+//! fails.
 
 mod parts;
 
@@ -38,16 +38,16 @@ const LENGTH: u64 = 1 << 62;
 
 /// The mapped files of a served file system.
 pub(crate) struct MappedFiles {
-    /// The number of files, so that nobody takes the lock while there are none.
+    /// The number of files, so that the lock is not taken while there are none.
     count: AtomicUsize,
     files: Mutex<HashMap<Ino, CountedMapping>>,
-    /// The most bytes that the memory of a file takes for each of its users.
+    /// The maximum memory of a file for each of its users, in bytes.
     most: u64,
     /// Errors of changes that ended with their last mapping, for the next fsync.
     lost: Mutex<HashMap<Ino, Errno>>,
 }
 
-/// The most files of which an error is kept.
+/// The maximum number of files whose errors are kept.
 const MOST_LOST: usize = 1024;
 
 /// A file with its number of users.
@@ -60,7 +60,7 @@ pub(crate) struct MappedInode {
     open: Option<OpenMapping>,
     /// The parts that are in memory: in order, apart from each other, in whole pages.
     filled: Vec<Range<u64>>,
-    /// The most bytes that the memory may take.
+    /// The maximum size of the memory, in bytes.
     most: u64,
 }
 
@@ -111,7 +111,7 @@ impl MappedFiles {
             mapped.prepare(fs, range, writes, room)
         };
         if made.is_err() {
-            // The file was not mapped by this, and what others have stored is still there.
+            // This call did not map the file, and bytes that other clients have stored are still there.
             let _ = self.release(fs, ino, 1);
         }
         made
@@ -124,7 +124,7 @@ impl MappedFiles {
         held.is_some()
     }
 
-    /// Removes users. Their changes are in the file system afterwards, or the error of that is returned.
+    /// Removes users. Their changes are in the file system afterwards, or the error is returned.
     pub(crate) fn release(&self, fs: &dyn FileSystem, ino: Ino, users: u64) -> Result<()> {
         let Some(mapped) = lock(&self.files).get(&ino).map(|entry| Arc::clone(&entry.0)) else {
             return Ok(());
@@ -150,7 +150,7 @@ impl MappedFiles {
         written
     }
 
-    /// Notes that changes of a file are gone.
+    /// Records that changes of a file are lost.
     fn lose(&self, ino: Ino, errno: Errno) {
         static LOG: WarningLimiter = WarningLimiter::new();
         LOG.warn(|| format!("inode {}: stores through its mappings are lost: {errno}", ino.0));
@@ -160,12 +160,12 @@ impl MappedFiles {
         }
     }
 
-    /// True if changes of the file are gone, and nobody was told.
+    /// True if changes of the file are lost, and no call has reported the error.
     pub(crate) fn has_lost(&self, ino: Ino) -> bool {
         lock(&self.lost).contains_key(&ino)
     }
 
-    /// The error of changes of a file that are gone, which is told once.
+    /// Returns the error of lost changes of a file, once.
     pub(crate) fn lost(&self, ino: Ino) -> Result<()> {
         lock(&self.lost).remove(&ino).map_or(Ok(()), Err)
     }
@@ -180,7 +180,7 @@ impl MappedFiles {
         let all: Vec<_> = lock(&self.files).values().map(|(file, _)| Arc::clone(file)).collect();
         let mut written = Ok(());
         for mapped in all {
-            // An error of one file does not keep the others from being written.
+            // An error of one file does not prevent the others from being written.
             written = written.and(lock(&mapped).write_back(fs, 0..u64::MAX));
         }
         written
@@ -251,13 +251,14 @@ impl MappedInode {
         Ok(())
     }
 
-    /// Makes the memory as long as the file, in whole pages: `EOVERFLOW` beyond what it can have.
+    /// Makes the memory as long as the file, in whole pages. Fails with `EOVERFLOW` beyond its maximum length.
     fn extend(&self, fs: &dyn FileSystem) -> Result<()> {
         let Some(open) = &self.open else { return Ok(()) };
         open.extend(fs.getattr(&own(), self.ino, Some(open.file.fh))?.size)
     }
 
-    /// Takes those parts of `range` into memory that are not there yet. `ENOMEM` where they are more
+    /// Reads the missing parts of `range` into memory. `ENOMEM` if they have more than `room` bytes of data; nothing
+    /// is read then.
     /// than `room` bytes of data; nothing is taken then.
     fn fill(&mut self, fs: &dyn FileSystem, range: Range<u64>, mut room: u64) -> Result<()> {
         if range.end > LENGTH {
@@ -298,7 +299,8 @@ impl MappedInode {
         Ok(())
     }
 
-    /// Updates the memory after a change of the file system. A part for which there is no room is not
+    /// Updates the memory after a change of the file system. A part for which there is no room is no longer kept
+    /// current, and reads as zeros.
     /// followed any more, and reads as zeros.
     fn reload(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
@@ -321,7 +323,7 @@ impl MappedInode {
         Ok(self.most.saturating_sub(taken))
     }
 
-    /// Stops to follow the file in `part`, which is whole pages.
+    /// Stops keeping `part` current, which is whole pages.
     fn leave(&mut self, part: Range<u64>) {
         static LOG: WarningLimiter = WarningLimiter::new();
         LOG.warn(|| format!("inode {}: more is mapped than there is memory for", self.ino.0));
@@ -345,11 +347,11 @@ impl MappedInode {
     /// Writes changes through mappings in `range` to the file system.
     pub(crate) fn write_back(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let Some(open) = self.open.as_ref().filter(|open| open.writable) else { return Ok(()) };
-        // Nothing beyond the end of the file is part of it.
+        // Bytes beyond the end of the file do not belong to it.
         let size = fs.getattr(&own(), self.ino, Some(open.file.fh))?.size;
         let range = range.start..range.end.min(size).min(open.len()?);
         for mut rest in self.filled.iter().filter_map(|part| common(part, &range)) {
-            // Where both have a hole, nothing has changed.
+            // If both have a hole, nothing has changed.
             while let Some(part) = first(open.data_in(&rest)?, data_in(fs, open.file, rest.clone()))
             {
                 rest.start = part.end;
@@ -359,7 +361,7 @@ impl MappedInode {
         Ok(())
     }
 
-    /// Reads from the file system, and over it what is in memory.
+    /// Reads from the file system, and replaces the parts that are in memory.
     pub(crate) fn read(
         &mut self,
         fs: &dyn FileSystem,
@@ -421,7 +423,7 @@ impl MappedInode {
         let before = fs.getattr(&own(), self.ino, None)?.size;
         let changed = change()?;
         self.clear(&(before.min(size)..LENGTH))?;
-        // Where it cannot be so long, an access there is a SIGBUS.
+        // If the memory cannot be so long, an access there is a SIGBUS.
         let _ = self.open.as_ref().map(|open| open.extend(size));
         Ok(changed)
     }
@@ -467,7 +469,7 @@ impl OpenMapping {
         }
     }
 
-    /// The bytes that the memory takes, those that clients have stored through mappings included.
+    /// Returns the bytes that the memory takes, including bytes that clients have stored through mappings.
     fn taken(&self) -> Result<u64> {
         let blocks = rustix::fs::fstat(&self.memory).map_err(errno)?.st_blocks;
         Ok(blocks as u64 * 512)
@@ -516,8 +518,8 @@ fn memory() -> Result<OwnedFd> {
     Ok(memory)
 }
 
-/// The first part of `range` that is not a hole of the file. A file system that does not tell has no
-/// holes.
+/// Returns the first part of `range` that is not a hole of the file. A file system that does not report holes has
+/// none.
 fn data_in(fs: &dyn FileSystem, file: File, range: Range<u64>) -> Option<Range<u64>> {
     if range.start >= range.end {
         return None;

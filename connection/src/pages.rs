@@ -12,29 +12,29 @@ use defuse_fs::{
 use crate::connection::PeerConnection;
 use crate::credentials::PeerCredentials;
 
-/// The pages of the files of a served file system. It knows no clients: a server asks it after it has checked
-/// that the client may read the file ([`PeerConnection::may_read`]).
+/// The pages of the files of a served file system. It knows no clients: a server calls it after it has checked that
+/// the client may read the file ([`PeerConnection::may_read`]).
 pub trait PageSource: Send + Sync + Debug {
     /// A descriptor of the pages of an open file, for a client of the user `uid`.
     ///
     /// # Errors
     ///
-    /// `ESTALE` where the file is not open, `EBUSY` where it is mapped, `ENOMEM` beyond the limits; those of the
-    /// file system.
+    /// `ESTALE` if the file is not open, `EBUSY` if it is mapped, `ENOMEM` beyond the limits; the errors of the file
+    /// system.
     fn pages(&self, ino: Ino, uid: u32) -> Result<OwnedFd>;
 
     /// A client has mapped the file, and may change it unseen: from now on it has no pages.
     fn stop(&self, ino: Ino);
 }
 
-/// The versions of names and attributes of a served file system. They say when something has changed, and nothing else, so
-/// that every client may have them.
+/// The versions of names and attributes of a served file system. They reveal when something has changed, and nothing
+/// else, so that every client may have them.
 pub trait VersionSource: Send + Sync + Debug {
     /// A descriptor of the versions, to read only.
     ///
     /// # Errors
     ///
-    /// Those of open(2).
+    /// The errors of open(2).
     fn versions(&self) -> Result<OwnedFd>;
 
     /// True if each change of the file shows in the versions, unless a client has mapped it.
@@ -43,28 +43,30 @@ pub trait VersionSource: Send + Sync + Debug {
     /// The version of the attributes of the inode. `None` while they change, and where [`tell_of`](Self::tell_of) is false.
     fn attributes(&self, ino: Ino) -> Option<u64>;
 
-    /// A client has mapped the file, and may change it unseen: nothing that is known of its bytes holds.
+    /// A client has mapped the file, and may change it unseen: cached bytes of the file are no longer valid.
     fn mapped(&self, ino: Ino);
 
     /// The names for clients with these rights; `None` where they have none.
     fn names(&self, who: &PeerCredentials) -> Option<Arc<dyn NameSource>>;
 }
 
-/// The names that clients with the same rights were told of, with their versions, in memory that all of them read. A client that
-/// finds a name there need not ask for it, and may name its inode.
+/// The names that were reported to clients with the same rights, with their versions, in memory that all of them
+/// read. A client that finds a name there needs no request, and may name its inode.
 pub trait NameSource: Send + Sync + Debug {
     /// A descriptor of the memory, to read only.
     ///
     /// # Errors
     ///
-    /// Those of open(2).
+    /// The errors of open(2).
     fn memory(&self) -> Result<OwnedFd>;
 
-    /// The state before a look at a name in a directory. `None` while the name changes, or the rights to the directory.
+    /// Returns the versions before a lookup of a name in a directory. `None` while the name changes, or the rights to
+    /// the directory.
     fn before(&self, place: (Ino, Name<'_>)) -> Option<LookupVersions>;
 
-    /// Tells of a name in a directory: its inode with the attributes, or that there is none. Everyone may search the directory if it is
-    /// `open_to_all`. If anything has changed since `before`, the file system is asked for the attributes again.
+    /// Publishes a name in a directory: its inode with the attributes, or that there is none. Every user may search
+    /// the directory if it is `open_to_all`. If anything has changed since `before`, the attributes are read again
+    /// from the file system.
     fn tell(
         &self,
         before: LookupVersions,
@@ -77,13 +79,14 @@ pub trait NameSource: Send + Sync + Debug {
     /// The version of the rights to a directory. `None` while they change.
     fn rights(&self, dir: Ino) -> Option<u64>;
 
-    /// True if one of the names leads to the inode, and a client could find it now: neither the name nor the rights to its directory
-    /// have changed since it was told, and the same holds for the directory, up to the root directory or to one that the client
-    /// `holds`. A client that may not search one of them any more finds nothing below it.
+    /// True if one of the names leads to the inode, and a client could find the name now: neither the name nor the
+    /// rights to its directory have changed since the name was published, and the same holds for the directory, up to
+    /// the root directory or to a directory that the client `holds`. A client that may not search one of them any
+    /// more finds nothing below it.
     fn lead_to(&self, ino: Ino, holds: &dyn Fn(Ino) -> bool) -> bool;
 }
 
-/// The state before a look at a name.
+/// The versions before a lookup of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookupVersions {
     /// The version of everything; `None` while anything changed.
@@ -99,7 +102,7 @@ pub struct LookupVersions {
 pub struct WholeBytes {
     /// The bytes.
     pub bytes: Vec<u8>,
-    /// Reading changes the access time, which has not happened.
+    /// True if reading changes the access time, which has not happened.
     pub read_is_due: bool,
 }
 
@@ -116,7 +119,8 @@ impl<F: FileSystem> PeerConnection<F> {
         if modes.reads { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// All bytes of an open file that has at most `most`. `None` if it has more, is not a regular file or is mapped, and after any error.
+    /// Returns all bytes of an open file that has at most `most`. `None` if it has more, is not a regular file or is
+    /// mapped, and after any error.
     pub fn whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<WholeBytes> {
         let attr = self.getattr(cx, file.ino, Some(file.fh)).ok()?;
         let size = usize::try_from(attr.size).ok().filter(|size| *size <= most)?;

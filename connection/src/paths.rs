@@ -9,11 +9,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Ino, Name};
 
-/// Inodes that were found last, of which one may be opened next or may be the directory of the next.
+/// The latest inodes, one of which may be opened next or may be the directory of the next inode.
 const RECENT: usize = 32;
 /// Bytes of a path. A longer one loses its beginning.
 const LONGEST: usize = 96;
-/// In place of a beginning that is not known.
+/// Replaces a beginning that is not known.
 const BEFORE: &[u8] = "…".as_bytes();
 
 type BoxedPath = Box<[u8]>;
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!((text(&paths, 3), text(&paths, 4).as_deref()), (None, Some("…/late")));
         let shared = [&heir, &child].map(|one| text(one, 3));
         assert_eq!(shared, [Some("/dir/file".to_owned()), Some("/dir/file".to_owned())]);
-        // It was not found by this client.
+        // This client did not find it.
         paths.opened(Ino(5));
         assert_eq!(text(&paths, 5), None);
     }

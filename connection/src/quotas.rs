@@ -52,7 +52,7 @@ pub(crate) struct UserAccount {
     mapped: UsageNumber,
     mapped_of_all: Arc<UsageNumber>,
     most_of_all: u64,
-    /// Held while a connection is copied: what it has once more is counted before the next one looks.
+    /// Held while a connection is copied: the objects that the copy adds are counted before the next copy is checked.
     pub(crate) copying: Mutex<()>,
 }
 
@@ -89,7 +89,7 @@ impl UserAccounts {
 }
 
 impl UserAccount {
-    /// Charges mapped bytes, whatever the limits say: the memory is in use.
+    /// Charges mapped bytes, regardless of the limits: the memory is in use.
     pub(crate) fn charge_mapped(&self, bytes: u64) {
         self.mapped.add(bytes);
         self.mapped_of_all.add(bytes);

@@ -31,7 +31,7 @@ pub(super) fn in_group(who: &PeerCredentials, gid: u32) -> bool {
     who.groups.contains(&gid)
 }
 
-/// `EACCES` where neither the bits nor, where there is one, the access list grant `mask`.
+/// Fails with `EACCES` if neither the bits nor, if there is one, the access list grant `mask`.
 pub(super) fn permit(
     who: &PeerCredentials,
     attr: &Attr,
@@ -51,9 +51,8 @@ pub(super) fn open_mask(flags: OpenFlags) -> u32 {
     mask | if flags.has(OpenFlags::TRUNC) { WRITE } else { 0 }
 }
 
-/// Refuses inodes that the kernel never asks a file system to open: `ENXIO` for devices, fifos and
-/// sockets, which the kernel opens itself, `EISDIR` and `ELOOP`. `EPERM` for `O_NOATIME` by another user
-/// than the owner.
+/// Refuses inodes that the kernel never opens through a file system: `ENXIO` for devices, fifos and sockets, which
+/// the kernel opens itself, `EISDIR` and `ELOOP`. `EPERM` for `O_NOATIME` by another user than the owner.
 pub(super) fn may_open(who: &PeerCredentials, attr: &Attr, flags: OpenFlags) -> Result<()> {
     match attr.kind {
         FileKind::Regular => {}
@@ -65,8 +64,8 @@ pub(super) fn may_open(who: &PeerCredentials, attr: &Attr, flags: OpenFlags) -> 
     if flags.has(OpenFlags::NOATIME) && !owns(who, attr) { Err(Errno::EPERM) } else { Ok(()) }
 }
 
-/// Refuses changes of attributes that the user may not make: `EPERM`. True where the rest of them needs
-/// permission to write.
+/// Refuses changes of attributes that the user may not make: `EPERM`. True if the other changes need permission to
+/// write.
 pub(super) fn may_set(who: &PeerCredentials, attr: &Attr, set: &SetAttr) -> Result<bool> {
     let owner = owns(who, attr);
     let is_owners =
@@ -74,7 +73,7 @@ pub(super) fn may_set(who: &PeerCredentials, attr: &Attr, set: &SetAttr) -> Resu
     if is_owners && !owner {
         return Err(Errno::EPERM);
     }
-    // Only root gives files away, chown(2).
+    // Only root may give files to other users, chown(2).
     if set.uid.is_some_and(|uid| uid != who.uid) {
         return Err(Errno::EPERM);
     }
@@ -95,7 +94,7 @@ pub(super) fn may_set(who: &PeerCredentials, attr: &Attr, set: &SetAttr) -> Resu
     Ok(writes && !owner && set.size.is_none())
 }
 
-/// `EPERM` where `fs.protected_hardlinks` would refuse a new name for the inode.
+/// Fails with `EPERM` if `fs.protected_hardlinks` would refuse a new name for the inode.
 pub(super) fn may_link(
     who: &PeerCredentials,
     attr: &Attr,
@@ -104,7 +103,7 @@ pub(super) fn may_link(
     if posix::may_link(who, attr, is_accessible) { Ok(()) } else { Err(Errno::EPERM) }
 }
 
-/// `EPERM` where the name of `victim` must stay in the sticky directory `dir`.
+/// Fails with `EPERM` if the name of `victim` must stay in the sticky directory `dir`.
 pub(super) fn may_remove(who: &PeerCredentials, dir: &Attr, victim: &Attr) -> Result<()> {
     if posix::may_remove(who, dir, victim) { Ok(()) } else { Err(Errno::EPERM) }
 }
@@ -120,7 +119,7 @@ pub(super) fn may_xattr(
     let writes = mask & WRITE != 0;
     let owner = owns(who, attr);
     if name.starts_with(b"user.") {
-        // On other kinds of inodes no permission would protect them, xattr(7).
+        // On other kinds of inodes no permission would protect the attributes, xattr(7).
         return match attr.kind {
             FileKind::Regular => Ok(true),
             FileKind::Directory if !writes || attr.perm & STICKY == 0 || owner => Ok(true),
@@ -207,7 +206,7 @@ mod tests {
         assert_eq!(may_set(&who(5), &own, &sgid), Ok(false));
     }
 
-    /// A SETATTR that clears set-user-id and sets nothing was checked for nothing.
+    /// A SETATTR that clears set-user-id and sets nothing passed without a check.
     #[test]
     fn clearing_set_user_id_needs_permission_to_write() {
         let kill = SetAttr { kill_suidgid: true, ..SetAttr::default() };

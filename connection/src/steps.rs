@@ -1,8 +1,8 @@
-//! Whole paths and whole directories in one call, without lookups: what a client needs to find a name again without a
-//! request.
+//! Whole paths and whole directories in one call, without lookups: the data by which a client finds a name again
+//! without a request.
 //!
-//! The client may then name the inodes that it was told of, for some time: the ledger remembers a limited number
-//! of them. Afterwards the answer is `ESTALE`, and the client asks again.
+//! The client may then name the reported inodes for some time: the ledger remembers a limited number of them.
+//! Afterwards the reply is `ESTALE`, and the client repeats its request.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -17,7 +17,7 @@ use crate::ledger::ConnectionLedger;
 use crate::pages::{LookupVersions, NameSource};
 use crate::rules::{EXEC, READ};
 
-/// The most names of which others are told later. A client could ask for more before that.
+/// The maximum number of names that are published later. A client could request more before they are published.
 const MOST_UNTOLD: usize = 1024;
 
 /// An inode on the way of a path, or in a directory.
@@ -27,18 +27,18 @@ pub struct PathStep {
     pub ino: Ino,
     /// Its attributes.
     pub attr: Attr,
-    /// Everyone may search the directory in which it was found.
+    /// True if every user may search the directory in which it was found.
     pub open_to_all: bool,
 }
 
 /// The end of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkEnd {
-    /// The last step is that of the last name.
+    /// The last step belongs to the last name.
     Found,
-    /// The next name does not exist in the directory, which everyone may search or not.
+    /// The next name does not exist in the directory.
     Missing {
-        /// As in [`PathStep`].
+        /// True if every user may search the directory.
         open_to_all: bool,
     },
     /// The next name has to be looked up.
@@ -46,7 +46,7 @@ pub enum WalkEnd {
 }
 
 impl<F: FileSystem> PeerConnection<F> {
-    /// Tells `told` of each inode on the way of `path`.
+    /// Passes each inode on the way of `path` to the callback.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl<F: FileSystem> PeerConnection<F> {
         let mut names = path.names().peekable();
         let mut dir = from;
         while let Some(name) = names.next() {
-            // The rights that are told of are not newer than those that are checked.
+            // The published rights are not newer than the checked ones.
             let before = before(&self.ledger, (dir, name));
             call.guard(|guard| guard.permit(dir, EXEC))?;
             let resolved = look(&self.ledger, &call, cx, (dir, name))?;
@@ -87,12 +87,13 @@ impl<F: FileSystem> PeerConnection<F> {
         Ok(WalkEnd::Found)
     }
 
-    /// Tells `told` of up to `most` names of the directory `dir`. It returns false to stop. Others that share names with the client are
-    /// told by [`share_names`](PeerConnection::share_names): that takes as long again, and the client need not wait for it.
+    /// Passes up to `most` names of the directory `dir` to the callback, until it returns false.
+    /// [`share_names`](PeerConnection::share_names) publishes them for other clients: that takes as long again, and
+    /// the client need not wait for it.
     ///
     /// # Errors
     ///
-    /// As [`steps`](PeerConnection::steps), and `EACCES` where the user may not read the directory.
+    /// The errors of [`steps`](PeerConnection::steps), and `EACCES` if the user may not read the directory.
     pub fn names(
         &self,
         cx: &Context<'_>,
@@ -130,7 +131,7 @@ impl<F: FileSystem> PeerConnection<F> {
         Ok(())
     }
 
-    /// Tells others with the rights of the client of the names that it was told of.
+    /// Publishes the names that were reported to this client, for others with the same rights.
     pub fn share_names(&self) {
         let Some(names) = self.ledger.names() else { return };
         let all = std::mem::take(&mut *self.untold());
@@ -155,7 +156,7 @@ impl<F: FileSystem> PeerConnection<F> {
     }
 }
 
-/// A name that a client was told of, and of which others are told later.
+/// A name that was reported to a client, and is published for other clients later.
 pub(crate) struct UnpublishedName {
     before: LookupVersions,
     dir: Ino,
@@ -163,12 +164,12 @@ pub(crate) struct UnpublishedName {
     resolved: PathResolution,
 }
 
-/// The state before a look at a name, for a client that shares names.
+/// Returns the versions before a lookup of a name, for a client with a name memory.
 fn before(ledger: &ConnectionLedger, place: (Ino, Name<'_>)) -> Option<LookupVersions> {
     ledger.names().and_then(|names| names.before(place))
 }
 
-/// Looks at a name for a client, which is told of it.
+/// Resolves a name for a client, to which the inode is reported.
 pub(crate) fn look<F: FileSystem>(
     ledger: &ConnectionLedger,
     call: &CheckedCall<'_, F>,
@@ -183,7 +184,7 @@ pub(crate) fn look<F: FileSystem>(
     Ok(resolved)
 }
 
-/// Tells others of a name.
+/// Publishes a name for other clients.
 fn share(
     names: &dyn NameSource,
     before: LookupVersions,
@@ -205,7 +206,7 @@ fn share(
 /// The names of a directory, each with the position after it.
 pub(crate) struct DirectoryNames {
     pub(crate) all: Vec<(Vec<u8>, u64)>,
-    /// Nothing follows.
+    /// True if nothing follows.
     pub(crate) is_end: bool,
     most: usize,
 }

@@ -1,13 +1,13 @@
-//! Locks of clients that live and cannot answer.
+//! Locks of clients that are alive and cannot answer.
 //!
 //! The end of a client is known at once, since its connection ends. A client that is stopped (by a signal, a debugger, or
-//! a frozen control group) keeps its connection and its locks. If somebody has waited for one of these locks for a limit,
-//! and all processes that share the lock were stopped during that time, the lock is released, and the next call of
-//! each gets `EIO`.
+//! a frozen control group) keeps its connection and its locks. If a waiter has waited for one of these locks for a
+//! limit, and all processes that share the lock were stopped during that time, the lock is released, and the next
+//! call of each gets `EIO`.
 //!
-//! A process that runs or sleeps by itself keeps its locks, as POSIX has it, however long it takes. So nobody is asked for
-//! signs of life, and a program needs no thread that gives them. Nothing else of a stopped client holds others up: its
-//! requests run without it, and its memory can be taken from it at any time.
+//! A process that runs or sleeps keeps its locks, as POSIX requires, however long it takes. So no client has to send
+//! signs of life, and a program needs no thread for them. A stopped client holds up others in no other way: its
+//! requests run without it, and its memory can be taken away at any time.
 
 #[cfg(test)]
 mod tests;
@@ -23,20 +23,20 @@ use crate::credentials::PeerCredentials;
 use crate::ledger::{ConnectionLedger, LockHolder};
 use crate::usage::ClientHoldings;
 
-/// A process, as its kernel shows it.
+/// A process, as its kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessStatus {
     /// Its user.
     pub uid: u32,
-    /// The time of its start. With the number it names the process for ever.
+    /// The time of its start. Together with the number it identifies the process for ever.
     pub start: u64,
     /// Its name.
     pub name: String,
-    /// None of its threads can run until somebody continues it.
+    /// True if none of its threads can run until the process is continued.
     pub is_stopped: bool,
 }
 
-/// The caller of a connection for several processes, such as that of a kernel with a mount.
+/// The caller of a connection for several processes, such as a kernel with a mount.
 const MANY: u32 = u32::MAX;
 
 /// The client of a connection.
@@ -45,9 +45,9 @@ pub(crate) struct WatchedClient {
     pub(crate) ledger: Arc<ConnectionLedger>,
     /// The process that makes the calls: 0 if it is not known yet, [`MANY`] if there are several.
     caller: AtomicU32,
-    /// It has lost a lock, and does not know yet.
+    /// The client has lost a lock, and no call has reported it yet.
     has_lost: AtomicBool,
-    /// Locks that it has lost.
+    /// The number of locks that the client has lost.
     lost: AtomicU64,
 }
 
@@ -71,12 +71,12 @@ impl WatchedClient {
         self.has_lost.load(Ordering::Relaxed)
     }
 
-    /// The things that it has, and has lost.
+    /// Returns the objects that the client holds, and the locks that it has lost.
     pub(crate) fn holdings(&self) -> ClientHoldings {
         ClientHoldings { locks_lost: self.lost.load(Ordering::Relaxed), ..self.ledger.usage.held() }
     }
 
-    /// A process calls. `EIO` once after it has lost a lock.
+    /// Records that a process makes a call. `EIO` once after the client has lost a lock.
     pub(crate) fn calls(&self, pid: u32) -> Result<()> {
         let before = self.caller.load(Ordering::Relaxed);
         if before != pid && before != MANY && pid != 0 {
@@ -97,13 +97,13 @@ pub(crate) struct LockWatch {
     next: AtomicU64,
     /// Locks that were released.
     released: AtomicU64,
-    /// The time from which on a process was seen stopped at every look.
+    /// The time since which a process was stopped at every check.
     stopped: Mutex<HashMap<(u32, u64), Instant>>,
 }
 
 struct WatchedWait {
     ino: Ino,
-    /// With the owner as the file system knows it.
+    /// The request, with the owner's number in the file system.
     request: LockRequest,
     since: Instant,
 }
@@ -120,7 +120,7 @@ impl LockWatch {
         self.released.load(Ordering::Relaxed)
     }
 
-    /// A wait for a lock begins.
+    /// Records that a wait for a lock begins.
     pub(crate) fn wait(&self, ino: Ino, request: LockRequest, since: Instant) -> u64 {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         lock(&self.waits).insert(number, WatchedWait { ino, request, since });
@@ -132,7 +132,7 @@ impl LockWatch {
         lock(&self.waits).remove(&number);
     }
 
-    /// See [`ServiceState::release_stopped`](crate::ServiceState::release_stopped).
+    /// Implements [`ServiceState::release_stopped`](crate::ServiceState::release_stopped).
     pub(crate) fn release(
         &self,
         fs: &dyn FileSystem,
@@ -159,7 +159,7 @@ impl LockWatch {
                     let key = (*pid, process.start);
                     *stopped.entry(key).or_insert(before.get(&key).copied().unwrap_or(now))
                 });
-                // All have been stopped, and somebody has waited, from then on.
+                // From then on, all have been stopped and a waiter has waited.
                 let from = seen.fold(since, Instant::max);
                 let in_time = now.saturating_duration_since(from) < limit;
                 if in_time || !client.ledger.lose(fs, &holder) {
@@ -178,7 +178,7 @@ impl LockWatch {
     }
 }
 
-/// The locks that stand against a request, with the clients that have them.
+/// Returns the locks that conflict with a request, with the clients that have them.
 fn holders<'a>(
     clients: &'a [Arc<WatchedClient>],
     ino: Ino,
@@ -219,7 +219,7 @@ pub(crate) fn named(fs: &dyn FileSystem, ino: Ino, sharing: &[&Arc<WatchedClient
 struct StoppedProcesses(Vec<(u32, ProcessStatus)>);
 
 impl StoppedProcesses {
-    /// All processes that share a lock. `None` if one of them runs, or is not known.
+    /// Returns all processes that share a lock. `None` if one of them runs, or is not known.
     fn all(
         sharing: &[&Arc<WatchedClient>],
         own: &WatchedClient,
@@ -240,7 +240,7 @@ impl StoppedProcesses {
         pids.dedup();
         let all = pids.into_iter().map(|pid| look(pid).map(|process| (pid, process)));
         let all: Vec<_> = all.collect::<Option<_>>()?;
-        // A client names its processes itself. It may have named that of somebody else.
+        // A client names its processes itself. It may have named a process of another user.
         let counts = |process: &ProcessStatus| own.who.is_root() || process.uid == own.who.uid;
         let stopped = |(_, process): &(u32, ProcessStatus)| process.is_stopped && counts(process);
         (!all.is_empty() && all.iter().all(stopped)).then_some(StoppedProcesses(all))

@@ -10,7 +10,7 @@ use defuse_fs::*;
 
 use crate::{PeerConnection, PeerCredentials, ServiceQuotas, ServiceState};
 
-/// A file system that gives out inodes and open files, and counts those that it has not got back.
+/// A file system that gives out inodes and open files, and counts how many it has not got back.
 #[derive(Default)]
 struct CountingFileSystem {
     lookups: AtomicI64,
@@ -18,7 +18,7 @@ struct CountingFileSystem {
     next: AtomicI64,
     calls: Mutex<Vec<Method>>,
     submitted: AtomicI64,
-    /// All inodes are root's, which nobody else may use.
+    /// True if all inodes belong to root, and no other user may use them.
     is_secret: AtomicBool,
 }
 
@@ -39,7 +39,7 @@ impl CountingFileSystem {
     }
 }
 
-/// Attributes of a file of the user 5, or of the root directory, which everybody may write.
+/// Attributes of a file of the user 5, or of the root directory, to which every user may write.
 fn attr(ino: Ino) -> Attr {
     let (kind, perm) = match ino {
         Ino::ROOT => (FileKind::Directory, 0o777),
@@ -235,7 +235,7 @@ fn is_for_all(method: Method) -> bool {
     matches!(method, Method::Statfs | Method::Syncfs)
 }
 
-/// Methods that give an open file back. They come after its process has ended, for no caller.
+/// True for methods that give an open file back. They are called after its process has ended, for no caller.
 fn gives_back(method: Method) -> bool {
     matches!(method, Method::Release | Method::Releasedir)
 }
@@ -254,7 +254,7 @@ fn reached(fs: &CountingFileSystem) -> BTreeSet<&'static str> {
     std::mem::take(&mut *fs.calls.lock().unwrap()).into_iter().map(Method::name).collect()
 }
 
-/// They tell of what other users do.
+/// The figures and notes reveal actions of other users.
 #[test]
 fn no_client_sees_the_figures_and_notes_of_the_file_system() {
     let fs = Arc::new(CountingFileSystem::default());
@@ -348,13 +348,13 @@ fn needs_no_permission(method: Method) -> bool {
 
 #[test]
 fn no_method_does_what_the_user_of_the_client_may_not() {
-    // What a check itself asks of the file system.
+    // Calls of the file system that a check itself makes.
     let looks = BTreeSet::from(["getattr", "getxattr", "lookup"]);
     for method in operations().filter(|&method| !needs_no_permission(method)) {
         let fs = Arc::new(CountingFileSystem::default());
         let connection = connection(&fs, 5);
         let cx = context(5);
-        // Whatever uses an open file needs the other mode, so that this one does not help.
+        // Methods that use an open file need the other mode, so that this one does not help.
         let mode = if method == Method::Read { OpenFlags::WRONLY } else { 0 };
         let args = OpenArgs { flags: OpenFlags(mode), ..OpenArgs::default() };
         let entry = connection.lookup(&cx, Ino::ROOT, Name::new(b"name").unwrap()).unwrap();
@@ -375,7 +375,7 @@ fn no_method_does_what_the_user_of_the_client_may_not() {
     }
 }
 
-/// Each method is called on things that the client has, and whatever it gives is taken back at the end.
+/// Each method is called on objects that the client has, and everything that it gives is released at the end.
 #[test]
 fn what_any_method_gives_is_accounted_for_and_taken_back() {
     for method in operations() {
@@ -388,7 +388,7 @@ fn what_any_method_gives_is_accounted_for_and_taken_back() {
             let (entry, opened) = connection.create(&cx, Ino::ROOT, name, &node, args).unwrap();
             let file = File { ino: entry.ino, fh: opened.fh };
             let before = (fs.lookups.load(Ordering::Relaxed), fs.opens.load(Ordering::Relaxed));
-            // For whatever takes a directory.
+            // An open directory, for methods that need one.
             let root = File {
                 ino: Ino::ROOT,
                 fh: connection.opendir(&cx, Ino::ROOT, OpenFlags(0)).unwrap().fh,
@@ -527,8 +527,8 @@ fn submitted_operations_are_checked_like_others() {
     connection.close();
 }
 
-/// The ledger forgot the record locks of a process by a flush of an open file that the client did not
-/// have, which the file system never heard of: nobody dropped the locks when the client ended.
+/// The ledger forgot the record locks of a process by a flush of an open file that the client did not have, and that
+/// never reached the file system: no call dropped the locks when the client ended.
 #[test]
 fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
     struct DroppedLocks {
@@ -561,8 +561,8 @@ fn a_flush_of_an_unknown_open_file_forgets_no_lock() {
     assert_eq!(fs.dropped.load(Ordering::Relaxed), 1);
 }
 
-/// The server looked for clients that had ended after the file system refused the lock. A client whose
-/// connection was closed between the two had the lock no more, and yet the answer was EAGAIN.
+/// The server looked for clients that had ended after the file system refused the lock. If a client's connection was
+/// closed between the two, the lock was free, and yet the reply was EAGAIN.
 #[test]
 fn a_lock_is_granted_whose_holder_ends_during_the_request() {
     struct OneHeldLock {

@@ -1,8 +1,8 @@
 //! Limits of one connection.
 //!
-//! A client that takes without end would use up what all others need: memory of the server, descriptors
-//! below, room for locks. The things that a connection has are counted, and one more than the limit is
-//! refused with the error of the kernel.
+//! A client that takes without end would use up what all others need: memory of the server, descriptors of lower
+//! files, room for locks. The objects of a connection are counted, and one more than the limit is refused with the
+//! error of the kernel.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,7 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// The things that a client holds now, and the locks that it lost.
+/// The objects that a client holds now, and the number of locks that it lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientHoldings {
     /// Lookups of inodes that were not given back.
@@ -89,10 +89,10 @@ impl UsageNumber {
     }
 }
 
-/// Counts of the things that one connection has.
+/// Counts of the objects of one connection.
 pub(super) struct ConnectionUsage {
     limits: ConnectionLimits,
-    /// The account of the user, which counts the same things of all its connections.
+    /// The account of the user, which counts the same objects of all its connections.
     account: Arc<UserAccount>,
     lookups: UsageNumber,
     opens: UsageNumber,
@@ -144,7 +144,7 @@ impl ConnectionUsage {
         ConnectionUsage::new(self.limits, account)
     }
 
-    /// Lets one copy at a time be made of the connections of the user.
+    /// Allows one copy at a time of the connections of the user.
     pub(super) fn one_copy(&self) -> MutexGuard<'_, ()> {
         self.account.copying.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,7 +186,7 @@ impl ConnectionUsage {
         self.account.opens.sub(count);
     }
 
-    /// True while connection and user have less than half of the files that they may have open.
+    /// True while connection and user each have less than half of the open files that their limits allow.
     pub(super) fn has_room_ahead(&self) -> bool {
         let (account, limits) = (&self.account, &self.account.limits);
         self.opens.get() < self.limits.opens / 2 && account.opens.get() < limits.opens / 2
@@ -210,7 +210,7 @@ impl ConnectionUsage {
         self.account.reserve_mapped(pages.min(own))
     }
 
-    /// The connection has ended. Waits for locks are given back when they end.
+    /// The connection has ended. Waits for locks are subtracted when they end.
     pub(super) fn end(&self) {
         self.sub_lookups(self.lookups.get());
         self.sub_opens(self.opens.get());
@@ -218,13 +218,13 @@ impl ConnectionUsage {
         self.change_ranges(|ranges| *ranges = LockTable::default());
     }
 
-    /// All locks of an owner are gone.
+    /// Records that all locks of an owner are released.
     pub(super) fn unlocked(&self, key: LockKey) {
         self.change_ranges(|ranges| ranges.drop_owner(key, key.1, key.2, &mut Vec::new()));
     }
 
-    /// The locks on `ino` that stand against `request`, with the processes that took them. Owners are named as the client
-    /// names them.
+    /// Returns the locks on `ino` that conflict with `request`, with the processes that took them. Owners have the
+    /// numbers that the client chose.
     pub(super) fn holders(&self, ino: Ino, request: &LockRequest) -> Vec<(LockKey, u32)> {
         let holders = self.ranges().holders(|key| key.0 == ino, request);
         holders.into_iter().map(|(key, lock)| (key, lock.pid)).collect()
@@ -260,8 +260,7 @@ impl Drop for CountedWait {
 }
 
 impl ConnectionLedger {
-    /// Checks the limit before a call that gives a lookup: `ENFILE`. Calls at the same time may all be
-    /// the last one.
+    /// Checks the limit before a call that gives a lookup: `ENFILE`. Concurrent calls may each get the last one.
     pub(crate) fn admit_lookup(&self) -> Result<()> {
         if self.may_look_up() { Ok(()) } else { Err(Errno::ENFILE) }
     }
@@ -291,7 +290,7 @@ impl ConnectionLedger {
         usage.lookups.get() < usage.limits.lookups && account.lookups.get() < account.limits.lookups
     }
 
-    /// The file system has set or dropped a lock. The owner is named as the client names it.
+    /// Records that the file system has set or dropped a lock. The owner has the number that the client chose.
     pub(crate) fn locked(&self, ino: Ino, request: &LockRequest) {
         let key = (ino, request.kind, request.owner);
         // A key has one owner, so there is no conflict.
@@ -321,12 +320,12 @@ mod tests {
         ConnectionLedger::new(limits, UserAccounts::new(ServiceQuotas::default()).of(5), false)
     }
 
-    /// The limits of a connection are high, those of a user low.
+    /// The limits of a connection are high, and the limits of a user are low.
     fn of_users(user: ConnectionLimits) -> UserAccounts {
         UserAccounts::new(ServiceQuotas { user, ..ServiceQuotas::default() })
     }
 
-    /// Limits held for each connection alone, so that a user got everything by many of them.
+    /// Limits held for each connection alone, so that a user got every resource by many connections.
     #[test]
     fn a_user_has_one_limit_for_all_its_connections() {
         let limits =
@@ -354,7 +353,7 @@ mod tests {
         let full = [Err(Errno::ENFILE), Err(Errno::EMFILE), Err(Errno::ENOLCK)];
         assert_eq!((all(&one), all(&two), all(&other)), (full, full, [Ok(()); 3]));
         assert_eq!(one.copy().err(), Some(Errno::ENFILE));
-        // A connection that ends gives everything back, also where its ledger stays for an heir.
+        // A connection that ends gives everything back, also if its ledger stays for the next program's connection.
         let heir = one.heir(users.of(6));
         one.usage.end();
         assert_eq!(all(&two), [Ok(()); 3]);

@@ -1,4 +1,4 @@
-//! Locks that stand against a request, and their loss.
+//! Locks that conflict with a request, and their loss.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use crate::usage::LockKey;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockHolder {
     key: LockKey,
-    /// The process that took it, as the client named it; 0 if that is not known any more.
+    /// The process that took it, by the number that the client used; 0 if that is not known any more.
     pub(crate) pid: u32,
-    /// The open file that has it; `None` for a record lock of a process.
+    /// The open file that owns the lock; `None` for a record lock of a process.
     open: Option<Fh>,
 }
 
@@ -39,8 +39,9 @@ impl LockHolder {
 impl ConnectionLedger {
     /// The locks on `ino` that stand against `request`, whose owner is named as the file system knows it.
     ///
-    /// A child or the next program can have an open file whose lock another connection took, which has ended. Its range and
-    /// type are not known then: only that of flock(2) is, against an exclusive request.
+    /// A child or the next program can have an open file with a lock that another connection, which has ended, took.
+    /// The range and type of such a lock are not known then. Only an flock(2) lock is known, against an exclusive
+    /// request.
     pub(crate) fn holders(&self, ino: Ino, request: &LockRequest) -> Vec<LockHolder> {
         let own = self.owner(request.owner);
         let asked = LockRequest { owner: own, ..*request };
@@ -66,11 +67,11 @@ impl ConnectionLedger {
         holders
     }
 
-    /// Takes the lock away, in all connections that share it. False if it has gone meanwhile.
+    /// Releases the lock, in all connections that share it. False if it has been released meanwhile.
     pub(crate) fn lose(&self, fs: &dyn FileSystem, holder: &LockHolder) -> bool {
         let (ino, kind, owner) = holder.key;
         let (mut mine, mut family) = self.shard(ino);
-        // Any open file of the inode will do to drop a lock.
+        // Any open file of the inode suffices to drop a lock.
         let any = |own: &super::ConnectionHoldings| {
             own.open.iter().find(|(key, _)| key.0 == ino).map(|open| open.1.handle)
         };

@@ -52,7 +52,7 @@ fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
     parent.looked_up(Ino(5));
     let shared = open(&parent, FILE);
     let child = parent.copy().unwrap();
-    // What comes later is of one of them alone.
+    // Later objects belong to one of them alone.
     parent.looked_up(Ino(5));
     let own = open(&parent, FILE);
     child.looked_up(Ino(6));
@@ -98,8 +98,8 @@ fn locks_of_an_open_file_stay_while_anybody_has_it_and_those_of_a_process_go_wit
     assert_eq!(parent.closed(file), Some(CloseOutcome { handle: FILE.fh, release: true, locks }));
 }
 
-/// RELEASE is answered when nobody waits for it any more: whoever had closed the file and asked for
-/// the lock again did not get it.
+/// RELEASE was answered without a waiting caller: a program that closed the file and then requested the lock did not
+/// get it.
 #[test]
 fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
     let parent = ConnectionLedger::default();
@@ -112,8 +112,8 @@ fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
     assert_eq!((parent.closed(file), child.closed(file)), (nothing(false), nothing(true)));
 }
 
-/// The owner of a lock was passed on as the client said, so that a client that guessed the owner
-/// of another one's lock could drop it.
+/// The owner of a lock was passed on as the client named it, so that a client that guessed the owner of another
+/// client's lock could drop the lock.
 #[test]
 fn owners_of_locks_of_two_clients_are_never_the_same() {
     let (one, other) = (ConnectionLedger::default(), ConnectionLedger::default());
@@ -146,7 +146,7 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
         Err(Errno::EPERM)
     );
     assert!(heir.holds(file.ino) && is_open(&heir, file) && !heir.holds(Ino(6)));
-    // The program before ends: what the next one has stays, with its locks.
+    // The program before ends: the objects of the next one stay, with their locks.
     assert_eq!(closed(&before, file), Some(false));
     assert!(!before.flushed(file, process));
     assert_eq!((before.forgotten(file.ino, 1), before.forgotten(Ino(6), 1)), (0, 1));
@@ -156,8 +156,8 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     assert_eq!(heir.forgotten(file.ino, 1), 1);
 }
 
-/// TAKE_OVER believed the access mode that it was told: the heir of another user wrote to a file
-/// that its program had inherited open for reading.
+/// TAKE_OVER believed the access mode in the request: a program of another user wrote to a file that it had inherited
+/// open for reading.
 #[test]
 fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
     let before = Arc::new(ConnectionLedger::default());
