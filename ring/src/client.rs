@@ -8,13 +8,13 @@ use crate::layout::{
 };
 use crate::{PeerMemory, ProtocolViolation};
 
-/// Where requests lie in the arena, and where replies.
+/// The positions of requests in the first half of the arena, and of replies in the second.
 const HALF: usize = ARENA / 2;
-/// The most requests of a lane whose replies nobody waits for.
+/// The maximum number of requests of a lane without a waiting thread.
 pub const LATER: usize = 8;
-/// Bytes for each of them, and for its reply, at the ends of both halves.
+/// Bytes for each such request, and for its reply, at the ends of both halves.
 const LATER_ROOM: usize = 256;
-/// Bytes for the request that somebody waits for, and for its reply.
+/// Bytes for the request with a waiting thread, and for its reply.
 const ROOM: usize = HALF - LATER * LATER_ROOM;
 /// Behind both halves: a long request, or the room for a long reply.
 const LONG: ArenaRange = ArenaRange { at: 2 * HALF, room: LARGE };
@@ -35,19 +35,19 @@ impl ArenaRange {
     }
 }
 
-/// The client's end of a lane. Somebody waits for one request at a time, whose message always lies in the same place:
-/// what both processes touch stays in their caches. Only long ones lie elsewhere.
+/// The client's end of a lane. A thread waits for one request at a time, whose message always lies in the same place:
+/// the bytes that both processes touch stay in their caches. Only long messages lie elsewhere.
 pub struct ClientLane {
     index: usize,
     count: u64,
     submitted: u32,
-    /// Those of them that the server has taken, as it said when that was last looked at.
+    /// The number of submissions that the server has taken, when this was last read.
     taken: u32,
     seen: u32,
     waits_for: u64,
     /// Where the reply to that request will be.
     reply: ArenaRange,
-    /// The numbers of requests that nobody waits for; 0 for none.
+    /// The numbers of requests without a waiting thread; 0 for none.
     later: [u64; LATER],
 }
 
@@ -73,11 +73,11 @@ impl ClientLane {
     /// The number for the next request.
     pub fn next_number(&mut self) -> u64 {
         self.count += 1;
-        // Odd numbers are those of interrupts.
+        // Odd numbers belong to interrupts.
         number_in(self.index, self.count << 1)
     }
 
-    /// The longest request and the longest reply, in bytes, of any lane.
+    /// Returns the maximum length of a request and of a reply, in bytes, in any lane.
     pub const fn longest() -> usize {
         ROOM
     }
@@ -91,13 +91,13 @@ impl ClientLane {
         is_short || is_large(index) && is_long
     }
 
-    /// Submits the request `number`, the concatenation of `parts`, whose reply has `reply` bytes at most. Returns true if
-    /// the server sleeps, and needs a bell.
+    /// Submits the request `number`, the concatenation of `parts`, whose reply has `reply` bytes at most. Returns
+    /// true if the server sleeps, and needs a bell.
     ///
     /// # Errors
     ///
-    /// A [`ProtocolViolation`] of the server: it has not taken what it has answered. Also for a message that this lane does not
-    /// [take](ClientLane::takes).
+    /// A [`ProtocolViolation`] of the server: it has not taken what it has answered. Also for a message that this
+    /// lane does not [take](ClientLane::takes).
     pub fn submit(
         &mut self,
         memory: &impl PeerMemory,
@@ -122,12 +122,12 @@ impl ClientLane {
         Ok(sleeps)
     }
 
-    /// Submits a request whose reply nobody waits for. [`poll`](ClientLane::poll) finds it among others. `None` where the request
-    /// is too long, or too many were not answered.
+    /// Submits a request without a waiting thread. [`poll`](ClientLane::poll) finds the reply among others. `None` if
+    /// the request is too long, or if too many were not answered.
     ///
     /// # Errors
     ///
-    /// As for [`submit`](ClientLane::submit).
+    /// The errors of [`submit`](ClientLane::submit).
     pub fn submit_later(
         &mut self,
         memory: &impl PeerMemory,
@@ -169,7 +169,7 @@ impl ClientLane {
             memory.raise(AT_USED, self.index as u32 + 1);
         }
         memory.store(at + lane::SUBMITTED, self.submitted);
-        // The server says that it sleeps, and then looks; here it is the other way round.
+        // The server announces that it sleeps, and then looks; the client works in the opposite order.
         memory.fence();
         Ok(memory.load(AT_SLEEPERS) != 0)
     }
@@ -204,7 +204,7 @@ impl ClientLane {
         Ok(Some(LaneReply { number, len, at: place.at }))
     }
 
-    /// The place of the reply to a request that was not answered before.
+    /// Returns the position of the reply to a request that was not answered before.
     fn answered(&mut self, number: u64) -> Option<ArenaRange> {
         if number == 0 {
             return None;
@@ -218,7 +218,7 @@ impl ClientLane {
         Some(reply_later(place))
     }
 
-    /// Copies a reply out of the lane, from its byte `from` on. A later request takes its place.
+    /// Copies a reply out of the lane, starting at its byte `from`. A later request overwrites it.
     pub fn copy(&self, memory: &impl PeerMemory, answer: LaneReply, from: usize, out: &mut [u8]) {
         memory.read(lane_at(self.index) + lane::ARENA + answer.at + from, out);
     }
@@ -240,7 +240,7 @@ impl ClientLane {
     }
 }
 
-/// Where a request that nobody waits for lies.
+/// The position of a request without a waiting thread.
 const fn later_at(place: usize) -> usize {
     ROOM + place * LATER_ROOM
 }

@@ -7,9 +7,9 @@ pub const VERSION: u32 = 5;
 
 /// Number of lanes of a block. A connection begins with one block.
 pub const LANES_OF_BLOCK: usize = 16;
-/// The most blocks of a connection.
+/// The maximum number of blocks of a connection.
 pub const MOST_BLOCKS: usize = 8;
-/// The most lanes of a connection.
+/// The maximum number of lanes of a connection.
 pub const LANES: usize = MOST_BLOCKS * LANES_OF_BLOCK;
 /// Number of entries of each ring. A power of two.
 pub const ENTRIES: u32 = 32;
@@ -24,7 +24,7 @@ pub const BYTES: usize = PAGE + LANES_OF_BLOCK * LANE + LARGE_LANES * LARGE;
 
 /// Bytes of the message on the socket that wakes a thread of the server, the *bell*.
 pub const BELL: usize = 1;
-/// Bytes of the message on the socket that asks for a further block of lanes.
+/// Bytes of the message on the socket that requests a further block of lanes.
 pub const MORE: usize = 2;
 
 /// The shortest request and the shortest reply, in bytes: the headers of the protocol.
@@ -37,7 +37,7 @@ pub(crate) const LANE: usize = PAGE + ARENA;
 pub(crate) const AT_MAGIC: usize = 0;
 /// `u32`: [`VERSION`].
 pub(crate) const AT_VERSION: usize = 8;
-// The following words are those of the first block, for all lanes.
+// The following words are in the first block, and concern all lanes.
 /// `u32`, written by the server: its threads that sleep, and need a bell for the next submission.
 pub(crate) const AT_SLEEPERS: usize = 64;
 /// `u32`, written by the server: notifications that it has sent.
@@ -45,10 +45,10 @@ pub(crate) const AT_NOTICES: usize = 128;
 /// `u32`, written by the client: the lanes from 0 that it has used, of all blocks.
 pub(crate) const AT_USED: usize = 192;
 
-/// Three `u64`, written by the client: what it counts for others, in the order of [`ClientCounter`].
+/// Three `u64`, written by the client: its counts for observers of the server, in the order of [`ClientCounter`].
 pub(crate) const AT_TALLIES: usize = 256;
 
-/// A number that a client counts for whoever looks at the server, which believes none of them.
+/// A number that a client counts for observers of the server. The server relies on none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientCounter {
     /// Messages that woke the server.
@@ -82,8 +82,8 @@ pub(crate) mod lane {
 /// Bytes of a submission and of a completion.
 pub(crate) const ENTRY: usize = 16;
 
-/// True if the other side has not taken [`ENTRIES`] of `put` entries of a ring. `taken` is its counter as it was seen last. To
-/// read it anew takes as long as a miss of the cache, and the old value is enough most often.
+/// True if the other side has not taken [`ENTRIES`] of `put` entries of a ring. `taken` is its counter when it was
+/// last read. Reading it again takes as long as a cache miss, and the old value usually suffices.
 pub(crate) fn is_full(put: u32, taken: &mut u32, look: impl FnOnce() -> u32) -> bool {
     let left = |taken: u32| put.wrapping_sub(taken);
     if left(*taken) >= ENTRIES {
@@ -117,7 +117,7 @@ pub const fn number_in(lane: usize, count: u64) -> u64 {
     (lane as u64 + 1) << LANE_SHIFT | count & ((1 << LANE_SHIFT) - 1)
 }
 
-/// The lane that a request's number names; `None` for one that goes through the socket.
+/// Returns the lane in a request's number; `None` for a request that goes through the socket.
 pub const fn lane_of(number: u64) -> Option<usize> {
     match number >> LANE_SHIFT {
         0 => None,

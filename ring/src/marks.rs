@@ -1,4 +1,5 @@
-//! Inodes with versions of their attributes, of which one side knows something while the version stays. Nobody shares them.
+//! Inodes with versions of their attributes, about which one side has information while the version stays. The other
+//! side has no access to them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The number of places. Of the inodes that share one, the last one is kept.
 const PLACES: usize = 4096;
 
-/// A set of inodes, each with a version. It has memory from the first one on: most programs end before.
+/// A set of inodes, each with a version. It allocates memory when the first one is added: most programs end before.
 #[derive(Default)]
 pub struct InodeVersionSet(OnceLock<Box<[AtomicU64]>>);
 
@@ -28,7 +29,7 @@ fn place(ino: u64) -> usize {
     ino as usize % PLACES
 }
 
-/// The inode and the version in one number, which hardly any other pair has.
+/// Returns the inode and the version in one number, which hardly any other pair has.
 fn mark(ino: u64, version: u64) -> u64 {
     (ino ^ version.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }

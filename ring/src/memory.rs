@@ -15,10 +15,10 @@ use crate::layout::{
     AT_MAGIC, AT_TALLIES, AT_VERSION, BYTES, ClientCounter, MAGIC, MOST_BLOCKS, VERSION,
 };
 
-/// Memory that another process may change at any time. Positions are in bytes, and those of words are
-/// multiples of four. A position outside of the memory panics: callers check first.
+/// Memory that another process may change at any time. Positions are in bytes, and positions of words are multiples
+/// of four. A position outside of the memory panics: callers check first.
 pub trait PeerMemory {
-    /// The word at `at`, and everything that its writer wrote before it.
+    /// Loads the word at `at`, and makes visible everything that its writer wrote before it.
     fn load(&self, at: usize) -> u32;
     /// Writes the word at `at` after everything before it.
     fn store(&self, at: usize, value: u32);
@@ -40,7 +40,7 @@ pub trait PeerMemory {
     ///
     /// # Errors
     ///
-    /// Those of pread(2).
+    /// The errors of pread(2).
     fn read_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
         let mut room = vec![0; len];
         let count = rustix::io::pread(fd, &mut room[..], offset)?;
@@ -51,7 +51,7 @@ pub trait PeerMemory {
     ///
     /// # Errors
     ///
-    /// Those of pwrite(2).
+    /// The errors of pwrite(2).
     fn write_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
         let mut room = vec![0; len];
         self.read(at, &mut room);
@@ -63,11 +63,11 @@ pub trait PeerMemory {
     fn wake(&self, at: usize);
 }
 
-/// Mapped memfds of fixed lengths, one after the other. It holds no descriptor: those of a process are few, and the
-/// numbers of a client's belong to its program.
+/// Mapped memfds of fixed lengths, one after the other. It holds no descriptor: a process has few descriptors, and
+/// their numbers in a client belong to its program.
 pub struct MappedMemory {
     start: *mut u8,
-    /// Bytes that are mapped. They become more, and never fewer.
+    /// Number of mapped bytes, which only grows.
     len: AtomicUsize,
     /// Bytes of addresses.
     room: usize,
@@ -89,7 +89,7 @@ impl MappedMemory {
     ///
     /// # Errors
     ///
-    /// Those of memfd_create(2), ftruncate(2) and mmap(2).
+    /// The errors of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn new() -> Result<(MappedMemory, OwnedFd)> {
         let memory = MappedMemory::reserve(MOST_BLOCKS * BYTES)?;
         let fd = memory.add_new()?;
@@ -100,7 +100,7 @@ impl MappedMemory {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](MappedMemory::new); `ENOSPC` after the last block.
+    /// The errors of [`new`](MappedMemory::new); `ENOSPC` after the last block.
     pub fn add_new(&self) -> Result<OwnedFd> {
         let fd = MappedMemory::sealed_file(BYTES)?;
         let at = self.add(&fd, BYTES)?;
@@ -144,7 +144,7 @@ impl MappedMemory {
     ///
     /// # Errors
     ///
-    /// Those of [`of`](MappedMemory::of); `ENOSPC` after the last block.
+    /// The errors of [`of`](MappedMemory::of); `ENOSPC` after the last block.
     pub fn add_block(&self, fd: OwnedFd) -> Result<()> {
         if MappedMemory::fixed_length(&fd)? != BYTES {
             return Err(Errno::INVAL);
@@ -158,12 +158,12 @@ impl MappedMemory {
         self.add(&fd, BYTES).map(drop)
     }
 
-    /// A number of the client. The client adds to it, and the server looks at it.
+    /// Returns a counter of the client. The client adds to it, and the server reads it.
     pub fn tally(&self, which: ClientCounter) -> &AtomicU64 {
         self.word64(AT_TALLIES + 8 * which as usize)
     }
 
-    /// The blocks that are there.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> usize {
         self.len() / BYTES
     }
@@ -219,7 +219,7 @@ impl MappedMemory {
         Ok(MappedMemory { start: start.cast(), len: 0.into(), room, growing: Mutex::new(()) })
     }
 
-    /// Maps the first `len` bytes of a file behind what is mapped. Returns where.
+    /// Maps the first `len` bytes of a file behind the mapped part. Returns the position.
     fn add(&self, fd: &OwnedFd, len: usize) -> Result<usize> {
         let _alone = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let at = self.len();
@@ -227,8 +227,8 @@ impl MappedMemory {
             return Err(Errno::NOSPC);
         }
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: the addresses are a part of those that `reserve` got, and nobody uses them yet: all accesses are to what is
-        // mapped, and nobody else adds meanwhile.
+        // SAFETY: the addresses are a part of the range that `reserve` got, and are not in use yet: all accesses are
+        // to mapped bytes, and the lock excludes other callers that add.
         unsafe { rustix::mm::mmap(self.start.add(at).cast(), len, WRITABLE, flags, fd, 0)? };
         self.len.store(at + len, Ordering::Release);
         Ok(at)
@@ -253,7 +253,7 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        // SAFETY: the addresses are those of `map` or `reserve`, and no reference into them is left.
+        // SAFETY: `map` or `reserve` got these addresses, and no reference into them is left.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.room) };
     }
 }
@@ -315,7 +315,7 @@ impl PeerMemory for MappedMemory {
             tv_sec: patience.as_secs() as i64,
             tv_nsec: i64::from(patience.subsec_nanos()),
         };
-        // Another value, a signal and the end of the time all mean: look again.
+        // Another value, a signal and the end of the time all mean: check again.
         let _ = futex::wait(self.word(at), futex::Flags::empty(), value, Some(&patience));
     }
 

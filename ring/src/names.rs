@@ -1,9 +1,9 @@
-//! Names that a server has told of: clients with the same rights read them in place of asking.
+//! Names that a server has published: clients with the same rights read them instead of making a request.
 //!
-//! A name has the versions that it was told with, so that a reader sees what has changed since ([`versions`](crate::versions)). It
-//! lies in one of the eight slots of a set: one near the others of its directory, so that these share pages, or where that is full,
-//! one of two others. The tags of a set, parts of the hashes of its names, tell in which slot. A slot has a number that is odd while it is
-//! written.
+//! A name has the versions at its publication, so that a reader sees what has changed since
+//! ([`versions`](crate::versions)). It lies in one of the eight slots of a set: a set near the other names of its
+//! directory, so that these share pages, or if that is full, one of two other sets. The tags of a set, parts of the
+//! hashes of its names, show the slot of a name. A slot has a number that is odd while it is written.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -34,9 +34,9 @@ const SETS: usize = SLOTS / WAYS;
 const NEAR: usize = 8;
 /// Bytes of the memory, of which only used pages take room.
 pub const BYTES: usize = AT_SLOTS + SLOTS * size_of::<NameSlot>();
-/// Bytes of the attributes, which this crate does not know.
+/// Bytes of the attributes, which are opaque to this crate.
 pub const ATTRIBUTES: usize = 104;
-/// The longest name. A longer one is not told of.
+/// The longest name. A longer name is not published.
 pub const NAME_MAX: usize = 88;
 /// Locks of the server. Sets share them.
 const LOCKS: usize = 64;
@@ -61,13 +61,13 @@ const _: () = assert!(size_of::<NameSlot>() == 256);
 const AT_DIR: usize = std::mem::offset_of!(NameSlot, dir);
 /// The inode in a slot.
 const AT_INO: usize = std::mem::offset_of!(NameSlot, ino);
-/// When the attributes in a slot were told. They follow.
+/// The position of the attribute stamp in a slot. The attributes follow.
 const AT_MOMENT: usize =
     std::mem::offset_of!(NameSlot, told) + std::mem::offset_of!(NameVersions, attributes);
 const _: () =
     assert!(AT_MOMENT + size_of::<AttributeStamp>() == std::mem::offset_of!(NameSlot, attributes));
 
-/// The state in which a name was told.
+/// The versions at the publication of a name.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -81,7 +81,7 @@ pub struct NameVersions {
     pub attributes: AttributeStamp,
 }
 
-/// The state in which attributes were told.
+/// The version and the time at the publication of attributes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -94,12 +94,12 @@ pub struct AttributeStamp {
 }
 
 impl AttributeStamp {
-    /// Attributes of this version are told now.
+    /// Returns the stamp of attributes of this version that are published now.
     pub fn now(version: u64) -> AttributeStamp {
         AttributeStamp { version, at: now_ns() }
     }
 
-    /// The time since then. Where the clock of another namespace is ahead, it is long.
+    /// Returns the time since then. If the clock of another namespace is ahead, the result is a long time.
     pub fn age(&self) -> Duration {
         Duration::from_nanos(now_ns().wrapping_sub(self.at))
     }
@@ -110,12 +110,12 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A name, as the memory has it.
+/// A name in the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundName {
-    /// The state in which it was told.
+    /// The versions at its publication.
     pub told: NameVersions,
-    /// Everyone may search its directory.
+    /// True if every user may search its directory.
     pub open_to_all: bool,
     /// The inode and its attributes; `None` if the name does not exist.
     pub inode: Option<(u64, [u8; ATTRIBUTES])>,
@@ -126,7 +126,7 @@ pub struct FoundName {
 pub struct ResolvedName {
     /// The directory.
     pub dir: u64,
-    /// The state in which it was told.
+    /// The versions at its publication.
     pub told: NameVersions,
     name: [u8; NAME_MAX],
     len: usize,
@@ -154,7 +154,7 @@ pub struct NameReader<M = MappedMemory>(M);
 
 /// The places for a name.
 struct NameSets {
-    /// One near other names of its directory, and two others.
+    /// A set near other names of its directory, and two other sets.
     all: [usize; 3],
     hash: u64,
 }
@@ -172,7 +172,7 @@ impl NameSets {
         (self.hash >> 32) as u32 | 1
     }
 
-    /// The first thing that `look` finds in a slot that may have a name with this tag.
+    /// Returns the first result of `look` in a slot that may have a name with this tag.
     fn first_tagged<T>(
         &self,
         memory: &impl ReadableMemory,
@@ -191,7 +191,7 @@ impl NameSets {
         None
     }
 
-    /// A slot of another name, where all are full.
+    /// Returns the slot of another name, if all are full.
     fn any(&self) -> usize {
         self.all[1] * WAYS + (self.hash >> 44) as usize % WAYS
     }
@@ -220,7 +220,7 @@ impl NameWriter {
     ///
     /// # Errors
     ///
-    /// Those of memfd_create(2), ftruncate(2) and mmap(2).
+    /// The errors of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn new() -> Result<NameWriter> {
         PublishedMemory::new(BYTES, MAGIC).map(NameWriter::over)
     }
@@ -229,7 +229,7 @@ impl NameWriter {
     ///
     /// # Errors
     ///
-    /// Those of open(2) in /proc.
+    /// The errors of open(2) in /proc.
     pub fn reader(&self) -> Result<OwnedFd> {
         self.memory.reader()
     }
@@ -245,8 +245,8 @@ impl<M: WritableMemory> NameWriter<M> {
         self.locks[of].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells of a name in `dir`, in place of what was told of it before, or of another name. Returns the place, and the inode that was
-    /// there; 0 if there was none.
+    /// Publishes a name in `dir`, in place of its earlier publication or of another name. Returns the slot, and the
+    /// inode that was there; 0 if there was none.
     ///
     /// # Panics
     ///
@@ -282,7 +282,7 @@ impl<M: WritableMemory> NameWriter<M> {
         (slot as SlotNumber, former)
     }
 
-    /// The name at a place, as it was told. `None` where another one is there by now.
+    /// Returns the name in a slot, as it was published. `None` if the slot has another name by now.
     pub fn at(&self, place: SlotNumber, ino: u64) -> Option<ResolvedName> {
         let slot = place as usize;
         let _alone = self.lock(slot / WAYS % LOCKS);
@@ -290,7 +290,7 @@ impl<M: WritableMemory> NameWriter<M> {
         (found == ino).then_some(ResolvedName { dir, told, name, len: name_len as usize })
     }
 
-    /// Tells of new attributes of an inode, where a name that leads to it was told before.
+    /// Publishes new attributes of an inode, in the slot of a name that was published before and leads to it.
     pub fn tell_attributes(
         &self,
         place: SlotNumber,
@@ -314,7 +314,7 @@ impl<M: WritableMemory> NameWriter<M> {
         let at = slot_at(slot);
         let sequence = self.memory.load64(at);
         self.memory.store64(at, sequence + 1);
-        // The odd number is there before anything of the change is.
+        // The odd number is visible before any part of the change.
         self.memory.fence(Ordering::Release);
         self.memory.put(at + from, bytes);
         self.memory.store64(at, sequence + 2);
@@ -346,13 +346,13 @@ impl<M: ReadableMemory> NameReader<M> {
         NameReader(memory)
     }
 
-    /// Finds a name in `dir` as it was told last. `None` if it was not, or if that changes just now.
+    /// Finds the latest publication of a name in `dir`. `None` if there is none, or if it changes at this moment.
     pub fn find(&self, dir: u64, name: &[u8]) -> Option<FoundName> {
         let sets = NameSets::of(dir, name);
         let found = sets.first_tagged(&self.0, sets.tag(), |place| {
             let sequence = self.0.load64(slot_at(place));
             let slot = read(&self.0, place);
-            // The copy is there before the number is looked at again.
+            // The copy is complete before the number is read again.
             self.0.fence(Ordering::Acquire);
             let is_whole = sequence.is_multiple_of(2) && self.0.load64(slot_at(place)) == sequence;
             (is_whole && slot.is_of(dir, name)).then_some(slot)
@@ -391,7 +391,7 @@ mod tests {
         let missing = FoundName { inode: None, open_to_all: false, ..found(0, 2) };
         assert_eq!(names.tell(1, b"name", &missing), (place, 7));
         assert_eq!(reader.find(1, b"name"), Some(missing));
-        // The attributes of an inode that is not there any more.
+        // The attributes of an inode that no longer exists.
         names.tell_attributes(place, 7, AttributeStamp::default(), &[9; ATTRIBUTES]);
         assert_eq!(reader.find(1, b"name"), Some(missing));
         let (place, _) = names.tell(1, b"name", &found(8, 2));

@@ -22,7 +22,7 @@ pub const GROUP: u64 = 16;
 pub const GROUP_BYTES: u64 = GROUP * PAGE as u64;
 /// The first word of the memory: "defuseP1".
 const MAGIC: u64 = u64::from_le_bytes(*b"defuseP1");
-/// The most frames of a file: 16 MiB.
+/// The maximum number of frames of a file: 16 MiB.
 pub const MOST_FRAMES: u32 = 4096;
 
 /// `u32`: number of frames, a power of two.
@@ -72,7 +72,7 @@ impl PageWriter {
     ///
     /// # Errors
     ///
-    /// Those of memfd_create(2), ftruncate(2) and mmap(2).
+    /// The errors of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn new(size: u64) -> Result<PageWriter> {
         let wanted = size.div_ceil(PAGE as u64).clamp(16, MOST_FRAMES.into()) as u32;
         let frames = wanted.next_power_of_two();
@@ -85,7 +85,7 @@ impl PageWriter {
     ///
     /// # Errors
     ///
-    /// Those of open(2) in /proc.
+    /// The errors of open(2) in /proc.
     pub fn reader(&self) -> Result<OwnedFd> {
         self.memory.reader()
     }
@@ -94,7 +94,7 @@ impl PageWriter {
     ///
     /// # Errors
     ///
-    /// Those of fstat(2).
+    /// The errors of fstat(2).
     pub fn bytes_in_use(&self) -> Result<u64> {
         self.memory.bytes_in_use()
     }
@@ -127,7 +127,7 @@ impl<M: WritableMemory> PageWriter<M> {
         page % u64::from(self.frames) / GROUP
     }
 
-    /// Takes the pages of a group from readers, until it is [shown](PageWriter::show).
+    /// Hides the pages of a group from readers, until it is [shown](PageWriter::show).
     pub fn hide(&mut self, group: u64) {
         let mut held = [0; GROUP as usize];
         for (frame, held) in (group * GROUP..).zip(&mut held) {
@@ -137,7 +137,7 @@ impl<M: WritableMemory> PageWriter<M> {
         self.hidden.entry(group).or_insert(held);
     }
 
-    /// Gives the pages of a hidden group to readers again, except those that were forgotten.
+    /// Shows the pages of a hidden group to readers again, except pages that were forgotten.
     pub fn show(&mut self, group: u64) {
         let held = self.hidden.remove(&group).unwrap_or_default();
         for (frame, held) in (group * GROUP..).zip(held).filter(|(_, held)| *held != 0) {
@@ -145,11 +145,11 @@ impl<M: WritableMemory> PageWriter<M> {
         }
     }
 
-    /// Drops the pages of a group, and gives their memory back.
+    /// Drops the pages of a group, and returns their memory to the kernel.
     pub fn give_back(&mut self, group: u64) {
         self.hidden.remove(&group);
         (group * GROUP..).take(GROUP as usize).for_each(|frame| self.change(frame, |_, _| 0));
-        // A reader that copies now meets other versions in the end.
+        // A reader that copies now finds other versions at its end.
         self.memory.fence(Ordering::SeqCst);
         self.memory.give_back(frame_at(group * GROUP, self.frames), GROUP_BYTES as usize);
     }
@@ -213,7 +213,7 @@ impl<M: WritableMemory> PageWriter<M> {
         held.filter(|held| **held != 0 && pages.contains(&(**held - 1))).for_each(|held| *held = 0);
     }
 
-    /// Puts a page into its frame, in place of the one that is there. Its group is not hidden.
+    /// Puts a page into its frame, in place of the page that is there. Its group is not hidden.
     pub fn put(&mut self, page: u64, bytes: &[u8; PAGE]) {
         self.change(page, |memory, frame| {
             memory.put(frame, bytes);
@@ -226,7 +226,7 @@ impl<M: WritableMemory> PageWriter<M> {
         let head = head_at(page, self.frames);
         let version = self.memory.load64(head);
         self.memory.store64(head, version + 1);
-        // The odd version is there before anything of the change is.
+        // The odd version is visible before any part of the change.
         self.memory.fence(Ordering::SeqCst);
         let held = change(&self.memory, frame_at(page, self.frames));
         self.memory.store64(head + 8, held);
@@ -236,7 +236,7 @@ impl<M: WritableMemory> PageWriter<M> {
 
 impl<M: WritableMemory> Drop for PageWriter<M> {
     fn drop(&mut self) {
-        // A client may keep the memory for as long as it lives: nothing is there from now on.
+        // A client may keep the memory for as long as it lives: no page is readable from now on.
         self.close();
         self.memory.give_back(AT_HEADS, bytes_of(self.frames) - AT_HEADS);
     }
@@ -288,7 +288,7 @@ impl<M: ReadableMemory> PageReader<M> {
         (self.memory.load64(AT_STATE) == state).then_some(len)
     }
 
-    /// Reads a byte of every frame, whether it holds a page or not, as a client may do that wants to take memory.
+    /// Reads a byte of every frame, with a page or without, like a client that tries to take memory.
     pub fn touch(&self) {
         for frame in 0..u64::from(self.frames) {
             self.memory.copy(frame_at(frame, self.frames), &mut [0]);
@@ -302,7 +302,7 @@ impl<M: ReadableMemory> PageReader<M> {
             return None;
         }
         self.memory.copy(frame_at(page, self.frames) + within, out);
-        // The copy is there before the version is looked at again.
+        // The copy is complete before the version is read again.
         self.memory.fence(Ordering::Acquire);
         (self.memory.load64(head) == version).then_some(())
     }
@@ -395,7 +395,7 @@ mod tests {
         assert!(read(16) && !read(17));
     }
 
-    /// Whoever could write would change what all other clients read.
+    /// A client that could write would change what all other clients read.
     #[test]
     fn a_client_can_neither_write_nor_shorten_the_pages_of_a_file() {
         let (pages, _) = both(4096);

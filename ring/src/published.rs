@@ -10,10 +10,10 @@ use rustix::io::Result;
 
 use crate::{MappedMemory, PeerMemory};
 
-/// Memory to read. Positions are in bytes, those of numbers are multiples of their length, and a position outside of the
-/// memory panics.
+/// Memory to read. Positions are in bytes, positions of numbers are multiples of their length, and a position outside
+/// of the memory panics.
 pub trait ReadableMemory {
-    /// The order of a load: everything is there that the writer of the number wrote before it.
+    /// The order of a load: it makes visible everything that the writer of the number wrote before it.
     const LOADS: Ordering = Ordering::Acquire;
 
     /// The number of 64 bits at `at`.
@@ -22,7 +22,7 @@ pub trait ReadableMemory {
     fn load32(&self, at: usize) -> u32;
     /// Copies bytes out of the memory. They may change meanwhile, and are then any bytes.
     fn copy(&self, at: usize, out: &mut [u8]);
-    /// Orders what this thread does with the memory before and after it.
+    /// Orders the accesses of this thread to the memory before and after it.
     fn fence(&self, order: Ordering);
 }
 
@@ -41,7 +41,7 @@ pub trait WritableMemory: ReadableMemory {
     fn add64(&self, at: usize, value: u64);
     /// Copies bytes into the memory, in no order.
     fn put(&self, at: usize, bytes: &[u8]);
-    /// Gives these bytes back to the machine: they read as zeros.
+    /// Returns the memory of these bytes to the kernel: they read as zeros.
     fn give_back(&self, at: usize, len: usize);
 }
 

@@ -15,16 +15,16 @@ use crate::{MappedMemory, PeerMemory, ProtocolViolation};
 pub struct LaneServer<M> {
     memory: M,
     lanes: Box<[ServerLane]>,
-    /// The lanes that there is memory for.
+    /// The number of lanes that have memory.
     offered: AtomicU32,
-    /// The lane to look at first, so that none is looked at first always.
+    /// The lane to check first, which changes so that no lane is always first.
     turn: AtomicU32,
 }
 
 /// Counts of the server's end, see [`LaneServer::counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneServerCounts {
-    /// Lanes by which a message came.
+    /// The number of lanes with at least one message.
     pub lanes: u32,
     /// Messages taken.
     pub taken: u64,
@@ -55,7 +55,7 @@ struct ServerLane {
 #[derive(Default)]
 struct ServerLaneState {
     completed: u32,
-    /// Those of them that the client has taken, as it said when that was last looked at.
+    /// The number of completions that the client has taken, when this was last read.
     seen: u32,
     /// All messages taken; `ServerLane::taken` wraps.
     taken: u64,
@@ -66,10 +66,10 @@ struct ServerLaneState {
 #[derive(Clone, Copy)]
 struct UnansweredRequest {
     number: u64,
-    /// Where the reply goes.
+    /// The position of the reply.
     at: usize,
     room: usize,
-    /// Where the bytes of the request are that were not copied.
+    /// The position of the bytes of the request that were not copied.
     left_at: usize,
     left: usize,
 }
@@ -79,16 +79,16 @@ impl LaneServer<MappedMemory> {
     ///
     /// # Errors
     ///
-    /// Those of [`MappedMemory::add_new`].
+    /// The errors of [`MappedMemory::add_new`].
     pub fn add_block(&self) -> rustix::io::Result<OwnedFd> {
         let fd = self.memory.add_new()?;
-        // Another thread may have added one, too.
+        // Another thread may have added a block, too.
         let lanes = self.memory.blocks() * LANES_OF_BLOCK;
         self.offered.fetch_max(lanes as u32, Ordering::AcqRel);
         Ok(fd)
     }
 
-    /// The number that the client has counted, if it tells the truth.
+    /// Returns a counter of the client, which may be wrong.
     pub fn told(&self, which: ClientCounter) -> u64 {
         self.memory.tally(which).load(Ordering::Relaxed)
     }
@@ -102,14 +102,15 @@ impl<M: PeerMemory> LaneServer<M> {
         LaneServer { memory, lanes, offered, turn: AtomicU32::new(0) }
     }
 
-    /// The lanes that the client says it has used, of those that there are.
+    /// Returns the number of lanes that the client claims to use, at most the number that exists.
     fn used(&self) -> usize {
         self.memory.load(AT_USED).min(self.offered.load(Ordering::Acquire)) as usize
     }
 
-    /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the number of
-    /// the request in the copy. If `copied` is given the first [`SHORTEST`] bytes of a message and its length, it says how
-    /// many bytes are copied, which may be fewer for a request that has a reply: [`copy_left`](LaneServer::copy_left) copies the rest.
+    /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the number of the
+    /// request in the copy. `copied` gets the first [`SHORTEST`] bytes of a message and its length, and returns how
+    /// many bytes are copied. They may be fewer for a request that has a reply: [`copy_left`](LaneServer::copy_left)
+    /// copies the rest.
     ///
     /// # Errors
     ///
@@ -158,19 +159,19 @@ impl<M: PeerMemory> LaneServer<M> {
         counts
     }
 
-    /// The calling thread is about to sleep. A submission from now on comes with a bell; one from before is
-    /// there to [`take`](LaneServer::take).
+    /// Records that the calling thread is about to sleep. A submission from now on comes with a bell; an earlier
+    /// submission is there to [`take`](LaneServer::take).
     pub fn fall_asleep(&self) {
         self.memory.add(AT_SLEEPERS, 1);
         self.memory.fence();
     }
 
-    /// The end of [`fall_asleep`](LaneServer::fall_asleep).
+    /// Ends [`fall_asleep`](LaneServer::fall_asleep).
     pub fn wake_up(&self) {
         self.memory.add(AT_SLEEPERS, u32::MAX);
     }
 
-    /// Says that a notification has been sent.
+    /// Publishes that a notification has been sent.
     pub fn notified(&self) {
         self.memory.add(AT_NOTICES, 1);
     }
@@ -186,14 +187,14 @@ impl<M: PeerMemory> LaneServer<M> {
         self.open(lane, number).map_or(0, |open| open.left)
     }
 
-    /// Copies bytes of a request that were [left](LaneServer::left), from the byte `from` of them on. The client may change them at
-    /// any time. Returns false, and copies nothing, if there are fewer.
+    /// Copies bytes of a request that were [left](LaneServer::left), starting at the byte `from` of the rest. The
+    /// client may change them at any time. Returns false, and copies nothing, if there are fewer.
     pub fn copy_left(&self, lane: usize, number: u64, from: usize, out: &mut [u8]) -> bool {
         let at = self.left_at(lane, number, from, out.len());
         at.inspect(|&at| self.memory.read(at, out)).is_some()
     }
 
-    /// Writes `len` bytes that were left into a file, as [`PeerMemory::write_file`]. `None` if there are fewer.
+    /// Writes `len` bytes of the rest into a file, by [`PeerMemory::write_file`]. `None` if there are fewer.
     pub fn write_left(
         &self,
         (lane, number): (usize, u64),
@@ -204,13 +205,13 @@ impl<M: PeerMemory> LaneServer<M> {
         Some(self.memory.write_file(at, len, fd, offset))
     }
 
-    /// The address of the bytes that were left from the byte `from` of them on, until the request is answered.
+    /// Returns the address of the rest, starting at its byte `from`. It is valid until the request is answered.
     pub fn address_of_left(&self, lane: usize, number: u64, from: usize) -> Option<NonNull<u8>> {
         let len = self.left(lane, number).checked_sub(from)?;
         self.memory.address(self.left_at(lane, number, from, len)?, len)
     }
 
-    /// Where `len` bytes that were left lie, from the byte `from` of them on.
+    /// Returns the position of `len` bytes of the rest, starting at its byte `from`.
     fn left_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
         let open = self.open(lane, number)?;
         let fits = from <= open.left && len <= open.left - from;
@@ -222,14 +223,16 @@ impl<M: PeerMemory> LaneServer<M> {
         self.open(lane, number).map_or(0, |open| open.room)
     }
 
-    /// Writes bytes at the byte `from` of a reply, before it is sent. Returns false, and writes nothing, if there is no room
+    /// Writes bytes at the byte `from` of a reply, before it is sent. Returns false, and writes nothing, if there is
+    /// no room for them.
     /// for them.
     pub fn place(&self, lane: usize, number: u64, from: usize, bytes: &[u8]) -> bool {
         let at = self.room_at(lane, number, from, bytes.len());
         at.inspect(|&at| self.memory.write(at, bytes)).is_some()
     }
 
-    /// As [`place`](LaneServer::place) with `len` bytes of a file, by [`PeerMemory::read_file`]. `None` if there is no room for them.
+    /// Like [`place`](LaneServer::place) with `len` bytes of a file, by [`PeerMemory::read_file`]. `None` if there is
+    /// no room for them.
     pub fn place_file(
         &self,
         (lane, number): (usize, u64),
@@ -249,15 +252,15 @@ impl<M: PeerMemory> LaneServer<M> {
         self.memory.address(self.room_at(lane, number, from, len)?, len)
     }
 
-    /// Where there is room for `len` bytes of a reply, from its byte `from` on.
+    /// Returns the position of room for `len` bytes of a reply, starting at its byte `from`.
     fn room_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
         let open = self.open(lane, number)?;
         let fits = from <= open.room && len <= open.room - from;
         fits.then(|| lane_at(lane) + lane::ARENA + open.at + from)
     }
 
-    /// Answers the request `number` of `lane` by the concatenation of `parts`. Returns false if it was too
-    /// long, and the client gets `refusal` instead (of [`SHORTEST`] length); also if nobody waits for it.
+    /// Answers the request `number` of `lane` by the concatenation of `parts`. Returns false if the reply was too
+    /// long, and the client gets `refusal` instead (of [`SHORTEST`] length); also if the request is not open.
     ///
     /// # Errors
     ///
@@ -272,11 +275,12 @@ impl<M: PeerMemory> LaneServer<M> {
         self.answer_placed((lane, number), parts, 0, refusal)
     }
 
-    /// As [`answer`](LaneServer::answer), with `placed` bytes behind those of `parts`, which were [placed](LaneServer::place).
+    /// Like [`answer`](LaneServer::answer), with `placed` bytes behind the bytes of `parts`, which were
+    /// [placed](LaneServer::place).
     ///
     /// # Errors
     ///
-    /// Those of [`answer`](LaneServer::answer).
+    /// The errors of [`answer`](LaneServer::answer).
     pub fn answer_placed(
         &self,
         (lane, number): (usize, u64),
@@ -310,7 +314,7 @@ impl<M: PeerMemory> LaneServer<M> {
         state.completed = state.completed.wrapping_add(1);
         self.memory.store(at + lane::COMPLETED, state.completed);
         drop(state);
-        // The client says that it sleeps, and then looks; here it is the other way round.
+        // The client announces that it sleeps, and then looks; the server works in the opposite order.
         self.memory.fence();
         if self.memory.load(at + lane::WAITS) != 0 {
             self.memory.store(at + lane::WAITS, 0);
@@ -344,7 +348,7 @@ impl<M: PeerMemory> LaneServer<M> {
         let Some((head, rest)) = room.split_at_mut_checked(SHORTEST.0) else {
             return Err(too_long);
         };
-        // Most messages begin there: the processor fetches both lines at once.
+        // Most messages begin at this position: the processor fetches both lines at once.
         self.memory.read(at + lane::ARENA, head);
         let mut entry = [0; ENTRY];
         let slot = (taken % ENTRIES) as usize;

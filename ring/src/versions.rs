@@ -1,8 +1,9 @@
-//! Versions of names and attributes: the server alone writes them, and clients compare them instead of asking again.
+//! Versions of names and attributes: the server alone writes them, and clients compare them instead of repeating
+//! requests.
 //!
-//! A change adds to the version of each thing that it changes before it begins and after it has ended. So whoever finds
-//! a version as it was knows that no change of the thing has begun since. Things of one kind may share a version: a change of
-//! one then looks like a change of another, which costs a request and is never wrong.
+//! A change adds to the version of each item that it changes before it begins and after it has ended. So a reader
+//! that finds a version unchanged knows that no change of the item has begun since. Items of one kind may share a
+//! version: a change of one then looks like a change of another, which costs a request and is never wrong.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -35,22 +36,22 @@ pub const BYTES: usize = AT_NAMES + 8 * NAMES;
 
 /// The lowest bits of a version: the number of changes that have begun and not ended.
 const RUNNING: u64 = (1 << 16) - 1;
-/// A change has ended: one more change, and one fewer that runs.
+/// The addend at the end of a change: one more change, and one fewer in progress.
 const ENDED: u64 = RUNNING;
 
-/// A thing with a version.
+/// An item with a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VersionedItem<'a> {
     /// The attributes of an inode.
     Attributes(u64),
     /// Its mode, owner, group and access list.
     Rights(u64),
-    /// A name in a directory: that it exists, and to which inode it leads.
+    /// A name in a directory: its existence, and its inode.
     Name(u64, &'a [u8]),
 }
 
 impl VersionedItem<'_> {
-    /// The place of its version.
+    /// Returns the position of its version.
     fn at(self) -> usize {
         let fold = |ino: u64| (ino ^ ino >> 18 ^ ino >> 36) as usize;
         match self {
@@ -93,7 +94,7 @@ impl VersionWriter {
     ///
     /// # Errors
     ///
-    /// Those of memfd_create(2), ftruncate(2) and mmap(2).
+    /// The errors of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn new() -> Result<VersionWriter> {
         PublishedMemory::new(BYTES, MAGIC).map(VersionWriter)
     }
@@ -102,7 +103,7 @@ impl VersionWriter {
     ///
     /// # Errors
     ///
-    /// Those of open(2) in /proc.
+    /// The errors of open(2) in /proc.
     pub fn reader(&self) -> Result<OwnedFd> {
         self.0.reader()
     }
@@ -119,25 +120,25 @@ impl<M: WritableMemory> VersionWriter<M> {
         self.0.load64(AT_ALL) / (RUNNING + 1)
     }
 
-    /// As [`VersionReader::all`].
+    /// Returns the same value as [`VersionReader::all`].
     pub fn all(&self) -> Option<u64> {
         stays(&self.0, AT_ALL)
     }
 
-    /// As [`VersionReader::of_thing`].
+    /// Returns the same value as [`VersionReader::of_thing`].
     pub fn of_thing(&self, thing: VersionedItem<'_>) -> Option<u64> {
         stays(&self.0, thing.at())
     }
 
-    /// A change of these things begins. Call [`end`](VersionWriter::end) for the same things.
+    /// Records that a change of these items begins. Call [`end`](VersionWriter::end) for the same items.
     pub fn begin<'a>(&self, things: impl Iterator<Item = VersionedItem<'a>>) {
         self.0.add64(AT_ALL, 1);
         things.for_each(|thing| self.0.add64(thing.at(), 1));
-        // The versions are there before anything of the change is.
+        // The versions are visible before any part of the change.
         self.0.fence(Ordering::SeqCst);
     }
 
-    /// A change has ended. Call it before anybody is told.
+    /// Records that a change has ended. Call it before the reply to the change.
     pub fn end<'a>(&self, things: impl Iterator<Item = VersionedItem<'a>>) {
         things.for_each(|thing| self.0.add64(thing.at(), ENDED));
         self.0.add64(AT_ALL, ENDED);
@@ -146,7 +147,7 @@ impl<M: WritableMemory> VersionWriter<M> {
 
 impl<M: WritableMemory> Drop for VersionWriter<M> {
     fn drop(&mut self) {
-        // Nobody tells of changes any more.
+        // Changes are no longer published.
         self.0.store64(AT_ENDED, 1);
     }
 }
@@ -183,7 +184,7 @@ impl<M: ReadableMemory> VersionReader<M> {
         stays(&self.0, AT_ALL)
     }
 
-    /// The version of a thing; `None` while a change of it runs, and after the end of the server.
+    /// Returns the version of an item; `None` while the item changes, and after the end of the server.
     pub fn of_thing(&self, thing: VersionedItem<'_>) -> Option<u64> {
         stays(&self.0, thing.at())
     }

@@ -130,20 +130,20 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
     let number = number_in(0, 2);
     assert_eq!(world.submit([0, 48, 4096, 100], number), Ok(true));
     assert_eq!(world.desk.counts(), LaneServerCounts { lanes: 1, taken: 1, open: 1 });
-    // Nobody asked for this one.
+    // No open request has this number.
     assert_eq!(world.desk.answer(0, number_in(0, 4), &[&[1; 16]], &[9; 16]), Ok(false));
     assert_eq!(world.desk.answer(0, number, &[&[1; 60], &[2; 41]], &[9; 16]), Ok(false));
     let mut seen = [0; 200];
     world.client.read(ARENA_AT + 4096, &mut seen);
     assert_eq!((&seen[..16], &seen[16..]), (&[9; 16][..], &[0; 184][..]));
-    // What the client says about its lanes changes no count.
+    // The client's claims about its lanes change no count.
     world.client.store(192, u32::MAX);
     world.client.store(FIRST + 128, 77);
     assert_eq!(world.desk.counts(), LaneServerCounts { lanes: 1, taken: 1, open: 0 });
 }
 
-/// The words of a lane and of its entries are any numbers at any time. The server must not panic, and what it
-/// takes fits.
+/// The words of a lane and of its entries are any numbers at any time. The server must not panic, and the messages
+/// that it takes fit.
 #[test]
 fn any_words_are_requests_or_violations() {
     let mut random = fastrand::Rng::with_seed(13);
@@ -167,7 +167,7 @@ fn any_words_are_requests_or_violations() {
     }
 }
 
-/// A server that answers what was not asked, or more often than asked.
+/// A server that answers without a request, or more often than requested.
 #[test]
 fn a_client_refuses_completions_that_it_did_not_ask_for() {
     let world = LaneFixture::new();
@@ -212,7 +212,7 @@ fn requests_that_nobody_waits_for_are_answered_in_any_order_and_a_lane_has_few_o
     assert!(later(&mut lane).is_some());
 }
 
-/// Each reply has a place of its own, and the second one would be read as that of another request.
+/// Each reply has a place of its own, and the second one would be read as the reply to another request.
 #[test]
 fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
     for (number_at, len) in [(0, 24_u32), (1, 257)] {
@@ -234,7 +234,7 @@ fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
     }
 }
 
-/// The rest of a long request is read where it lies, and only that of a request that waits for its reply.
+/// The rest of a long request is read where it lies, and only for a request that waits for its reply.
 #[test]
 fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written() {
     let (world, mut lane) = (LaneFixture::new(), ClientLane::new(0));
@@ -278,7 +278,7 @@ fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written()
     assert!(answer.len == most && seen == data);
 }
 
-/// A message that does not fit, and one whose end does, where the client says so.
+/// A message that does not fit, and one whose end fits at the position that the client names.
 #[test]
 fn a_message_longer_than_the_room_of_the_server_ends_the_connection() {
     for len in [4097, ARENA] {

@@ -1,15 +1,16 @@
-//! Pages, versions and names under a checker that tries interleavings and the orders in which processors may show stores: what a
-//! client reads is whole, and not older than a change that was answered before.
+//! Pages, versions and names under a checker that tries interleavings and the orders in which processors may show
+//! stores: a client reads whole data, which is not older than a change that was answered before.
 //!
 //! `cargo test -p defuse-ring --test orders`
 //!
-//! The checker (loom) knows the memory model of C11, also where this machine is stricter. The code under test is that of
-//! `src/`, over memory of the checker. The checker sees a few words of it: all numbers of the protocols, and two or three words
-//! of what they protect. The other words have one value each.
+//! The checker (loom) knows the memory model of C11, also where this machine is stricter. The tests run the code of
+//! `src/`, over memory of the checker. The checker sees a few words of this memory: all numbers of the protocols, and
+//! two or three of the words that they protect. The other words have one value each.
 //!
-//! It finds no load that a processor makes before an earlier one has told it what to store. It tries no schedule with more than
-//! [`SWITCHES`] involuntary switches of threads. The locks and the files of the server are stand-ins in the test, so that errors in
-//! `frontends/shared` are left to the tests of `testkit` (`lanes_pages.rs`, `versions.rs`, `told_names.rs`).
+//! It finds no load that a processor makes speculatively, before an earlier load has decided what to store. It tries
+//! no schedule with more than [`SWITCHES`] involuntary switches of threads. The locks and the files of the server are
+//! stand-ins in the test, so that errors in `frontends/shared` are left to the tests of `testkit` (`lanes_pages.rs`,
+//! `versions.rs`, `told_names.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
@@ -24,25 +25,25 @@ use defuse_ring::versions::{VersionReader, VersionWriter, VersionedItem};
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
-/// The most involuntary switches of threads in a schedule. Errors need few.
+/// The maximum number of involuntary switches of threads in a schedule. Errors need few.
 const SWITCHES: usize = 2;
 
 /// Bytes in one `put` that is no page of a file.
 const MOST_KEPT: usize = 256;
 
-/// Memory in words of 64 bits, as the server has it or a client.
+/// Memory in words of 64 bits, as the server or a client sees it.
 #[derive(Clone)]
 struct OrderedMemory {
     inner: Arc<OrderedWords>,
-    /// A server does not load from `seen`, where it finds what it has stored itself. The checker, which looks only at the last
-    /// access before a store, would take that load for it and miss those of clients.
+    /// A server does not load from `seen`, where it finds what it has stored itself. The checker, which looks only at
+    /// the last access before a store, would take that load for the last access and miss the loads of clients.
     is_server: bool,
 }
 
 struct OrderedWords {
     /// The words that the checker sees.
     seen: BTreeMap<usize, AtomicU64>,
-    /// All words, but for those of pages.
+    /// All words, except the words of pages.
     stored: Mutex<HashMap<usize, u64>>,
 }
 
@@ -60,7 +61,7 @@ impl OrderedMemory {
         OrderedMemory::new(&HashMap::new(), [])
     }
 
-    /// The same memory in a client.
+    /// Returns this memory for a client.
     fn of_client(&self) -> OrderedMemory {
         OrderedMemory { inner: Arc::clone(&self.inner), is_server: false }
     }
@@ -103,7 +104,7 @@ impl ReadableMemory for OrderedMemory {
         }
     }
 
-    /// Memory of which the checker sees nothing is also used outside of it.
+    /// Memory of which the checker sees nothing is also used outside of the checker.
     fn fence(&self, order: Ordering) {
         if !self.inner.seen.is_empty() {
             fence(order);
@@ -161,10 +162,10 @@ const FRAMES: u32 = 16;
 const STATE: usize = 64;
 const SIZE: usize = 72;
 const HEADS: usize = 4096;
-/// Bytes that readers ask for: the two words of a page that the checker sees.
+/// Bytes that readers read: the two words of a page that the checker sees.
 const READ: usize = 16;
 
-/// Pages of a file of so many bytes, with page 0, and somebody who reads them.
+/// Pages of a file of so many bytes, with page 0, and a reader.
 fn pages(size: u64, first: [u64; 2]) -> (PageWriter<OrderedMemory>, PageReader<OrderedMemory>) {
     let frame = bytes_of(FRAMES) - FRAMES as usize * PAGE;
     let seen = [STATE, SIZE, HEADS, HEADS + 8, frame, frame + 8];
@@ -294,7 +295,7 @@ impl ServedFile {
         Arc::new(ServedFile { file: AtomicU64::new(1), pages, answered: AtomicU64::new(1) })
     }
 
-    /// Changes the file as a client asks for it.
+    /// Changes the file on a client's request.
     fn change(&self, number: u64) {
         {
             let (pages, changes) = &mut *self.pages.lock().unwrap();
@@ -307,7 +308,7 @@ impl ServedFile {
         self.answered.store(number, Ordering::Release);
     }
 
-    /// Fills the page, as for a client that did not find it.
+    /// Fills the page, after a client did not find it.
     fn fill(&self) {
         let begun = {
             let (pages, changes) = &mut *self.pages.lock().unwrap();
@@ -362,7 +363,7 @@ fn no_reader_sees_a_page_that_is_filled_during_a_change() {
 
 const NAME: VersionedItem<'static> = VersionedItem::Name(1, b"name");
 
-/// Versions, of which the checker sees those of these things and that of everything.
+/// Versions. The checker sees the versions of these items and the version of everything.
 fn versions(
     things: &[VersionedItem<'_>],
 ) -> (VersionWriter<OrderedMemory>, VersionReader<OrderedMemory>) {
@@ -373,7 +374,7 @@ fn versions(
     (VersionWriter::over(memory), VersionReader::over(client))
 }
 
-/// Two clients change one thing, each a bit of it, and a third one keeps what it was told.
+/// Two clients change one item, each another bit, and a third one keeps the value that it read.
 #[test]
 fn nothing_is_used_that_was_kept_before_a_change_that_was_answered() {
     check(|| {
@@ -433,7 +434,7 @@ const VERSION: usize = 48;
 const BEGIN: usize = 64;
 const TEXT: usize = 168;
 
-/// Names with these words, of which the checker sees the number of one slot, and some others of it.
+/// Names with these words. The checker sees the number of one slot, and some other words of this slot.
 fn names(
     (words, place): &(HashMap<usize, u64>, u32),
     seen: [usize; 3],
@@ -512,7 +513,8 @@ fn a_name_whose_slot_another_one_takes_is_found_as_it_was_or_not_at_all() {
     });
 }
 
-/// One client changes a name, the server tells another one of it, and a third one takes it from memory while its version stays.
+/// One client changes a name, the server reports it to another one, and a third one takes it from memory while its
+/// version stays.
 #[test]
 fn no_name_holds_after_a_change_of_it_that_was_answered() {
     let before = told(1);

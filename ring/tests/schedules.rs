@@ -74,7 +74,7 @@ impl PeerMemory for ScheduledMemory {
     fn write(&self, at: usize, bytes: &[u8]) {
         self.0.bytes.lock().unwrap()[at..at + bytes.len()].copy_from_slice(bytes);
     }
-    /// For ever: a wake-up that is lost must not be mended by time.
+    /// Waits for ever: a timeout must not hide a lost wake-up.
     fn wait(&self, at: usize, value: u32, _: Duration) {
         let held = self.0.sleep.0.lock().unwrap();
         if self.load(at) == value {
@@ -91,7 +91,7 @@ fn number(message: &[u8]) -> u64 {
     u64::from_ne_bytes(message[8..16].try_into().unwrap())
 }
 
-/// Answers so many requests with their own bytes.
+/// Answers `left` requests with their own bytes.
 fn serve(memory: &ScheduledMemory, mut left: usize) {
     let desk = LaneServer::new(memory.clone());
     let mut room = [0; 64];
@@ -118,7 +118,7 @@ fn serve(memory: &ScheduledMemory, mut left: usize) {
 fn ask(memory: &ScheduledMemory, index: usize, requests: usize) {
     let mut lane = ClientLane::new(index);
     for round in 0..requests {
-        // Nobody waits for this one.
+        // A request without a waiting thread.
         let later = lane.next_number();
         let mut message = [round as u8; 48];
         message[8..16].copy_from_slice(&later.to_ne_bytes());
