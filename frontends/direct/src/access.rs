@@ -51,7 +51,7 @@ pub(crate) fn check(
     check_told(mount, (node, None), who, access)
 }
 
-/// Like [`check`], for an inode whose attributes the file system has just told, if it has.
+/// Like [`check`], for an inode whose attributes may have just arrived from the file system.
 pub(crate) fn check_told(
     mount: &ClientMount,
     (node, told): (&CachedInode, Option<Attr>),

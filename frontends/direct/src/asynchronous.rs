@@ -257,8 +257,7 @@ impl DirectClient {
         self.start_read_then(task, file, (len, offset), None)
     }
 
-    /// Like [`start_read`](DirectClient::start_read), but calls `callback` with the answer, if one is
-    /// given.
+    /// Like [`start_read`](DirectClient::start_read), but calls `callback` with the reply, if there is a callback.
     pub fn start_read_then(
         &self,
         task: &ClientTask,
@@ -314,8 +313,7 @@ impl DirectClient {
         self.start_write_then(task, file, (bytes, offset), None)
     }
 
-    /// Like [`start_write`](DirectClient::start_write), but calls `callback` with the answer, if one is
-    /// given.
+    /// Like [`start_write`](DirectClient::start_write), but calls `callback` with the reply, if there is a callback.
     pub fn start_write_then(
         &self,
         task: &ClientTask,
@@ -487,8 +485,8 @@ fn begin(
     (PendingOperation { shared }, Box::new(operation))
 }
 
-/// Reads from a file system that wants data operations to be submitted. It costs one more copy,
-/// because the operation may outlive the call.
+/// Reads from a file system that requires data operations to be submitted. It costs one more copy, because the
+/// operation may outlive the call.
 pub(crate) fn read_now(
     task: &ClientTask,
     file: &FileDescription,
@@ -503,7 +501,7 @@ pub(crate) fn read_now(
     Ok(count)
 }
 
-/// Writes to a file system that wants data operations to be submitted; see [`read_now`].
+/// Writes to a file system that requires data operations to be submitted; see [`read_now`].
 pub(crate) fn write_now(
     task: &ClientTask,
     file: &FileDescription,
@@ -517,7 +515,7 @@ pub(crate) fn write_now(
     run(task, file, op, bytes).0
 }
 
-/// Runs a sync operation of a file system that wants its operations submitted.
+/// Runs a sync operation of a file system that requires its operations to be submitted.
 pub(crate) fn sync_now(task: &ClientTask, file: &FileDescription, op: IoOp) -> Result<(), Errno> {
     run(task, file, op, Buffer::default()).0.map(drop)
 }

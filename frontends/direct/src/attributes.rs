@@ -107,15 +107,15 @@ impl DirectClient {
         self.fstat_with(task, file, true)
     }
 
-    /// Attributes of an open file like [`fstat`](DirectClient::fstat). Unless `birth` is set, the time of creation may be missing, which saves
-    /// a request where only that is not known.
+    /// Returns attributes of an open file like [`fstat`](DirectClient::fstat). Unless `birth` is set, the time of
+    /// creation may be missing, which saves a request if only this time is unknown.
     pub fn fstat_with(
         &self,
         task: &ClientTask,
         file: &FileDescription,
         birth: bool,
     ) -> Result<FileStat> {
-        // The handle of a directory gives no more attributes than its inode.
+        // The handle of a directory returns no more attributes than its inode.
         let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
         self.stat_of(file.here(), fh, &task.credentials(), birth)
     }
@@ -191,7 +191,7 @@ impl DirectClient {
             return Err(Errno::EACCES.into());
         }
         found.check(who, access)?;
-        // The file system may deny what the mode bits allow.
+        // The file system may deny access that the mode bits allow.
         if access.bits() == 0 || mount.lacks_access.load(Relaxed) {
             return Ok(());
         }
@@ -240,7 +240,7 @@ impl DirectClient {
             return Err(Errno::EOPNOTSUPP.into());
         }
         let mut perm = mode & 0o7777;
-        // Who may change any file, and set any bit, needs no attributes.
+        // A caller that may change any file, and set any bit, needs no attributes.
         if !(who.has(cap::FOWNER) && (perm & 0o2000 == 0 || who.has(cap::FSETID))) {
             let attr = found.attr(who)?;
             if !owns(&attr, who) {
@@ -287,7 +287,7 @@ impl DirectClient {
         let mut set =
             SetAttr { uid: owner.uid, gid: owner.gid, kill_suidgid, ..SetAttr::default() };
         let changes_ids = owner.uid.is_some() || owner.gid.is_some();
-        // Who may give any file to anyone needs no attributes.
+        // A caller that may give any file to any user needs no attributes.
         if !(changes_ids && who.has(cap::CHOWN)) {
             let attr = found.attr(who)?;
             let own = attr.uid == who.uid;
@@ -313,7 +313,7 @@ impl DirectClient {
         Ok(set_attr(found, fh, &set, who)?)
     }
 
-    /// Changes timestamps, utimensat(2). Fails with `EPERM` and `EACCES`, as the manual page says.
+    /// Changes timestamps, utimensat(2). Fails with `EPERM` and `EACCES`, as documented in the manual page.
     pub fn utimens(
         &self,
         task: &ClientTask,
@@ -436,9 +436,9 @@ fn attr_handle(file: &FileDescription) -> Option<Fh> {
     file.fh().filter(|_| file.writes() && file.kind != FileKind::Directory)
 }
 
-/// True if nobody could tell a change of the owner from none: the file has this owner, no set-id bits and no capability that it
-/// would lose, and its time of change is within this tick of the kernel's clock. Archivers give each file that they have just
-/// written the owner that it has.
+/// True if the change of the owner would be invisible: the file has this owner, no set-id bits and no capability that
+/// it would lose, and its time of change is within this tick of the kernel's clock. Archivers set the owner of each
+/// file that they have just written to the owner that it already has.
 fn would_not_show(found: &CallTarget<'_>, owner: NewOwner) -> bool {
     // A capability matters only to a file that is executed.
     const SET_ID_OR_EXECUTABLE: u32 = 0o6111;
@@ -451,7 +451,7 @@ fn would_not_show(found: &CallTarget<'_>, owner: NewOwner) -> bool {
         })
 }
 
-/// True if the kernel, whose times of changes are those of its ticks, would give a file this time now.
+/// True if the kernel, whose times of changes are the ticks of its clock, would give a file this time now.
 fn is_in_this_tick(time: Timestamp) -> bool {
     let tick = clock_gettime(ClockId::RealtimeCoarse);
     let tick = Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 };

@@ -56,7 +56,8 @@ pub(crate) struct DentryCache {
 }
 
 impl DentryCache {
-    /// Creates a cache of at most `limit` names, which hold as `fresh` says, and directories as `holds`.
+    /// Creates a cache of at most `limit` names, whose lifetime `fresh` decides, and the lifetime of directories
+    /// `holds`.
     pub(crate) fn new(limit: usize, fresh: ChangeTracker, holds: Option<DirectoryHold>) -> Self {
         let shards = array::from_fn(|_| DentryShard::default());
         let per_shard = limit.div_ceil(SHARDS);
@@ -72,7 +73,7 @@ impl DentryCache {
         &self.shards[(hash >> 57) as usize % SHARDS]
     }
 
-    /// True if nothing is kept.
+    /// True if the cache keeps nothing.
     pub(crate) fn is_off(&self) -> bool {
         self.per_shard == 0
     }
@@ -169,7 +170,7 @@ impl DentryCache {
         }
     }
 
-    /// Removes all names that lead to one of `inodes`, and those of them that were passed.
+    /// Removes all names that lead to one of `inodes`, and the passed directories among these inodes.
     pub(crate) fn prune(&self, inodes: &[Ino]) {
         self.passed.prune(inodes);
         for shard in &self.shards {

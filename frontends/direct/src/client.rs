@@ -27,10 +27,10 @@ pub struct ClientOptions {
     /// Follow symbolic links of the kernel's name space that lead into a mount. This costs one
     /// readlink(2) for every component of a path whose text is outside of all mounts. Default true.
     pub kernel_links: bool,
-    /// Counts what may make a path lead to another directory. The embedding program counts symlink(2), link(2), rename(2) and
-    /// rmdir(2) of the kernel's name space, after the call, and the client those of its mounts. Directories are then looked
-    /// at once a second and after each change, where `None` (the default) looks at them for each path. All processes that share the
-    /// counter see the changes of each other at once.
+    /// Counts changes that may make a path lead to another directory. The embedding program counts symlink(2),
+    /// link(2), rename(2) and rmdir(2) of the kernel's name space, after the call, and the client counts such changes
+    /// of its mounts. Directories are then looked up once a second and after each change; with `None` (the default)
+    /// they are looked up for each path. All processes that share the counter see the changes of each other at once.
     pub path_changes: Option<&'static AtomicU32>,
     /// Memory for the shared state of open files; `None` (the default) uses the heap.
     pub arena: Option<Arc<dyn CellArena>>,
@@ -55,9 +55,9 @@ pub struct ClientMountArgs {
     pub cached_names: usize,
     /// Name of the source, shown in lists of mounts.
     pub source: String,
-    /// Look names and rights of directories within a path up again only after this time, and after a change that
-    /// [`ClientOptions::path_changes`] counts. Without that counter this has no effect. It is meant for file systems whose names hold
-    /// for no time because others may change them. Default 0: for each path.
+    /// Names and rights of directories within a path are looked up again only after this time, and after a change
+    /// that [`ClientOptions::path_changes`] counts. Without that counter this has no effect. It is meant for file
+    /// systems whose names hold for no time because others may change them. Default 0: for each path.
     pub directories_hold: Duration,
 }
 
@@ -78,7 +78,7 @@ impl Default for ClientMountArgs {
 pub struct MountInfo {
     /// The path of the mount, or its name with a colon.
     pub target: Vec<u8>,
-    /// The source as given to `mount`.
+    /// The source that was passed to `mount`.
     pub source: String,
     /// Number of open files and working directories on the mount.
     pub users: usize,
@@ -196,7 +196,7 @@ impl DirectClient {
         self.mounts.load_full().iter().filter(is).last().cloned()
     }
 
-    /// Unmounts this mount; see [`unmount`](DirectClient::unmount).
+    /// Unmounts this mount, like [`unmount`](DirectClient::unmount).
     pub fn unmount_one(&self, mount: &Arc<ClientMount>, lazily: bool) -> Result<(), Errno> {
         self.mounts.remove(mount, lazily)
     }
@@ -212,16 +212,16 @@ impl DirectClient {
         self.mounts.load().iter().map(info).collect()
     }
 
-    /// Tells all file systems that a thread of this process is about to drop its privileges. They
-    /// then need none any more, not even for open files.
+    /// Notifies all file systems that a thread of this process is about to drop its privileges. They then need no
+    /// privileges any more, not even for open files.
     pub fn without_privileges(&self) {
         for mount in self.mounts.load().iter() {
             mount.tell(|lifecycle| lifecycle.without_privileges());
         }
     }
 
-    /// Releases what the mounts and their file systems keep only to be faster, for a process that is
-    /// short of memory.
+    /// Releases memory that the mounts and their file systems keep only for speed, for a process that is short of
+    /// memory.
     pub fn release_memory(&self) {
         for mount in self.mounts.load().iter() {
             mount.release_memory();
@@ -258,7 +258,7 @@ impl DirectClient {
         self.options.kernel_links
     }
 
-    /// Directories that are no links, with the counter of changes; `None` where nobody counts them.
+    /// Returns the directories that are no links, with the counter of changes; `None` if changes are not counted.
     pub(crate) fn known_dirs(&self) -> Option<(&KnownDirs, &'static AtomicU32)> {
         Some((&self.known_dirs, self.options.path_changes?))
     }

@@ -92,12 +92,12 @@ impl TaskCredentials {
 
     const FILE_CAPS: u64 = 1 << cap::DAC_OVERRIDE | 1 << cap::DAC_READ_SEARCH;
 
-    /// The caller as file systems see it.
+    /// Returns the caller for requests to file systems.
     pub fn caller(&self) -> Caller {
         Caller { uid: self.uid, gid: self.gid, pid: self.pid }
     }
 
-    /// The context of an operation for them on the mount `origin`.
+    /// Returns the context of an operation with these credentials on the mount `origin`.
     #[inline]
     pub(crate) fn context(&self, origin: Origin) -> Context<'_> {
         Context::new(self.caller()).with_groups(self).from_origin(origin)

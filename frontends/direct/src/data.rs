@@ -25,7 +25,7 @@ use crate::task::ClientTask;
 /// The largest file offset, `OFFSET_MAX`.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// The most bytes that one call transfers, `MAX_RW_COUNT` of Linux.
+/// The maximum number of bytes that one call transfers, `MAX_RW_COUNT` of Linux.
 const MAX_COUNT: usize = 0x7fff_f000;
 
 /// The flags of preadv2(2) and pwritev2(2), `RWF_*`.
@@ -595,7 +595,7 @@ fn write_to<S: WriteSource>(
     let len = within_limits(task, file, (offset, len), flags.has(OpenFlags::APPEND))?;
     let mount = file.mount();
     let kill_suidgid = !task.keeps_suid();
-    // See `read_from`.
+    // The arguments are built in place, for the reason in `read_from`.
     let args = || WriteArgs { offset, flags, lock_owner: None, kill_suidgid, from_cache: false };
     let mut source = source(len);
     let cx = task.context(mount.origin);

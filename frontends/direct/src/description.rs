@@ -75,7 +75,7 @@ pub struct FileDescription {
     backing: Option<Arc<OwnedFd>>,
     native: Option<NativeFile>,
     lower: Option<Arc<OwnedFd>>,
-    /// That of a native file for the program, until it is taken.
+    /// The descriptor of a native file for the program, until it is taken.
     descriptor: Mutex<Option<OwnedFd>>,
     id: u64,
     cells: CellStorage,
@@ -94,7 +94,7 @@ pub(crate) struct DescriptionParts {
 }
 
 impl DescriptionParts {
-    /// Gives back what the file system has opened.
+    /// Releases the handle that the file system has opened.
     fn release(self) {
         let DescriptionParts { here: MountedInode { node, mount }, opened, pin, who, .. } = self;
         let cx = who.context(mount.origin);
@@ -197,7 +197,8 @@ impl FileDescription {
         self.native.as_ref().is_some_and(NativeFile::has_attributes) && self.writes()
     }
 
-    /// True if the file is open for reading. The access mode 3 asks for the permissions of both and permits neither, open(2).
+    /// True if the file is open for reading. The access mode 3 requires both permissions and allows neither access,
+    /// open(2).
     #[inline]
     pub(crate) fn reads(&self) -> bool {
         matches!(self.access, 0 | OpenFlags::RDWR)
@@ -272,14 +273,14 @@ impl FileDescription {
         OpenFlags(self.cells().flags.load(Ordering::Relaxed) & !LOCKED)
     }
 
-    /// Notes that a lock was or will be taken through this open file, by any process that shares it.
+    /// Records that a lock was or will be taken through this open file, by any process that shares it.
     pub(crate) fn will_be_locked(&self) {
         self.here.mount.has_locked.store(true, Ordering::Relaxed);
         self.cells().flags.fetch_or(LOCKED, Ordering::Relaxed);
     }
 
-    /// True if closing it may have to end locks that the file system keeps: the record locks of this process, or
-    /// those of the open file, which another process may have taken.
+    /// True if closing the file may have to end locks that the file system keeps: the record locks of this process,
+    /// or the locks of the open file, which another process may have taken.
     pub(crate) fn may_hold_locks(&self) -> bool {
         let mount = &self.here.mount;
         let is_locked = self.cells().flags.load(Ordering::Relaxed) & LOCKED != 0;
@@ -337,7 +338,7 @@ impl FileDescription {
     }
 }
 
-/// A flag beside those of open(2): a lock was taken. The kernel has none of this value.
+/// A flag beside the flags of open(2): a lock was taken. The kernel has no flag of this value.
 const LOCKED: u32 = 1 << 31;
 
 /// `O_ASYNC`.
@@ -437,7 +438,7 @@ impl OpenCells {
         self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes one of those who wait.
+    /// Wakes one waiting thread.
     #[cold]
     fn wake(&self) {
         let _ = futex::wake(&self.lock, futex::Flags::empty(), 1);
@@ -469,7 +470,7 @@ mod tests {
     use super::*;
     use crate::DirectClient;
 
-    /// Processes that live for so many looks.
+    /// A number of checks for which other processes live.
     struct LookLimit(AtomicU32);
 
     impl CellArena for LookLimit {

@@ -16,7 +16,7 @@ use crate::node::lock;
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
 
-/// Flags of a descriptor, as opposed to those of the open file.
+/// Flags of a descriptor, as opposed to flags of the open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FdFlags {
     /// `FD_CLOEXEC`.

@@ -94,12 +94,12 @@ impl DirectClient {
         task.set_cwd(WorkDir::Inside(HeldDirectory::new(adopt(mount, ino, FileKind::Directory))));
     }
 
-    /// The next id of an open file. No open file of this process has it or a higher one.
+    /// Returns the next id of an open file. No open file of this process has this id or a higher one.
     pub fn next_file_id(&self) -> u64 {
         NEXT_ID.load(Ordering::Relaxed)
     }
 
-    /// Sets the next id of an open file, so that ids continue those of the previous program.
+    /// Sets the next id of an open file, so that ids continue after the ids of the previous program.
     pub fn set_next_file_id(&self, next: u64) {
         NEXT_ID.fetch_max(next, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! How long cached names and attributes hold: for a time, or for as long as their versions stay.
+//! The lifetime of cached names and attributes: a time, or as long as their versions stay.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use defuse_process::ProcessOwner;
 
 use crate::node::{expiry, now_ns};
 
-/// The versions of one file system, if it has any, and what it has told of changes.
+/// The versions of one file system, if it has any, and the changes of which it has notified the client.
 #[derive(Clone, Default)]
 pub(crate) struct ChangeTracker(Arc<ChangeRecord>);
 
@@ -20,7 +20,7 @@ struct ChangeRecord {
     owner: OnceLock<ProcessOwner>,
     /// Number of notifications of changes by others.
     changes: AtomicU64,
-    /// Number of those that concern everything.
+    /// Number of notifications that concern all inodes.
     epoch: AtomicU64,
 }
 
@@ -34,13 +34,13 @@ pub(crate) struct CallMoment {
 }
 
 impl CallMoment {
-    /// The moment for an answer that versions do not cover.
+    /// Returns the moment for a reply that versions do not cover.
     pub(crate) fn without_version(self) -> Self {
         CallMoment { all: None, ..self }
     }
 }
 
-/// How long an answer holds.
+/// The lifetime of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerValidity<T> {
     /// Until this time of [`now_ns`].
@@ -62,11 +62,11 @@ pub(crate) struct InodeVersions {
 
 impl ChangeTracker {
     pub(crate) fn set(&self, versions: Arc<dyn Versions>) {
-        // The first ones stay: those of a second file system would not be of these inodes.
+        // The first ones stay: the versions of a second file system would belong to other inodes.
         let _ = self.0.versions.set(versions);
     }
 
-    /// Answers hold in this process alone.
+    /// Limits answers to this process.
     pub(crate) fn belong_to(&self, owner: ProcessOwner) {
         let _ = self.0.owner.set(owner);
     }
@@ -81,13 +81,13 @@ impl ChangeTracker {
         self.0.versions.get().map(|versions| &**versions)
     }
 
-    /// True if the file system tells of changes by versions.
+    /// True if the file system reports changes by versions.
     #[inline]
     pub(crate) fn is_versioned(&self) -> bool {
         self.0.versions.get().is_some()
     }
 
-    /// Call it before the call whose answer is cached.
+    /// Returns the present moment. Called before the call whose answer is cached.
     pub(crate) fn moment(&self) -> CallMoment {
         let all = self.get().and_then(Versions::all);
         CallMoment { all, changes: self.0.changes.load(SeqCst) }
@@ -99,7 +99,7 @@ impl ChangeTracker {
         CallMoment { all, ..before }
     }
 
-    /// Notes a notification of a change, before its effect on what is cached.
+    /// Counts a notification of a change, before its effect on cached data.
     pub(crate) fn told(&self) {
         self.0.changes.fetch_add(1, SeqCst);
     }
@@ -114,7 +114,8 @@ impl ChangeTracker {
         self.0.epoch.load(SeqCst)
     }
 
-    /// How long a name holds that was answered after `moment`; otherwise for `valid_for`. `None` if not at all.
+    /// Returns the lifetime of a name that was answered after `moment`; otherwise `valid_for`. `None` if the name
+    /// must not be cached.
     pub(crate) fn name(
         &self,
         moment: CallMoment,
@@ -134,7 +135,7 @@ impl ChangeTracker {
         }
     }
 
-    /// How long attributes hold, as [`name`](ChangeTracker::name).
+    /// Returns the lifetime of attributes, like [`name`](ChangeTracker::name).
     pub(crate) fn inode(
         &self,
         moment: CallMoment,
@@ -148,7 +149,8 @@ impl ChangeTracker {
             Some(InodeVersions { attributes, rights, until, has_birth })
         };
         self.unchanged(moment, of_inode).or_else(|| {
-            // The answer to a lookup may be older than a change of which the file system told meanwhile.
+            // The reply to a lookup may be older than a change of which the file system notified the client
+            // meanwhile.
             let current = self.0.changes.load(SeqCst) == moment.changes;
             if current { until(attr.valid_for) } else { None }
         })

@@ -58,8 +58,8 @@ impl DirectClient {
         self.wait_for_lock_then(task, file, family, lock, None)
     }
 
-    /// Like [`wait_for_lock`](DirectClient::wait_for_lock), but calls `callback` with the answer, if one
-    /// is given.
+    /// Like [`wait_for_lock`](DirectClient::wait_for_lock), but calls `callback` with the reply, if there is a
+    /// callback.
     pub fn wait_for_lock_then(
         &self,
         task: &ClientTask,

@@ -46,9 +46,9 @@ impl MountSpot {
 #[derive(Clone, Copy)]
 pub(crate) enum ReachedAttributes {
     Nothing,
-    /// The file system has told them just now.
+    /// The attributes have just arrived from the file system.
     Now(Attr),
-    /// Those of a directory that was passed lately, which are good enough for permission checks.
+    /// The attributes of a directory that was passed lately, which are good enough for permission checks.
     Lately(Attr),
 }
 
@@ -75,12 +75,12 @@ pub struct ClientMount {
     pub(crate) lacks_calls: AtomicBool,
     pub(crate) lacks_resolve: AtomicBool,
     lacks_peek: AtomicBool,
-    /// A lookup had an answer that may be cached.
+    /// True if a lookup had a reply that may be cached.
     has_cacheable_names: AtomicBool,
     /// Number of mounts on directories of this one.
     pub(crate) covered: AtomicUsize,
     pub(crate) source: String,
-    /// The answer of the file system to its detaching, once that has happened.
+    /// The result of detaching the file system, once that has happened.
     pub(crate) durable: Arc<OnceLock<Result<()>>>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct MountSettings {
     pub id: u32,
     pub names: usize,
     pub source: String,
-    /// How long directories hold that a walk has passed, if at all.
+    /// The lifetime of directories that a walk has passed, if they are kept at all.
     pub directories: Option<DirectoryHold>,
 }
 
@@ -158,14 +158,14 @@ impl ClientMount {
         self.core.recorder.sample(op, || guarded(|| call(&*self.core.fs)))
     }
 
-    /// Passes an event on to the file system, where it takes them.
+    /// Passes an event on to the file system, if it handles events.
     pub(crate) fn tell(&self, event: impl FnOnce(&dyn Lifecycle)) {
         let run = || Ok(self.core.fs.lifecycle().map(event));
-        // Nothing depends on it.
+        // The result does not matter.
         let _ = guarded(run);
     }
 
-    /// Releases what is cached here and in the file system.
+    /// Releases cached data here and in the file system.
     pub(crate) fn release_memory(&self) {
         self.names.clear();
         self.tell(|lifecycle| lifecycle.memory_pressure());
@@ -244,7 +244,7 @@ impl ClientMount {
         self.look_up(dir, name, who).map(|(node, _)| node)
     }
 
-    /// Like [`lookup`](ClientMount::lookup), with the attributes if the file system was asked.
+    /// Like [`lookup`](ClientMount::lookup), with the attributes if the file system was called.
     pub(crate) fn look_up(
         &self,
         dir: &CachedInode,
@@ -314,7 +314,7 @@ impl ClientMount {
                 self.lacks_peek.store(true, Ordering::Relaxed);
                 Ok(None)
             }
-            // A lookup has to tell.
+            // A lookup decides.
             Err(Errno::ESTALE) => Ok(None),
             result => result.map(Some),
         }
@@ -325,28 +325,29 @@ impl ClientMount {
         self.core.fresh.is_versioned()
     }
 
-    /// True if a name need not be looked at before it is made or removed: the file system does so, and nothing is kept of it.
+    /// True if a name need not be looked up before it is made or removed: the file system checks it, and nothing
+    /// about the name is cached.
     pub(crate) fn decides_on_names(&self) -> bool {
         self.caps.decides_on_names && !self.names.is_off() && !self.keeps_names()
     }
 
-    /// True if a name need not be looked at before it is removed, because versions tell of the end of what is kept of it, or nothing
-    /// is.
+    /// True if a name need not be looked up before it is removed, because versions invalidate cached data about the
+    /// name, or nothing is cached.
     pub(crate) fn removes_unseen(&self) -> bool {
         let is_bare = self.covered.load(Ordering::Relaxed) == 0;
         self.decides_on_names()
             || self.caps.decides_on_names && self.core.fresh.is_versioned() && is_bare
     }
 
-    /// True if something of a name may be kept, or another mount be on it.
+    /// True if data about a name may be cached, or if another mount may cover it.
     fn keeps_names(&self) -> bool {
         self.has_cacheable_names.load(Ordering::Relaxed)
             || self.core.fresh.is_versioned()
             || self.covered.load(Ordering::Relaxed) > 0
     }
 
-    /// How long the name of an entry holds. A name that is cached keeps the inode at the file system, also after its
-    /// removal by others. So the name of a file with data is cached for a time only.
+    /// Returns the lifetime of the name of an entry. A name that is cached keeps the inode at the file system, also
+    /// after its removal by others. So the name of a file with data is cached for a limited time.
     fn lasts(
         &self,
         moment: CallMoment,
@@ -370,8 +371,8 @@ impl ClientMount {
         }
     }
 
-    /// Looks up a name that leads on, like [`look_up`](ClientMount::look_up). A directory may be one that a walk has passed lately.
-    /// The last value is the time until which it holds.
+    /// Looks up a name that leads on, like [`look_up`](ClientMount::look_up). The directory may be one that a walk
+    /// has passed lately. The last value is the time until which the directory holds.
     pub(crate) fn pass(
         &self,
         dir: &CachedInode,
@@ -407,7 +408,7 @@ impl ClientMount {
         &self.names.passed
     }
 
-    /// Notes a change, after it, by which a path may lead to another directory, or others may search it.
+    /// Records a change, after it, by which a path may lead to another directory, or others may search it.
     pub(crate) fn path_changed(&self) {
         self.names.passed.count_change();
     }
@@ -576,7 +577,8 @@ impl CacheNotify {
 
     fn changed(&self, ino: Ino) -> Result<()> {
         let core = self.core()?;
-        // Before the node is looked for: the answer to a lookup that makes one is then not kept.
+        // Counted before the search for the node: the reply to a lookup that creates a node meanwhile is then not
+        // cached.
         core.fresh.told();
         core.find(ino).ok_or(Errno::ENOENT)?.changed_by_others();
         Ok(())
@@ -617,7 +619,8 @@ impl Notify for CacheNotify {
         Ok(())
     }
 
-    /// Names have tickets and attributes have versions from before their request, so that answers under way are
+    /// Names have tickets and attributes have versions from before their request, so that answers in progress are not
+    /// cached.
     /// not kept.
     fn drops_at_once(&self) -> bool {
         true

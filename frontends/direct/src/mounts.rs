@@ -98,7 +98,7 @@ pub(crate) struct ClientMounts {
 }
 
 impl ClientMounts {
-    /// The current table, as a reference to keep.
+    /// Returns the current table, as a reference to keep.
     pub fn load_full(&self) -> Arc<ClientMountTable> {
         self.table.load_full()
     }

@@ -139,7 +139,7 @@ impl DirectClient {
         self.link_to(&source, &spot, &who)
     }
 
-    /// Gives an open file a name, linkat(2) with `AT_EMPTY_PATH`; also a file from `O_TMPFILE`.
+    /// Creates a name for an open file, linkat(2) with `AT_EMPTY_PATH`; also for a file from `O_TMPFILE`.
     pub fn flink(
         &self,
         task: &ClientTask,
@@ -367,7 +367,8 @@ fn victim<'a>(
     }
 }
 
-/// Looks up a file to be renamed or replaced, whose number tells whether both are one. Does not enter a mount on it, either.
+/// Looks up a file to be renamed or replaced. The numbers of two such files show if they are the same file. Does not
+/// enter a mount on the file, either.
 fn renamed<'a>(
     dir: &'a MountedInode,
     last: &PathComponent<'_>,
@@ -376,8 +377,8 @@ fn renamed<'a>(
     dir.mount.subject(&dir.node, last.name()?, who)
 }
 
-/// True if `who` may remove any name from `dir`, and the file system itself decides what the name is. Where this is false, a look
-/// at the name tells the right error.
+/// True if `who` may remove any name from `dir`, and the file system itself checks the kind of the removed file.
+/// Otherwise a lookup of the name decides on the error.
 fn may_remove_unseen(dir: &MountedInode, who: &TaskCredentials) -> bool {
     if !dir.mount.removes_unseen() {
         return false;

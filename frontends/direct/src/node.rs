@@ -46,8 +46,8 @@ pub(crate) struct CachedInode {
     /// Increased by everything that may change attributes. An answer that was requested before the
     /// change is then not cached.
     version: AtomicU64,
-    /// Increased by everything that may change what permission checks use: mode, owner, group and
-    /// ACL. A change of the names in a directory does not.
+    /// Increased by every change of data that permission checks use: mode, owner, group and ACL. A change of the
+    /// names in a directory does not increase it.
     rights: AtomicU64,
     /// Number of notifications that others have changed the inode.
     told: AtomicU64,
@@ -68,7 +68,7 @@ struct CachedAttributes {
 /// An ACL or its absence, the version that it belongs to, and its expiry.
 type CachedAcl = (Option<Box<[u8]>>, AttributeVersion, u64);
 
-/// The version of the attributes of an inode, and of those that permission checks use.
+/// The version of the attributes of an inode, and the version of the attributes that permission checks use.
 #[derive(Clone, Copy)]
 pub(crate) struct AttributeVersion {
     all: u64,
@@ -94,7 +94,7 @@ impl CachedInode {
         self.kind == FileKind::Directory
     }
 
-    /// True if the node keeps the number valid by itself.
+    /// True if the node itself keeps the number valid.
     pub(crate) fn has_lookups(&self) -> bool {
         self.ino == Ino::ROOT || self.lookups.load(Relaxed) > 0
     }
@@ -114,9 +114,9 @@ impl CachedInode {
         (self.told.load(SeqCst), self.core.fresh.epoch())
     }
 
-    /// Invalidates cached attributes after a change by others. Unlike that of [`changed`](CachedInode::changed), the number never goes
-    /// back when two threads call it, so that attributes which were requested before a change are
-    /// never used after it.
+    /// Invalidates cached attributes after a change by others. Unlike the number of
+    /// [`changed`](CachedInode::changed), this number never goes back when two threads call it, so that attributes
+    /// which were requested before a change are never used after it.
     pub(crate) fn changed_by_others(&self) {
         self.told.fetch_add(1, SeqCst);
     }
@@ -139,8 +139,8 @@ impl CachedInode {
         increase(&self.version);
     }
 
-    /// Like [`changed`](CachedInode::changed), for data. If versions tell of changes of the rights by others, this one leaves them as
-    /// they are, unless the file may lose set-id bits.
+    /// Like [`changed`](CachedInode::changed), for data. If versions show changes of the rights by others, the cached
+    /// rights stay, unless the file may lose set-id bits.
     #[inline]
     pub(crate) fn data_changed(&self) {
         if self.core.fresh.is_versioned() && self.keeps_its_rights() {
@@ -157,14 +157,14 @@ impl CachedInode {
         lock(&self.cached).attr.as_ref().is_some_and(|(attr, ..)| attr.perm & SET_ID == 0)
     }
 
-    /// Keeps attributes that were told after `moment`, if nobody has changed anything since.
+    /// Caches attributes that arrived after `moment`, if nothing has changed since.
     pub(crate) fn keep_told(&self, attr: &Attr, moment: CallMoment) {
         if self.core.fresh.is_versioned() {
             self.keep_attr(attr, self.version_at(moment));
         }
     }
 
-    /// Keeps the attributes in the answer to a change that began after `moment`, if nobody else has changed anything
+    /// Caches the attributes in the reply to a change that began after `moment`, if no other change has happened
     /// since.
     pub(crate) fn keep_after_change(&self, attr: &Attr, moment: CallMoment) {
         if self.core.fresh.is_versioned() {
@@ -187,7 +187,7 @@ impl CachedInode {
         }
     }
 
-    /// Cached attributes that are still valid, with the time of creation if `birth` is set.
+    /// Returns cached attributes that are still valid, with the time of creation if `birth` is set.
     pub(crate) fn cached_attr(&self, birth: bool) -> Option<Attr> {
         if self.accessed.load(Relaxed) {
             return None;
@@ -198,7 +198,7 @@ impl CachedInode {
             .map(|(attr, _)| attr)
     }
 
-    /// True if the file is known to have no data from `offset` on. Only versions tell that nobody has appended any.
+    /// True if the file is known to have no data from `offset` on. Only versions prove that no data was appended.
     #[inline]
     pub(crate) fn ends_before(&self, offset: u64) -> bool {
         self.core.fresh.is_versioned() && offset > 0 && self.is_known_to_end_before(offset)
@@ -211,7 +211,8 @@ impl CachedInode {
             && self.present_attr().is_some_and(|attr| attr.size <= offset)
     }
 
-    /// Cached attributes that are those of this moment, but for the access time: versions tell that nobody has changed any.
+    /// Returns cached attributes if they are current, except for the access time: versions prove that nothing has
+    /// changed.
     pub(crate) fn present_attr(&self) -> Option<Attr> {
         let fresh = &self.core.fresh;
         self.cached_all()
@@ -227,7 +228,7 @@ impl CachedInode {
             .map(|(attr, _)| attr)
     }
 
-    /// Cached attributes since which this client has changed none.
+    /// Returns cached attributes that this client has not changed since.
     fn cached_all(&self) -> Option<(Attr, AnswerValidity<InodeVersions>)> {
         self.cached(|of, all, rights| of.all == all && of.rights == rights)
     }
@@ -370,7 +371,7 @@ impl MountCore {
 
     fn forget(&self, ino: Ino, lookups: u64) {
         let call = AssertUnwindSafe(|| self.fs.forget(ino, lookups));
-        // Nobody is told of a panic.
+        // A panic cannot be reported.
         let _ = self.recorder.sample(Op::FORGET, || std::panic::catch_unwind(call));
     }
 }

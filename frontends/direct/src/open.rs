@@ -32,7 +32,7 @@ const CREATION: u32 = OpenFlags::CREAT
     | OpenFlags::NOFOLLOW
     | OpenFlags::CLOEXEC
     | TMPFILE;
-/// Those of them that say nothing to a file system that opens an inode.
+/// The flags among them without a meaning for a file system that opens an inode.
 const OF_NAMES: u32 = CREATION & !(OpenFlags::TRUNC | OpenFlags::CLOEXEC);
 
 /// Restrictions of a walk, `RESOLVE_*` of openat2(2).
@@ -72,7 +72,7 @@ pub struct OpenHow {
 impl DirectClient {
     /// Opens a file or directory, openat2(2). A relative path starts at `at`.
     ///
-    /// The errors are those of open(2). Fifos, sockets and devices can only be opened with
+    /// Fails with the errors of open(2). Fifos, sockets and devices can only be opened with
     /// `O_PATH`, since they refer to objects in the kernel; otherwise open fails with `ENXIO`.
     pub fn open(
         &self,
@@ -88,7 +88,7 @@ impl DirectClient {
         }
         let opening = PendingOpen { client: self, task, who: &who, flags, mode: how.mode };
         let follow = flags & OpenFlags::NOFOLLOW == 0;
-        // What changes something waits for the permission.
+        // An open that changes something waits for the permission check.
         let open = (flags & (OpenFlags::TRUNC | OpenFlags::DIRECTORY | PATH) == 0)
             .then_some(OpenArgs { flags: OpenFlags(flags & !OF_NAMES), kill_suidgid: false });
         if opening.may_resolve() && how.resolve == ResolveFlags::default() {
@@ -117,7 +117,7 @@ impl DirectClient {
     /// system in another process takes one message for it, if `data` is short (96 KiB). `mode` has the permission bits, before
     /// the umask is applied.
     ///
-    /// The errors are those of the three calls. After one of write(2) the file is there, with a part of the data.
+    /// Fails with the errors of the three calls. After an error of write(2) the file exists, with a part of the data.
     pub fn create_with(
         &self,
         task: &ClientTask,
@@ -148,7 +148,7 @@ impl DirectClient {
                     exists(&dir)?;
                 }
                 match opening.make_with(&dir, &component, data) {
-                    // An existing name comes before a missing permission.
+                    // EEXIST has precedence over a missing permission.
                     Err(stop @ CallError::Errno(Errno::EACCES | Errno::EROFS)) => {
                         exists(&dir).and(Err(stop))
                     }
@@ -192,8 +192,8 @@ enum CreateLookup {
 }
 
 impl PendingOpen<'_> {
-    /// True if a name need not be looked at before it is made. Only a file system of our own is trusted to leave an existing
-    /// file alone.
+    /// True if a name need not be looked up before it is created. Only a file system of this project is trusted to
+    /// leave an existing file unchanged.
     fn may_make(&self, dir: &MountedInode) -> bool {
         dir.mount.keeps_answers() || dir.mount.decides_on_names()
     }
@@ -208,8 +208,8 @@ impl PendingOpen<'_> {
         !self.has(OpenFlags::CREAT | PATH | TMPFILE)
     }
 
-    /// Opens a file or directory that the file system has resolved. Leaves all others to a walk, and directories where names below them
-    /// need more than their number.
+    /// Opens a file or directory that the file system has resolved. Leaves all other kinds to a walk, and directories
+    /// if names below them need more than their number.
     fn resolved(&self, found: CallTarget<'_>) -> Result<Option<Arc<FileDescription>>> {
         match found.kind {
             FileKind::Regular if !self.has(OpenFlags::DIRECTORY) => {
@@ -224,7 +224,7 @@ impl PendingOpen<'_> {
         }
     }
 
-    /// Opens an existing file, unless it is `opened` already. The walk was told its attributes, if it was.
+    /// Opens an existing file, unless it is `opened` already. The attributes may be known from the walk.
     fn existing(
         &self,
         here: MountedInode,
@@ -311,8 +311,8 @@ impl PendingOpen<'_> {
         self.describe_pinned(here, opened, None)
     }
 
-    /// Opens with `O_PATH`. The inode may be that of an open file which the file system has resolved,
-    /// so that it has no lookup.
+    /// Opens with `O_PATH`. The inode may come from an open file which the file system has resolved, so that it has
+    /// no lookup.
     fn path_only(&self, here: MountedInode) -> Result<Arc<FileDescription>> {
         let pin = if here.node.has_lookups() || here.node.kind() != FileKind::Regular {
             None
@@ -364,9 +364,9 @@ impl PendingOpen<'_> {
         component: &PathComponent<'_>,
     ) -> Result<Option<Arc<FileDescription>>> {
         if self.has(OpenFlags::EXCL) && self.may_make(&dir) {
-            // Most often the name is free, and the file system says so if it is not.
+            // Most often the name is free; otherwise the file system returns an error.
             match self.make(&dir, component) {
-                // An existing name comes before a missing permission.
+                // EEXIST has precedence over a missing permission.
                 Err(CallError::Errno(Errno::EACCES | Errno::EROFS)) => {}
                 made => return made.map(Some),
             }
@@ -461,7 +461,7 @@ impl PendingOpen<'_> {
         Ok(())
     }
 
-    /// Creates a file. Fails with `EEXIST` where there is one, whatever the flags say.
+    /// Creates a file. Fails with `EEXIST` if there is one, regardless of the flags.
     fn make(
         &self,
         dir: &MountedInode,

@@ -18,15 +18,15 @@ pub(crate) struct KnownDirs(RwLock<KnownPaths>);
 #[derive(Default)]
 struct KnownPaths {
     paths: HashSet<Box<[u8]>>,
-    /// The number of changes before the first of them was looked at.
+    /// The number of changes before the first path was looked up.
     changes: u32,
-    /// The time after which none of them is known any more.
+    /// The time after which the paths are no longer known.
     until: u64,
 }
 
-/// How long a directory is known: others may replace it by a link, without being counted.
+/// The time for which a directory is known: others may replace it by a link, without being counted.
 const HOLDS: Duration = Duration::from_secs(1);
-/// The most directories that are known. Beyond them, all are forgotten.
+/// The maximum number of known directories. Beyond it, all are forgotten.
 const MOST: usize = 256;
 
 impl KnownDirs {
@@ -38,7 +38,7 @@ impl KnownDirs {
             && now_ns() < known.until
     }
 
-    /// Keeps that `path` is no link. `changes` is the number of changes before this was looked at.
+    /// Records that `path` is no link. `changes` is the number of changes before the lookup.
     fn keep(&self, path: &[u8], changes: u32) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if known.changes != changes || known.paths.len() >= MOST || now_ns() >= known.until {
@@ -63,8 +63,9 @@ pub(crate) fn may_lead_in(table: &ClientMountTable, path: &[u8], links: bool) ->
     table.has_paths() && (links || table.below(path) || path.is_empty())
 }
 
-/// Looks at `path`. Links of /proc are not followed, because they do not refer to a path. `known` has directories
-/// that need not be looked at, with the counter of changes ([`ClientOptions::path_changes`](crate::ClientOptions::path_changes)).
+/// Looks up `path`. Links of /proc are not followed, because they do not refer to a path. `known` has directories
+/// that need no lookup, with the counter of changes
+/// ([`ClientOptions::path_changes`](crate::ClientOptions::path_changes)).
 pub(crate) fn look(
     table: &ClientMountTable,
     path: &[u8],

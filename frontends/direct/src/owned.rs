@@ -1,8 +1,9 @@
-//! A file system that belongs to one process: what a child of fork(2) may do with it.
+//! A file system that belongs to one process, and its use by a child of fork(2).
 //!
-//! The child has a copy of the memory and none of the threads. With the ring of a device it would write into the parent's, and without a
-//! thread it would wait for ever; and changes in its memory would be lost. So its calls fail with `ENOTCONN`, as those on a connection
-//! of its parent do, and one line on the standard error says so. What it closes, forgets and unmounts is its copy.
+//! The child has a copy of the memory and none of the threads. With the ring of a device it would write into the
+//! parent's ring, without a thread it would wait for ever, and changes in its memory would be lost. So its calls fail
+//! with `ENOTCONN`, like calls on a connection of its parent, and one line on the standard error reports this.
+//! Closing, forgetting and unmounting concern the child's copy only.
 
 use std::ops::Deref;
 use std::os::fd::AsFd;
@@ -22,7 +23,7 @@ pub(crate) struct OwnedFileSystem {
     inner: OwnedInner,
     owner: ProcessOwner,
     source: String,
-    /// This child was told.
+    /// True if this child has written the line.
     told: AtomicBool,
 }
 
@@ -62,7 +63,7 @@ impl OwnedFileSystem {
             "defuse: {source} belongs to process {owner}, and its child {child} cannot use it (ENOTCONN): open it \
              after fork(2), or let both use a server (defuse serve)\n"
         );
-        // Past the lock of the library, which another thread of the parent may have had.
+        // Written without the library's lock, which another thread of the parent may have held.
         let _ = rustix::io::write(std::io::stderr().as_fd(), text.as_bytes());
     }
 
@@ -138,7 +139,7 @@ impl FileSystem for OwnedFileSystem {
         }
     }
 
-    /// Nothing of the child is there to be written: its writes have failed.
+    /// The child has no data to write: its writes have failed.
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         if self.owner.is_here() { self.inner.flush(cx, file, owner) } else { Ok(()) }
     }

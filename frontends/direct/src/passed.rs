@@ -1,8 +1,8 @@
 //! Directories that walks have passed lately, by their name in a directory or by a longer path of names.
 //!
-//! A directory whose names hold for no time is looked up for each path that leads through it. It stays known here, so that the
-//! file system need not begin with a new inode each time. Where somebody counts the changes that may lead a path to
-//! another directory, it is not even looked up again until the next one, for a limited time.
+//! A directory whose names hold for no time is looked up for each path that leads through it. It stays known here, so
+//! that the file system need not begin with a new inode each time. If the changes that may lead a path to another
+//! directory are counted, the directory is not even looked up again until the next change, for a limited time.
 
 use std::array;
 use std::hash::{BuildHasher, RandomState};
@@ -21,7 +21,7 @@ const SETS: usize = 32;
 /// The directories of a set.
 const WAYS: usize = 4;
 
-/// How long a directory holds: for this time, until the counter of changes moves.
+/// The lifetime of a directory: this time, or until the counter of changes moves.
 pub(crate) type DirectoryHold = (Duration, &'static AtomicU32);
 
 pub(crate) struct PrefixCache {
@@ -34,7 +34,7 @@ pub(crate) struct PrefixCache {
 struct PrefixSet {
     /// At most [`WAYS`].
     dirs: Vec<PrefixEntry>,
-    /// Counts directories that took the place of others.
+    /// Counts directories that replaced others.
     turn: usize,
 }
 
@@ -43,7 +43,7 @@ impl PrefixSet {
         self.dirs.iter().position(|dir| dir.is(parent, name))
     }
 
-    /// Adds a directory, or puts it in the place of the same one or any other, which it returns.
+    /// Adds a directory. It may replace an entry for the same directory or another entry, which is returned.
     fn put(&mut self, dir: PrefixEntry) -> Option<PrefixEntry> {
         let known = self.find(dir.parent, &dir.name);
         if known.is_none() && self.dirs.len() < WAYS {
@@ -63,7 +63,8 @@ struct PrefixEntry {
     /// A name, or several with slashes between them.
     name: Box<[u8]>,
     found: PrefixDirectory,
-    /// Those who may search all directories of the path, this one as well; `None` if there is only one name.
+    /// The credentials of a caller that may search all directories of the path, including this one; `None` if there
+    /// is only one name.
     searched_by: Option<Box<TaskCredentials>>,
     /// The count of changes before it was looked up.
     changes: u32,
@@ -73,7 +74,7 @@ struct PrefixEntry {
 #[derive(Clone)]
 pub(crate) struct PrefixDirectory {
     pub node: Arc<CachedInode>,
-    /// The attributes that permission checks use, if they were told.
+    /// The attributes that permission checks use, if they are known.
     pub attr: Option<Attr>,
     /// The time of [`now_ns`] until which it holds.
     pub until: u64,
@@ -85,12 +86,12 @@ pub(crate) struct WalkBegin {
     pub parent: Ino,
     /// The count of changes before it.
     changes: u32,
-    /// The end of the time of the directory that holds the shortest.
+    /// The earliest time at which a directory on the way no longer holds.
     until: u64,
 }
 
 impl WalkBegin {
-    /// Notes a directory on the way.
+    /// Records a directory on the way.
     pub(crate) fn pass(&mut self, until: u64) {
         self.until = self.until.min(until);
     }
@@ -111,7 +112,7 @@ impl PrefixCache {
         }
     }
 
-    /// The places in which this directory may be.
+    /// Returns the set in which this directory may be.
     fn set(&self, parent: Ino, name: &[u8]) -> MutexGuard<'_, PrefixSet> {
         lock(&self.sets[(self.hasher.hash_one((parent.0, name)) >> 32) as usize % SETS])
     }
@@ -121,7 +122,8 @@ impl PrefixCache {
         self.get_for(parent, name, None)
     }
 
-    /// The directory at the end of a path of several names, if it still holds, and `who` may search it and all directories before it.
+    /// Returns the directory at the end of a path of several names, if it still holds, and if `who` may search it and
+    /// all directories before it.
     pub(crate) fn get_path(
         &self,
         parent: Ino,
@@ -161,8 +163,8 @@ impl PrefixCache {
         self.holds.is_some().then(begin)
     }
 
-    /// Keeps a directory that was looked up just now, possibly in the place of another one. `changes` is the count before
-    /// that. Returns the time until which it holds.
+    /// Keeps a directory that was looked up just now, possibly in place of another one. `changes` is the count before
+    /// the lookup. Returns the time until which the directory holds.
     pub(crate) fn keep(
         &self,
         (parent, name): (Ino, &[u8]),
@@ -180,7 +182,8 @@ impl PrefixCache {
         until
     }
 
-    /// Keeps the directory to which a walk of several names has come. `who` may search it and all directories before it.
+    /// Keeps the directory that a walk of several names has reached. `who` may search it and all directories before
+    /// it.
     pub(crate) fn keep_path(
         &self,
         begin: &WalkBegin,
@@ -200,7 +203,7 @@ impl PrefixCache {
         drop(old);
     }
 
-    /// Counts a change, after it: whoever looked a directory up before it has the former count.
+    /// Counts a change, after it: a thread that looked a directory up before the change has the former count.
     pub(crate) fn count_change(&self) {
         if let Some((_, counter)) = self.holds {
             counter.fetch_add(1, Ordering::Release);
@@ -220,7 +223,7 @@ impl PrefixCache {
         self.forget_if(|_| true);
     }
 
-    /// Forgets those of these inodes, and all paths, which may lead through them.
+    /// Forgets these inodes, and all paths, which may lead through them.
     pub(crate) fn prune(&self, inodes: &[Ino]) {
         self.forget_if(|dir| dir.searched_by.is_some() || inodes.contains(&dir.found.node.ino()));
     }

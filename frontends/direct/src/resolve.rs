@@ -1,10 +1,9 @@
 //! Paths that the file system resolves in one call, without nodes and lookups.
 //!
 //! A walk makes a node for each inode that it reaches, and caches its name. A file system with
-//! [`resolve`](defuse_fs::Shortcuts::resolve) needs neither: it answers for the whole path, and
-//! the client checks the permissions that a walk would have checked. Whatever such an answer does
-//! not decide is left to a walk: symbolic links, `.` and `..`, mounts on directories of the mount,
-//! and directories that not everyone may search.
+//! [`resolve`](defuse_fs::Shortcuts::resolve) needs neither: it answers for the whole path, and the client checks the
+//! permissions that a walk would have checked. All cases that such an answer does not decide are left to a walk:
+//! symbolic links, `.` and `..`, mounts on directories of the mount, and directories that not every user may search.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -60,7 +59,7 @@ impl UncheckedOpen {
         UncheckedOpen { mount, caller, ino, flags, opened: Some(opened) }
     }
 
-    /// The kernel has decided that the caller may open it.
+    /// True if the kernel has decided that the caller may open it.
     pub fn is_permitted(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.native().is_some())
     }
@@ -80,12 +79,12 @@ enum KnownInode {
     /// An inode with a node.
     Node {
         node: Arc<CachedInode>,
-        /// The attributes, if the file system has just told them.
+        /// The attributes, if they have just arrived from the file system.
         told: Option<Attr>,
-        /// An open file of it.
+        /// An open file of the inode.
         fh: Option<Fh>,
     },
-    /// The attributes, and the moment before the call that they come from.
+    /// The attributes, and the moment before the call that returned them.
     Attr(Attr, CallMoment),
 }
 
@@ -95,7 +94,7 @@ impl<'a> CallTarget<'a> {
         CallTarget::with_node(&here.mount, Arc::clone(&here.node))
     }
 
-    /// An inode with a node, whose attributes the file system has just told, if it has.
+    /// Returns an inode with a node, and its attributes if they have just arrived from the file system.
     pub fn told(here: &'a MountedInode, told: Option<Attr>) -> Self {
         CallTarget::of(&here.mount, Arc::clone(&here.node), told, None)
     }
@@ -103,7 +102,7 @@ impl<'a> CallTarget<'a> {
     /// The inode of an open file.
     pub fn open(file: &'a FileDescription) -> Self {
         let here = file.here();
-        // The handle of a directory gives no more attributes than its inode.
+        // The handle of a directory returns no more attributes than its inode.
         let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
         CallTarget::of(&here.mount, Arc::clone(&here.node), None, fh)
     }
@@ -132,7 +131,7 @@ impl<'a> CallTarget<'a> {
         }
     }
 
-    /// An inode of which only the attributes are known: nothing of it is cached.
+    /// Returns an inode of which only the attributes are known, and nothing is cached.
     pub fn peeked(mount: &'a Arc<ClientMount>, attr: Attr) -> Self {
         CallTarget::resolved(mount, Ino(0), attr, mount.moment())
     }
@@ -167,7 +166,7 @@ impl<'a> CallTarget<'a> {
         }
     }
 
-    /// The attributes, if they are known to be those of this moment.
+    /// Returns the attributes, if they are known to be current.
     pub fn present_attr(&self) -> Option<Attr> {
         match &self.known {
             KnownInode::Node { node, .. } => node.present_attr(),
@@ -196,7 +195,7 @@ impl<'a> CallTarget<'a> {
     pub fn changed(&self) {
         match &self.known {
             KnownInode::Node { node, .. } => node.changed(),
-            // A name or an open file may have given the inode a node.
+            // The inode may have got a node by a name or an open file.
             KnownInode::Attr(..) => self.mount.inode_changed(self.ino),
         }
     }
@@ -325,9 +324,9 @@ impl DirectClient {
     }
 }
 
-/// Calls `run` with the path in normal form, and true if it ends with a slash, so that it must lead to a directory; `None` for paths
-/// with `..`, and for those whose last component does not name something. What stands before a slash must be a directory in any case, so
-/// that a `.` or another slash after it says nothing.
+/// Calls `run` with the path in normal form, and true if it ends with a slash, so that it must lead to a directory.
+/// `None` for paths with `..`, and for paths whose last component is no name. A component before a slash must be a
+/// directory in any case, so that a `.` or another slash after it adds nothing.
 fn in_normal_form<T>(
     path: &[u8],
     run: impl FnOnce((NormalPath<'_>, bool)) -> Option<T>,
@@ -347,7 +346,7 @@ fn in_normal_form<T>(
     run((NormalPath::new(&parts.join(&b'/'))?, is_dir))
 }
 
-/// True if the permissions of directories do not restrict where `who` searches.
+/// True if `who` may search directories regardless of their permissions.
 fn may_search_all(who: &TaskCredentials) -> bool {
     who.has(cap::DAC_OVERRIDE) || who.has(cap::DAC_READ_SEARCH)
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use defuse_fs::Result;
 
-/// The longest path, `PATH_MAX` without its NUL.
+/// The maximum length of a path, `PATH_MAX` without its NUL.
 pub(crate) const PATH_MAX: usize = 4095;
 
 /// The kind of a path component.
@@ -82,7 +82,7 @@ impl<'a> RemainingPath<'a> {
         before.contains(&b'/').then_some(before)
     }
 
-    /// Goes on after `before`, which [`before_last`](RemainingPath::before_last) has returned.
+    /// Continues after `before`, which [`before_last`](RemainingPath::before_last) has returned.
     pub fn skip(&mut self, before: &'a [u8]) {
         if let Some((start, _)) = next_in(self.path, self.at) {
             self.at = start + before.len();

@@ -81,7 +81,7 @@ pub(crate) struct PathParent<'a> {
 pub(crate) enum ReachedInode<T> {
     /// The inode.
     Node(MountedInode),
-    /// The inode has no node: this is known of it. It lies in the directory.
+    /// An inode without a node, in the directory, with the data that is known about it.
     Peeked(MountedInode, T),
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct PathWalk<'a> {
     told: Cell<Option<(Arc<CachedInode>, ReachedAttributes)>>,
     /// While the walk leads to the last directory of the caller's path by names alone: its begin, and the path to there.
     by_names: Option<(WalkBegin, &'a [u8])>,
-    /// The position is a directory that the caller may search, as a walk has found lately.
+    /// True if the position is a directory that the caller may search, as a walk has found lately.
     may_search: bool,
 }
 
@@ -219,8 +219,8 @@ impl<'a> PathWalk<'a> {
         self.at = WalkPosition::Inside(here.clone());
     }
 
-    /// Goes from `here` to the last directory of the path at once, if a walk came there by the same names lately. This
-    /// takes no reference count of what threads share, but that of the mount.
+    /// Goes from `here` to the last directory of the path at once, if a walk reached it by the same names lately.
+    /// This takes no shared reference count, except the mount's.
     fn leap(&mut self, here: &MountedInode) -> bool {
         let Some(path) = self.rest.before_last() else { return false };
         let Some(begin) = here.mount.begin(&here.node) else { return false };
@@ -237,7 +237,7 @@ impl<'a> PathWalk<'a> {
         true
     }
 
-    /// The position, which somebody sets anew.
+    /// Takes the position; the caller sets it anew.
     fn take_at(&mut self) -> WalkPosition {
         std::mem::replace(&mut self.at, WalkPosition::Outside(Vec::new()))
     }
@@ -256,8 +256,7 @@ impl<'a> PathWalk<'a> {
         if resolve.has(ResolveFlags::CACHED) {
             return Err(Errno::EAGAIN.into());
         }
-        // An absolute path, or one that starts with the name of a mount, does not start at the
-        // directory.
+        // An absolute path, or a path that starts with the name of a mount, does not start at the directory.
         if confined && self.start.is_none() && self.entered {
             return Err(Errno::EXDEV.into());
         }
@@ -284,7 +283,8 @@ impl<'a> PathWalk<'a> {
         Ok((here, self.opened.take()))
     }
 
-    /// Walks like [`node`](PathWalk::node), but makes no node of the inode at the end if its attributes are told without.
+    /// Walks like [`node`](PathWalk::node), but makes no node for the inode at the end if its attributes are known
+    /// without one.
     pub fn attr_or_node(&mut self, follow: bool) -> Result<ReachedInode<Attr>> {
         let who = self.who;
         self.reach(follow, |dir, component| {
@@ -296,7 +296,7 @@ impl<'a> PathWalk<'a> {
         })
     }
 
-    /// Walks to the end of the path, unless `peek` is content with a name at the end of a part of it.
+    /// Walks to the end of the path, unless `peek` accepts a name at the end of a part of the path.
     fn reach<T>(
         &mut self,
         follow: bool,
@@ -426,7 +426,7 @@ impl<'a> PathWalk<'a> {
         self.found(dir, node, attr.map_or(ReachedAttributes::Nothing, ReachedAttributes::Now))
     }
 
-    /// Notes what a lookup in `dir` has found, and enters the mount that covers it.
+    /// Records the result of a lookup in `dir`, and enters the mount that covers it.
     fn found(
         &self,
         dir: &MountedInode,
@@ -437,15 +437,15 @@ impl<'a> PathWalk<'a> {
         self.topmost(MountedInode { node, mount: Arc::clone(&dir.mount) })
     }
 
-    /// The attributes of the inode at the end of the walk, if the file system told all of them during the walk. They need not
-    /// be asked for, even where nothing is cached.
+    /// Returns the attributes of the inode at the end of the walk, if all of them arrived from the file system during
+    /// the walk. They need no request, even if nothing is cached.
     pub fn told(&self, here: &MountedInode) -> Option<Attr> {
         let ReachedAttributes::Now(attr) = self.told_of(here) else { return None };
         let is_whole = attr.btime.is_some() || !here.mount.caps().birth_times;
         is_whole.then_some(attr)
     }
 
-    /// Those attributes of the inode that permission checks use, if they are known of the last step of the walk.
+    /// Returns the attributes of the inode that permission checks use, if the last step of the walk found them.
     pub fn told_lately(&self, here: &MountedInode) -> Option<Attr> {
         match self.told_of(here) {
             ReachedAttributes::Now(attr) | ReachedAttributes::Lately(attr) => Some(attr),

@@ -172,7 +172,7 @@ fn set(
     result.map_err(crate::data::unsupported)
 }
 
-/// Invalidates what an attribute decides.
+/// Invalidates cached data that depends on an attribute.
 fn changed(found: &CallTarget<'_>, name: &[u8]) {
     found.changed();
     if found.is_dir() && name.starts_with(b"system.posix_acl_") {
