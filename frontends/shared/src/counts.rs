@@ -7,7 +7,7 @@ use std::sync::Arc;
 use defuse_fs::{Figure, Ino};
 use defuse_ring::pages::{GROUP_BYTES, PAGE};
 
-/// The division of a file system into parts whose pages are counted apart, such as the devices of a manager.
+/// The division of a file system into parts whose pages are counted separately, such as the devices of a manager.
 #[derive(Clone)]
 pub struct PartDivision {
     /// The number of parts.
@@ -37,13 +37,13 @@ pub(crate) struct PartCount {
     pub(crate) filled: u64,
     /// Changes of files with pages.
     pub(crate) changes: u64,
-    /// Groups that were hidden, that were missed while they were, and that left.
+    /// Groups that were hidden, that were missed while hidden, and that left.
     pub(crate) hidden: u64,
     pub(crate) missed: u64,
     pub(crate) evicted: u64,
 }
 
-/// Counts of all parts. The last one is of files in none of them.
+/// Counts of all parts. The last one counts files in no part.
 pub(crate) struct PartCounts {
     parts: Option<PartDivision>,
     all: Vec<PartCount>,
@@ -55,7 +55,7 @@ impl PartCounts {
         PartCounts { parts, all: vec![PartCount::default(); count + 1] }
     }
 
-    /// True if there are no parts, so that one count is that of everything.
+    /// True if there are no parts, so that one count is the count of everything.
     pub(crate) fn is_whole(&self) -> bool {
         self.parts.is_none()
     }
@@ -73,7 +73,7 @@ impl PartCounts {
             && (parts.of)(ino).is_some_and(|part| parts.without.contains(&part))
     }
 
-    /// The count of a part. Without parts, that of everything is number 0.
+    /// Returns the count of a part. Without parts, number 0 is the count of everything.
     pub(crate) fn part(&self, part: usize) -> PartCount {
         self.all.get(part).copied().unwrap_or_default()
     }
@@ -85,7 +85,7 @@ impl PartCounts {
 }
 
 impl PartCount {
-    /// As figures of a file system.
+    /// Returns the counts as figures of a file system.
     pub(crate) fn figures(&self) -> Vec<Figure> {
         let total = |name, value| Figure::count(name, value).since_start();
         vec![

@@ -21,15 +21,16 @@ use defuse_wire::request::WRITE_LEAD;
 use defuse_wire::vendor::{LaneOffer, OFFER};
 use zerocopy::IntoBytes;
 
-/// After this many requests from lanes in a row, the socket is looked at.
+/// The number of requests in a row from lanes after which the socket is checked.
 const ROW: u32 = 64;
-/// Looks at the lanes before a thread that does not wait lets others run: less than a microsecond, which is
+/// The number of checks of the lanes before a thread that does not wait lets others run: less than a microsecond,
+/// which is longer than a client with a processor needs for its next request.
 /// longer than a client that has a processor needs for its next request.
 const LOOKS: u32 = 12;
-/// Of so many turns without a request, one looks at the socket, too.
+/// One of so many turns without a request also looks at the socket.
 const TURNS: u32 = 4;
 
-/// Limits of the memory for lanes. A block of lanes has nine megabytes of addresses; pages that nobody has used take none.
+/// Limits of the memory for lanes. A block of lanes has nine megabytes of addresses; unused pages take no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneLimits {
     /// Maximum number of blocks of all connections. Each connection has one, and further ones use messages. A connection
@@ -58,7 +59,7 @@ impl LaneOffers {
         LaneOffers { limits, users: Arc::default() }
     }
 
-    /// Counts a block of `uid`, who may have this part of the limits; `None` beyond it.
+    /// Counts a block of `uid`, which may have this part of the limits; `None` beyond it.
     fn admit(&self, uid: u32, part: usize) -> Option<BlockReservation> {
         let mut users = lock(&self.users);
         let all: usize = users.values().sum();
@@ -88,7 +89,7 @@ impl TransportUpgrade for LaneOffers {
     }
 }
 
-/// Offers a block of lanes, or says that there is none.
+/// Offers a block of lanes, or reports that there is none.
 fn offer(port: &dyn RequestPort, block: Option<BorrowedFd<'_>>) -> Result<()> {
     let (lanes, bytes) = block.map_or((0, 0), |_| (LANES_OF_BLOCK as u32, BYTES as u64));
     let offer = LaneOffer { version: VERSION, lanes, bytes };
@@ -110,7 +111,7 @@ struct LaneBlocks {
 }
 
 impl LaneBlocks {
-    /// A further block, unless most of the memory for lanes is in use.
+    /// Adds a further block, unless most of the memory for lanes is in use.
     fn add(&self) -> Option<OwnedFd> {
         let place = self.offers.admit(self.uid, 2)?;
         let added = self.desk.add_block();
@@ -205,7 +206,7 @@ impl LanePort {
         let taken = self.desk().take(room, number_of_request, copied);
         let Some(arrived) = taken.map_err(|why| self.end(why))? else { return Ok(None) };
         self.row.fetch_add(1, Ordering::Relaxed);
-        // The header says how much lies in the lane.
+        // The header has the length of the message in the lane.
         if arrived.copied < arrived.len && length_of_request(room) != arrived.len {
             return Err(self.end(ProtocolViolation("a message has an impossible length")));
         }
@@ -220,7 +221,7 @@ impl LanePort {
         let answered = self.desk().answer_placed((lane, number), parts, placed, refusal);
         match answered.map_err(|why| self.end(why))? {
             true => Ok(()),
-            // The session takes back what the reply gave away.
+            // The session undoes everything that the reply granted.
             false => Err(Errno::EIO),
         }
     }
@@ -241,7 +242,7 @@ impl LanePort {
         self.message_now(room)
     }
 
-    /// Waits for a request. `EAGAIN` where a bell has woken the thread for one that another has taken.
+    /// Waits for a request. `EAGAIN` if a bell has woken the thread for a request that another thread has taken.
     fn wait(&self, room: &mut [u8]) -> Result<usize> {
         self.desk().fall_asleep();
         let received = match self.take(room) {
@@ -263,7 +264,7 @@ impl LanePort {
         self.sorted(self.now.receive(room))?.ok_or(Errno::EAGAIN)
     }
 
-    /// Sees to messages about lanes, and returns the length of others.
+    /// Handles messages about lanes, and returns the length of other messages.
     fn sorted(&self, received: Result<usize>) -> Result<Option<usize>> {
         match received? {
             BELL => Ok(None),
@@ -303,7 +304,7 @@ impl ReplyPort for LanePort {
 impl RequestPort for LanePort {
     fn receive(&self, room: &mut [u8]) -> Result<usize> {
         if self.row.load(Ordering::Relaxed) >= ROW {
-            // Interrupts and returned lookups come here, and the end of the client.
+            // Interrupts and returned lookups arrive here, and the end of the client.
             match self.message_now(room) {
                 Err(Errno::EAGAIN) => {}
                 other => return other,
@@ -406,7 +407,7 @@ fn copied(head: &[u8], len: usize) -> usize {
     if stays { WRITE_LEAD } else { len }
 }
 
-/// The length that the header of a request says.
+/// Returns the length in the header of a request.
 fn length_of_request(message: &[u8]) -> usize {
     u32::from_ne_bytes(bytes_at(message, std::mem::offset_of!(InHeader, len))) as usize
 }

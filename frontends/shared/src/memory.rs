@@ -1,10 +1,11 @@
 //! The bound of the memory for pages: which groups of frames are in it.
 //!
-//! A client reads pages without a word to the server, which therefore does not see what is in use. So a hand goes over the
-//! groups while others leave, and *hides* one or two for each that leaves: its pages are in memory, and no reader finds them. A client
-//! that misses them makes a request, which shows them again and tells the policy who uses them. So the policy hears of a use of
-//! each group that is in use, whenever the hand has come round, and decides on all groups by that. This needs no
-//! memory that clients write, and believes nothing that they say. It costs at most two requests for each group that leaves.
+//! A client reads pages without notifying the server, which therefore does not see what is in use. So a hand goes
+//! over the groups while others leave, and *hides* one or two for each that leaves: the pages of a hidden group are
+//! in memory, and no reader finds them. A client that misses them makes a request, which shows them again and
+//! notifies the policy of the user. So the policy learns of a use of each group that is in use, whenever the hand has
+//! come round, and decides on all groups by that. This needs no memory that clients write, and relies on no claim of
+//! a client. It costs at most two requests for each group that leaves.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -16,20 +17,20 @@ use defuse_ring::pages::{GROUP_BYTES, PageWriter};
 use crate::counts::{PartCounts, PartDivision};
 use crate::paged::HEADS;
 
-/// Of all groups, this part should be hidden.
+/// The divisor for the part of all groups that should be hidden.
 const LEAD: u64 = 4;
 
 /// The pages of files.
 pub(crate) trait PageGroups {
-    /// Those of one file.
+    /// Returns the pages of one file.
     fn pages(&mut self, ino: Ino) -> Option<&mut PageWriter>;
 }
 
 /// Groups of frames that take memory.
 pub(crate) struct FrameGroups {
-    /// All of them.
+    /// All groups.
     groups: OwnerShares,
-    /// Those that readers find: the hand is at the one that was shown first.
+    /// The groups that readers find: the hand is at the group that was shown first.
     shown: LruPolicy,
     hidden: HashSet<ExtentKey>,
     pub(crate) counts: PartCounts,
@@ -71,7 +72,7 @@ impl FrameGroups {
         for key in left {
             self.give_back(files, key);
             self.hide_next(files);
-            // Without a lead, the hand would hide what is to leave next anyway.
+            // Without a lead, the hand would hide the group that leaves next anyway.
             if self.hidden.len() as u64 * LEAD * GROUP_BYTES < self.groups.policy().bytes() {
                 self.hide_next(files);
             }
@@ -79,12 +80,12 @@ impl FrameGroups {
         was_hidden
     }
 
-    /// True if the group has its place in memory, and is not hidden.
+    /// True if the group has its memory, and is not hidden.
     pub(crate) fn holds(&self, ino: Ino, group: u64) -> bool {
         self.shown.contains(ExtentKey::new(ino.0, group))
     }
 
-    /// A file of so many groups has no pages any more.
+    /// Removes the pages of a file with so many groups.
     pub(crate) fn closed(&mut self, ino: Ino, groups: u64) {
         for key in (0..groups).map(|group| ExtentKey::new(ino.0, group)) {
             self.counts.of(ino).groups -= u64::from(self.groups.remove(key));

@@ -1,7 +1,8 @@
 //! Names that clients with the same rights read from memory.
 //!
-//! A name is told with the versions of all that it depends on, so that a client sees by itself if it still holds. The memory is for
-//! clients of one user with the same groups: whatever one of them was told, the others may know.
+//! A name is published with the versions of all items that it depends on, so that a client itself sees if it still
+//! holds. The memory is for clients of one user with the same groups: a name that was reported to one of them may be
+//! known to the others.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -17,18 +18,19 @@ use defuse_ring::versions::{VersionWriter, VersionedItem};
 use defuse_wire::convert::told_attr;
 use defuse_wire::vendor::PublishedAttr;
 
-/// The most memories of names, of 16 MiB each; clients with other rights then have none.
+/// The maximum number of name memories, of 16 MiB each; clients with other rights then have none.
 const MOST: usize = 16;
-/// The most of them for one user, with several sets of groups.
+/// The maximum number of name memories for one user, with several sets of groups.
 const MOST_OF_USER: usize = 4;
-/// The most names that lead to one inode: a change of its attributes is told to all of them.
+/// The maximum number of names that lead to one inode: a change of its attributes is published in all of them.
 const MOST_OF_INODE: usize = 16;
 /// Parts of the account of inodes.
 const SHARDS: usize = 16;
-/// The most directories between the root directory and an inode that a client names by its number. It looks up what is deeper.
+/// The maximum number of directories between the root directory and an inode that a client names by its number. A
+/// deeper inode needs a lookup.
 const DEEPEST: usize = 256;
 
-/// The memories of names of one file system. Those that nobody uses are kept until there are too many.
+/// The name memories of one file system. Unused ones are kept until there are too many.
 #[derive(Default)]
 pub(crate) struct NameMemories(RwLock<Vec<Arc<NameMemory>>>);
 
@@ -42,7 +44,7 @@ pub(crate) struct NameMemory {
     inodes: [Mutex<HashMap<u64, InodePlaces>>; SHARDS],
 }
 
-/// The places of the names of an inode, of which most have one.
+/// The slots of the names of an inode; most inodes have one.
 #[derive(Default)]
 struct InodePlaces {
     first: Option<SlotNumber>,
@@ -114,12 +116,12 @@ impl NameMemories {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if a name that clients were told of leads to the inode.
+    /// True if a published name leads to the inode.
     pub(crate) fn have(&self, ino: Ino) -> bool {
         self.all().iter().any(|board| board.inodes(ino.0).contains_key(&ino.0))
     }
 
-    /// Tells of the attributes of an inode, beside the names that lead to it.
+    /// Publishes the attributes of an inode, with the names that lead to it.
     pub(crate) fn tell_attributes(
         &self,
         versions: &VersionWriter,
@@ -128,7 +130,7 @@ impl NameMemories {
     ) {
         let Some(version) = versions.of_thing(VersionedItem::Attributes(ino.0)) else { return };
         let moment = AttributeStamp::now(version);
-        // What changes meanwhile is newer than the version, with which nobody takes it.
+        // Attributes that change meanwhile are newer than the version, with which no client uses them.
         let Ok(attr) = fs.getattr(cx, ino, None) else { return };
         let attributes = encoded(&attr, (fs, cx), ino);
         for board in self.all().iter() {
@@ -200,7 +202,7 @@ impl NameSource for NameMemory {
             return;
         }
         let LookupVersions { all, name, rights } = before;
-        // A name that has changed since has another version now, with which nobody takes it.
+        // A name that has changed since has another version now, with which no client uses it.
         let mut told = NameVersions { name, rights, attributes: AttributeStamp::default() };
         let mut known = None;
         if let Some((ino, found)) = inode {
@@ -208,14 +210,15 @@ impl NameSource for NameMemory {
                 return;
             };
             told.attributes = AttributeStamp::now(version);
-            // Attributes that are asked for now have this version, or are newer and nobody takes them either.
+            // Attributes that are read now have this version, or are newer and no client uses them either.
             let same = all.is_some() && self.versions.all() == all;
             let attr = if same { Ok(*found) } else { fs.getattr(cx, ino, None) };
             let Ok(attr) = attr else { return };
             known = Some((ino.0, encoded(&attr, (fs, cx), ino)));
         }
         let found = FoundName { told, open_to_all, inode: known };
-        // Whoever reads the name may name the inode. The account is locked, so that the next change of the place finds this one there.
+        // A client that reads the name may name the inode. The account is locked, so that the next change of the slot
+        // finds this inode there.
         let mut inodes = inode.map(|(ino, _)| self.inodes(ino.0));
         if let (Some(inodes), Some((ino, _))) = (&inodes, inode)
             && inodes.get(&ino.0).is_some_and(|places| places.len() >= MOST_OF_INODE)

@@ -1,8 +1,8 @@
 //! A layer that keeps pages of open files in memory that clients read.
 //!
-//! Each change of a file through this layer drops the pages that it changes before it begins, and closes the
-//! file if its length may change. Pages are filled by reads, unless a change has begun meanwhile. So a client
-//! never sees old data after somebody's change was answered, nor after it saw newer data.
+//! Each change of a file through this layer drops the pages that it changes before it begins, and closes the file if
+//! its length may change. Pages are filled by reads, unless a change has begun meanwhile. So a client never sees old
+//! data after a change of any client was answered, nor after it saw newer data.
 //!
 //! The memory is bounded (`memory.rs`): parts of files leave it when others need it.
 
@@ -25,12 +25,12 @@ use defuse_ring::pages::{PAGE, PageWriter};
 use crate::counts::PartDivision;
 use crate::memory::{FrameGroups, PageGroups};
 
-/// The most pages of a read that fills them: 1 MiB that begins within a page.
+/// The maximum number of pages of a read that fills them: 1 MiB that begins within a page.
 const MOST_FILLED: u64 = 257;
 const ALL: Range<u64> = 0..u64::MAX;
-/// Of the memory, this part may be heads.
+/// The divisor for the part of the memory that may be heads.
 pub(crate) const HEADS: u64 = 8;
-/// Files may have so many times the memory in frames, most of which are empty. One user may have half.
+/// Files may have so many times the memory in frames, most of which are empty. One user may have half of this.
 const RESERVED: u64 = 4;
 
 /// The memory for pages.
@@ -43,7 +43,7 @@ pub struct PagedOptions {
 }
 
 impl PagedOptions {
-    /// The fewest bytes.
+    /// The minimum number of bytes.
     pub const LEAST: u64 = 1 << 20;
 }
 
@@ -136,7 +136,7 @@ struct PagedFile {
     running: u64,
     /// The number of changes that have begun.
     epoch: u64,
-    /// Somebody has mapped the file: no pages until its last close.
+    /// A client has mapped the file: no pages until its last close.
     stopped: bool,
     /// The file system has read the file since its last change: it has set the time of the last access.
     is_read: bool,
@@ -177,7 +177,7 @@ impl PagedTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A change of these bytes of the file begins; of its length, too, if it `resizes` or goes beyond the end.
+    /// Begins a change of these bytes of the file; of its length, too, if it `resizes` or goes beyond the end.
     fn begin(&self, ino: Ino, range: Range<u64>, resizes: bool) {
         let PagedState { files, bound, .. } = &mut *self.lock();
         let entry = files.entry(ino).or_default();
@@ -225,7 +225,7 @@ impl PagedTable {
         }
     }
 
-    /// The file system says that a file has changed.
+    /// Records a change of a file that the file system reports.
     fn changed(&self, ino: Ino, range: Range<u64>) {
         if let Some(entry) = self.lock().files.get_mut(&ino) {
             entry.forget(range, true);
@@ -253,13 +253,13 @@ impl PagedFile {
 }
 
 impl PagedFileSystem {
-    /// Pages for the files of `inner`; `None` if it may change without this layer (`Caps::exclusive`), or wants
-    /// its operations submitted.
+    /// Creates pages for the files of `inner`. `None` if it may change without this layer (`Caps::exclusive`), or
+    /// requires its operations to be submitted.
     pub fn over(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<PagedFileSystem>> {
         PagedFileSystem::with(inner, options, None)
     }
 
-    /// As [`over`](PagedFileSystem::over), for a file system of `parts`, whose pages are counted apart:
+    /// Like [`over`](PagedFileSystem::over), for a file system of `parts`, whose pages are counted separately:
     /// [`figures_of`](PagedFileSystem::figures_of).
     pub fn over_parts(
         inner: Arc<dyn FileSystem>,
@@ -305,7 +305,7 @@ impl PagedFileSystem {
         change()
     }
 
-    /// Looks for the pages of a read of `len` bytes, and tells the policy of it.
+    /// Looks for the pages of a read of `len` bytes, and notifies the policy of the read.
     fn find(&self, by: Caller, ino: Ino, args: ReadArgs, len: usize) -> ReadPages {
         let end = args.offset.saturating_add(len as u64);
         let pages = args.offset / PAGE as u64..end.div_ceil(PAGE as u64);
@@ -318,12 +318,12 @@ impl PagedFileSystem {
         let Some(of_file) = entry.fillable() else { return ReadPages::Nothing };
         let is_closed = of_file.is_closed();
         let size = if is_closed { u64::MAX } else { of_file.size() };
-        // Behind the end of the file there are no pages, which would take the place of others.
+        // Pages behind the end of the file do not exist, and must not take the place of others.
         let pages = pages.start..pages.end.min(size.div_ceil(PAGE as u64));
         bound.counts.of(ino).requests += 1;
         let mut groups: Vec<u64> = pages.clone().map(|page| of_file.group_of(page)).collect();
         groups.dedup();
-        // The policy hears of all of them, also after one that was hidden.
+        // The policy is notified of all of them, also after one that was hidden.
         let used = groups.into_iter().map(|group| bound.used(files, ino, group, by));
         let were_hidden = used.filter(|was_hidden| *was_hidden).count() > 0;
         let Some(of_file) = files.pages(ino) else { return ReadPages::Nothing };
@@ -352,14 +352,14 @@ impl PagedFileSystem {
         let MissingPages { epoch, is_closed, pages } = missing;
         // A file that was closed has its new length now, or a change has begun.
         let size = is_closed.then(|| self.inner.getattr(cx, file.ino, Some(file.fh)));
-        // Not into the reply, which its client can change before it is in the pages.
+        // The data is not read into the reply, which its client can change before it is in the pages.
         let len = (pages.end - pages.start) as usize * PAGE;
         let mut bytes = vec![0; len];
         let mut sink = SliceSink::new(&mut bytes);
         let mut read = ReadBuf::new(&mut sink, len);
         let begin = pages.start * PAGE as u64;
         self.inner.read(cx, file, ReadArgs { offset: begin, ..args }, &mut read)?;
-        // Behind the end of the file there is nothing, whatever was there in the buffer.
+        // There is no data behind the end of the file, whatever the buffer contained.
         let filled = read.filled();
         bytes[filled..].fill(0);
         let from = (args.offset - begin) as usize;
@@ -459,7 +459,8 @@ impl FileSystem for PagedFileSystem {
         Some(self)
     }
 
-    /// Those of the pages follow those of the file system. Of pages in parts, only the limit is here.
+    /// Returns the figures of the file system, followed by the figures of the pages. For pages in parts, only the
+    /// limit is here.
     fn figures(&self) -> Vec<Figure> {
         let mut figures = self.inner.figures();
         figures.push(Figure::bytes("pages_limit", self.options.bytes.max(PagedOptions::LEAST)));
@@ -539,7 +540,7 @@ impl FileSystem for PagedFileSystem {
             Some(_) => self.change(ino, (ALL, true), || self.inner.setattr(cx, ino, fh, set)),
             None => {
                 let changed = self.inner.setattr(cx, ino, fh, set);
-                // The time of the last access may be another one now, which the next read changes.
+                // The time of the last access may have been set, and the next read changes it again.
                 if let Some(entry) = self.table.lock().files.get_mut(&ino) {
                     entry.is_read = false;
                 }
@@ -571,7 +572,7 @@ impl Shortcuts for PagedFileSystem {
     delegate!(to inner, only resolve, peek);
 }
 
-/// Drops pages of which the file system says that they have changed, before the client hears of it.
+/// Drops pages that the file system reports as changed, before the client is notified.
 struct PageNotify {
     notify: Arc<dyn Notify>,
     table: Arc<PagedTable>,

@@ -1,10 +1,10 @@
-//! A layer that tells clients what has changed, by versions in memory that they read.
+//! A layer that shows clients what has changed, by versions in memory that they read.
 //!
-//! Each change through this layer begins and ends in the versions of all that it changes, before its answer. So a client
-//! that finds a version as it was may use what it knew: nobody has been told of a newer state.
+//! Each change through this layer begins and ends in the versions of all items that it changes, before its reply. So
+//! a client that finds a version unchanged may use its cached data: no client has got a newer state.
 //!
-//! Deliberately absent: leases. A change waits for no client, however many know the name, and a client that is stopped or hostile
-//! holds nobody up. A lease would have to be recalled from each.
+//! Deliberately absent: leases. A change waits for no client, however many know the name, and a client that is
+//! stopped or hostile delays no other client. A lease would have to be recalled from each.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ use crate::named::NameMemories;
 
 /// Locks of names. Two names may share one.
 const LOCKS: usize = 64;
-/// The most inodes of which clients are told later.
+/// The maximum number of inodes whose attributes are published later.
 const UNTOLD: usize = 4096;
 
 /// A file system whose changes show in versions.
@@ -35,7 +35,7 @@ pub struct VersionedFileSystem {
     boards: NameMemories,
     /// Inodes of which a read does not change the access time, for less than a day.
     settled: InodeVersionSet,
-    /// Inodes of which clients are told when a file is closed by which they were changed.
+    /// Inodes whose attributes are published when a changed open file is closed.
     untold: UnreportedInodes,
     /// Changes of one name take turns, so that a removal knows the inode that it removes.
     names: [Mutex<()>; LOCKS],
@@ -45,7 +45,7 @@ pub struct VersionedFileSystem {
 #[derive(Default)]
 struct UnreportedInodes {
     inodes: Mutex<HashSet<Ino>>,
-    /// The number of them, as most closes find none.
+    /// The number of inodes, because most closes find none.
     count: AtomicUsize,
 }
 
@@ -86,13 +86,14 @@ impl std::fmt::Debug for VersionedFileSystem {
 }
 
 impl VersionedFileSystem {
-    /// Versions for `inner`. `None` if it may change without this layer (`Caps::exclusive`), or wants its operations
-    /// submitted, and where there is no memory for them.
+    /// Creates versions for `inner`. `None` if it may change without this layer (`Caps::exclusive`), or requires its
+    /// operations to be submitted, or if there is no memory for the versions.
     pub fn over(inner: Arc<dyn FileSystem>) -> Option<Arc<VersionedFileSystem>> {
         VersionedFileSystem::except(inner, None)
     }
 
-    /// As [`over`](VersionedFileSystem::over), with inodes that others may change, of which clients keep nothing.
+    /// Like [`over`](VersionedFileSystem::over), with inodes that others may change, about which clients cache
+    /// nothing.
     pub fn except(
         inner: Arc<dyn FileSystem>,
         unseen: Option<UnseenChanges>,
@@ -117,7 +118,7 @@ impl VersionedFileSystem {
         }))
     }
 
-    /// Makes a change of `things`.
+    /// Makes a change of these items.
     fn change<T>(
         &self,
         things: &[VersionedItem<'_>],
@@ -142,7 +143,7 @@ impl VersionedFileSystem {
         self.change(&[named(dir, name), VersionedItem::Attributes(dir.0)], make)
     }
 
-    /// Removes a name in `dir`, and changes the inode that has it.
+    /// Removes a name in `dir`, and changes the inode with this name.
     fn remove<T>(
         &self,
         cx: &Context<'_>,
@@ -183,7 +184,7 @@ impl VersionedFileSystem {
         Some(version)
     }
 
-    /// Tells of the attributes of an inode after a change, where clients were told of them before.
+    /// Publishes the attributes of an inode after a change, if clients got them before.
     fn tell_attributes(&self, cx: &Context<'_>, ino: Ino) {
         if self.boards.have(ino) {
             self.boards.tell_attributes(&self.versions, ino, (&*self.inner, cx));
@@ -330,7 +331,7 @@ impl FileSystem for VersionedFileSystem {
             Some(_) => self.change_rights(ino, |fs| fs.setattr(cx, ino, fh, set)),
             None => self.change_attributes(ino, |fs| fs.setattr(cx, ino, fh, set)),
         };
-        // Whoever changes an open file changes more of it, as tar does.
+        // A program that changes an open file often makes further changes to it, as tar does.
         let later = fh.is_some() && (!self.boards.have(ino) || self.untold.add(ino));
         if !later {
             self.tell_attributes(cx, ino);
@@ -372,7 +373,8 @@ impl FileSystem for VersionedFileSystem {
         self.make(parent, name, |fs| fs.create(cx, parent, name, node, args))
     }
 
-    /// A new access time does not show in the version: whoever has listed the directory would have to do so again.
+    /// A new access time does not show in the version: otherwise every client that has listed the directory would
+    /// have to list it again.
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let is_due = self.settled(cx, dir.ino).is_none();
         let outcome = self.inner.readdir(cx, dir, from, out);
@@ -408,7 +410,7 @@ impl FileSystem for VersionedFileSystem {
             return outcome;
         };
         let outcome = self.inner.read(cx, file, args, out);
-        // A change in between has made it due.
+        // A change in between has made an update of the access time necessary.
         if self.versions.of_thing(VersionedItem::Attributes(file.ino.0)) != Some(version) {
             self.change_attributes(file.ino, |_| ());
         }
