@@ -1,4 +1,5 @@
-//! Small files that are opened before the client asks for each, in one message (`defuse_wire::vendor::OPEN_AHEAD`).
+//! Small files that are opened before the client requests each of them, in one message
+//! (`defuse_wire::vendor::OPEN_AHEAD`).
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use defuse_wire::vendor::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Closes the files in the arguments, and opens files of the directory `dir`, as many as are asked for and fit.
+/// Closes the files in the arguments, and opens files of the directory `dir`, as many as are requested and fit.
 pub(crate) fn open(
     connection: &PeerConnection<Arc<dyn FileSystem>>,
     versions: &dyn VersionSource,
@@ -31,7 +32,7 @@ pub(crate) fn open(
         let one: AheadClose = zerocopy::transmute!(*one);
         connection.failure_domain(Ino(one.ino), None)
     };
-    // A part of the storage that does not answer holds up the requests that name it.
+    // A part of the storage that does not answer delays only requests that name it.
     if closing.iter().any(|one| domain_of(one) != connection.failure_domain(dir, None)) {
         return Err(Errno::EINVAL);
     }

@@ -9,7 +9,7 @@ use defuse_session::{RequestSource, ServerLaneCounts, SessionStatistics};
 
 use crate::peer::FusePeer;
 
-/// Gauges that count from the start on. The others are states, which end with a connection.
+/// Gauges that count from the start on. The other gauges are states, which end with a connection.
 const TOTALS: [&str; 2] = ["workers_started", "workers_retired"];
 
 /// The measurements of a server up to one moment.
@@ -32,27 +32,27 @@ pub struct ClientStatistics {
     pub pid: i32,
     /// The time since it connected.
     pub age: Duration,
-    /// Lanes in shared memory, if it was given some. It may use messages all the same.
+    /// Lanes in shared memory, if the client got some. It may still use messages.
     pub lanes: Option<ServerLaneCounts>,
     /// Requests that were answered, of all operations.
     pub requests: u64,
-    /// Those of them that failed.
+    /// The number of requests that failed.
     pub errors: u64,
     /// Bytes of READ and WRITE.
     pub bytes: u64,
     /// Threads of the server that work on its requests.
     pub workers_busy: u64,
-    /// Requests that wait for a part of the storage that does not answer those before them.
+    /// Requests that wait for a part of the storage that has not answered earlier requests.
     pub requests_held_back: u64,
-    /// The things that it holds.
+    /// The objects that the client holds.
     pub holdings: ClientHoldings,
 }
 
-/// A client that is served, as the server has it.
+/// A client that is served, with the server's data about it.
 #[derive(Clone)]
 pub(crate) struct ServedClient {
     pub(crate) statistics: SessionStatistics,
-    /// They end with the session, whatever statistics are taken.
+    /// The peer ends with the session, even if statistics are taken meanwhile.
     pub(crate) peer: Weak<FusePeer>,
     pub(crate) line: Weak<dyn RequestSource>,
 }

@@ -1,8 +1,8 @@
-//! Several clients of several users on one server, for the fuzzer: sequences of valid requests, and a
-//! model that says after each of them what its user may have seen and changed.
+//! Several clients of several users on one server, for the fuzzer: sequences of valid requests, and a model that
+//! decides after each request what its user may have seen and changed.
 //!
-//! The model knows nothing of the rules by which the server decides. It looks at the file system, as
-//! root, before and after each request, and judges the difference.
+//! The model does not know the rules by which the server decides. It looks at the file system, as root, before and
+//! after each request, and judges the difference.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -31,16 +31,16 @@ const SPECIAL: u32 = 0o6000;
 const USERS: [(u32, &[u32]); 4] = [(0, &[0]), (0, &[0]), (1000, &[1000, 20]), (1001, &[1001])];
 const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
 const PERMS: [u32; 10] = [0o600, 0o644, 0o666, 0o755, 0o777, 0o1777, 0o4755, 0o6777, 0o711, 0o2755];
-/// So much of every file is looked at.
+/// The number of bytes of every file that are compared.
 const LOOK: usize = 64 * 1024;
 /// Most connections at once.
 const MOST: usize = 8;
 
-/// Carries out the requests that `script` says on `fs`.
+/// Carries out the requests of `script` on `fs`.
 ///
 /// # Panics
 ///
-/// Where a user who is not root has read, changed, made or removed what it may not.
+/// If a user other than root has read, changed, made or removed something without the right to do so.
 pub fn peers(fs: Arc<dyn FileSystem>, script: &[u8]) {
     let mut world = World::new(fs);
     let mut bytes = Script(script);
@@ -70,7 +70,7 @@ impl Script<'_> {
     }
 }
 
-/// A connection, with what it has been given.
+/// A connection, with the objects that it got.
 struct Player {
     peer: Arc<FusePeer>,
     handler: Handler,
@@ -89,9 +89,9 @@ struct World {
     fs: Arc<dyn FileSystem>,
     service: Arc<ServiceState>,
     players: Vec<Player>,
-    /// All inodes that anybody has been given.
+    /// All inodes that any client got.
     inodes: HashSet<Ino>,
-    /// Files that somebody can write through a mapping, at any time.
+    /// Files that a client can write through a mapping, at any time.
     stored: HashSet<Ino>,
     unique: u64,
 }
@@ -327,7 +327,7 @@ impl World {
         RequestBody::Setattr(args)
     }
 
-    /// A connection for a child, or for the next program, which is of the same user or of another one.
+    /// Creates a connection for a child, or for the next program, which belongs to the same user or to another one.
     fn fork(&mut self, who: usize, script: &mut Script<'_>) {
         if self.players.len() >= MOST {
             return;
@@ -359,7 +359,7 @@ impl World {
         self.join(heir, taken.0, taken.1);
     }
 
-    /// Asks, and judges what has become of it.
+    /// Makes a request, and judges its outcome.
     fn ask(&mut self, who: usize, ino: Ino, body: RequestBody<'_>) -> Result<()> {
         let before = self.look();
         let victim = match body {
@@ -422,7 +422,7 @@ impl World {
         self.inodes.iter().filter_map(seen).collect()
     }
 
-    /// Notes the inodes and open files that an answer gives to the client.
+    /// Records the inodes and open files in a reply to the client.
     fn note(&mut self, who: usize, ino: Ino, body: &RequestBody<'_>, reply: &RequestAnswer) {
         let mut given = Vec::new();
         let player = &mut self.players[who];
@@ -472,7 +472,7 @@ impl World {
         }
     }
 
-    /// Nothing has changed but what the user may change.
+    /// Checks that nothing has changed, except data that the user may change.
     fn judge_change(
         &self,
         who: &PeerCredentials,
@@ -510,7 +510,7 @@ impl World {
     }
 }
 
-/// The user of a client, and what it has open.
+/// The user of a client, and its open files.
 struct User<'a> {
     who: &'a PeerCredentials,
     open: &'a [Opened],
@@ -528,7 +528,7 @@ impl User<'_> {
         bits & mask == mask
     }
 
-    /// The request has succeeded: might it?
+    /// Judges whether the request that has succeeded was permitted.
     fn judge_success(
         &self,
         ino: Ino,

@@ -1,10 +1,10 @@
 //! A file system for other processes, over a Unix socket.
 //!
-//! A [`SocketServer`] listens, decides who may connect, and gives each connection a session over one file
-//! system, so that one client reads what another one writes. A client speaks FUSE in messages of a
+//! A [`SocketServer`] listens, decides which users may connect, and gives each connection a session over one file
+//! system, so that one client reads data that another one writes. A client speaks FUSE in messages of a
 //! `SOCK_SEQPACKET` socket (`backends/remote` is the other end).
 //!
-//! [`serve_one`] does the same for one trusted process at the other end of a connected socket.
+//! [`serve_one`] serves one trusted process at the other end of a connected socket.
 //!
 //! This crate does not decide the rights of a client (`connection`), handles no requests (`session`), and
 //! contains no file systems.

@@ -61,7 +61,7 @@ impl RequestPort for MessagePort {
         match rustix::net::recv(&self.socket, room, self.flags).map_err(errno) {
             // The client has ended the connection.
             Ok((_, 0)) | Err(Errno::ECONNRESET) => Err(Errno::ENODEV),
-            // The rest of the message is lost: the client ignores what was agreed.
+            // The rest of the message is lost: the client ignores the agreement.
             Ok((_, len)) if len > most => Err(Errno::EOVERFLOW),
             other => other.map(|(_, len)| len),
         }
@@ -86,8 +86,8 @@ impl RequestPort for MessagePort {
     }
 }
 
-/// The options of a session over a socket, beside which there may be shared memory: nothing that needs a device, and messages that fit.
-/// The server keeps the locks, because its clients know nothing of each other.
+/// The options of a session over a socket, beside which there may be shared memory: nothing that needs a device, and
+/// messages that fit. The server keeps the locks, because its clients do not know each other.
 pub(crate) fn options(asked: &SessionOptions, has_memory: bool) -> SessionOptions {
     let most = if has_memory { SHARED_IO_MAX } else { SOCKET_IO_MAX };
     SessionOptions {

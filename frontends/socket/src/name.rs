@@ -1,7 +1,7 @@
 //! The name of a listening socket in the file system.
 //!
-//! Another user may own the directory, and can exchange it at any moment for a link to another one. So the path is followed
-//! once, to its directory, and everything afterwards is done to the name in that open directory. bind(2) creates
+//! Another user may own the directory, and can exchange it at any moment for a link to another one. So the path is
+//! followed once, to its directory, and all later operations act on the name in that open directory. bind(2) creates
 //! the socket with its final mode: no chmod(2) follows, which would follow a link.
 
 use std::ffi::{OsStr, OsString};
@@ -35,22 +35,22 @@ pub const BACKLOG: i32 = 128;
 pub type SocketInode = (u64, u64);
 
 impl SocketName {
-    /// Binds `socket`, which has no name yet, to `path`, and listens. The new file has the permissions `mode` from its beginning, whatever
-    /// the umask is.
+    /// Binds `socket`, which has no name yet, to `path`, and listens. The new file has the permissions `mode` from
+    /// its beginning, regardless of the umask.
     ///
     /// # Errors
     ///
-    /// Those of bind(2) and listen(2), also for a path that has no last name.
+    /// The errors of bind(2) and listen(2), also for a path that has no last name.
     pub fn bind(socket: impl AsFd, path: &Path, mode: Mode) -> Result<SocketName> {
         let (directory, name) = parts(path)?;
         SocketName::bind_in(socket, open_directory(directory)?, name, mode)
     }
 
-    /// As [`bind`](Self::bind), in the directory that is open as `directory`.
+    /// Like [`bind`](Self::bind), in the directory that is open as `directory`.
     ///
     /// # Errors
     ///
-    /// Those of bind(2) and listen(2).
+    /// The errors of bind(2) and listen(2).
     pub fn bind_in(
         socket: impl AsFd,
         directory: OwnedFd,
@@ -73,7 +73,7 @@ impl SocketName {
     ///
     /// # Errors
     ///
-    /// Those of openat(2), and `ENOENT` if the file is another one.
+    /// The errors of openat(2), and `ENOENT` if the file is another one.
     pub fn open(&self) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
         let file = openat(&self.directory, &self.name, flags, Mode::empty())?;
@@ -95,7 +95,7 @@ impl SocketName {
 ///
 /// # Errors
 ///
-/// Those of open(2).
+/// The errors of open(2).
 pub fn open_directory(directory: &Path) -> Result<OwnedFd> {
     open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
@@ -124,7 +124,7 @@ pub fn remove_in(directory: &OwnedFd, name: &OsStr, expected: Option<SocketInode
 ///
 /// # Errors
 ///
-/// `EADDRINUSE` if the socket has a listener, `EEXIST` if the file is no socket, and those of the system.
+/// `EADDRINUSE` if the socket has a listener, `EEXIST` if the file is no socket, and the errors of the system calls.
 pub(crate) fn clear_stale(directory: &OwnedFd, name: &OsStr, kind: SocketType) -> Result<()> {
     let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(()) };
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
@@ -150,7 +150,7 @@ fn beside<T: Send>(
     directory: &OwnedFd,
     act: impl Fn(&Path) -> Result<T> + Send + Sync,
 ) -> Result<T> {
-    // A thread with a umask and a working directory of its own.
+    // A thread with its own umask and working directory.
     let alone = || {
         #[expect(
             deprecated,
@@ -171,8 +171,8 @@ fn beside<T: Send>(
     }
 }
 
-/// As [`beside`] where the system refuses unshare(2), as in many containers: the umask changes for all threads, for this
-/// moment.
+/// Like [`beside`], if the system refuses unshare(2), as in many containers: the umask changes for all threads, for
+/// this moment.
 fn for_the_process<T>(directory: &OwnedFd, act: impl Fn(&Path) -> Result<T>) -> Result<T> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -210,7 +210,7 @@ mod tests {
 
     type BindMethod = fn(&OwnedFd, &Path, Mode) -> Result<()>;
 
-    /// Both ways to bind.
+    /// The two ways to bind.
     const WAYS: [BindMethod; 2] = [
         |socket, path, mode| SocketName::bind(socket, path, mode).map(drop),
         |socket, path, mode| {
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(name.open().err(), Some(Errno::NOENT));
     }
 
-    /// The mode was set by path after bind(2), which followed the link: a file of root became writable for all.
+    /// The mode was set by path after bind(2), which followed the link: a file of root became writable for all users.
     #[test]
     fn a_directory_that_is_exchanged_for_a_link_over_and_over_changes_no_other_file() {
         let place = tempfile::tempdir().unwrap();
@@ -299,7 +299,7 @@ mod tests {
 
     const ROUNDS: usize = 2000;
 
-    /// A file system that is never asked.
+    /// A file system that is never called.
     struct UnusedFileSystem;
 
     impl FileSystem for UnusedFileSystem {

@@ -27,7 +27,7 @@ pub(crate) struct FusePeer {
 impl FileSystem for FusePeer {
     delegate!(to connection, except ioctl);
 
-    /// Some are for the connection itself.
+    /// Some requests concern the connection itself.
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         match args.cmd {
             TAKE_OVER => self.take_over(args),
@@ -35,7 +35,7 @@ impl FileSystem for FusePeer {
             NAMES => steps::names(&self.connection, cx, file.ino, args),
             OPEN_AHEAD => match &self.versions {
                 Some(versions) => ahead::open(&self.connection, &**versions, cx, file.ino, args),
-                // Nobody could tell how long the bytes hold.
+                // Without versions, the client could not know how long the bytes hold.
                 None => Err(Errno::ENOSYS),
             },
             _ => self.connection.ioctl(cx, file, args),
@@ -131,8 +131,9 @@ pub(crate) fn credentials(socket: &OwnedFd) -> Result<PeerCredentials> {
     Ok(PeerCredentials { pid, uid, groups })
 }
 
-/// The process and user at the other end of a connected socket, as the kernel vouches for them
-/// (`SO_PEERCRED`, unix(7)). The process is 0 where it is not of this process's PID namespace, which the
+/// Returns the process and user at the other end of a connected socket, as the kernel reports them (`SO_PEERCRED`,
+/// unix(7)). The process is 0 if it is not in this process's PID namespace, which the type of rustix cannot
+/// represent.
 /// type of rustix cannot hold.
 fn peer_credentials(socket: impl AsFd) -> Result<libc::ucred> {
     let mut all = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
@@ -181,7 +182,7 @@ fn peer_groups(socket: &OwnedFd) -> Result<Vec<u32>> {
             return Ok(groups);
         }
         let error: Errno = std::io::Error::last_os_error().into();
-        // Where there is too little room, the kernel says how much it takes.
+        // If there is too little room, the kernel returns the length that it needs.
         if error != Errno::ERANGE || count <= groups.len() {
             return Err(error);
         }

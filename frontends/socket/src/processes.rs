@@ -20,7 +20,7 @@ pub(crate) fn look(pid: u32) -> Option<ProcessStatus> {
     Some(ProcessStatus { uid, start, name, is_stopped })
 }
 
-/// True if no thread can run until somebody continues it: `T` by a signal, `t` by a debugger.
+/// True if no thread can run until the process is continued: `T` by a signal, `t` by a debugger.
 fn all_stopped(states: impl Iterator<Item = char>) -> bool {
     let mut living = states.filter(|state| !matches!(state, 'Z' | 'X')).peekable();
     living.peek().is_some() && living.all(|state| matches!(state, 'T' | 't'))

@@ -33,7 +33,7 @@ use crate::waiting::{ConnectionStage, EndedClients, SocketWaitSet};
 /// The error if a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Another server has the socket.
+    /// Another server uses the socket.
     #[error("{0} is served by another process: end that one, or choose another path")]
     InUse(PathBuf),
     /// The socket cannot be created.
@@ -64,7 +64,7 @@ pub enum AdmissionPolicy {
     /// The user of the server, and root.
     #[default]
     SameUser,
-    /// These users, too.
+    /// Also these users.
     Users(Vec<u32>),
 }
 
@@ -77,7 +77,8 @@ pub struct ServerOptions {
     pub admission: AdmissionPolicy,
     /// Maximum number of connections. A further one is closed immediately.
     pub max_connections: usize,
-    /// Maximum number of connections of a user other than root and that of the server. A process that forks needs one for its child.
+    /// Maximum number of connections of a user other than root and the user of the server. A process that forks needs
+    /// one for its child.
     pub max_connections_of_user: usize,
     /// Limits of each connection.
     pub limits: ConnectionLimits,
@@ -85,22 +86,22 @@ pub struct ServerOptions {
     pub user_limits: ConnectionLimits,
     /// Maximum memory for mapped files of all users, in bytes.
     pub mapped_bytes: u64,
-    /// A transport beside messages, if clients are offered one.
+    /// A transport beside messages, if the server offers one to clients.
     pub lines: Option<Arc<dyn TransportUpgrade>>,
     /// The pages of files that clients may read by memory, if there are any.
     pub pages: Option<Arc<dyn PageSource>>,
-    /// The versions of names and attributes, by which clients know what has not changed, if there are any.
+    /// The versions of names and attributes, by which clients find out what has not changed, if there are any.
     pub versions: Option<Arc<dyn VersionSource>>,
     /// A lock is released if others have waited for it for this long, while its process was stopped. `None`: never.
     pub dead_after: Option<Duration>,
     /// Limits of each user for threads, answers and requests, over all its connections.
     pub shares: ShareLimits,
-    /// Takes connections that are no clients, if there may be some.
+    /// Takes connections of other protocols, if there are any.
     pub others: Option<Arc<dyn OtherProtocol>>,
 }
 
 impl AdmissionPolicy {
-    /// True for a user who is named, beside the user of the server and root.
+    /// True for a user that the policy names, beside the user of the server and root.
     pub(crate) fn names(&self, uid: u32) -> bool {
         match self {
             AdmissionPolicy::SameUser => false,
@@ -161,7 +162,7 @@ pub(crate) struct ServerShared {
     pub(crate) threads: Arc<ServerThreads>,
     pub(crate) service: Arc<ServiceState>,
     sentinel: SharedWatchdog,
-    /// Those of users with connections.
+    /// The shares of users with connections.
     shares: Mutex<HashMap<u32, Weak<UserShare>>>,
     /// Some connections did not end in time.
     left: AtomicBool,
@@ -172,7 +173,7 @@ pub(crate) struct AcceptedConnection {
     pub(crate) uid: u32,
     pub(crate) begun: ConnectionStart,
     pub(crate) stage: ConnectionStage,
-    /// It is answered with an error, and counts for nobody.
+    /// True if the connection is refused: it gets an error as reply, and counts for no user.
     pub(crate) is_refused: bool,
 }
 
@@ -182,11 +183,11 @@ pub(crate) struct ClientTable {
     pub(crate) connections: HashMap<u64, AcceptedConnection>,
     /// The user and the resources of each client, by the number that it chose.
     pub(crate) named: HashMap<ConnectionNumber, Arc<FusePeer>>,
-    /// Number of connected clients that are not admitted and have said nothing.
+    /// Number of connected clients that are not admitted and have sent nothing.
     pub(crate) strangers: usize,
     /// Number of connections that are answered with an error.
     pub(crate) refused: usize,
-    /// Number of the others, by user.
+    /// Number of the other connections, by user.
     pub(crate) of_users: HashMap<u32, usize>,
     /// The statistics of ended connections.
     past: Option<StatsSnapshot>,
@@ -320,7 +321,7 @@ impl SocketServer {
             _ => None,
         });
         let served: Vec<(ConnectionStart, ServedClient)> = served.collect();
-        // Who connects does not wait for the sums.
+        // A client that connects does not wait for the sums.
         drop(clients);
         let mut clients = Vec::with_capacity(served.len());
         for (begun, one) in served {
@@ -386,12 +387,12 @@ impl ServerShared {
         self.ending.load(Ordering::SeqCst)
     }
 
-    /// True for the users that may have everything: root, and the user of the server.
+    /// True for the users with all rights: root, and the user of the server.
     pub(crate) fn trusts(uid: u32) -> bool {
         uid == 0 || uid == rustix::process::geteuid().as_raw()
     }
 
-    /// The things that the connections of a user have together; `None` for a user without limits.
+    /// Returns the counters that the connections of a user share; `None` for a user without limits.
     fn share_of(&self, uid: u32) -> Option<Arc<UserShare>> {
         if ServerShared::trusts(uid) {
             return None;
@@ -456,7 +457,7 @@ impl ServerShared {
         self.part(peer, name);
     }
 
-    /// Takes back everything that a client has whose connection has ended. From now on no client can begin as its copy.
+    /// Releases everything that the client of an ended connection has. From now on no client can begin as its copy.
     pub(crate) fn part(&self, peer: &FusePeer, name: ConnectionNumber) {
         lock(&self.clients).named.remove(&name);
         peer.connection.close();
@@ -532,7 +533,7 @@ impl ServerShared {
     }
 }
 
-/// Binds `socket` to `path` and listens, in place of a socket without a listener. An abstract address is no name.
+/// Binds `socket` to `path` and listens, in place of a socket without a listener. An abstract address has no name.
 fn give_name(socket: &OwnedFd, path: &Path, mode: u32) -> rustix::io::Result<Option<SocketName>> {
     if let Some(name) = path.as_os_str().as_bytes().strip_prefix(b"@") {
         rustix::net::bind(socket, &SocketAddrUnix::new_abstract_name(name)?)?;

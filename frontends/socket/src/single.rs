@@ -14,17 +14,18 @@ use crate::peer::FusePeer;
 use crate::server::{ServerOptions, with_locks, without_caches};
 use crate::waiting::INIT_PATIENCE;
 
-/// Serves `fs` to the one process at the other end of `socket`, a connected `SOCK_SEQPACKET` socket, which acts for all
-/// users: the caller trusts it to check their rights. It may name every inode by its number, which `fs` accepts without a
-/// lookup ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)). Calls `ready` when it has said INIT. Returns when either side has
-/// shut the socket down for the other one, and everything that the client held is given back.
+/// Serves `fs` to the one process at the other end of `socket`, a connected `SOCK_SEQPACKET` socket, which acts for
+/// all users: the caller trusts it to check their rights. It may name every inode by its number, which `fs` accepts
+/// without a lookup ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)). Calls `ready` when the process has sent
+/// INIT. Returns when either side has shut the socket down for the other one, and everything that the client held is
+/// released.
 ///
-/// Of the limits in `options`, those of a user apply.
+/// Of the limits in `options`, the limits of a user apply.
 ///
 /// # Errors
 ///
-/// `ETIMEDOUT` if the client says nothing in ten seconds, `EPROTO` if it does not speak FUSE, and those of the file system
-/// if not everything could be made durable at the end.
+/// `ETIMEDOUT` if the client sends nothing in ten seconds, `EPROTO` if it does not speak FUSE, and the errors of the
+/// file system if not everything could be made durable at the end.
 pub fn serve_one(
     socket: OwnedFd,
     fs: Arc<dyn FileSystem>,
@@ -49,7 +50,7 @@ pub fn serve_one(
         pages: None,
         versions: None,
     });
-    // An earlier server of the same file system may have told it numbers.
+    // The client may have got numbers from an earlier server of the same file system.
     peer.connection.trust_numbers();
     let served = Arc::clone(&peer) as Arc<dyn FileSystem>;
     let groups = Arc::new(peer.connection.credentials().clone());

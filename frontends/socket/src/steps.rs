@@ -9,7 +9,7 @@ use defuse_wire::convert::CacheTimeouts;
 use defuse_wire::vendor::{self, NAMES_MAX, ResolveHead};
 use zerocopy::IntoBytes;
 
-/// The longest path, path_resolution(7).
+/// The maximum length of a path, path_resolution(7).
 const PATH_MAX: usize = 4096;
 
 /// The inodes on the way of the path in the arguments.

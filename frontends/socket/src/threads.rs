@@ -1,4 +1,5 @@
-//! Threads that see to connections. They are used again: each program that a run starts begins one connection and ends another.
+//! Threads that serve connections. They are reused: each program that a run starts begins one connection and ends
+//! another.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,9 +27,9 @@ pub(crate) struct ServerThreads {
 
 #[derive(Default)]
 struct ServerThreadState {
-    /// Threads without work, and without a job that is meant for them.
+    /// The number of threads without work, and without a job that is meant for them.
     free: usize,
-    /// For threads that are not free any more.
+    /// For threads that are no longer free.
     jobs: VecDeque<ThreadJob>,
     is_over: bool,
 }
@@ -38,7 +39,7 @@ impl ServerThreads {
     ///
     /// # Errors
     ///
-    /// Those of pthread_create(3).
+    /// The errors of pthread_create(3).
     pub(crate) fn run(self: &Arc<Self>, job: ThreadJob) -> io::Result<()> {
         {
             let mut state = lock(&self.state);
@@ -83,7 +84,7 @@ impl ServerThreads {
         }
     }
 
-    /// Threads without work end.
+    /// Ends the threads without work.
     pub(crate) fn end(&self) {
         lock(&self.state).is_over = true;
         self.changed.notify_all();

@@ -1,8 +1,7 @@
 //! Messages for which the client has left no room, sent by a thread of their own.
 //!
-//! A client that reads nothing may wait for itself, but the threads that bring later answers and
-//! notifications serve others: a file system that completes the operations of all clients on one
-//! thread would stand still.
+//! A client that reads nothing may delay itself, but the threads that send deferred replies and notifications serve
+//! other clients, too: a file system that completes the operations of all clients on one thread would stop.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -17,11 +16,10 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 use crate::line::errno;
 use crate::peer;
 
-/// Bytes kept for a client. With more, its connection ends: it may ask without limit, and reads
-/// nothing.
+/// Bytes kept for a client. With more, its connection ends: it may make requests without limit, and reads nothing.
 const MOST: usize = 16 << 20;
 
-/// Bytes that a message takes beside its own.
+/// Bytes that a message takes in addition to its own.
 const BESIDE: usize = 64;
 
 /// The stack of a thread that sends, in bytes.
@@ -31,12 +29,12 @@ const STACK: usize = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct UnsentMessages {
     socket: Arc<OwnedFd>,
-    /// The things that all connections of the user have together, if they have limits.
+    /// The counters that all connections of the user share, if they have limits.
     share: Option<Arc<UserShare>>,
     /// Descriptors that were sent since the client had received everything.
     passed: Mutex<Vec<CountGuard>>,
     queue: Mutex<UnsentQueue>,
-    /// There is a queue, or a message of it is being sent: later ones follow it.
+    /// True if there is a queue, or if one of its messages is being sent: later messages go to its end.
     waits: AtomicBool,
 }
 
@@ -56,8 +54,7 @@ impl UnsentMessages {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the client reads nothing; its connection ends then. Others are those of
-    /// sendmsg(2).
+    /// `ENODEV` if the client reads nothing; its connection ends then. Other errors are the errors of sendmsg(2).
     pub(crate) fn send(self: &Arc<Self>, parts: &[IoSlice<'_>]) -> Result<()> {
         if !self.waits.load(Ordering::Acquire) {
             match transmit(&self.socket, parts, SendFlags::DONTWAIT) {
@@ -85,7 +82,7 @@ impl UnsentMessages {
         Ok(())
     }
 
-    /// Starts the thread that sends. False if the user has too many of them, or there is none.
+    /// Starts the thread that sends. False if the user has too many such threads, or if it cannot be started.
     fn start(self: &Arc<Self>, share: Option<&UserShare>) -> bool {
         let Some(taken) = taken(share.map(|share| &share.senders), 1) else { return false };
         let unsent = Arc::clone(self);
@@ -150,7 +147,7 @@ impl UnsentMessages {
     }
 }
 
-/// Counts things for a user. `None` beyond its limit.
+/// Counts `count` for a user. `None` beyond its limit.
 fn taken(of: Option<&Arc<LimitedCount>>, count: usize) -> Option<Option<CountGuard>> {
     match of {
         Some(of) => of.take(count).map(Some),
@@ -162,7 +159,7 @@ fn transmit(socket: &OwnedFd, parts: &[IoSlice<'_>], flags: SendFlags) -> Result
     send_beside(socket, parts, &mut SendAncillaryBuffer::default(), flags)
 }
 
-/// Sends a message with what is beside it.
+/// Sends a message with its ancillary data.
 pub(crate) fn send_beside(
     socket: &OwnedFd,
     parts: &[IoSlice<'_>],

@@ -1,5 +1,5 @@
-//! Connections that wait for INIT: new ones, and copies that are kept for children ([`COPY`]). The thread that accepts waits for
-//! all of them. A connection gets threads of its own when its client says INIT.
+//! Connections that wait for INIT: new ones, and copies that are kept for children ([`COPY`]). The accepting thread
+//! waits for all of them. A connection gets threads of its own when its client sends INIT.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -25,28 +25,28 @@ use crate::server::{AcceptedConnection, ClientTable, LOG, ServerShared, lock, ne
 
 /// The time that a client has to send INIT.
 pub(crate) const INIT_PATIENCE: Duration = Duration::from_secs(10);
-/// The time that a client has that is not admitted.
+/// The time that a client without admission has to send INIT.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of connected clients that are not admitted.
 const MOST_STRANGERS: usize = 64;
 /// Maximum number of connections that are answered with an error. Further ones get no answer.
 const MOST_REFUSED: usize = 64;
-/// The time between two looks for clients that say nothing.
+/// The interval of the checks for clients that send nothing.
 const TICK: Duration = Duration::from_millis(200);
 /// The event of the listening socket. Others have the number of their connection.
 const LISTENER: u64 = u64::MAX;
-/// Connections that are accepted in a row before others are heard.
+/// The number of connections that are accepted in a row before messages of others are received.
 const MOST_ACCEPTED: usize = 64;
 
 /// The state of a connection.
 pub(crate) enum ConnectionStage {
-    /// The client has said nothing.
+    /// The client has sent nothing.
     Silent { credentials: PeerCredentials, admitted: bool, until: Instant },
     /// There are too many connections: its first message is answered with this error.
     Refused { errno: Errno, until: Instant },
-    /// The client has got a copy of another connection, and may say INIT at any time.
+    /// The client has got a copy of another connection, and may send INIT at any time.
     Kept { peer: Arc<FusePeer>, name: ConnectionNumber },
-    /// It has a thread, which waits for its beginning or its end.
+    /// A thread waits for the beginning or the end of the connection.
     Begun,
     /// The client is served.
     Served(ServedClient),
@@ -67,10 +67,10 @@ impl ConnectionStage {
 /// The sockets that the accepting thread waits for.
 pub(crate) struct SocketWaitSet(OwnedFd);
 
-/// The sockets of connections, of which those are found whose clients have ended: in as many steps as there are such.
+/// The sockets of connections. Clients that have ended are found in as many steps as there are such clients.
 pub(crate) struct EndedClients(OwnedFd);
 
-/// Ended clients that are found at once. Others are found when these are gone.
+/// The number of ended clients that are found at once. Others are found when these are gone.
 const MOST_ENDED: usize = 256;
 
 impl EndedClients {
@@ -78,7 +78,7 @@ impl EndedClients {
         epoll::create(CreateFlags::CLOEXEC).map(EndedClients).map_err(errno)
     }
 
-    /// A socket tells of its end without being asked to, epoll_ctl(2).
+    /// epoll reports the end of a socket without a requested event, epoll_ctl(2).
     fn add(&self, socket: &OwnedFd, number: u64) {
         let added = epoll::add(&self.0, socket, EventData::new_u64(number), EventFlags::empty());
         if let Err(error) = added {
@@ -117,7 +117,7 @@ impl SocketWaitSet {
         let _ = epoll::delete(&self.0, socket);
     }
 
-    /// The numbers of those that can be received from, within a tick.
+    /// Returns the numbers of the sockets that can be received from, within a tick.
     fn ready(&self) -> Vec<u64> {
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); 64];
         let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
@@ -128,7 +128,7 @@ impl SocketWaitSet {
     }
 }
 
-/// The first message of a socket. It stays there.
+/// The first message of a socket, which stays in it.
 enum FirstMessage<'a> {
     None,
     Message(&'a [u8]),
@@ -136,7 +136,7 @@ enum FirstMessage<'a> {
 }
 
 impl ServerShared {
-    /// Accepts connections and hears their first messages, until the server ends.
+    /// Accepts connections and receives their first messages, until the server ends.
     pub(crate) fn listen(self: &Arc<Self>) {
         let mut looked = Instant::now();
         while !self.is_ending() {
@@ -249,7 +249,7 @@ impl ServerShared {
         ServerShared::trusts(uid) || self.options.admission.names(uid)
     }
 
-    /// Sees to the message of a waiting connection, if there is one.
+    /// Handles the message of a waiting connection, if there is one.
     fn hear(self: &Arc<Self>, number: u64) {
         let mut guard = lock(&self.clients);
         let clients = &mut *guard;
@@ -305,9 +305,9 @@ impl ServerShared {
         self.end_stage(number, &socket, stage);
     }
 
-    /// Makes a copy of a connection for a child that may need it, and waits for that with all others. The copy takes as long as the
-    /// connection has inodes and open files, so that it is made on a thread of its own and no lock of the server is held.
-    /// False if the connection ends.
+    /// Makes a copy of a connection for a child that may need it, which then waits with all other connections.
+    /// Copying takes time in proportion to the connection's inodes and open files. Therefore a thread of its own
+    /// makes the copy, and no lock of the server is held. False if the connection ends.
     fn copy_apart(
         &self,
         number: u64,
@@ -343,7 +343,7 @@ impl ServerShared {
             return false;
         }
         let is_told = answer(socket, unique, 0).is_ok() && self.waiting.add(socket, number).is_ok();
-        // The client is gone. At the end of the server, another thread may have seen to it.
+        // The client is gone. At the end of the server, another thread may have handled it.
         let is_ours = !is_told && lock(&self.clients).take_stage(number).is_some();
         if is_ours {
             self.part(&peer, own);
@@ -386,7 +386,7 @@ impl ServerShared {
             return Err(RefusedConnection::because("has chosen a number that is taken"));
         }
         let connection = match clients.named.get(&heir_of).filter(|_| heir_of != 0) {
-            // A program has only the rights of the user that it begins with.
+            // A program has only the rights of the user as which it begins.
             Some(peer) => peer.connection.heir(credentials),
             None if !admitted => return Err(RefusedConnection::because("is not admitted")),
             None if heir_of != 0 => {
@@ -411,7 +411,7 @@ impl ServerShared {
         Ok(ConnectionWork::Client { peer, name: own })
     }
 
-    /// Sees to a connection on a thread of its own. Without one, what it holds is taken back here.
+    /// Serves a connection on a thread of its own. Without one, the objects that it holds are released here.
     fn begin_apart(self: &Arc<Self>, number: u64, socket: Arc<OwnedFd>, begin: ConnectionWork) {
         let kept = begin.clone();
         let shared = Arc::clone(self);
@@ -465,7 +465,7 @@ impl ServerShared {
         }
     }
 
-    /// Ends those waiting connections that `ends` chooses.
+    /// Ends the waiting connections that `ends` chooses.
     fn end_those(self: &Arc<Self>, ends: impl Fn(&ConnectionStage) -> bool) {
         let clients = lock(&self.clients);
         let all = clients.connections.iter();
@@ -481,15 +481,15 @@ impl ServerShared {
 enum ConnectionWork {
     /// The client is served.
     Client { peer: Arc<FusePeer>, name: ConnectionNumber },
-    /// It is no client.
+    /// A connection of another protocol.
     Other(Arc<dyn OtherProtocol>, PeerProcess),
-    /// A copy of the connection is made.
+    /// The connection is copied.
     Copy { copied: Arc<FusePeer>, own: ConnectionNumber, unique: u64 },
-    /// The client has ended, and a file system may take its time for what is given back.
+    /// The client has ended, and the file system may need some time to release its objects.
     End { peer: Arc<FusePeer>, name: ConnectionNumber },
 }
 
-/// A connection that ends.
+/// A refused connection, which ends.
 struct RefusedConnection {
     why: &'static str,
     errno: Errno,
@@ -531,7 +531,7 @@ impl ClientTable {
         self.of_users.get(&uid).copied().unwrap_or(0)
     }
 
-    /// The stage of a waiting connection, which nobody waits for any more.
+    /// Takes the stage of a waiting connection, which afterwards no longer waits.
     fn take_stage(&mut self, number: u64) -> Option<ConnectionStage> {
         let one = self.connections.get_mut(&number).filter(|one| one.stage.waits())?;
         let stage = std::mem::replace(&mut one.stage, ConnectionStage::Begun);
@@ -541,7 +541,7 @@ impl ClientTable {
         Some(stage)
     }
 
-    /// The connection of which a copy is to be made.
+    /// Finds the connection that is to be copied.
     fn to_copy(
         &self,
         names: ConnectionCopy,
@@ -562,7 +562,7 @@ impl ClientTable {
     }
 }
 
-/// The number of the request and the connections of a message [`COPY`].
+/// Returns the number of the request and the connections in a message [`COPY`].
 fn copy_asked(message: &[u8]) -> Option<(u64, ConnectionCopy)> {
     let (header, rest) = InHeader::read_from_prefix(message).ok()?;
     let names = ConnectionCopy::read_from_bytes(rest).ok()?;
@@ -570,7 +570,7 @@ fn copy_asked(message: &[u8]) -> Option<(u64, ConnectionCopy)> {
         .then_some((header.unique, names))
 }
 
-/// The names in the INIT of a client. `None` if it is none.
+/// Returns the connection numbers in the INIT of a client. `None` if the message is no INIT.
 fn names_of(message: &[u8]) -> Option<ConnectionNumbers> {
     match DecodedRequest::parse(message, &DecodeOptions::default()) {
         Ok(DecodedRequest { body: RequestBody::Init(init), .. }) => {
