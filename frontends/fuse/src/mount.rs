@@ -43,7 +43,7 @@ pub struct PreparedMount {
     pub mountpoint: PathBuf,
     /// The way of mounting.
     pub how: MountMethod,
-    /// The answer to [`MountOptions::syncfs`].
+    /// The result of [`MountOptions::syncfs`].
     pub syncfs: SyncFs,
     /// The process that unmounts when this one is killed. Dropped after an orderly unmount.
     pub watch: Option<HelperWatch>,
@@ -54,7 +54,7 @@ pub struct PreparedMount {
 pub enum SyncFs {
     /// They reach the file system.
     Reached,
-    /// Not asked for.
+    /// Not requested.
     NotWanted,
     /// Not possible here: this step failed.
     Impossible {
@@ -66,7 +66,7 @@ pub enum SyncFs {
 }
 
 impl PreparedMount {
-    /// The type of the mount, as `/proc/self/mountinfo` has it.
+    /// Returns the type of the mount, as in `/proc/self/mountinfo`.
     pub fn fstype(&self, subtype: &str) -> String {
         let is_block_device = self.syncfs == SyncFs::Reached;
         let base = if is_block_device { kernel::FUSEBLK } else { kernel::FUSE };
@@ -108,7 +108,7 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<PreparedMount,
     }
 }
 
-/// The answer to [`MountOptions::syncfs`] where only root may mount that way.
+/// Returns the result of [`MountOptions::syncfs`] if only root may mount that way.
 fn no_root(options: &MountOptions) -> SyncFs {
     match options.syncfs {
         Some(true) => SyncFs::Impossible { step: "fsopen of fuseblk", errno: Errno::PERM },
@@ -144,9 +144,8 @@ fn inherit(fd: RawFd, mountpoint: &Path) -> Result<PreparedMount, MountError> {
     if !is_device || stat.st_rdev != fuse.unwrap_or(rustix::fs::makedev(10, 229)) {
         return Err(not_fuse());
     }
-    // SAFETY: the descriptor is open, as just seen, and belongs to nobody in
-    // this process: `mount`'s documentation has its caller uphold this, as it
-    // was handed over by the parent under this number for this purpose.
+    // SAFETY: the descriptor is open, as just seen, and has no other owner in this process: `mount`'s documentation
+    // has its caller uphold this, as the parent has handed it over under this number for this purpose.
     let device = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&device, rustix::io::FdFlags::CLOEXEC).map_err(|_| not_fuse())?;
     Ok(PreparedMount {

@@ -436,7 +436,7 @@ fn the_kernel_drops_a_name_after_the_answer_to_a_change_of_its_directory() {
     assert!(mount.end().1);
 }
 
-/// The only worker is in the handler, so that only the sentinel can receive the INTERRUPT.
+/// The only worker is in the handler, so that only the watchdog can receive the INTERRUPT.
 #[test]
 fn an_interrupt_ends_the_handler_of_the_only_worker() {
     let Some(mount) = SessionMount::new(&one_worker()) else { return };
@@ -453,7 +453,7 @@ fn an_interrupt_ends_the_handler_of_the_only_worker() {
     assert!(mount.end().1);
 }
 
-/// Requests received by the sentinel while the worker hangs are handled afterwards.
+/// Requests received by the watchdog while the worker hangs are handled afterwards.
 #[test]
 fn requests_behind_a_stuck_worker_are_not_lost() {
     let Some(mount) = SessionMount::new(&one_worker()) else { return };
@@ -617,7 +617,7 @@ fn the_number_of_threads_changes_while_a_mount_is_used() {
         mount.fs.set(ReadScript::WaitForever);
         let mut readers: Vec<Child> = (0..9).map(|_| mount.reader()).collect();
         eventually("two are inside", || mount.fs.inside.load(Ordering::Acquire) == 2);
-        // Until the sentinel has received the others.
+        // Until the watchdog has received the others.
         std::thread::sleep(Duration::from_millis(100));
         workers.resize(7).unwrap();
         eventually("seven are inside", || mount.fs.inside.load(Ordering::Acquire) == 7);
@@ -655,7 +655,7 @@ fn the_number_of_threads_over_io_uring_is_fixed() {
     assert!(mount.end().1);
 }
 
-/// Requests for one part of the storage, which does not answer, leave threads to those for another.
+/// Requests for one part of the storage, which does not answer, leave threads to requests for another part.
 #[test]
 fn a_part_that_does_not_answer_holds_up_only_what_needs_it() {
     for policy in [ThreadPolicy::Adaptive, ThreadPolicy::Paper, ThreadPolicy::Merged] {
@@ -894,7 +894,7 @@ fn sleepers_leave_a_worker() {
     assert!(mount.end().1);
 }
 
-/// A thread that was added needs the processor of its queue, and another program has it for most of the time.
+/// A new thread needs the processor of its queue, and another program uses this processor most of the time.
 #[test]
 fn a_busy_processor_leaves_workers_for_the_queues_of_others() {
     if SessionMount::new(&over(IoUring::Required)).is_none() {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 pub(super) struct CheckedTarget {
     pub(super) fd: OwnedFd,
     pub(super) path: PathBuf,
-    /// The file type bits, which must be those of the root.
+    /// The file type bits, which must equal the root's.
     pub(super) rootmode: u32,
 }
 
@@ -53,8 +53,7 @@ pub(super) fn target(
 /// Returns the absolute path, as in mountinfo. Resolves only the parent: the mount point itself may
 /// not answer.
 pub fn resolve(path: &Path) -> PathBuf {
-    // lstat(2) would send a request to the file system. readlink(2) knows that a mount point is not
-    // a link.
+    // lstat(2) would send a request to the file system. readlink(2) sends none: a mount point is not a link.
     if rustix::fs::readlink(path, Vec::new()).is_ok() {
         return path.canonicalize().unwrap_or(path.to_path_buf());
     }
@@ -70,8 +69,7 @@ pub fn resolve(path: &Path) -> PathBuf {
     }
 }
 
-/// True for an empty directory. One that may not be read counts as empty, because its entries are
-/// hidden already.
+/// True for an empty directory. An unreadable directory counts as empty, because its entries are hidden already.
 fn is_empty(dir: impl AsFd) -> Result<bool, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = match rustix::fs::openat(dir, ".", flags, Mode::empty()) {

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use std::path::PathBuf;
 
-/// Why [`mount`](super::mount) failed.
+/// The reason why [`mount`](super::mount) failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the fields are what their names and the messages say")]
 pub enum MountError {

@@ -80,11 +80,11 @@ pub(super) fn mount(
     Ok(PreparedMount { device, mountpoint: target.path.clone(), how, syncfs, watch })
 }
 
-/// The helper of a mount with `auto_unmount`. It unmounts what is mounted there when this process has ended.
+/// The helper of a mount with `auto_unmount`. It unmounts the mount point when this process has ended.
 #[derive(Debug)]
 pub struct HelperWatch {
     process: Child,
-    /// Its end is that of this process.
+    /// The helper's socket, which closes when this process ends.
     _socket: OwnedFd,
 }
 

@@ -27,7 +27,8 @@ pub struct MountEntry {
     pub mount_point: PathBuf,
     /// Options of the mount.
     pub mount_options: String,
-    /// Mounts below it appear in copies of it, in other namespaces (mount_namespaces(7), shared subtrees).
+    /// True if mounts below this one appear in its copies, in other namespaces (mount_namespaces(7), shared
+    /// subtrees).
     pub shared: bool,
     /// The type, such as `fuse.defuse`.
     pub fstype: String,
@@ -44,7 +45,8 @@ impl MountEntry {
         matches!(base, "fuse" | "fuseblk")
     }
 
-    /// The number of its connection in `/sys/fs/fuse/connections`: the kernel's `dev_t`; that of fuseblk has a major part, too.
+    /// Returns the number of the mount's connection in `/sys/fs/fuse/connections`: the kernel's `dev_t`. For fuseblk
+    /// it has a major part, too.
     pub fn connection(&self) -> u32 {
         self.major << 20 | self.minor
     }
@@ -107,7 +109,7 @@ pub fn liveness(path: &Path) -> ServerLiveness {
     let ask = move || {
         // statfs always sends a request to the server. A cache may answer stat.
         let answer = rustix::fs::statfs(&path);
-        // Fails if the receiver has given up.
+        // Fails if the receiver is gone.
         let _ = sender.send(answer.err());
     };
     if thread::Builder::new().name("defuse-liveness".to_owned()).spawn(ask).is_err() {

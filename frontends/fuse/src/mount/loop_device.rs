@@ -1,8 +1,8 @@
 //! A loop device as the source of a mount of the type `fuseblk`.
 //!
-//! Linux tells a FUSE server of sync(2) and syncfs(2), and lets umount(2) wait for it, only if the mount is of that type
-//! (`fuse_sync_fs()` and `fuse_conn_destroy()` of fs/fuse/inode.c), and such a mount needs a block device. The device has a few
-//! KiB of memory, which are not used. It goes with the mount.
+//! Linux notifies a FUSE server of sync(2) and syncfs(2), and lets umount(2) wait for it, only if the mount has that
+//! type (`fuse_sync_fs()` and `fuse_conn_destroy()` of fs/fuse/inode.c), and such a mount needs a block device. The
+//! device has a few KiB of memory, which are not used. It is removed with the mount.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};

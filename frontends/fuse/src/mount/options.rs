@@ -24,8 +24,8 @@ pub struct MountOptions {
     /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is possible ([`PreparedMount::syncfs`](super::PreparedMount::syncfs)): the mount
     /// has the type `fuseblk` and a loop device as its source. `None` leaves the decision to the caller of [`mount`](super::mount).
     pub syncfs: Option<bool>,
-    /// The mount disappears also if the process that serves it is killed. `fusermount3` waits for that; a process that mounts without it needs
-    /// another one that waits, which is the caller's part.
+    /// The mount disappears also if the process that serves it is killed. `fusermount3` waits for that; a process
+    /// that mounts without it needs another process that waits, which the caller has to provide.
     pub auto_unmount: bool,
     /// Users other than the mounting user have access.
     pub allow_other: bool,

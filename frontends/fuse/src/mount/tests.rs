@@ -1,4 +1,4 @@
-//! Real mounts, as root. Nobody serves them, so that tests access them only through functions that
+//! Real mounts, as root. No process serves them, so that tests access them only through functions that
 //! are guaranteed not to hang.
 
 use super::*;
@@ -83,7 +83,8 @@ fn a_mount_is_listed_dies_and_is_removed() {
     assert_eq!(unmount(&path, false), Err(UnmountError::NotMounted { path }));
 }
 
-/// Unmounts. A process that another test starts has open what this one has, until it executes its program.
+/// Unmounts. A process that another test starts has the same files open as this process, until it executes its
+/// program.
 fn unmount_when_idle(path: &Path) -> Result<(), UnmountError> {
     let begun = std::time::Instant::now();
     loop {
