@@ -1,18 +1,18 @@
 //! Several requests in one message, COMPOUND: the links of a chain and their answers.
 //!
-//! The message is [`CompoundIn`] and the links, each a [`ChainLink`], a whole request, and zeros up to a multiple of eight bytes. A link
-//! may use the inode, the open file, or the position in a directory, that an earlier one tells. The server handles the links in their order,
-//! and stops after the first that fails. The answer is that of each link that was handled, whole, with zeros up to a
-//! multiple of eight bytes.
+//! The message is [`CompoundIn`] and the links, each a [`ChainLink`], a whole request, and zeros up to a multiple of
+//! eight bytes. A link may use the inode, the open file, or the position in a directory, in the reply to an earlier
+//! link. The server handles the links in their order, and stops after the first that fails. The reply contains the
+//! whole reply to each link that was handled, with zeros up to a multiple of eight bytes.
 //!
-//! Linux has no such request yet. It is discussed there as `FUSE_COMPOUND`, whose form is another one from one version of the proposal
-//! to the next. Only clients that have agreed on [`COMPOUND`](crate::vendor::COMPOUND) send this one.
+//! Linux has no such request yet. It is discussed there as `FUSE_COMPOUND`, whose form differs from one version of
+//! the proposal to the next. Only clients that have agreed on [`COMPOUND`](crate::vendor::COMPOUND) send this one.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::abi::{InHeader, Opcode, OutHeader};
 
-/// The most links of a chain.
+/// The maximum number of links of a chain.
 pub const LINKS_MAX: usize = 8;
 
 /// The structure of COMPOUND.
@@ -35,16 +35,17 @@ pub struct CompoundIn {
 pub struct ChainLink {
     /// [`ChainLink::INODE`], [`ChainLink::FILE`] and [`ChainLink::POSITION`]; 0 for a request that is complete.
     pub uses: u32,
-    /// The link with the answer, from 0: an earlier one.
+    /// The link whose reply is used, from 0: an earlier one.
     pub of: u32,
 }
 
 impl ChainLink {
-    /// Flag: the request is about the inode that the link tells: that of its answer, or else the one that it is about itself.
+    /// Flag: the request uses the inode of the earlier link: the inode in its reply, or else the inode of its
+    /// request.
     pub const INODE: u32 = 1;
-    /// Flag: the first field of the request's structure is the handle of that answer, or else of that request.
+    /// Flag: the first field of the request's structure is the handle in the earlier link's reply, or else in its request.
     pub const FILE: u32 = 2;
-    /// Flag: the second field of the request's structure, a READDIR, is the position after the last entry of that answer.
+    /// Flag: the second field of the request's structure, a READDIR, is the position after the last entry of the earlier link's reply.
     pub const POSITION: u32 = 4;
 }
 
@@ -106,14 +107,14 @@ pub fn links(bytes: &[u8]) -> Option<Vec<ReceivedLink<'_>>> {
     (!all.is_empty()).then_some(all)
 }
 
-/// The values that a link tells to later ones.
+/// The values of a link for later links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkValues {
-    /// As [`ChainLink::INODE`].
+    /// The value for [`ChainLink::INODE`].
     pub inode: Option<u64>,
-    /// As [`ChainLink::FILE`].
+    /// The value for [`ChainLink::FILE`].
     pub handle: Option<u64>,
-    /// As [`ChainLink::POSITION`].
+    /// The value for [`ChainLink::POSITION`].
     pub position: Option<u64>,
 }
 
@@ -128,7 +129,7 @@ impl LinkValues {
     }
 }
 
-/// Puts what an earlier link has told into a request.
+/// Puts the values of an earlier link into a request.
 pub fn complete(request: &mut [u8], link: ChainLink, told: LinkValues) {
     let mut put = |at: usize, value: Option<u64>| {
         let value = value.unwrap_or_default();
@@ -155,8 +156,8 @@ pub fn add_answer(out: &mut Vec<u8>, error: i32, body: &[u8]) {
     out.resize(padded(out.len()), 0);
 }
 
-/// Splits the answer to a chain into those of its links: the error (negative) or 0, and the body. `None` if it is
-/// invalid, or has more than `count`.
+/// Splits the reply to a chain into the replies to its links: the error (negative) or 0, and the body. `None` if it
+/// is invalid, or has more than `count`.
 pub fn answers(bytes: &[u8], count: usize) -> Option<Vec<(i32, &[u8])>> {
     let mut all = Vec::new();
     let mut rest = bytes;
@@ -232,7 +233,7 @@ mod tests {
         complete(&mut read, ChainLink { uses: ChainLink::INODE | ChainLink::FILE, of: 0 }, told);
         assert_eq!(InHeader::read_from_prefix(&read).unwrap().0.nodeid, 7);
         assert_eq!(read[HEADER..HEADER + 8], 9u64.to_ne_bytes());
-        // What has no room for a handle stays as it is, and is refused as a request.
+        // A request without room for a handle stays unchanged, and is refused as a request.
         let mut short = request(Opcode::Read, &[1; 4]);
         complete(&mut short, ChainLink { uses: ChainLink::FILE, of: 0 }, told);
         assert_eq!(short, request(Opcode::Read, &[1; 4]));

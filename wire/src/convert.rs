@@ -21,15 +21,15 @@ pub struct CacheTimeouts {
     pub negative: Option<Duration>,
     /// The upper limit for attributes of a regular file, unless `attr` is set.
     pub file_attr_most: Duration,
-    /// The kernel may have pages of the inode that the file system lacks. It is told of at least one block of a regular file that is
-    /// not empty: tar(1) copies no byte of a file without blocks.
+    /// The kernel may have pages of the inode that the file system lacks. The reply to the kernel has at least one
+    /// block for a regular file that is not empty: tar(1) copies no byte of a file without blocks.
     pub has_unwritten_pages: bool,
 }
 
 impl CacheTimeouts {
     fn attr_valid(&self, from: &Attr) -> Duration {
-        // The kernel checks the cached mode when executing a file, and is not told when a write
-        // clears set-user-id. Regardless of options, such a mode is not cached.
+        // The kernel checks the cached mode when executing a file, and gets no notification when a write clears
+        // set-user-id. Regardless of options, such a mode is not cached.
         if has_set_id(from) {
             return Duration::ZERO;
         }
@@ -37,9 +37,9 @@ impl CacheTimeouts {
         self.attr.unwrap_or(from.valid_for.min(most))
     }
 
-    /// The attributes that the other side is told of.
+    /// Returns the attributes that the other side gets.
     fn shown(&self, from: &Attr) -> Attr {
-        /// Of 512 bytes, as in a page.
+        /// Blocks of 512 bytes in a page.
         const BLOCKS: u64 = 8;
         let has_data = self.has_unwritten_pages && from.kind == FileKind::Regular && from.size > 0;
         Attr { blocks: if has_data { from.blocks.max(BLOCKS) } else { from.blocks }, ..*from }
@@ -110,9 +110,9 @@ pub fn told_attr(from: &Attr) -> PublishedAttr {
     }
 }
 
-/// True for a regular file with set-user-id or set-group-id. Its attributes must not be cached: the
-/// kernel checks the cached mode when executing the file, and is not told when a write that
-/// bypasses the page cache clears the bits.
+/// True for a regular file with set-user-id or set-group-id. Its attributes must not be cached: the kernel checks the
+/// cached mode when executing the file, and gets no notification when a write that bypasses the page cache clears the
+/// bits.
 pub fn has_set_id(attr: &Attr) -> bool {
     attr.kind == FileKind::Regular && attr.perm & 0o6000 != 0
 }
@@ -174,7 +174,7 @@ pub fn kernel_dev(rdev: u64) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// Converts a number from `new_encode_dev` to that of makedev(3).
+/// Converts a number from `new_encode_dev` to the number of makedev(3).
 pub fn library_dev(dev: u32) -> u64 {
     let major = (dev & 0xf_ff00) >> 8;
     let minor = (dev & 0xff) | ((dev >> 12) & 0xf_ff00);

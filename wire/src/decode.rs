@@ -81,11 +81,11 @@ pub fn attr_out(body: &[u8]) -> Result<Attr> {
     attr(&out.attr, valid(out.attr_valid, out.attr_valid_nsec))
 }
 
-/// Decodes attributes that lie beside a name. They hold for no time by themselves.
+/// Decodes attributes beside a name. They have no lifetime of their own.
 ///
 /// # Errors
 ///
-/// Those of [`attr_out`].
+/// The errors of [`attr_out`].
 pub fn told_attr(from: &PublishedAttr) -> Result<Attr> {
     let btime = (from.flags & PublishedAttr::HAS_BTIME != 0)
         .then(|| time(from.btime as u64, from.btime_nanos));
@@ -101,7 +101,7 @@ const STATX_BASIC: u32 = 0x7ff;
 ///
 /// # Errors
 ///
-/// Those of [`attr_out`].
+/// The errors of [`attr_out`].
 pub fn statx_out(body: &[u8]) -> Result<Option<Attr>> {
     let out: abi::StatxOut = whole(body)?;
     let stat = &out.stat;
@@ -189,7 +189,7 @@ pub struct OpenBytes<'a> {
     pub read_is_due: bool,
 }
 
-/// Decodes the reply to an OPEN that asked for bytes, with those if there are some.
+/// Decodes the reply to an OPEN that requested bytes, with the bytes if there are some.
 ///
 /// # Errors
 ///

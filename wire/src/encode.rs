@@ -97,7 +97,7 @@ impl EncodedRequest {
         self
     }
 
-    /// Adds the extensions since `begun` to those of the header.
+    /// Adds the length of the extensions since `begun` to the length in the header.
     fn add_extension_length(&mut self, begun: usize) {
         let at = std::mem::offset_of!(InHeader, total_extlen);
         let before = u16::from_ne_bytes([self.bytes[at], self.bytes[at + 1]]);

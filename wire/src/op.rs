@@ -12,7 +12,7 @@ pub fn op_of(opcode: Opcode) -> Op {
         let mut ops = [Op::UNKNOWN; 64];
         for &opcode in Opcode::ALL {
             if let Some(op) = ops.get_mut(opcode as usize) {
-                // The same operation with another reply width.
+                // An opcode with `_64` is the same operation with another reply width.
                 let name = opcode.name().trim_end_matches("_64");
                 *op = Op::parse(name).unwrap_or(Op::UNKNOWN);
             }

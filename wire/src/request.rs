@@ -50,7 +50,7 @@ pub struct DecodedRequest<'a> {
     /// The caller's thread id in the server's pid namespace; 0 for the
     /// kernel's own requests.
     pub pid: u32,
-    /// All supplementary groups of the caller, as a client in the kernel's place tells them.
+    /// All supplementary groups of the caller, as sent by a client in the kernel's place.
     pub caller_groups: Option<PackedRecords<'a, u32>>,
     /// The arguments.
     pub body: RequestBody<'a>,
@@ -153,7 +153,7 @@ pub fn peek(buf: &[u8]) -> Result<InHeader, DecodeError> {
 }
 
 impl<'a> DecodedRequest<'a> {
-    /// Decodes the result of one `read(2)` of `/dev/fuse`. The header's length must be that of the
+    /// Decodes the result of one `read(2)` of `/dev/fuse`. The length in the header must equal the length of the
     /// buffer, plus the data in the pipe if any.
     pub fn parse(
         buf: &'a [u8],

@@ -14,14 +14,15 @@ pub const SOCKET_IO_MAX: usize = 128 * 1024;
 /// The maximum length of the data in one message through shared memory.
 pub const SHARED_IO_MAX: usize = 1024 * 1024;
 
-/// The ioctl for the things that the heir of another connection takes over. Its argument is a [`TakeOver`] for each; its output is an
-/// error number or 0 for each, in 32 bits. Numbered like the kernel's `_IO('D', 1)`.
+/// The ioctl for the inodes and open files that the connection of the next program takes over. Its argument is a
+/// [`TakeOver`] for each; its output is an error number or 0 for each, in 32 bits. Numbered like the kernel's
+/// `_IO('D', 1)`.
 pub const TAKE_OVER: u32 = (b'D' as u32) << 8 | 1;
 
-/// The most of [`TakeOver`] in one message.
+/// The maximum number of [`TakeOver`] in one message.
 pub const TAKE_OVER_MAX: usize = 2048;
 
-/// An inode to take over, with an open file of it if there is one.
+/// An inode to take over, with one of its open files if there is one.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TakeOver {
@@ -54,16 +55,17 @@ pub const RESOLVE: u32 = (b'D' as u32) << 8 | 2;
 /// to a multiple of eight bytes.
 pub const NAMES: u32 = (b'D' as u32) << 8 | 3;
 
-/// The most names that [`NAMES`] tells of.
+/// The maximum number of names in a reply to [`NAMES`].
 pub const NAMES_MAX: usize = 256;
 
-/// The ioctl that opens small files of the directory of the request, and closes files that were opened by it. Its argument is an
-/// [`OpenAhead`], and a [`AheadClose`] for each file to close; its output is an [`AheadEnd`], and an [`AheadFile`] for each file that it has
-/// opened, followed by the reply to an OPEN of it with [`OPEN_HAS_BYTES`], and zeros up to a multiple of eight bytes. It only opens files
-/// for reading. The client closes them, by this ioctl or by RELEASE.
+/// The ioctl that opens small files of the directory of the request, and closes files that it opened earlier. Its
+/// argument is an [`OpenAhead`], and a [`AheadClose`] for each file to close. Its output is an [`AheadEnd`], and an
+/// [`AheadFile`] for each opened file, followed by the reply to an OPEN of the file with [`OPEN_HAS_BYTES`], and
+/// zeros up to a multiple of eight bytes. It only opens files for reading. The client closes them, by this ioctl or
+/// by RELEASE.
 pub const OPEN_AHEAD: u32 = (b'D' as u32) << 8 | 4;
 
-/// The most files that [`OPEN_AHEAD`] opens, and the most that it closes.
+/// The maximum number of files that [`OPEN_AHEAD`] opens, and of files that it closes.
 pub const AHEAD_MAX: usize = 64;
 
 /// The head of the argument of [`OPEN_AHEAD`].
@@ -74,7 +76,7 @@ pub struct OpenAhead {
     pub from: u64,
     /// The flags of open(2).
     pub flags: u32,
-    /// The most files to open; 0 to only close files.
+    /// The maximum number of files to open; 0 to only close files.
     pub most: u32,
 }
 
@@ -90,7 +92,7 @@ pub struct AheadClose {
     pub fh: u64,
     /// The flags of open(2).
     pub flags: u32,
-    /// 1 if the client has read bytes that came with the open, and no request says so.
+    /// 1 if the client has read bytes in the reply to the open, and has sent no request for them.
     pub has_read: u32,
 }
 
@@ -110,7 +112,7 @@ pub struct AheadFile {
     pub ino: u64,
     /// The version of its attributes, which has not changed since before the open.
     pub version: u64,
-    /// The length of what follows without the zeros.
+    /// The length of the following reply without the zeros.
     pub len: u32,
     /// Zero.
     pub reserved: u32,
@@ -124,7 +126,7 @@ pub struct AheadFile {
 pub struct ResolveHead {
     /// [`ResolveHead::FOUND`], [`ResolveHead::MISSING`] or [`ResolveHead::WALK`].
     pub end: u32,
-    /// For a missing name: 1 if everyone may search the directory.
+    /// For a missing name: 1 if every user may search the directory.
     pub open_to_all: u32,
 }
 
@@ -143,7 +145,7 @@ impl ResolveHead {
 pub struct ResolveStep {
     /// Its number.
     pub ino: u64,
-    /// 1 if everyone may search the directory in which it was found.
+    /// 1 if every user may search the directory in which it was found.
     pub open_to_all: u32,
     /// The length of its name, for [`NAMES`].
     pub name_len: u32,
@@ -151,7 +153,7 @@ pub struct ResolveStep {
     pub attr: StatxOut,
 }
 
-/// The code of the notification that offers lanes in shared memory, with [`LaneOffer`] and a descriptor. It comes
+/// The code of the notification that offers lanes in shared memory, with [`LaneOffer`] and a descriptor. It is sent
 /// before the reply to INIT. Clients without such lanes ignore it.
 pub const OFFER: i32 = 1 << 16;
 
@@ -177,8 +179,8 @@ pub const PAGES: u64 = 1 << 63;
 /// names no file.
 pub const VERSIONS: u64 = 1 << 62;
 
-/// A flag of SETUPMAPPING: the reply has a descriptor of the names that clients with the same rights were told of, to read only. The
-/// request names no file.
+/// A flag of SETUPMAPPING: the reply has a descriptor of the name memory for clients with the same rights, to read
+/// only. The request names no file.
 pub const TOLD_NAMES: u64 = 1 << 61;
 
 /// Attributes beside a name in the memory of [`TOLD_NAMES`].
@@ -187,7 +189,7 @@ pub const TOLD_NAMES: u64 = 1 << 61;
 )]
 #[repr(C)]
 pub struct PublishedAttr {
-    /// Those of LOOKUP.
+    /// The attributes of LOOKUP.
     pub attr: abi::Attr,
     /// The birth time, in seconds.
     pub btime: i64,
@@ -209,29 +211,29 @@ impl PublishedAttr {
 /// leave it zero.
 pub const OPEN_FLUSH_ENDS_LOCKS: u32 = 1 << 31;
 
-/// A flag of OPEN: the client wants the bytes of a small file with the reply.
+/// A flag of OPEN: the client requests the bytes of a small file with the reply.
 pub const OPEN_WANTS_BYTES: u32 = 1 << 31;
 
 /// A flag of the reply to OPEN: all bytes of the file follow, at most [`OPEN_BYTES_MAX`]. They hold as long as the version of its
 /// attributes.
 pub const OPEN_HAS_BYTES: u32 = 1 << 30;
 
-/// A flag beside [`OPEN_HAS_BYTES`]: reading changes the access time, and the reply has not done so. A client that reads those bytes says
-/// so by [`RELEASE_HAS_READ`], or reads by a request.
+/// A flag beside [`OPEN_HAS_BYTES`]: reading changes the access time, and the reply has not done so. A client that
+/// reads those bytes reports the read by [`RELEASE_HAS_READ`], or reads by a request.
 pub const OPEN_READ_IS_DUE: u32 = 1 << 29;
 
-/// The most bytes that come with a reply to OPEN.
+/// The maximum number of bytes in a reply to OPEN.
 pub const OPEN_BYTES_MAX: usize = 32 * 1024;
 
-/// A flag of RELEASE: the file was read, and no request says so.
+/// A flag of RELEASE: the file was read without a request.
 pub const RELEASE_HAS_READ: u32 = 1 << 31;
 
-/// A flag of INIT: no attributes of this file system have a birth time, so that those of a lookup are complete. Clients offer it,
-/// and the kernel does not.
+/// A flag of INIT: no attributes of this file system have a birth time, so that the attributes of a lookup are
+/// complete. Clients offer it, and the kernel does not.
 pub const NO_BIRTH_TIMES: u64 = 1 << 63;
 
-/// A flag of INIT: the file system asks for the groups of callers, because it checks access by itself. Clients offer it, and add
-/// [`EXT_CALLER_GROUPS`] to requests for other users if the server agrees.
+/// A flag of INIT: the file system needs the groups of callers, because it checks access by itself. Clients offer it,
+/// and add [`EXT_CALLER_GROUPS`] to requests for other users if the server agrees.
 pub const CALLER_GROUPS: u64 = 1 << 62;
 
 /// A flag of INIT: operations on names look at them by themselves (`Caps::decides_on_names`). Clients offer it.
@@ -251,9 +253,9 @@ const NAMES_AT: usize = 3;
 /// of the connection. 0 means none.
 pub type ConnectionNumber = u128;
 
-/// The opcode of the first message on a socket that is to be a copy of another connection; [`ConnectionCopy`] follows the header. The server
-/// makes the copy at once and answers by a header alone. It keeps the copy until the client says INIT there, with the same number,
-/// or closes the socket.
+/// The opcode of the first message on a socket that is to be a copy of another connection; [`ConnectionCopy`] follows
+/// the header. The server makes the copy at once and answers by a header alone. It keeps the copy until the client
+/// sends INIT there, with the same number, or closes the socket.
 pub const COPY: u32 = 1 << 30;
 
 /// The body of [`COPY`].
@@ -289,7 +291,7 @@ impl ConnectionCopy {
 /// The names of connections in a client's INIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionNumbers {
-    /// The connection to be the heir of: it begins with nothing, and takes over from that one.
+    /// The connection from which this one takes over inodes and open files; this one begins with none.
     pub heir_of: ConnectionNumber,
     /// The connection itself.
     pub own: ConnectionNumber,
