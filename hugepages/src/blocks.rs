@@ -9,14 +9,15 @@ use crate::{HUGE, PAGE};
 /// Pages of a block.
 const PAGES: usize = HUGE / PAGE;
 
-/// Pages for which the kernel is asked together: 64 KiB. To ask for each by a page fault takes twice as long. Large pages would take
-/// less again, but the one who gets the first page of a block would wait until the kernel has cleared 2 MiB; a guest whose host takes
-/// free memory back (free page reporting) needs milliseconds for it.
+/// The number of pages that are requested from the kernel together: 64 KiB. A page fault for each page takes twice as
+/// long. Large pages would take even less time, but the caller that gets the first page of a block would wait until
+/// the kernel has cleared 2 MiB; a guest whose host takes free memory back (free page reporting) needs milliseconds
+/// for it.
 pub(crate) const TOGETHER: usize = 16;
 
 const BITS: usize = u64::BITS as usize;
 
-/// The blocks, and what is free in them.
+/// The blocks, with their free pages.
 #[derive(Debug, Default)]
 pub(crate) struct PageBlocks {
     /// By the address of their first byte.
@@ -41,9 +42,10 @@ struct PageBlock {
 /// A page that was taken.
 pub(crate) struct AllocatedPage {
     pub start: NonNull<u8>,
-    /// Nobody has written to it since it came from the kernel.
+    /// True if it was not written to since it was obtained from the kernel.
     pub is_fresh: bool,
-    /// This page and the following ones of its block, [`TOGETHER`] in all, are the next ones that the kernel has to supply.
+    /// True if this page and the following ones of its block, [`TOGETHER`] in all, are the next pages that the kernel
+    /// has to supply.
     pub is_first: bool,
 }
 
@@ -84,7 +86,7 @@ impl PageBlocks {
         if block.count < PAGES {
             return None;
         }
-        // One free block is enough for what comes next, the lowest one.
+        // One free block, the lowest one, is enough for later allocations.
         let goes = match self.spare.replace(at) {
             Some(spare) => {
                 self.spare = Some(spare.min(at));

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-/// Bytes of memory that this process may use: that of the machine, sysinfo(2), or the lowest limit of its control groups, if that is less
-/// (`memory.max` of cgroups(7) version 2, `memory.limit_in_bytes` of version 1). Beyond the latter the kernel kills it.
+/// Bytes of memory that this process may use: the memory of the machine, sysinfo(2), or the lowest limit of its
+/// control groups, if that is less (`memory.max` of cgroups(7) version 2, `memory.limit_in_bytes` of version 1).
+/// Beyond the limit of a control group the kernel kills the process.
 pub fn memory_limit() -> u64 {
     let machine = rustix::system::sysinfo();
     let machine = (machine.totalram as u64).saturating_mul(machine.mem_unit.into());
@@ -28,7 +29,7 @@ fn limit_of_group(line: &str, mount: &Path) -> Option<u64> {
         }
         _ => return None,
     };
-    // In a name space of control groups, the path may lead out of what is mounted here.
+    // In a namespace of control groups, the path may lead out of the mounted hierarchy.
     let path = path.trim_start_matches('/');
     let path =
         if path.split('/').any(|name| name == "..") { Path::new("") } else { Path::new(path) };

@@ -15,7 +15,7 @@ pub(crate) struct AnonymousMapping {
     len: usize,
 }
 
-// SAFETY: nobody else knows the mapping, and no thread owns it.
+// SAFETY: no other value refers to the mapping, and no thread owns it.
 unsafe impl Send for AnonymousMapping {}
 
 impl AnonymousMapping {
@@ -32,7 +32,8 @@ impl AnonymousMapping {
         let start = all.wrapping_add(before);
         for (rest, rest_len) in [(all, before), (start.wrapping_add(len), HUGE - before)] {
             if rest_len > 0 {
-                // SAFETY: this part of the new range is outside of the mapping, and nobody has its address.
+                // SAFETY: this part of the new range is outside of the mapping, and its address has not been passed
+                // on.
                 let _ = unsafe { rustix::mm::munmap(rest.cast(), rest_len) };
             }
         }
@@ -56,7 +57,8 @@ impl AnonymousMapping {
     ///
     /// # Safety
     ///
-    /// `start` is from [`into_raw`](AnonymousMapping::into_raw) of a mapping with this length, once, and nobody uses its bytes any more.
+    /// `start` is from [`into_raw`](AnonymousMapping::into_raw) of a mapping with this length, once, and its bytes
+    /// are not used any more.
     pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> AnonymousMapping {
         AnonymousMapping { start, len }
     }

@@ -32,7 +32,7 @@ impl SmallPage {
         let AllocatedPage { start, is_fresh, is_first } = blocks().take()?;
         let mut page = SmallPage(start.cast());
         if is_first {
-            // SAFETY: so many pages of the block begin here, and it stays as long as this one is taken.
+            // SAFETY: [`TOGETHER`] pages of the block begin here, and it stays as long as this page is taken.
             unsafe { supply(start, TOGETHER * PAGE) };
         }
         if !is_fresh {
@@ -46,8 +46,8 @@ impl Deref for SmallPage {
     type Target = [u8; PAGE];
 
     fn deref(&self) -> &[u8; PAGE] {
-        // SAFETY: the page belongs to `self` from `take` to `give`, within a mapping that lives as long; the kernel has made all of it
-        // zeros.
+        // SAFETY: the page belongs to `self` from `take` to `give`, within a mapping that lives as long; the kernel
+        // has initialized all its bytes with zeros.
         unsafe { self.0.as_ref() }
     }
 }

@@ -15,7 +15,7 @@ const ORDERS: usize = UNITS.ilog2() as usize + 1;
 /// Blocks that get small pages, so that a file system with few files takes no more memory than it needs.
 const SMALL: usize = 2;
 
-/// The blocks, and what is free in them.
+/// The blocks, with their free pieces.
 #[derive(Debug, Default)]
 pub(crate) struct HugePagePool {
     /// By the address of their first byte.
@@ -29,7 +29,7 @@ impl HugePagePool {
     pub(crate) fn take(&mut self, units: usize) -> Option<NonNull<u8>> {
         assert!((1..=UNITS).contains(&units), "{units} units are no part of a block");
         let least = units.next_power_of_two().ilog2() as usize;
-        // The lowest address of the smallest piece: what is free stays together.
+        // The lowest address of the smallest piece: free memory stays together.
         let found = (least..ORDERS).find_map(|order| Some((order, self.free[order].pop_first()?)));
         let (order, at) = match found {
             Some(found) => found,
@@ -53,7 +53,7 @@ impl HugePagePool {
         self.blocks.len() * HUGE
     }
 
-    /// The bytes that nobody has.
+    /// Returns the number of free bytes.
     #[cfg(test)]
     pub(crate) fn free_bytes(&self) -> usize {
         (0..ORDERS).map(|order| self.free[order].len() * (LEAST << order)).sum()
@@ -84,7 +84,7 @@ impl HugePagePool {
         let is_spare = order < ORDERS - 1 || self.free[order].is_empty();
         match is_spare {
             true => drop(self.free[order].insert(at)),
-            // One free block is enough for what comes next.
+            // One free block is enough for later allocations.
             false => drop(self.blocks.remove(&at)),
         }
     }
