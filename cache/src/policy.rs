@@ -23,7 +23,8 @@ pub struct ExtentUse {
     pub key: ExtentKey,
     /// Its size in bytes, which is the same at each use.
     pub size: u64,
-    /// The number of the process that uses it. Policies tell 64 apart: numbers that are equal modulo 64 are one.
+    /// The number of the process that uses it. Policies distinguish 64 processes: numbers that are equal modulo 64
+    /// are one.
     pub user: u32,
 }
 
@@ -48,7 +49,7 @@ pub trait ReplacementPolicy: Send {
     /// then, and where there is none, returns `None`.
     fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey>;
 
-    /// Takes an extent out, as if it had never been there. Returns false if it was not.
+    /// Removes an extent, as if it had never been there. Returns false if it was not.
     fn remove(&mut self, key: ExtentKey) -> bool;
 
     /// True if the extent is in the cache.
@@ -57,7 +58,7 @@ pub trait ReplacementPolicy: Send {
     /// The bytes in the cache. Never more than the capacity.
     fn bytes(&self) -> u64;
 
-    /// The most bytes.
+    /// Returns the maximum number of bytes.
     fn capacity(&self) -> u64;
 
     /// The extents that are remembered, in the cache or not; a bound of the policy's own memory.

@@ -50,7 +50,7 @@ impl OwnerShares {
         self.policy.remove(key)
     }
 
-    /// The policy, to ask.
+    /// Returns the policy, for reading.
     pub fn policy(&self) -> &dyn ReplacementPolicy {
         &*self.policy
     }

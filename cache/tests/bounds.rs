@@ -1,4 +1,4 @@
-//! Rules that all policies keep, whatever they are given.
+//! Rules that all policies keep, for all sequences of uses.
 
 use std::collections::HashMap;
 

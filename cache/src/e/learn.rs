@@ -22,7 +22,7 @@ pub const CHOICES: [PolicyWeights; 10] = [
     weights(0.5, 1.0, 1.0, 64.0),
     // The order of LRU.
     weights(1.0, 0.0, 0.0, 64.0),
-    // That of the paper: different processes alone, and the time.
+    // The weights of the paper: different processes alone, and the time.
     weights(1.0, 1.0, 0.0, 64.0),
     weights(1.0, 1.0, 1.0, 64.0),
     weights(0.5, 1.0, 0.2, 64.0),
@@ -57,7 +57,8 @@ struct MiniatureCaches {
 }
 
 impl QueueE {
-    /// An empty cache of so many bytes. `seed` decides which keys are in the sample: processes should not know it.
+    /// Creates an empty cache of so many bytes. `seed` decides which keys are in the sample: processes should not
+    /// know the seed.
     pub fn new(capacity: u64, seed: u64) -> QueueE {
         let queues = EvictionQueues::new(capacity, CHOICES[0]);
         QueueE { queues, seed, miniatures: None }

@@ -1,4 +1,4 @@
-//! E as the paper has it: computed for all extents, which are sorted.
+//! E as in the paper: computed for all extents, which are sorted.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! E in the queues of S3-FIFO, with weights that are given.
+//! E in the queues of S3-FIFO, with weights that the caller chooses.
 
 use super::history::{PERIODS_OF_A_ROUND, UseHistory};
 use crate::lists::{ExtentLists, ListPosition};
@@ -8,7 +8,7 @@ use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
 const FEWEST_USES: u64 = 4;
 /// Extents that the hand reaches for each eviction.
 const REACHED: usize = 4;
-/// Extents that stay within reach: those of larger E.
+/// Extents that stay within reach: the extents with the larger E.
 const WITHIN_REACH: usize = 12;
 /// Keys that have left, for each extent in the cache.
 const GHOSTS: usize = 4;
@@ -30,7 +30,7 @@ pub struct PolicyWeights {
     pub beta: f64,
     /// The weight of further uses by the same process.
     pub again: f64,
-    /// γ, the divisor of an extent that nobody used for long.
+    /// γ, the divisor of an extent that was unused for long.
     pub gamma: f64,
     /// The half-life of a use, in periods.
     pub half_life: f64,
@@ -135,7 +135,7 @@ impl ReplacementPolicy for EvictionQueues {
         let is_small = self.lists.bytes(SMALL) * 10 > self.bytes();
         let new = self.lists.oldest(SMALL).take(TRIES).find(may);
         let at = match (new, self.reach(may_leave)) {
-            // A new one that is worth more than an old one becomes one of those.
+            // A new extent that is worth more than an old one joins the old ones.
             (Some(new), Some((worst, e))) if is_small && self.e(new) < e => {
                 self.lists.move_to(new, MAIN);
                 worst
