@@ -1,4 +1,4 @@
-//! A look at a file system that changes nothing.
+//! A check of a file system, which changes nothing.
 
 use std::sync::Arc;
 
@@ -25,9 +25,10 @@ pub struct CheckReport {
     pub unfinished: usize,
     /// Blocks of copies of the superblock that hold something else. A mount that may write writes them anew.
     pub lost_superblocks: Vec<u64>,
-    /// Blocks of copies of the superblock that a power failure may have left half written. A mount that may write writes them anew.
+    /// Blocks of copies of the superblock that a power failure may have left half written. A mount that may write
+    /// writes them anew.
     pub unfinished_superblocks: Vec<u64>,
-    /// The snapshot of the last clean end is not as it was written. A mount reads all inodes then.
+    /// The snapshot of the last clean end is damaged. A mount then reads all inodes.
     pub has_damaged_snapshot: bool,
 }
 
@@ -40,7 +41,7 @@ pub fn check(device: &Arc<dyn BlockDevice>) -> Result<CheckReport, StoreError> {
     check_watched(device, &NoWatch)
 }
 
-/// As [`check`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]).
+/// Performs [`check`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]).
 pub(crate) fn check_watched(
     device: &Arc<dyn BlockDevice>,
     watch: &dyn WorkWatch,

@@ -1,9 +1,9 @@
 //! The file system as a whole: names and contents in memory, the store on the device, and the way from one
 //! to the other.
 //!
-//! Lock order: the turn to load an inode, the right to write a group, a handle of the running group, the locks of
-//! names and contents, the pool. The line for reads is a leaf. Whoever has a handle, a content or a lock of
-//! names does no I/O.
+//! Lock order: the turn to load an inode, the right to write a group, a handle of the running group, the locks of names
+//! and contents, the pool. No other lock is taken under the lock of the line for reads. A thread with a handle, a
+//! content or a lock of names does no I/O.
 
 mod behind;
 mod commit;
@@ -47,7 +47,7 @@ pub(crate) use queues::MOST_QUEUES;
 use rounds::SyncRounds;
 pub(crate) use submitted::{SubmissionThreads, is_direct};
 
-/// Only this process changes the file system, so answers hold until it says otherwise.
+/// Only this process changes the file system, so answers stay valid until it sends a notification.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Contents that are looked at when one more is listed.
@@ -70,8 +70,8 @@ pub(crate) struct UhsEngine {
     pool: Arc<BlockPool>,
     gate: GroupLock,
     store: EngineSlots,
-    /// Groups are closed and written one after the other: pages that two of them write are written twice,
-    /// in their order.
+    /// Groups are closed and written one after the other: pages that are in two groups are written twice, in the order
+    /// of the groups.
     writing: Mutex<()>,
     rounds: SyncRounds,
     waiting: Mutex<PendingGroups>,
@@ -84,7 +84,7 @@ pub(crate) struct UhsEngine {
     reads: ReadCounters,
     compaction: Compaction,
     scattered: ScatteredUnits,
-    /// Whoever reads the content of an inode from its slot has the turn of its number.
+    /// The turns to read the content of an inode from its slot, by the number of the inode.
     loads: [Mutex<()>; LOADS],
     /// Contents with pages that the device does not take.
     stuck: Mutex<BTreeMap<u64, SharedContent>>,
@@ -92,15 +92,15 @@ pub(crate) struct UhsEngine {
     behind: OnceLock<Option<WriteBehind>>,
     /// The device has refused data in this mount.
     refused: AtomicBool,
-    /// Inodes with contents in memory that may leave it, each once: a clock ([`Names::retire`]).
+    /// Inodes with contents in memory that may leave it, each once: a clock ([`NameStore::retire`]).
     idle: Mutex<VecDeque<u64>>,
     options: UhsOptions,
     rules: CommitRules,
-    /// Something is wrong with the device or with what it holds: nothing is written any more.
+    /// The device or its content is damaged: nothing is written any more.
     read_only: AtomicBool,
     /// Something waits for the next group.
     pending: AtomicBool,
-    /// The committing thread sleeps until something does.
+    /// The committing thread sleeps until there is something to commit.
     sleeps: AtomicBool,
     /// The committing thread is not to wait.
     hurried: AtomicBool,
@@ -216,12 +216,12 @@ impl UhsEngine {
         Ok((engine, problems))
     }
 
-    /// Those who are to be told of changes. Operations tell, and operations that nobody waits for.
+    /// The frontends that receive notifications of changes, by operations and by submitted operations.
     pub(crate) fn frontends(&self) -> &Frontends {
         &self.frontends
     }
 
-    /// Names and attributes, to look at.
+    /// Names and attributes, for reading.
     pub(crate) fn names(&self) -> &NameStore {
         &self.names
     }
@@ -273,7 +273,7 @@ impl UhsEngine {
         place: (u64, Name<'_>),
         given: AnswerLifetime,
     ) -> Result<Entry> {
-        // An inode with several names keeps its content in memory: somebody has to know its records.
+        // An inode with several names keeps its content in memory: the content records where the records lie.
         let content = self.content(ino)?;
         self.change(|names, handle| names.link(handle, (ino, &content), place, given))
     }
@@ -284,7 +284,7 @@ impl UhsEngine {
         attribute: (XattrName<'_>, &[u8]),
         flags: SetXattrFlags,
     ) -> Result<()> {
-        // An inode with attributes keeps its content in memory: somebody has to know its records.
+        // An inode with attributes keeps its content in memory: the content records where the records lie.
         let content = self.content(ino)?;
         self.change(|names, handle| {
             names.setxattr(handle, (ino, &mut lock(&content)), attribute, flags)
@@ -307,7 +307,7 @@ impl UhsEngine {
         }
     }
 
-    /// Ends a change. Whoever fills the group writes it.
+    /// Ends a change. The thread that fills the group writes it.
     pub(super) fn leave(&self, handle: GroupReadGuard<'_>) {
         let full = handle.is_full();
         drop(handle);
@@ -317,7 +317,7 @@ impl UhsEngine {
         }
     }
 
-    /// Nothing is written from now on.
+    /// Prevents all writes from now on.
     #[cfg(test)]
     pub(crate) fn abandon(&self) {
         self.read_only.store(true, Ordering::Relaxed);
@@ -328,7 +328,7 @@ impl UhsEngine {
         self.read_only.load(Ordering::Relaxed)
     }
 
-    /// Wakes the committing thread, unless it knows.
+    /// Wakes the committing thread, unless it is awake.
     pub(crate) fn has_changes(&self) {
         let knows =
             self.pending.load(Ordering::Relaxed) || self.pending.swap(true, Ordering::SeqCst);
@@ -338,7 +338,7 @@ impl UhsEngine {
         }
     }
 
-    /// Lets the committing thread write what waits, without the others.
+    /// Makes the committing thread commit now, without waiting for its interval.
     fn commit_soon(&self) {
         if !self.hurried.load(Ordering::Relaxed) && !self.hurried.swap(true, Ordering::Relaxed) {
             drop(lock(&self.ended));
@@ -346,14 +346,14 @@ impl UhsEngine {
         }
     }
 
-    /// Gives lookups back. True if the inode has none any more.
+    /// Returns lookups. True if the inode has none left.
     pub(crate) fn forget(&self, ino: u64, lookups: u64) -> bool {
-        // What the inode gives up goes to the running group.
+        // Blocks that the inode gives up belong to the running group.
         let _handle = self.gate.enter();
         self.names.forget(ino, lookups)
     }
 
-    /// Gives an open back.
+    /// Records that an open file was released.
     pub(crate) fn closed(&self, ino: u64) {
         let handle = self.gate.enter();
         let to_list = self.names.closed(ino);
@@ -369,18 +369,18 @@ impl UhsEngine {
         }
     }
 
-    /// Somebody has used the content of an inode, which may leave memory later.
+    /// Records a use of the content of an inode, which may leave memory later.
     fn is_idle(&self, ino: u64) {
         if self.names.used(ino) {
             self.list(ino);
         }
     }
 
-    /// Lists a content that may leave memory. Those that nobody uses do while there are too many.
+    /// Lists a content that may leave memory. While too many are listed, unused contents leave memory.
     fn list(&self, ino: u64) {
         let mut idle = lock(&self.idle);
         idle.push_back(ino);
-        // After a failure nobody knows what the slots hold that would have to be read again.
+        // After a failure the content of the slots is unknown, so that contents cannot be read again.
         if self.is_read_only() && matches!(self.store, EngineSlots::Store(_)) {
             return;
         }

@@ -1,4 +1,4 @@
-//! The file system as frontends see it.
+//! The file system for frontends.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,16 +35,17 @@ pub struct Uhs {
     locks: LockQueue,
     listings: Mutex<HashMap<u64, u64>>,
     next_listing: AtomicU64,
-    /// Commits what nobody syncs. It begins with the first frontend, which may give up privileges before.
+    /// The thread that commits changes without a sync. It starts with the first frontend, which may give up privileges
+    /// before.
     thread: Mutex<Option<JoinHandle<()>>>,
     commit: Option<Duration>,
-    /// Carry out what somebody begins and does not wait for. None on a device with few queues.
+    /// Threads that perform submitted operations, for which no caller waits. None on a device with few queues.
     submitted: OnceLock<Option<SubmissionThreads>>,
 }
 
 impl Uhs {
-    /// Makes an empty file system that has all of `device`. Its root directory has the permission bits, the
-    /// user and the group `root`. `random` makes secrets: nobody may guess its seed.
+    /// Makes an empty file system that occupies all of `device`. Its root directory has the permission bits, the user
+    /// and the group `root`. `random` generates secrets: its seed must be unpredictable.
     ///
     /// # Errors
     ///
@@ -59,8 +60,8 @@ impl Uhs {
         engine::make(device, uuid, root, random)
     }
 
-    /// Opens the file system on `device`, and undoes what a power failure has left half done. What is wrong
-    /// with it comes beside it; then nothing is written.
+    /// Opens the file system on `device`, and undoes changes that a power failure has left unfinished. Returns its
+    /// problems beside it; if there are any, nothing is written.
     ///
     /// # Errors
     ///
@@ -82,7 +83,8 @@ impl Uhs {
         Uhs::open_watched(device, options, (rules, random), &NoWatch)
     }
 
-    /// As [`open`](Uhs::open); `watch` sees the reading of all inodes, and can end it ([`StoreError::Interrupted`]).
+    /// Performs [`open`](Uhs::open); `watch` sees the reading of all inodes, and can end it
+    /// ([`StoreError::Interrupted`]).
     pub(crate) fn open_watched(
         device: Arc<dyn BlockDevice>,
         options: UhsOptions,
@@ -113,7 +115,7 @@ impl Uhs {
         }
     }
 
-    /// Ends without writing anything, as with the power.
+    /// Ends without writing anything, as at a power failure.
     #[cfg(test)]
     pub(crate) fn abandon(self) {
         self.engine.abandon();
@@ -124,7 +126,7 @@ impl Uhs {
         &self.engine
     }
 
-    /// Makes an inode with a name, and tells the other frontends.
+    /// Makes an inode with a name, and notifies the other frontends.
     fn entry(
         &self,
         cx: &Context<'_>,
@@ -143,8 +145,8 @@ impl Uhs {
         })
     }
 
-    /// Makes a change of names by `cx`, and tells the other frontends. `change` also returns the inodes whose attributes it has
-    /// changed.
+    /// Makes a change of names by `cx`, and notifies the other frontends. `change` also returns the inodes whose
+    /// attributes it has changed.
     fn change_names<T, const N: usize>(
         &self,
         cx: &Context<'_>,
@@ -155,8 +157,8 @@ impl Uhs {
         Ok(answer)
     }
 
-    /// Makes a change of the attributes of `inodes` by `cx`, and tells the other frontends. One that fails may have changed
-    /// something.
+    /// Makes a change of the attributes of `inodes` by `cx`, and notifies the other frontends. A change that fails may
+    /// have changed something.
     fn change_attributes<T, const N: usize>(
         &self,
         cx: &Context<'_>,
@@ -168,12 +170,12 @@ impl Uhs {
         answer
     }
 
-    /// Before a change that `kills` the set-id bits: clears set-group-id where that depends on the groups of the caller.
+    /// Clears set-group-id before a change that `kills` the set-id bits, if that depends on the groups of the caller.
     fn clear_mark(&self, cx: &Context<'_>, ino: Ino, kills: bool) {
         // Root keeps the bit, and need not wait for the lock of the inode.
         let may = kills && cx.caller.uid != 0;
         if may && self.engine.names().is_marked(ino.0, |perm, gid| clears_mark(cx, perm, gid)) {
-            // The change itself tells of what is wrong with the inode.
+            // The change itself reports problems of the inode.
             let _ = self.engine.change(|names, handle| names.clear_mark(handle, ino.0));
         }
     }
@@ -189,7 +191,7 @@ impl Uhs {
     }
 }
 
-/// Reads, and tells the other frontends if that has changed the time of access.
+/// Reads, and notifies the other frontends if the access time has changed.
 fn read(
     engine: &UhsEngine,
     origin: Origin,
@@ -203,7 +205,7 @@ fn read(
     Ok(())
 }
 
-/// Writes, and tells the other frontends.
+/// Writes, and notifies the other frontends.
 fn write(
     engine: &UhsEngine,
     origin: Origin,
@@ -220,7 +222,7 @@ fn write(
     Ok(taken)
 }
 
-/// Writes in parts. Returns how much was written before an error.
+/// Writes in parts. Returns the number of bytes written before an error.
 fn write_parts(
     engine: &UhsEngine,
     file: File,
@@ -261,7 +263,7 @@ fn write_parts(
     Ok(taken)
 }
 
-/// Carries out an operation that somebody began, and answers it.
+/// Performs a submitted operation, and answers it.
 fn carry_out(engine: &UhsEngine, mut io: Io) {
     match io.op() {
         IoOp::Read { file, args, .. } => {

@@ -25,13 +25,13 @@ const SLOTS: u64 = 32;
 /// Bytes of one change of a script.
 const CHANGE: usize = 8;
 
-/// Changes a small image by `script`, and mounts, walks, checks and repairs what comes out. A change is the
-/// number of a block, its form, a place (2 bytes), and 4 bytes to put there; the form says how many of them,
-/// and if checksums are made right again.
+/// Changes a small image by `script`, and mounts, walks, checks and repairs the result. A change is the number of a
+/// block, its form, a place (2 bytes), and 4 bytes to put there; the form determines how many of these bytes are used,
+/// and whether checksums are recomputed.
 ///
 /// # Panics
 ///
-/// When a repair leaves something to repair, or a bug shows itself.
+/// Panics if a repair leaves something to repair, or if a bug shows itself.
 pub fn image(script: &[u8]) {
     let ram = base().fork();
     for change in script.chunks_exact(CHANGE) {
@@ -49,7 +49,7 @@ pub fn image(script: &[u8]) {
         ..UhsOptions::default()
     };
     let Ok(report) = check(&device) else {
-        // It shows the copies of the superblock, at least.
+        // The tables show at least the copies of the superblock.
         assert!(tables(&*device, None, &NoWatch).is_ok(), "nothing is shown");
         assert!(repair(&device, None, random()).is_err(), "a repair of what cannot be checked");
         return;
@@ -61,7 +61,7 @@ pub fn image(script: &[u8]) {
         assert_eq!(problems, report.problems);
         walk(&fs);
     }
-    // It may have no space for what is to be written.
+    // The image may have no space for the blocks that a repair must write.
     let Ok(_) = repair(&device, None, random()) else { return };
     let again = check(&device).map(|report| report.problems);
     assert_eq!(again, Ok(Vec::new()), "{:?} were repaired", report.problems);
@@ -72,8 +72,8 @@ pub fn image(script: &[u8]) {
     }
 }
 
-/// Changes the snapshot of a small image by `script`, with right checksums, and uses what comes out. A change is a
-/// place (2 bytes) and the byte to put there.
+/// Changes the snapshot of a small image by `script`, with right checksums, and uses the result. A change is a place (2
+/// bytes) and the byte to put there.
 ///
 /// # Panics
 ///
@@ -95,7 +95,7 @@ pub fn snapshot(script: &[u8]) {
     if let Ok((fs, problems)) = opened {
         assert_eq!(problems, [], "the slots are as they were");
         walk(&fs);
-        // It may not fit to what the snapshot said.
+        // The device may not match the forged snapshot.
         let _ = fill(&fs);
     }
 }
@@ -151,7 +151,7 @@ fn forge(ram: &RamDevice, change: &[u8]) {
     if is_sealed && superblock {
         seal(&mut bytes);
     } else if is_sealed {
-        // Both ends say the same.
+        // Both identities are equal.
         let (head, tail) = bytes.split_at_mut(BLOCK - IDENTITY);
         tail.copy_from_slice(&head[..IDENTITY]);
         let len = usize::from(u16::from_le_bytes([head[80], head[81]])).min(BLOCK - 2 * IDENTITY);
@@ -187,7 +187,7 @@ fn base() -> &'static RamDevice {
         let device: Arc<dyn BlockDevice> = Arc::new(ram.clone());
         let made = Uhs::make(Arc::clone(&device), (0o755, 0, 0), &mut random).is_ok();
         let options = UhsOptions { commit: None, ..UhsOptions::default() };
-        // A snapshot would hide what the slots say.
+        // A snapshot would replace the content of the slots.
         let rules = CommitRules { snapshots: false, ..CommitRules::ALL };
         if let Ok((fs, _)) = Uhs::open_by(device, options, rules, random) {
             let filled = made && fill(&fs).is_ok();
@@ -233,7 +233,7 @@ impl DirSink for FuzzedNames {
     }
 }
 
-/// Looks at all files that can be reached, and at the beginning of their data.
+/// Reads the attributes of all files that can be reached, and the beginning of their data.
 fn walk(fs: &Uhs) {
     let (mut dirs, mut seen) = (vec![Ino::ROOT], 0);
     while let Some(dir) = dirs.pop() {
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Whatever it tells, it is used or not.
+    /// A forged snapshot is either used or ignored.
     #[test]
     fn a_forged_snapshot_does_no_harm() {
         let (mut random, mut used) = (fastrand::Rng::with_seed(9), 0);

@@ -1,4 +1,4 @@
-//! Reads and writes of data, several at a time. Each caller has a queue for himself meanwhile.
+//! Reads and writes of data, several at a time. Meanwhile, each caller has a queue of its own.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -26,9 +26,9 @@ pub(crate) const GATHERED: usize = 256;
 /// The way to the blocks of files.
 pub(crate) struct BlockIo {
     device: Arc<dyn BlockDevice>,
-    /// By their purpose, if the device tells purposes apart; otherwise the first is that of all.
+    /// Pools by purpose, if the device distinguishes purposes; otherwise the first pool serves all.
     lines: [QueuePool; 3],
-    /// The device tells purposes apart.
+    /// The device distinguishes purposes.
     has_purposes: bool,
     gathered: usize,
 }
@@ -52,7 +52,7 @@ struct PooledQueues {
 pub(crate) struct FailedBlocks {
     /// The first of the data.
     pub(crate) from: usize,
-    /// How many.
+    /// The number of blocks.
     pub(crate) count: usize,
     pub(crate) errno: Errno,
 }
@@ -63,7 +63,7 @@ impl BlockIo {
         BlockIo { device, lines: Default::default(), has_purposes, gathered }
     }
 
-    /// A queue for one user for as long as he likes. `None` where the device has few.
+    /// A queue for one user, for as long as the user needs it. `None` if the device has few queues.
     pub(crate) fn queue(&self, purpose: QueuePurpose, depth: u32) -> Option<Box<dyn DeviceQueue>> {
         let many = self.device.facts().max_queues as usize >= QUEUES;
         many.then(|| self.device.queue_for(purpose, depth).ok()).flatten()
@@ -74,7 +74,8 @@ impl BlockIo {
         self.gathered
     }
 
-    /// Reads runs of blocks, each into its frames, of [`gathered`](BlockIo::gathered) blocks at most. They come back in order.
+    /// Reads runs of blocks, each into its frames, of [`gathered`](BlockIo::gathered) blocks at most. They come back in
+    /// order.
     ///
     /// # Errors
     ///
@@ -97,14 +98,14 @@ impl BlockIo {
         read.into_iter().map(|frames| frames.ok_or(Errno::IO)).collect()
     }
 
-    /// True if pages are durable sooner by one write that says so than by a write and a flush.
+    /// True if pages are durable sooner by one write with FUA than by a write and a flush.
     pub(crate) fn writes_through(&self, data: &[(u64, PageFrame)]) -> bool {
         let is_run = are_neighbours(data.iter().map(|(block, _)| *block));
         is_run && data.len() <= self.gathered && self.device.facts().fua
     }
 
-    /// Writes pages, each to its block, neighbours together. `data` is in the order of blocks then. With `durable`, what
-    /// was written survives a power failure. Returns what failed.
+    /// Writes pages, each to its block, neighbours together. Sorts `data` by block. With `durable`, the written pages
+    /// survive a power failure. Returns the blocks that could not be written.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl BlockIo {
         Ok(failed)
     }
 
-    /// Tells the device that these blocks are not needed, where it wants to know. Nothing depends on it.
+    /// Discards these blocks, if the device supports it. Nothing depends on it.
     pub(crate) fn discard(&self, runs: &[BlockRun]) {
         if !self.device.facts().discard {
             return;
@@ -158,7 +159,7 @@ impl BlockIo {
         }
     }
 
-    /// Carries out operations, up to `depth` at a time. Their tags are their numbers.
+    /// Performs operations, up to `depth` at a time. Their tags are their numbers.
     fn run(
         &self,
         purpose: QueuePurpose,
@@ -198,7 +199,7 @@ impl BlockIo {
         }
     }
 
-    /// An idle queue, or a new one, or the next that is given back.
+    /// An idle queue, or a new one, or the next one that is given back.
     fn take(&self, line: &QueuePool, purpose: QueuePurpose) -> Result<Box<dyn DeviceQueue>> {
         let mut queues = line.lock();
         loop {

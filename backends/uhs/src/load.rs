@@ -1,4 +1,4 @@
-//! From a device to the names of its files.
+//! Loading: from a device to the names of its files.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,14 +17,15 @@ use crate::names::{InodeLoader, LoadProblem, LoadedInode, NameStore, SnapshotSlo
 use crate::space::{BlockRun, BlockSpace, UNIT_MEMORY};
 use crate::store::{SlotSurvey, StoreError, check_numbers, chunks_left, failed, slots, snapshot};
 
-/// Inodes after which somebody may end the loading.
+/// The number of inodes after which loading may be interrupted.
 const LOOKED_AT: u64 = 4096;
 
-/// Loads all inodes that count, one after the other, into an index of `limit` bytes at most.
+/// Loads the current copies of all inodes, one after the other, into an index of `limit` bytes at most.
 ///
 /// # Errors
 ///
-/// A failure of the device, [`StoreError::Index`], and [`StoreError::Interrupted`]. What the device holds is a [`LoadProblem`].
+/// A failure of the device, [`StoreError::Index`], and [`StoreError::Interrupted`]. Faults in the content of the device
+/// are [`LoadProblem`]s.
 pub(crate) fn load(
     device: &dyn BlockDevice,
     survey: &SlotSurvey,
@@ -71,7 +72,8 @@ pub(crate) fn load(
     Ok((names, pool, problems))
 }
 
-/// An index of so many inodes, and of `records` bytes for what some of them have in addition, takes at most `limit` bytes.
+/// Checks that an index of so many inodes, and of `records` bytes for their additional records, takes at most `limit`
+/// bytes.
 ///
 /// # Errors
 ///
@@ -84,8 +86,9 @@ pub(crate) fn check_index(inodes: u64, records: u64, limit: u64) -> Result<(), S
     }
 }
 
-/// The map of the space takes at most `limit` bytes, or without a limit the part of the memory that an index may take by default: a
-/// sparse file can have any size, and its owner is not always the one who looks at it.
+/// Checks that the map of the space takes at most `limit` bytes, or without a limit the part of the memory that an
+/// index may take by default: a sparse file can have any size, and its owner may be another user than the user who
+/// mounts it.
 ///
 /// # Errors
 ///
@@ -97,13 +100,13 @@ pub(crate) fn check_space(superblock: &Superblock, limit: u64) -> Result<(), Sto
     if bytes <= limit { Ok(()) } else { Err(StoreError::Space { units, bytes, limit }) }
 }
 
-/// As [`check_index`], for `inodes` of which a part is in memory already.
+/// Checks the index as [`check_index`] does, for `inodes` of which a part is in memory already.
 fn check_records(pool: &BlockPool, inodes: u64, limit: u64) -> Result<(), StoreError> {
     let loaded = pool.inodes().load(Ordering::Relaxed) * INODE_MEMORY;
     check_index(inodes, pool.index_bytes().0.saturating_sub(loaded), limit)
 }
 
-/// The inodes that the snapshot of the last clean end tells, if there is one and nothing is wrong with it.
+/// The inodes of the snapshot of the last clean end, if there is a snapshot without faults.
 ///
 /// # Errors
 ///
@@ -202,9 +205,8 @@ pub(crate) struct SpilledRecords {
     pub(crate) whole: bool,
 }
 
-/// Reads the records below `pointers`, `levels` of them above each other. `claim` is asked before a block is
-/// read: it allows each block once, so that a forged image cannot make a mount read more blocks than
-/// there are.
+/// Reads the records below `pointers`, in a tree of `levels` levels. Calls `claim` before it reads a block: `claim`
+/// allows each block once, so that a forged image cannot make a mount read more blocks than there are.
 pub(crate) fn records(
     line: &mut BlockingQueue,
     claim: &mut dyn FnMut(BlockRun) -> bool,

@@ -1,4 +1,4 @@
-//! The blocks of the device, in memory only. A scan of the inodes claims those in use.
+//! The blocks of the device, in memory only. A scan of the inodes claims the blocks in use.
 //!
 //! A unit of 2 MiB is free, holds slots, is in use as a whole, or holds small blocks: then it has a bit for
 //! each block. Sets of free units and of units with room lead to a block without a walk over all units.
@@ -24,10 +24,10 @@ use crate::format::superblock::COPIES;
 const FREE: u32 = u32::MAX;
 /// A unit of inodes.
 const SLOTS: u32 = u32::MAX - 1;
-/// A unit all of whose blocks are in use.
+/// A unit with all blocks in use.
 const FULL: u32 = u32::MAX - 2;
 
-/// Free blocks that a unit of small blocks has at least, to be in each set of those with room.
+/// The number of free blocks from which on a unit of small blocks is in each set of units with room.
 const ROOMS: [u32; 3] = [1, 8, 64];
 
 /// A run of blocks.
@@ -59,7 +59,7 @@ impl From<DiskExtent> for BlockRun {
     }
 }
 
-/// Bytes of [`BlockSpace`] for a unit without small blocks, and a part of those for one with some.
+/// Bytes of [`BlockSpace`] for a unit without small blocks, and a part of the bytes for a unit with some.
 pub(crate) const UNIT_MEMORY: u64 = 8;
 
 /// The blocks in use.
@@ -81,9 +81,9 @@ pub(crate) struct BlockSpace {
     free_units: u32,
     slot_units: u32,
     full_units: u32,
-    /// Units of small blocks that are being emptied: nobody takes blocks there as long as there are others.
+    /// Units of small blocks that are being emptied: blocks there are taken only if there are no others.
     closed: BTreeSet<usize>,
-    /// The unit that took the last small block of no neighbour.
+    /// The unit from which the last small block without a neighbour was taken.
     cursor: usize,
     ahead: AheadRuns,
 }
@@ -94,15 +94,15 @@ pub(crate) struct UnitCounts {
     pub(crate) free: u64,
     pub(crate) slots: u64,
     pub(crate) full: u64,
-    /// Those with blocks in use and free ones.
+    /// Units with blocks in use and free blocks.
     pub(crate) small: u64,
     pub(crate) free_blocks: u64,
-    /// Free blocks of those.
+    /// Free blocks of these units.
     pub(crate) small_free_blocks: u64,
 }
 
 impl BlockSpace {
-    /// `units` units without anything in them.
+    /// Makes the space of `units` empty units.
     pub(crate) fn new(units: u32) -> Self {
         let count = units as usize;
         let mut free = NumberSet::new(count);
@@ -124,7 +124,7 @@ impl BlockSpace {
         }
     }
 
-    /// Blocks that nothing uses, and those ahead of files.
+    /// Unused blocks, including the blocks ahead of files.
     pub(crate) fn free_blocks(&self) -> u64 {
         self.free_blocks + self.ahead.blocks()
     }
@@ -160,7 +160,7 @@ impl BlockSpace {
         ]
     }
 
-    /// Marks `count` units from `first` on as those of slots.
+    /// Marks `count` units from `first` on as units of slots.
     ///
     /// # Panics
     ///
@@ -176,7 +176,7 @@ impl BlockSpace {
         self.free_blocks -= u64::from(count) * UNIT_BLOCKS;
     }
 
-    /// A unit of slots is free.
+    /// Marks a unit of slots as free.
     ///
     /// # Panics
     ///
@@ -191,8 +191,7 @@ impl BlockSpace {
         self.free_blocks += UNIT_BLOCKS;
     }
 
-    /// The first `wanted` neighbouring units that are free, or else the most that there are: the first and
-    /// their number.
+    /// The first `wanted` neighbouring free units, or else the longest free run: the first unit and their number.
     pub(crate) fn find_units(&self, wanted: u32) -> Option<(u32, u32)> {
         let mut longest: Option<(u32, u32)> = None;
         let mut at = 0;
@@ -224,8 +223,8 @@ impl BlockSpace {
         true
     }
 
-    /// Marks blocks as used, up to the first that is in use already or does not exist. False where there is one. Claims that
-    /// fail take no longer than the units that they mark, however many of them there are.
+    /// Marks blocks as used, up to the first that is in use already or does not exist. False where there is one. Claims
+    /// that fail take no longer than the units that they mark, however many of them there are.
     pub(crate) fn claim_until_used(&mut self, run: BlockRun) -> bool {
         if run.end() > self.blocks() {
             return false;
@@ -236,14 +235,14 @@ impl BlockSpace {
         })
     }
 
-    /// Gives blocks back.
+    /// Frees blocks.
     pub(crate) fn free(&mut self, run: BlockRun) {
         run.parts().for_each(|part| self.set(part, false));
     }
 
-    /// Takes up to `count` neighbouring blocks: those after `near` if they are free, else in a unit of small
-    /// blocks that has room for all of them, if possible that of `near`. 512 blocks are a whole unit
-    /// where one is free. At least `keep` units stay free. Blocks ahead of files come before scraps. `None` where nothing is left.
+    /// Takes up to `count` neighbouring blocks: the blocks after `near` if they are free, else in a unit of small
+    /// blocks that has room for all of them, if possible the unit of `near`. 512 blocks are a whole unit if one is
+    /// free. At least `keep` units stay free. Blocks ahead of files are taken before scraps. `None` if nothing is left.
     pub(crate) fn take(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<BlockRun> {
         let count = count.clamp(1, BLOCKS);
         let again = |space: &mut BlockSpace| {
@@ -297,7 +296,7 @@ impl BlockSpace {
         (here > 0 || len >= count).then_some((unit, from, len))
     }
 
-    /// Free blocks of a unit of small blocks: the last one that was asked, or one with much room.
+    /// Free blocks of a unit of small blocks: the unit of the last search, or one with much room.
     fn roomy(&mut self, count: u32) -> Option<(usize, u32, u32)> {
         let enough = count.min(ROOMS[ROOMS.len() - 1]);
         let is_small = |unit: &u32| !matches!(*unit, FREE | SLOTS | FULL);
@@ -315,15 +314,16 @@ impl BlockSpace {
         self.fit(unit, count)
     }
 
-    /// Free blocks of a unit that is being emptied: what was promised must be there.
+    /// Free blocks of a unit that is being emptied: promised blocks must be available.
     fn of_closed(&self, count: u32) -> Option<(usize, u32, u32)> {
         let unit = *self.closed.iter().find(|unit| self.room[**unit] > 0)?;
         let (from, len) = self.bits[self.units[unit] as usize].fit(count, 0)?;
         Some((unit, from, len))
     }
 
-    /// Up to `count` units of small blocks with the most free blocks, in order: each has `least` of them, what they
-    /// hold together is no more than `most` blocks and fits well into all others. Those of `without` are none.
+    /// Up to `count` units of small blocks with the most free blocks, in order. Each has at least `least` free blocks.
+    /// Their used blocks together are at most `most`, and fit well into all other units. The units in `without` are
+    /// excluded.
     pub(crate) fn emptiest(
         &self,
         count: usize,
@@ -355,7 +355,7 @@ impl BlockSpace {
         (0..self.units.len()).filter(is_small).collect()
     }
 
-    /// Nobody takes blocks of these units of small blocks any more, as long as there are others.
+    /// Closes these units of small blocks: blocks there are taken only if there are no others.
     pub(crate) fn close(&mut self, units: &[usize]) {
         for unit in units.iter().copied() {
             self.roomy.iter_mut().for_each(|set| set.remove(unit));
@@ -363,18 +363,18 @@ impl BlockSpace {
         }
     }
 
-    /// Ends that. Returns those that did not become free.
+    /// Reopens closed units. Returns the units that did not become free.
     pub(crate) fn reopen(&mut self, units: &[usize]) -> Vec<usize> {
         let left = units.iter().copied().filter(|unit| self.closed.remove(unit));
         let left: Vec<usize> = left.collect();
         for unit in left.iter().copied() {
-            // As one that was full until now.
+            // The unit is listed like a unit that was full until now.
             self.list(unit, 0, u32::from(self.room[unit]));
         }
         left
     }
 
-    /// A unit of one of these sets, of the last that has some.
+    /// A unit of the last of these sets that is not empty.
     fn next_of(&self, sets: Range<usize>) -> Option<usize> {
         self.roomy[sets].iter().rev().find_map(|set| set.next_around(self.cursor))
     }
@@ -414,7 +414,7 @@ impl BlockSpace {
         self.list(unit, room, left);
     }
 
-    /// Keeps the bits of a unit with `left` free blocks, where it needs some.
+    /// Keeps the bits of a unit with `left` free blocks, if it needs some.
     fn place(&mut self, old: u32, left: u32, bits: BlockBitmap) -> u32 {
         let had = !matches!(old, FREE | FULL);
         let place = match left {
@@ -434,7 +434,7 @@ impl BlockSpace {
         place
     }
 
-    /// Moves a unit from the set for `room` free blocks to that for `left`.
+    /// Moves a unit from the set for `room` free blocks to the set for `left`.
     fn list(&mut self, unit: usize, room: u32, left: u32) {
         if left == BLOCKS {
             self.closed.remove(&unit);

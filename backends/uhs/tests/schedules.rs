@@ -1,10 +1,10 @@
-//! The gate of groups under the schedules of the shuttle checker.
+//! The group lock under the schedules of the shuttle checker.
 
 use gate::GroupLock;
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
-/// The checker's own in place of those of the standard library.
+/// The types of the checker, in place of the types of the standard library.
 mod sync {
     pub(crate) use shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -17,8 +17,8 @@ mod sync {
 #[path = "../src/group/gate.rs"]
 mod gate;
 
-/// An operation changes two things, with a handle. Whoever closes groups meanwhile sees both changes or
-/// none, and those of exactly the operations that the groups until then list.
+/// An operation changes two things, with a handle. A thread that closes groups meanwhile sees both changes or none, and
+/// the changes of exactly the operations that the groups list until then.
 #[test]
 fn a_closed_group_has_the_whole_of_the_operations_that_it_lists_and_nothing_of_others() {
     shuttle::check_random(

@@ -1,4 +1,4 @@
-//! Where the copies of each inode lie.
+//! The slots in which the copies of each inode lie.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +8,16 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 
 type HugeHashMap<T> = HashMap<u64, T, DefaultHashBuilder, HugePages>;
 
-/// The copies of inodes: the one that counts, and those that do not but are on the device or on the way there.
+/// The copies of inodes: the current copy of each inode, and the stale copies that are on the device or are being
+/// written.
 #[derive(Debug)]
 pub(super) struct InodeCopies {
     live: HugeHashMap<u64>,
     stale: HugeHashMap<StaleSlots>,
 }
 
-/// The slots of stale copies, at least one. Most inodes have no second one; a forged image may say that all slots are those of one
-/// inode.
+/// The slots of an inode's stale copies, at least one. Most inodes have only one; a forged image may assign all slots
+/// to one inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum StaleSlots {
     One(u64),
@@ -33,7 +34,7 @@ impl StaleSlots {
 
     fn add(&mut self, block: u64) {
         match self {
-            // A slot that held an older copy already is there once.
+            // The slot held an older copy already, and is in the set once.
             StaleSlots::One(first) if *first == block => {}
             StaleSlots::One(first) => *self = StaleSlots::More(BTreeSet::from([*first, block])),
             StaleSlots::More(blocks) => {
@@ -63,22 +64,22 @@ impl InodeCopies {
         }
     }
 
-    /// The slot that counts of an inode.
+    /// The slot of an inode's current copy.
     pub(super) fn live(&self, ino: u64) -> Option<u64> {
         self.live.get(&ino).copied()
     }
 
-    /// How many inodes have a slot that counts.
+    /// The number of inodes with a current copy.
     pub(super) fn count(&self) -> usize {
         self.live.len()
     }
 
-    /// Sets the slot that counts, and returns the former one.
+    /// Sets the slot of the current copy, and returns the former one.
     pub(super) fn set_live(&mut self, ino: u64, block: u64) -> Option<u64> {
         self.live.insert(ino, block)
     }
 
-    /// No slot of the inode counts any more. Returns the former one.
+    /// Removes the current copy of the inode. Returns its former slot.
     pub(super) fn remove_live(&mut self, ino: u64) -> Option<u64> {
         self.live.remove(&ino)
     }
@@ -91,7 +92,7 @@ impl InodeCopies {
         self.live.contains_key(&ino) || self.has_stale(ino)
     }
 
-    /// A stale copy lies at `block`.
+    /// Records that a stale copy lies at `block`.
     pub(super) fn add_stale(&mut self, ino: u64, block: u64) {
         match self.stale.entry(ino) {
             Entry::Vacant(entry) => drop(entry.insert(StaleSlots::One(block))),
@@ -99,7 +100,7 @@ impl InodeCopies {
         }
     }
 
-    /// No copy of the inode lies at `block`. True if its last stale copy did.
+    /// Records that no copy of the inode lies at `block`. True if its last stale copy lay there.
     pub(super) fn remove_stale(&mut self, ino: u64, block: u64) -> bool {
         let Entry::Occupied(mut entry) = self.stale.entry(ino) else { return false };
         let is_last = entry.get_mut().remove(block);
@@ -109,7 +110,7 @@ impl InodeCopies {
         is_last
     }
 
-    /// All stale copies, each as inode and slot, in order: that of a table differs from run to run.
+    /// All stale copies, each as inode and slot, sorted: the order of a hash table differs from run to run.
     pub(super) fn all_stale(&self) -> Vec<(u64, u64)> {
         let slots = |(ino, stale): (&u64, &StaleSlots)| {
             let ino = *ino;
@@ -140,10 +141,10 @@ mod tests {
             assert!(!copies.has_any(7));
             begun.elapsed() / count as u32
         };
-        // The shortest of some, since other programs run.
+        // The shortest of several runs, since other programs use the processor too.
         let best = |count| (0..5).map(|_| time(count)).min().unwrap_or(Duration::MAX);
         let (few, many) = (best(500), best(16_000));
-        // 32 times as long where each is compared with all.
+        // It would be 32 times as long if each copy were compared with all others.
         assert!(many < 10 * few, "{few:?} each of 500, {many:?} of 16,000");
     }
 

@@ -1,4 +1,4 @@
-//! Closing groups, and learning that they are durable.
+//! Closing commit groups, and recording that they are durable.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,14 +14,14 @@ use crate::format::superblock::SlotChunk;
 /// A change of one inode, as it is when the group closes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum InodeChange {
-    /// The inode, new or not, with what its slot is to hold.
+    /// An inode, new or not, and the body that its slot is to hold.
     Write {
         /// The number of the inode, not 0.
         ino: u64,
         /// The body of the slot.
         body: Vec<u8>,
     },
-    /// The inode is gone for good.
+    /// The inode is removed.
     Remove {
         /// The number of the inode.
         ino: u64,
@@ -36,20 +36,20 @@ pub(crate) struct SlotWrite {
     pub(crate) body: Vec<u8>,
 }
 
-/// A closed group: its slots may be written in any order, and beside those of other groups.
+/// A closed group. Its slots may be written in any order, and at the same time as slots of other groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClosedGroup {
     pub(crate) number: u64,
     pub(crate) writes: Vec<SlotWrite>,
 }
 
-/// See [`CommitState::leftovers`].
+/// The result of [`CommitState::leftovers`].
 pub(crate) type LeftoverSlots = (Vec<(u64, u64)>, Vec<(u64, Vec<u64>)>);
 
 /// There are too few slots that may be overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoSlots {
-    /// There will be enough when a superblock says that [`CommitState::newest_durable`] is durable.
+    /// There will be enough when a superblock states that [`CommitState::newest_durable`] is durable.
     UntilMentioned,
     /// There may be enough when the groups that were closed are durable.
     UntilDurable,
@@ -66,20 +66,20 @@ pub(crate) struct CommitState {
     next_stamp: u64,
     /// The newest group that is durable.
     durable: u64,
-    /// The newest group that a durable slot or superblock calls durable.
+    /// The newest group that a durable slot or superblock states to be durable.
     mentioned: u64,
-    /// For each group that is not durable, what its slots say.
+    /// For each group that is not durable, the statements of its slots.
     mentions: BTreeMap<u64, GroupStatements>,
     copies: InodeCopies,
-    /// Slots whose overwriting is not durable: by group, with the inode whose copy goes.
+    /// Slots whose overwriting is not durable: by group, each with the inode whose copy is overwritten.
     overwritten: BTreeMap<u64, Vec<(u64, Option<u64>)>>,
     /// Inodes that are gone and have stale copies, with the block that lists each.
     removed: HashMap<u64, u64>,
     /// Removal blocks that are needed.
     removal_blocks: HashMap<u64, RemovalBlock>,
-    /// The stamps of those, each with their number.
+    /// The stamps of the needed removal blocks, each with the number of blocks.
     needed_stamps: BTreeMap<u64, usize>,
-    /// Removal blocks that nobody needs, by stamp, until the device says so.
+    /// Removal blocks that no inode needs, by stamp, until the device states that they are not needed.
     obsolete: BTreeMap<u64, Vec<u64>>,
 }
 
@@ -96,8 +96,8 @@ struct GroupStatements {
 struct RemovalBlock {
     /// Inodes in `removed` that need it.
     needed: usize,
-    /// Its stamp. All blocks that were there before the mount have one number that is not above theirs: slots name a
-    /// stamp above it only when nobody needs any of those blocks.
+    /// Its stamp. All blocks from before the mount have one number, which is not above their stamps: slots state a
+    /// higher stamp only when none of those blocks is needed.
     stamp: u64,
 }
 
@@ -111,7 +111,7 @@ impl InodeChange {
 }
 
 impl CommitState {
-    /// Goes on from what a scan of `chunks` has found.
+    /// Starts from the state that a scan of `chunks` has found.
     pub(crate) fn new(chunks: &[SlotChunk], found: &RecoveredState, rules: CommitRules) -> Self {
         let mut groups = CommitState {
             rules,
@@ -152,7 +152,7 @@ impl CommitState {
         groups
     }
 
-    /// True where stale copies of the inode lie about, and no removal block is known to list it.
+    /// True if the inode has stale copies, and no known removal block lists it.
     fn needs(&self, ino: u64) -> bool {
         self.copies.has_stale(ino) && !self.removed.contains_key(&ino)
     }
@@ -167,18 +167,18 @@ impl CommitState {
         self.slots.set(block, InodeSlot { live: true, ..self.slots.get(block) });
     }
 
-    /// Adds an empty chunk, which the superblock on the device must list already.
+    /// Adds an empty chunk, which the superblock on the device must already list.
     pub(crate) fn add(&mut self, chunk: &SlotChunk) {
         self.slots.add(chunk);
     }
 
-    /// Units all of whose slots may be overwritten, up to as many as leave `keep` such slots.
+    /// Units all of whose slots may be overwritten, but only so many that `keep` such slots remain.
     pub(crate) fn empty_units(&mut self, keep: usize) -> Vec<u32> {
         let reusable = self.reusable();
         self.slots.empty_units(keep, reusable)
     }
 
-    /// Closes units with few slots that count, see [`Slots::close_units`].
+    /// Closes units with few current copies, see [`SlotTable::close_units`].
     pub(crate) fn close_units(
         &mut self,
         few: (usize, usize),
@@ -188,7 +188,7 @@ impl CommitState {
         self.slots.close_units(few, by_chunk, reusable)
     }
 
-    /// Slots of closed units may be taken again.
+    /// Reopens closed units: their slots may be taken again.
     pub(crate) fn reopen(&mut self, units: &[u32]) {
         self.slots.reopen(units);
     }
@@ -198,21 +198,21 @@ impl CommitState {
         self.slots.closed()
     }
 
-    /// True if a group of so many changes would be written to many places ([`Slots::is_scattered`]), although less than
-    /// half of all slots does not count.
+    /// True if a group of so many changes would be written to many places ([`SlotTable::is_scattered`]), although less
+    /// than half of all slots hold current copies.
     pub(crate) fn is_scattered(&mut self, count: usize) -> bool {
         let reusable = self.reusable();
         self.slots.count() < 2 * self.copies.count() && self.slots.is_scattered(count, reusable)
     }
 
-    /// Takes in that a durable superblock lists one of those units no more: the copies that lay there are gone.
+    /// Removes a unit that a durable superblock no longer lists: the copies in it are gone.
     pub(crate) fn remove_unit(&mut self, unit: u32) {
         for (block, ino) in self.slots.remove_unit(unit) {
             self.forget_copy(ino, block);
         }
     }
 
-    /// The block of the slot that counts of an inode.
+    /// The block of the slot with the current copy of an inode.
     pub(crate) fn live(&self, ino: u64) -> Option<u64> {
         self.copies.live(ino)
     }
@@ -227,12 +227,12 @@ impl CommitState {
         self.durable
     }
 
-    /// The largest number that a slot has got: a group or a stamp.
+    /// The largest number that has been written to a slot: a group or a stamp.
     pub(crate) fn largest(&self) -> u64 {
         self.next_group.max(self.next_stamp)
     }
 
-    /// True where the device calls the newest durable group durable.
+    /// True if the device states that the newest durable group is durable.
     pub(crate) fn is_mentioned(&self) -> bool {
         self.mentioned == self.durable
     }
@@ -242,8 +242,8 @@ impl CommitState {
         self.next_stamp
     }
 
-    /// The slots that do not count, with their inodes, and the removal slots that must stay, each with the inodes
-    /// for which it is needed. `None` unless all groups are durable and all slots hold what they should.
+    /// The slots of stale copies, with their inodes, and the removal slots that must stay, each with the inodes that
+    /// need it. `None` unless all groups are durable and all slots hold what this state records.
     pub(crate) fn leftovers(&self) -> Option<LeftoverSlots> {
         let at_rest = self.durable == self.newest() && self.mentions.is_empty();
         let lies = |ino: u64, block: u64| {
@@ -279,7 +279,7 @@ impl CommitState {
             changes.iter().map(InodeChange::ino).collect::<HashSet<_>>().len() == changes.len(),
             "an inode changes once in a group"
         );
-        // Of an inode without a copy there is nothing to come back.
+        // An inode without a copy on the device cannot reappear.
         let gone = |change: &InodeChange| match change {
             InodeChange::Remove { ino } => self.copies.has_any(*ino).then_some(*ino),
             InodeChange::Write { .. } => None,
@@ -302,7 +302,7 @@ impl CommitState {
             InodeChange::Write { ino, body } => Some((ino, body)),
             InodeChange::Remove { .. } => None,
         });
-        // One search after the other: they do not depend on each other, and the processor waits for several at once.
+        // The searches do not depend on each other, so that the processor waits for several of them at once.
         let mut former = Vec::with_capacity(count);
         for ((ino, body), block) in written.zip(blocks.by_ref()) {
             former.extend(self.copies.set_live(ino, block).map(|old| (ino, old)));
@@ -334,8 +334,8 @@ impl CommitState {
         Ok(Some(group))
     }
 
-    /// Takes in that the slot of `group` at `block` could not be written: nobody knows what lies there, so it
-    /// is not used again. Returns the block of another slot in its place.
+    /// Records that the slot of `group` at `block` could not be written. Its content is unknown, so the slot is not
+    /// used again. Returns the block of another slot to write instead.
     ///
     /// # Errors
     ///
@@ -343,7 +343,7 @@ impl CommitState {
     pub(crate) fn elsewhere(&mut self, group: u64, block: u64) -> Result<u64, NoSlots> {
         let other = self.take(1)?[0];
         let owner = self.slots.get(block).owner;
-        // Whatever copy lay there may still do so.
+        // A copy that lay at `block` may still be there.
         let overwritten = self.overwritten.entry(group).or_default();
         overwritten.retain(|(old, _)| *old != block);
         overwritten.push((other, self.slots.get(other).owner()));
@@ -367,7 +367,7 @@ impl CommitState {
         Ok(other)
     }
 
-    /// Takes in that all slots of the groups up to `group` survive a power failure.
+    /// Records that all slots of the groups up to `group` survive a power failure.
     pub(crate) fn durable(&mut self, group: u64) {
         debug_assert!(group < self.next_group, "group {group} was never closed");
         self.durable = self.durable.max(group);
@@ -392,12 +392,12 @@ impl CommitState {
         }
     }
 
-    /// Takes in that a durable superblock calls `group` durable.
+    /// Records that a durable superblock states that `group` is durable.
     pub(crate) fn mentioned(&mut self, group: u64) {
         self.mentioned = self.mentioned.max(group);
     }
 
-    /// The newest group whose freed slots may be overwritten.
+    /// The newest group whose freed slots may be overwritten now.
     fn reusable(&self) -> u64 {
         match (self.rules.reuse_waits_for_group, self.rules.reuse_waits_for_mention) {
             (true, true) => self.mentioned,
@@ -419,12 +419,12 @@ impl CommitState {
         if self.slots.has(count, self.durable) {
             return Err(NoSlots::UntilMentioned);
         }
-        // Slots that groups on their way have written and freed are free after them.
+        // Slots that groups in flight have written and freed become free after these groups.
         let all_durable = self.durable == self.newest();
         Err(if all_durable { NoSlots::Full } else { NoSlots::UntilDurable })
     }
 
-    /// Adds a slot to a group that is being closed. What lay there is overwritten.
+    /// Adds a slot to a group that is being closed. The former content of the slot will be overwritten.
     fn write(
         &mut self,
         group: &mut ClosedGroup,
@@ -441,14 +441,14 @@ impl CommitState {
         self.overwritten.entry(group.number).or_default().push((block, old));
     }
 
-    /// The copy of `ino` that lay at `block` is durably overwritten, perhaps by a newer one of its own.
+    /// Records that the copy of `ino` at `block` is durably overwritten, perhaps by a newer copy of `ino`.
     fn copy_is_gone(&mut self, ino: u64, block: u64) {
         if self.slots.get(block).owner() != Some(ino) || !self.slot_is_stale(ino, block) {
             self.forget_copy(ino, block);
         }
     }
 
-    /// No copy of `ino` lies at `block`.
+    /// Records that no copy of `ino` lies at `block`.
     fn forget_copy(&mut self, ino: u64, block: u64) {
         if !self.copies.remove_stale(ino, block) {
             return;
@@ -471,7 +471,8 @@ impl CommitState {
         }
     }
 
-    /// Nobody needs a removal block. If it is torn while others use its slot, recovery has to know that.
+    /// Records that no inode needs a removal block. If the block is torn while its slot is written anew, recovery must
+    /// know that it was not needed.
     fn is_obsolete(&mut self, block: u64, stamp: u64) {
         match self.rules.removals_wait_for_mention {
             true => {
@@ -482,7 +483,7 @@ impl CommitState {
         }
     }
 
-    /// The stamp of the oldest removal block that is needed, or may be.
+    /// The stamp of the oldest removal block that is needed, or may be needed.
     fn removals_from(&self) -> u64 {
         self.needed_stamps.keys().next().copied().unwrap_or(self.next_stamp)
     }
@@ -493,7 +494,7 @@ impl CommitState {
         }
     }
 
-    /// True where the slot holds a copy of its owner that does not count any more.
+    /// True if the slot holds a stale copy of its owner.
     fn slot_is_stale(&self, ino: u64, block: u64) -> bool {
         !self.slots.get(block).live && self.copies.live(ino) != Some(block)
     }

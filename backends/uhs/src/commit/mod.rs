@@ -1,9 +1,8 @@
-//! Commit groups: how changes of inodes become durable together, with neither a journal nor a bitmap.
+//! Commit groups: changes of inodes become durable together, with neither a journal nor a bitmap.
 //!
-//! Nothing here does I/O. [`CommitState::close`] turns changes into slots to write, [`CommitState::durable`] is told
-//! when they survive a power failure, and [`recover`] turns the slots of a device into the state that
-//! counts. DESIGN.md has the rule and the reasons; each sentence of it that a test can switch off is
-//! a field of [`CommitRules`].
+//! This module does no I/O. [`CommitState::close`] turns changes into slots to write, [`CommitState::durable`] records
+//! that they survive a power failure, and [`recover`] turns the slots of a device into its current state. DESIGN.md has
+//! the rule and the reasons; each sentence of the rule that a test can switch off is a field of [`CommitRules`].
 
 mod copies;
 mod groups;
@@ -21,17 +20,17 @@ pub(crate) use slots::SlotTable;
 
 use crate::format::UNIT_BLOCKS;
 
-/// The sentences of the commit rule that tests switch off, to see that the crash suite notices. All hold in
-/// every other build.
+/// The sentences of the commit rule that tests switch off, to prove that the crash suite notices. Every other build has
+/// all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CommitRules {
     /// A slot that a group freed is used again only when the group is durable.
     pub(crate) reuse_waits_for_group: bool,
-    /// ... and when a durable slot or superblock says so.
+    /// A freed slot is used again only when a durable slot or superblock states that the group is durable.
     pub(crate) reuse_waits_for_mention: bool,
     /// A removal record stays until every older copy of its inode is durably overwritten.
     pub(crate) removals_outlive_copies: bool,
-    /// ... and until a durable slot says so.
+    /// A removal record stays until a durable slot states that it is not needed.
     pub(crate) removals_wait_for_mention: bool,
     /// A group counts only when all its members are there.
     pub(crate) groups_are_counted: bool,
@@ -39,9 +38,9 @@ pub(crate) struct CommitRules {
     pub(crate) void_slots_are_zeroed: bool,
     /// The newest group that counts is in the superblock before slots are used again.
     pub(crate) mount_is_recorded: bool,
-    /// A mount flushes before it records: what it read may lie in the cache of the device alone.
+    /// A mount flushes before it records: the content that it read may lie only in the cache of the device.
     pub(crate) mount_flushes_first: bool,
-    /// A unit of slots is out of the superblock before others use it.
+    /// A unit of slots leaves the superblock before data uses its blocks.
     pub(crate) units_leave_first: bool,
     /// Data is durable before an inode that points to it is written.
     pub(crate) data_is_first: bool,
@@ -88,7 +87,7 @@ impl CommitRules {
         shifted_blocks_move: true,
         snapshots_are_voided: true,
         snapshots: true,
-        // Closing stops everybody for some tenths of a millisecond, and writes are long.
+        // Closing stops all changes for some tenths of a millisecond, and writes are long.
         full_group: 1024,
         early_run: UNIT_BLOCKS,
         usable: usize::MAX,

@@ -1,4 +1,4 @@
-//! From the slots of a device to the state that counts.
+//! Recovery: from the slots of a device to its current state.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -32,7 +32,7 @@ impl ScannedSlot {
     }
 }
 
-/// The copy of an inode that counts.
+/// The current copy of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CurrentCopy {
     /// The block of the slot.
@@ -52,22 +52,22 @@ pub(crate) struct RecoveredState {
     pub(crate) next_ino: u64,
     /// The inodes.
     pub(crate) live: HashMap<u64, CurrentCopy>,
-    /// All copies of inodes that lie about: inode and block.
+    /// All copies of inodes on the device: inode and block.
     pub(crate) copies: Vec<(u64, u64)>,
-    /// Removal blocks, with what they list.
+    /// Removal blocks, with the inodes that they list.
     pub(crate) removals: Vec<(u64, Vec<u64>)>,
-    /// The oldest stamp that they may have.
+    /// The oldest stamp that a needed removal block may have.
     pub(crate) removals_from: u64,
-    /// Slots of groups that do not count, which are zeroed before anything else is written.
+    /// Slots of groups that do not count. They are zeroed before anything else is written.
     pub(crate) void: Vec<u64>,
-    /// Inodes whose newest copy is damaged. They are not in `live`.
+    /// Inodes whose newest copy is damaged. These inodes are not in `live`.
     pub(crate) damaged: BTreeMap<u64, CurrentCopy>,
     /// Removal blocks that are damaged: inodes may be in `live` that are gone.
     pub(crate) lost_removals: Vec<u64>,
 }
 
-/// Works out what counts of the slots `scan`, given by block and each once. `known` is the group that the
-/// superblock calls durable.
+/// Computes the current state from `scan`, which has each slot once, ordered by block. `known` is the group that the
+/// superblock states to be durable.
 pub(crate) fn recover(
     scan: &[(u64, ScannedSlot)],
     known: u64,
@@ -104,7 +104,7 @@ pub(crate) fn recover(
             found.removals.push((*block, list.clone()));
             continue;
         }
-        // Of two identities in a slot, the older one was overwritten: it counts no more.
+        // Of two identities in a slot, the older copy was overwritten and does not count.
         let whole = matches!(scanned, ScannedSlot::Whole(..));
         let newer = identities.iter().flatten().max_by_key(|identity| identity.stamp);
         for identity in
@@ -114,7 +114,7 @@ pub(crate) fn recover(
         }
         match newer {
             Some(SlotHeader { kind: SlotKind::Inode, ino, stamp, .. }) => {
-                // A slot whose write failed may hold a part of what lies elsewhere as a whole.
+                // A slot whose write failed may hold a part of a copy that lies whole in another slot.
                 let version = (*stamp, whole, *block);
                 let best = newest.entry(*ino).or_insert(version);
                 *best = (*best).max(version);
@@ -126,7 +126,7 @@ pub(crate) fn recover(
     if !rules.removals_wait_for_mention {
         needed_from = 0;
     }
-    // One that was about to be overwritten may be damaged in the middle.
+    // A slot that was about to be overwritten may be damaged in the middle.
     let needed = |stamp: &u64| *stamp >= needed_from && !removals.contains(stamp);
     let lost = lost.into_iter().filter(|(stamp, _)| needed(stamp));
     found.removals_from = needed_from;
@@ -142,8 +142,8 @@ pub(crate) fn recover(
     found
 }
 
-/// The newest group that counts: the newest that anything calls durable, and after it all groups that are
-/// whole, up to the first that is not.
+/// The newest group that counts: the newest group that the device states to be durable, and after it all whole groups
+/// up to the first that is not whole.
 fn newest_group(scan: &[(u64, ScannedSlot)], known: u64, rules: CommitRules) -> u64 {
     let whole = || {
         scan.iter().filter_map(|(_, scanned)| match scanned {

@@ -1,4 +1,4 @@
-//! The slots of all chunks: what lies in each, and when it may be overwritten.
+//! The slots of all chunks: the content of each slot, and the time from which it may be overwritten.
 
 use std::collections::BTreeMap;
 
@@ -18,16 +18,16 @@ const LONG: usize = 64;
 /// known to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InodeSlot {
-    /// The inode whose copy lies here, live or stale, or is on its way.
+    /// The inode whose copy lies here, current or stale, or is being written.
     pub(crate) owner: u64,
-    /// Its content counts.
+    /// The content of the slot counts.
     pub(crate) live: bool,
     /// A write to it is not durable yet.
     pub(crate) writing: bool,
 }
 
 impl InodeSlot {
-    /// The inode whose copy lies here.
+    /// The inode whose copy lies in this slot.
     pub(crate) fn owner(&self) -> Option<u64> {
         (self.owner != NOBODY).then_some(self.owner)
     }
@@ -36,7 +36,7 @@ impl InodeSlot {
         !self.live && !self.writing
     }
 
-    /// Numbers of inodes have two bits to spare.
+    /// Packs the slot into a word. Numbers of inodes leave two bits for the flags.
     fn pack(self) -> u64 {
         self.owner << 2 | u64::from(self.live) << 1 | u64::from(self.writing)
     }
@@ -46,19 +46,19 @@ impl InodeSlot {
     }
 }
 
-/// All slots, by the blocks in which they lie: 8 bytes and a bit for each.
+/// All slots, by block: 8 bytes and a bit for each.
 #[derive(Debug, Default)]
 pub(crate) struct SlotTable {
     chunks: Vec<SlotRange>,
-    /// Where the search for free slots goes on: a chunk and a slot of it.
+    /// The place where the search for free slots continues: a chunk and a slot in the chunk.
     cursor: (usize, usize),
     /// Slots that may be used, counted from the first of each chunk.
     usable: usize,
     /// Slots with their bit set.
     free: usize,
-    /// Slots that were freed, by the group that did it, until that group is known to be durable.
+    /// Slots that were freed, by the group that freed them, until that group is known to be durable.
     freed: BTreeMap<u64, Vec<u64>>,
-    /// Units whose slots nobody takes, with the bits of those that could be taken: they are to become empty.
+    /// Units that are to become empty, and whose slots are not taken. The bits mark the slots that may be overwritten.
     closed: BTreeMap<u32, SlotBitmap>,
 }
 
@@ -74,7 +74,7 @@ struct SlotRange {
 }
 
 impl SlotTable {
-    /// The slots of `chunks`, all empty, of which `usable` may be used.
+    /// The slots of `chunks`, all empty. The first `usable` slots of each chunk may be used.
     pub(crate) fn new(chunks: &[SlotChunk], usable: usize) -> Self {
         let mut slots = SlotTable { usable, ..SlotTable::default() };
         chunks.iter().for_each(|chunk| slots.add(chunk));
@@ -104,7 +104,7 @@ impl SlotTable {
         InodeSlot::unpack(self.chunks[chunk].slots[at])
     }
 
-    /// Sets the slot at `block`. One that holds something, or will, is not free.
+    /// Sets the slot at `block`. A slot that holds something, or is being written, is not free.
     ///
     /// # Panics
     ///
@@ -119,7 +119,7 @@ impl SlotTable {
         }
     }
 
-    /// The content of the slot does not count from `group` on.
+    /// Records that the content of the slot does not count from `group` on.
     pub(crate) fn release(&mut self, block: u64, group: u64) {
         self.set(block, InodeSlot { live: false, ..self.get(block) });
         if self.find_place(block).1 < self.usable {
@@ -127,7 +127,7 @@ impl SlotTable {
         }
     }
 
-    /// The slot at `other` takes the place of the one at `block`, which is not used again.
+    /// Replaces the slot at `block` by the slot at `other`. The slot at `block` is not used again.
     pub(crate) fn replace(&mut self, block: u64, other: u64) {
         let slot = self.get(block);
         self.set(other, InodeSlot { writing: true, ..slot });
@@ -136,8 +136,8 @@ impl SlotTable {
         freed.filter(|freed| **freed == block).for_each(|freed| *freed = other);
     }
 
-    /// Takes `count` slots that may be overwritten when `durable` is the newest group that the device says is
-    /// durable; none where there are not so many. Long runs come first: they are written together.
+    /// Takes `count` slots that may be overwritten when `durable` is the newest group that the device states to be
+    /// durable. `None` if there are fewer. Long runs come first: their slots are written together.
     pub(crate) fn take(&mut self, count: usize, durable: u64) -> Option<Vec<u64>> {
         self.settle(durable);
         if self.free < count {
@@ -156,14 +156,15 @@ impl SlotTable {
         self.chunks.iter().map(|run| run.slots.len()).sum()
     }
 
-    /// True if `count` slots, which are many, would lie in short runs: the device has a write for each run.
+    /// True if `count` slots, when they are many, would lie in short runs: each run is a write of its own on the
+    /// device.
     pub(crate) fn is_scattered(&mut self, count: usize, durable: u64) -> bool {
         if count < LONG || self.usable < usize::MAX {
             return false;
         }
         self.settle(durable);
         let mut long = 0;
-        // Free slots that lie together are where the search goes on: those before the cursor were taken.
+        // Neighbouring free slots lie behind the cursor: slots before the cursor have been taken.
         let (from, _) = self.cursor;
         for run in self.chunks[from..].iter().chain(&self.chunks[..from]) {
             let mut at = 0;
@@ -183,14 +184,14 @@ impl SlotTable {
         self.free
     }
 
-    /// True where [`take`](SlotTable::take) finds so many slots when `durable` is that group.
+    /// True if [`take`](SlotTable::take) finds so many slots with this `durable` group.
     pub(crate) fn has(&self, count: usize, durable: u64) -> bool {
         let freed = self.freed.range(..=durable).flat_map(|(_, blocks)| blocks);
         let freed = freed.filter(|block| !self.closed.contains_key(&unit_of(**block)));
         self.free + freed.filter(|block| self.get(**block).is_idle()).count() >= count
     }
 
-    /// Slots that groups up to `durable` freed may be overwritten.
+    /// Marks the slots that groups up to `durable` freed as free to be overwritten.
     fn settle(&mut self, durable: u64) {
         let due: Vec<u64> = self.freed.range(..=durable).map(|(group, _)| *group).collect();
         due.into_iter().for_each(|group| self.settle_group(group));
@@ -221,7 +222,7 @@ impl SlotTable {
     fn take_runs(&mut self, least: usize, count: usize, found: &mut Vec<u64>) {
         let (begin, mut at) = self.cursor;
         let chunks = self.chunks.len();
-        // The first chunk comes again, for its beginning.
+        // The first chunk is searched again, for the slots before the cursor.
         for step in 0..=chunks {
             let chunk = (begin + step) % chunks;
             let run = &mut self.chunks[chunk];
@@ -245,9 +246,10 @@ impl SlotTable {
         }
     }
 
-    /// Closes up to `most` units with the fewest slots that count, at most `live` each: nobody takes slots there before
-    /// [`reopen`](SlotTable::reopen). With `by_chunk`, units of small chunks come first. Returns them, and the inodes
-    /// whose slots lie there. Units with removal blocks, or with writes on their way, are left out.
+    /// Closes up to `most` units with the fewest current copies, at most `live` in each. No slot of a closed unit is
+    /// taken before [`reopen`](SlotTable::reopen). With `by_chunk`, units of small chunks come first. Returns the
+    /// units, and the inodes whose slots lie there. Units with removal blocks, or with slots that are being written,
+    /// are left out.
     pub(crate) fn close_units(
         &mut self,
         (most, live): (usize, usize),
@@ -281,7 +283,7 @@ impl SlotTable {
         (units.into_iter().map(|(.., unit)| unit).collect(), inos)
     }
 
-    /// Slots of closed units may be taken again.
+    /// Reopens closed units: their slots may be taken again.
     pub(crate) fn reopen(&mut self, units: &[u32]) {
         for unit in units {
             let Some(words) = self.closed.remove(unit) else { continue };
@@ -296,8 +298,8 @@ impl SlotTable {
         self.closed.len()
     }
 
-    /// Units all of whose slots may be overwritten when `durable` is the newest group that the device says is
-    /// durable: closed ones, and others from the last on, up to as many as leave `keep` such slots.
+    /// Units all of whose slots may be overwritten when `durable` is the newest group that the device states to be
+    /// durable: closed units, and others from the last on, but only so many that `keep` such slots remain.
     pub(crate) fn empty_units(&mut self, keep: usize, durable: u64) -> Vec<u32> {
         self.settle(durable);
         let spare = self.free.saturating_sub(keep) / UNIT_SLOTS;
@@ -311,8 +313,8 @@ impl SlotTable {
         closed.chain(empty.take(spare)).collect()
     }
 
-    /// Takes a unit out, all of whose slots may be overwritten. Returns its slots that hold a copy of an inode, each
-    /// with its owner.
+    /// Removes a unit, all of whose slots may be overwritten. Returns its slots that hold a copy of an inode, each with
+    /// its owner.
     pub(crate) fn remove_unit(&mut self, unit: u32) -> Vec<(u64, u64)> {
         let first = u64::from(unit) * UNIT_BLOCKS;
         let (chunk, at) = self.find_place(first);
@@ -347,7 +349,8 @@ fn unit_of(block: u64) -> u32 {
     (block / UNIT_BLOCKS) as u32
 }
 
-/// Slots that count of inodes. `None` where some cannot move: removal blocks, and those on their way.
+/// The number of slots with current copies of inodes. `None` if some slots cannot move: removal blocks, and slots that
+/// are being written.
 fn live_inodes(slots: &[u64]) -> Option<usize> {
     let mut count = 0;
     for slot in slots.iter().map(|word| InodeSlot::unpack(*word)) {
@@ -379,7 +382,7 @@ impl SlotRange {
         Some((start, end - start))
     }
 
-    /// The first slot from `at` on whose bit, changed by `mask`, is set.
+    /// The first slot from `at` on whose bit, after the exclusive or with `mask`, is set.
     fn next(&self, at: usize, mask: u64) -> Option<usize> {
         let first = (self.free.get(at / 64)? ^ mask) & u64::MAX << (at % 64);
         let rest = self.free[at / 64 + 1..].iter().map(|word| word ^ mask);
@@ -445,7 +448,7 @@ mod tests {
         assert_eq!((slots.empty_units(0, 3), slots.empty_units(0, 4)), (vec![2], vec![9, 2]));
         assert_eq!(slots.remove_unit(9), [(9 * 512, 7)]);
         assert_eq!(slots.remove_unit(2), []);
-        // What is left is found, and nothing else.
+        // The remaining slots are found, and no others.
         slots.release(1023, 5);
         let mut left = slots.take(511, 5).unwrap();
         left.sort_unstable();
@@ -457,7 +460,7 @@ mod tests {
     fn nobody_takes_slots_of_a_closed_unit_and_it_goes_when_it_is_empty() {
         let mut slots = slots(usize::MAX);
         live(&mut slots, &[9 * 512, 9 * 512 + 1, 512]);
-        // A removal block cannot move, nor what is being written.
+        // A removal block cannot move, and neither can a slot that is being written.
         slots.set(2 * 512, InodeSlot { owner: NOBODY, live: true, writing: false });
         assert_eq!(slots.close_units((8, 1), false, 0), (vec![1], vec![7]));
         assert_eq!(slots.close_units((8, 8), false, 0), (vec![9], vec![7, 7]));
@@ -467,7 +470,7 @@ mod tests {
         assert_eq!(slots.take(1, 9), None);
         slots.release(512, 3);
         slots.release(9 * 512, 3);
-        // What is freed there is no room for anybody.
+        // Slots that are freed in a closed unit cannot be taken.
         assert!(!slots.has(1, 3));
         assert_eq!(slots.empty_units(0, 3), [1]);
         slots.remove_unit(1);

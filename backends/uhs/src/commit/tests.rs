@@ -17,12 +17,12 @@ type RuleSwitch = fn(&mut CommitRules);
 /// Inodes and their bodies.
 type CommitModel = BTreeMap<u64, Vec<u8>>;
 
-/// One run: the state after each group, and what was acknowledged when.
+/// One run: the state after each group, and the times of the acknowledgements.
 struct CommitRun {
     sim: SimDevice,
     /// The state after each group; several where groups that did not count got their numbers again.
     states: BTreeMap<u64, Vec<CommitModel>>,
-    /// For each acknowledgement how many events there were, and the newest durable group.
+    /// For each acknowledgement the number of events before it, and the newest durable group.
     acknowledged: Vec<(usize, u64)>,
     next_ino: u64,
 }
@@ -61,7 +61,7 @@ impl SlotSurvey {
 }
 
 impl CommitRun {
-    /// Opens `ram`, which holds `model`, and carries out random groups.
+    /// Opens `ram`, which holds `model`, and performs random groups.
     fn new(
         ram: &RamDevice,
         model: CommitModel,
@@ -144,7 +144,7 @@ impl CommitRun {
         self.acknowledged.push((self.sim.events(), store.durable()));
     }
 
-    /// A few changes of different inodes, which `model` undergoes.
+    /// A few changes of different inodes, which are also applied to `model`.
     fn changes(&mut self, model: &mut CommitModel, random: &mut fastrand::Rng) -> Vec<InodeChange> {
         let mut changes = Vec::new();
         let mut touched = Vec::new();
@@ -171,7 +171,7 @@ impl CommitRun {
         changes
     }
 
-    /// Some states in which the power can fail, each with the group that was acknowledged by then.
+    /// Some states in which the power can fail, each with the newest group that was acknowledged before.
     fn failures(&self, random: &mut fastrand::Rng, wanted: usize) -> Vec<(u64, RamDevice)> {
         let mut found = Vec::new();
         let mut cuts = self.sim.cuts();
@@ -190,7 +190,7 @@ impl CommitRun {
         found
     }
 
-    /// Mounts `ram`, in which nothing before `acknowledged` may be missing. Returns what it holds.
+    /// Mounts `ram`, which must have all groups up to `acknowledged`. Returns its content.
     fn check(
         &self,
         acknowledged: u64,
@@ -249,8 +249,8 @@ pub(crate) fn crashes(seed: u64) -> Result<usize, String> {
     lives(seed % (1 << 40), CommitRules::ALL)
 }
 
-/// Slots that do not count were zeroed. When the power failed meanwhile (seed 111), a removal slot that had been overwritten before
-/// could be all that was left in its block, and passed for a damaged one.
+/// Slots that do not count were zeroed. When the power failed meanwhile (seed 111), a removal slot that had been
+/// overwritten before could be all that was left in its block, and passed for a damaged one.
 #[test]
 fn after_a_power_failure_the_state_is_that_after_a_group_not_before_the_last_sync() {
     let mut states = 0;

@@ -7,7 +7,7 @@ use crate::format::BLOCK;
 const FIRST: u64 = 32 << 10;
 const MOST: u64 = 2 << 20;
 
-/// Readers of a file that are told apart.
+/// The number of sequential readers of a file that are distinguished.
 const READERS: usize = 4;
 
 /// The readers of a file, the latest first.
@@ -18,13 +18,13 @@ pub(super) struct ReadaheadState([SequentialReader; READERS]);
 struct SequentialReader {
     /// The end of its last read.
     end: u64,
-    /// Bytes that were read ahead with the last one that needed the device.
+    /// Bytes that were read ahead with the reader's last read that needed the device.
     window: u64,
 }
 
 impl ReadaheadState {
-    /// The reader whose last read ended at one of the offsets, and false if it is a new one. Then the reader that has
-    /// read nothing for longest is forgotten.
+    /// The reader whose last read ended at one of the offsets, and true if it is known. A new reader replaces the
+    /// reader that has been idle longest.
     fn reader(&mut self, ends: [u64; 2]) -> (&mut SequentialReader, bool) {
         let known = self.0.iter().position(|reader| ends.contains(&reader.end));
         self.0[..=known.unwrap_or(READERS - 1)].rotate_right(1);
@@ -37,15 +37,15 @@ impl ReadaheadState {
 }
 
 impl FileContent {
-    /// Takes in a read of pages that are in memory.
+    /// Records a read of pages that are in memory.
     pub(crate) fn has_read(&mut self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.size);
-        // Those who read the same at the same time are as one.
+        // Readers of the same bytes at the same time count as one reader.
         self.ahead.reader([offset, end]).0.end = end;
     }
 
-    /// Bytes to read after a range of which pages are missing: none, unless the range follows that of a read
-    /// before. Each time they double. The cache has `cache` pages.
+    /// The number of bytes to read ahead after a range with missing pages: 0 unless the range follows an earlier read.
+    /// The number doubles each time. The cache has `cache` pages.
     pub(crate) fn ahead(&mut self, offset: u64, len: u64, cache: usize) -> u64 {
         // One page that was read in two parts counts as well.
         let (reader, is_known) = self.ahead.reader([offset; 2]);
@@ -53,7 +53,7 @@ impl FileContent {
             true => (2 * reader.window).max(2 * len).clamp(FIRST, MOST),
             false => 0,
         };
-        // What is read must not drop what was read before.
+        // Readahead must not drop the pages that were read before.
         reader.window = window.min((cache / 8 * BLOCK) as u64);
         reader.window
     }

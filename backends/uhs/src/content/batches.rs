@@ -1,5 +1,5 @@
-//! Batches of pages on their way to the device. Each group has one, and so has each run that is written before its
-//! group closes.
+//! Batches of pages that are written to the device. Each group has a batch, and so has each run that is written before
+//! its group closes.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,15 +16,15 @@ pub(super) struct BatchTracker {
 #[derive(Debug, Default)]
 struct BatchState {
     newest: u64,
-    /// Of groups, and early ones that the device refused.
+    /// Open batches of groups, and early batches that the device refused.
     groups: BTreeSet<u64>,
     early: BTreeSet<u64>,
-    /// An early one has begun since the last group did, or something else was written.
+    /// An early batch has begun, or something else was written, since the last group began.
     has_early: bool,
 }
 
 impl BatchState {
-    /// The newest batch up to which all are on the device.
+    /// The newest batch that is on the device together with all earlier batches.
     fn written(&self) -> u64 {
         let open = self.groups.first().into_iter().chain(self.early.first()).min();
         open.map_or(self.newest, |oldest| oldest - 1)
@@ -36,7 +36,7 @@ impl BatchTracker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the batch of a group that begins, and true where early ones belong to that group.
+    /// The number of the batch of a group that begins, and true if early batches belong to that group.
     pub(super) fn begin(&self) -> (u64, bool) {
         let mut state = self.lock();
         state.newest += 1;
@@ -55,26 +55,27 @@ impl BatchTracker {
         number
     }
 
-    /// Something else was written before the group that begins next.
+    /// Records that something else was written before the group that begins next.
     pub(super) fn precede(&self) {
         self.lock().has_early = true;
     }
 
-    /// The device has refused an early batch: its pages are written by its group.
+    /// Records that the device has refused an early batch: its group writes the pages.
     pub(super) fn leave_to_group(&self, number: u64) {
         let mut state = self.lock();
         state.early.remove(&number);
         state.groups.insert(number);
     }
 
-    /// An early batch is on the device.
+    /// Records that an early batch is on the device.
     pub(super) fn wrote_early(&self, number: u64) {
         let mut state = self.lock();
         state.early.remove(&number);
         self.written.store(state.written(), Ordering::Release);
     }
 
-    /// The batch of a group is on the device, and all before it: the group has waited for early ones.
+    /// Records that the batch of a group is on the device, and all batches before it: the group has waited for early
+    /// batches.
     pub(super) fn wrote_all(&self, number: u64) {
         let mut state = self.lock();
         state.groups = state.groups.split_off(&(number + 1));
@@ -87,7 +88,7 @@ impl BatchTracker {
         self.lock().early.first().is_some_and(|first| *first < number)
     }
 
-    /// The newest batch up to which all are on the device.
+    /// The newest batch that is on the device together with all earlier batches.
     pub(super) fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }

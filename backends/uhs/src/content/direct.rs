@@ -1,19 +1,19 @@
 //! Reads and writes between a device and the memory of a caller (open(2), `O_DIRECT`), without pages.
 //!
-//! A file may be used both ways at a time. Each direct operation looks for pages that differ from the device: where there are
-//! some, it uses them, like all others. A direct write drops the other pages of its range, so that none is older than the
-//! device.
+//! A file may be used with and without `O_DIRECT` at the same time. Each direct operation looks for pages that differ
+//! from the device. If there are some, it uses them, like all other operations. A direct write drops the other pages of
+//! its range, so that no page is older than the device.
 //!
-//! A write whose pages have blocks *overwrites* them: these are the caller's own bytes. Until the device is done:
+//! A write to pages that have blocks *overwrites* these blocks from the caller's memory. Until the device is done:
 //!
-//! - No page is filled from these blocks: nobody knows what was read.
+//! - No page is filled from these blocks: the result of such a read is undefined.
 //! - A page that is written meanwhile goes to another block.
-//! - The blocks are not given up: they would be free, and the bytes would go to another file.
+//! - The blocks are not given up: they would be free, and the caller's bytes would be written to another file.
 //!
-//! All three go by block and not by page, since pages may move meanwhile ([`ranges`](super::ranges)).
+//! All three rules apply to blocks and not to pages, since pages may move meanwhile ([`ranges`](super::ranges)).
 //!
-//! A write to a hole takes new blocks, of which only this write knows until the device has them. The group that
-//! closes next flushes, and then says that the file has them: data is first.
+//! A write to a hole takes new blocks. Only this write knows them until the device has written them. The group that
+//! closes next flushes, and then records the blocks in the file: data is first.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -33,11 +33,11 @@ const REMEMBERED: usize = 256;
 pub(super) struct DirectWrites {
     /// Blocks that a device overwrites now.
     flights: Vec<BlockRun>,
-    /// Those of them that the file has given up.
+    /// Blocks in `flights` that the file has given up.
     kept: Vec<BlockRun>,
     /// Blocks that were overwritten, oldest first.
     over: VecDeque<BlockRun>,
-    /// All that were, ever.
+    /// The number of runs that were ever overwritten.
     count: u64,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct DirectSource {
     pub(crate) run: BlockRun,
     /// Bytes of the file among them, from the beginning on.
     pub(crate) bytes: usize,
-    /// The blocks are those of the file as long as this is its version.
+    /// The blocks belong to the file as long as the file has this version.
     pub(crate) version: u64,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct DirectTarget {
     pages: Range<u64>,
     /// In the order of the pages.
     pub(crate) runs: Vec<BlockRun>,
-    /// They are not blocks of the file yet.
+    /// The blocks do not belong to the file yet.
     new: bool,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn whole_pages(offset: u64, len: u64) -> Option<Range<u64>> {
 }
 
 impl FileContent {
-    /// The place of `len` bytes from `offset` on. `None` where they lie apart, or not all on the device.
+    /// The place of `len` bytes from `offset` on. `None` if they are not contiguous, or not all on the device.
     pub(crate) fn direct_source(
         &self,
         pool: &BlockPool,
@@ -93,7 +93,7 @@ impl FileContent {
         Some(DirectSource { run, bytes: bytes as usize, version: self.version })
     }
 
-    /// True where pages are not on the device, or on their way there.
+    /// True if pages are not on the device yet.
     fn differs(&self, pool: &BlockPool, pages: &Range<u64>) -> bool {
         if self.pages.is_empty() {
             return false;
@@ -103,8 +103,8 @@ impl FileContent {
             || self.pages.range(pages.clone()).any(|(_, page)| page.batch > written)
     }
 
-    /// Begins a write of whole pages. `None` where pages in memory take part, or only some of the pages have
-    /// blocks. Each target is to be given to [`end_direct`](FileContent::end_direct).
+    /// Begins a write of whole pages. `None` if the write involves pages in memory, or if only some of the pages have
+    /// blocks. The caller must pass each target to [`end_direct`](FileContent::end_direct).
     ///
     /// # Errors
     ///
@@ -142,17 +142,17 @@ impl FileContent {
             }
             _ => return Ok(None),
         };
-        // None of them is newer than the device.
+        // None of the remaining pages is newer than the device.
         self.pages.take_out(pages, |_, page| drop(page));
         Ok(Some(target))
     }
 
-    /// Ends a write, of which the device has all bytes unless `written` is an error: `EIO` if it refused some. The caller has a handle of
-    /// the running group.
+    /// Ends a write. The device has all bytes unless `written` is an error; the error is `EIO` if the device refused
+    /// some of them. The caller has a handle of the running group.
     ///
     /// # Errors
     ///
-    /// `ENOSPC`: there is no room for the records of its blocks.
+    /// `ENOSPC` if there is no room for the records of its blocks.
     pub(crate) fn end_direct(
         &mut self,
         pool: &BlockPool,
@@ -165,7 +165,7 @@ impl FileContent {
         }
         if written.is_err() || self.ended {
             if new {
-                // Without memory the device was not asked.
+                // Other errors than `EIO` mean that memory was short and the device received nothing.
                 give_back(pool, runs, written != Err(Errno::EIO));
             }
             return Ok(());
@@ -193,7 +193,7 @@ impl FileContent {
         }
     }
 
-    /// The file has new blocks. What others wrote there meanwhile was before.
+    /// Adds new blocks to the file. Writes of other threads to these pages count as earlier.
     fn add_new(&mut self, pool: &BlockPool, pages: &Range<u64>, runs: Vec<BlockRun>) -> Result<()> {
         let promised = self.promise_extents(pool, runs.len() + 2, false);
         if promised.is_err() || self.has_inline_bytes() {
@@ -215,14 +215,14 @@ impl FileContent {
         Ok(())
     }
 
-    /// Blocks of the file have other bytes; perhaps some of them had none.
+    /// Records that blocks of the file have other bytes; some of these blocks may have been unwritten.
     fn has_overwritten(
         &mut self,
         pool: &BlockPool,
         pages: &Range<u64>,
         runs: &[BlockRun],
     ) -> Result<()> {
-        // Where the file was cut meanwhile, that was after the write.
+        // If the file was truncated meanwhile, the truncation counts as later than the write.
         let last = self.extents.at(pages.end - 1).map(|extent| extent.block);
         if last == runs.last().map(|run| run.end() - 1) {
             self.size = self.size.max(pages.end * PAGE);
@@ -243,7 +243,7 @@ impl FileContent {
         Ok(())
     }
 
-    /// Those of `pages` whose blocks are among `runs`, and hold no bytes yet.
+    /// The parts of `pages` whose blocks are among `runs` and are still unwritten.
     fn unwritten_of(&self, pages: Range<u64>, runs: &[BlockRun]) -> Vec<Range<u64>> {
         let unwritten = self.extents.within(pages).filter(|extent| extent.unwritten);
         let parts = unwritten.flat_map(|extent| {
@@ -261,7 +261,7 @@ impl FileContent {
         matches!(&self.data, InodeData::Inline(bytes) if !bytes.is_empty())
     }
 
-    /// Gives blocks up that the file does not have any more, when no device overwrites them.
+    /// Gives up blocks that the file no longer has, once no device overwrites them.
     pub(super) fn give_up(&mut self, pool: &BlockPool, runs: Vec<BlockRun>) {
         let flights = &self.direct.flights;
         if flights.is_empty() {
@@ -302,7 +302,7 @@ impl FileContent {
     }
 }
 
-/// Gives blocks back that no inode has mentioned. Those that the device refused are left alone for a while.
+/// Gives back blocks that no inode has mentioned. Blocks that the device refused are not used for a while.
 fn give_back(pool: &BlockPool, runs: Vec<BlockRun>, are_good: bool) {
     match are_good {
         true => {

@@ -8,15 +8,15 @@ use super::tree::ExtentLeaf;
 use crate::format::inode::DiskExtent;
 use crate::space::BlockRun;
 
-/// The extents of a file. They do not overlap, and neighbours that go on are one.
+/// The extents of a file. They do not overlap. Neighbours are joined where the second continues the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExtentMap {
     /// By first page.
     map: BTreeMap<u64, MappedExtent>,
     /// Blocks of all extents.
     blocks: u64,
-    /// Where the device has the records of extents, if these lie in blocks of their own: by the first page, from which on the
-    /// extents begin that a leaf has, up to the next one.
+    /// The leaves, if the records of extents lie in blocks of their own. Each key is the first page of a leaf; the leaf
+    /// has the extents that begin from this page up to the key of the next leaf.
     leaves: BTreeMap<u64, ExtentLeaf>,
 }
 
@@ -34,7 +34,7 @@ impl MappedExtent {
     }
 }
 
-/// The part of an extent that lies in `pages`, which touch it.
+/// The part of an extent that lies in `pages`, which intersect the extent.
 fn part(extent: &DiskExtent, pages: &Range<u64>) -> DiskExtent {
     let (from, to) = (extent.page.max(pages.start), extent.end().min(pages.end));
     let block = extent.block + (from - extent.page);
@@ -64,7 +64,7 @@ impl ExtentMap {
         self.map.is_empty()
     }
 
-    /// The leaves, the first of which is that of page 0. Without any, all are written next time.
+    /// The leaves, the first of which begins with page 0. If there are none, all leaves are written next time.
     pub(super) fn leaves(&mut self) -> &mut BTreeMap<u64, ExtentLeaf> {
         &mut self.leaves
     }
@@ -79,32 +79,32 @@ impl ExtentMap {
         self.map.range(pages).map(|(page, piece)| piece.at(*page))
     }
 
-    /// The extent that begins with `page` is another one, or gone.
+    /// Marks the leaf of the extent that begins with `page` as changed.
     fn touch(&mut self, page: u64) {
         if let Some((_, leaf)) = self.leaves.range_mut(..=page).next_back() {
             leaf.changed = true;
         }
     }
 
-    /// How many extents there are.
+    /// The number of extents.
     pub(crate) fn count(&self) -> usize {
         self.map.len()
     }
 
-    /// The last extent that begins before `page`, up to there.
+    /// The last extent that begins before `page`, cut off at `page`.
     pub(crate) fn before(&self, page: u64) -> Option<DiskExtent> {
         let (first, piece) = self.map.range(..page).next_back()?;
         Some(part(&piece.at(*first), &(0..page)))
     }
 
-    /// The rest of the extent that holds `page`, from there on.
+    /// The extent that holds `page`, from `page` on.
     pub(crate) fn at(&self, page: u64) -> Option<DiskExtent> {
         let (first, piece) = self.map.range(..=page).next_back()?;
         let extent = piece.at(*first);
         (page < extent.end()).then(|| part(&extent, &(page..u64::MAX)))
     }
 
-    /// The extents of `pages`, cut off at both ends.
+    /// The extents in `pages`, cut off at both ends.
     pub(crate) fn within(&self, pages: Range<u64>) -> impl Iterator<Item = DiskExtent> {
         let before = self.map.range(..pages.start).next_back();
         let before = before.map(|(page, piece)| piece.at(*page));
@@ -152,7 +152,7 @@ impl ExtentMap {
         removed
     }
 
-    /// Makes sure that no extent goes on from the page before `page` to `page`.
+    /// Splits an extent that continues from the page before `page` to `page`.
     fn split(&mut self, page: u64) {
         let Some((first, piece)) = self.map.range_mut(..page).next_back() else { return };
         let extent = piece.at(*first);
@@ -175,7 +175,7 @@ impl ExtentMap {
         self.join(page);
     }
 
-    /// Makes one extent of those before and from `page` on, where the second continues the first.
+    /// Joins the extents before and from `page` on, if the second continues the first.
     fn join(&mut self, page: u64) {
         let Some(second) = self.map.get(&page).copied() else { return };
         let Some((first, piece)) = self.map.range_mut(..page).next_back() else { return };
@@ -191,7 +191,7 @@ impl ExtentMap {
         }
     }
 
-    /// The blocks of `pages` hold data from now on.
+    /// Records that the blocks of `pages` hold data.
     pub(crate) fn written(&mut self, pages: Range<u64>) {
         let unwritten = |extent: &DiskExtent| extent.unwritten;
         if !self.within(pages.clone()).any(|extent| unwritten(&extent)) {
@@ -213,7 +213,7 @@ impl ExtentMap {
         freed
     }
 
-    /// Moves all from `page` on by `by` pages, which no extent holds then.
+    /// Moves all extents from `page` on by `by` pages. These `by` pages are a hole then.
     pub(crate) fn insert(&mut self, page: u64, by: u64) {
         self.split(page);
         self.leaves.clear();

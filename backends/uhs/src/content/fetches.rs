@@ -5,11 +5,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::FileContent;
 
-/// The fetches of a file that have begun. Those that have ended leave when the next one begins.
+/// The fetches of a file that have begun. Fetches that have ended are removed when the next one begins.
 #[derive(Default)]
 pub(super) struct FetchList(Vec<(Range<u64>, Arc<PageFetch>)>);
 
-/// One of them. Whoever needs its pages waits for its end.
+/// A page fetch. Other threads that need its pages wait for its end.
 #[derive(Default)]
 pub(crate) struct PageFetch {
     ended: Mutex<bool>,
@@ -17,7 +17,7 @@ pub(crate) struct PageFetch {
 }
 
 impl PageFetch {
-    /// Waits for the end, after which the pages are in memory, unless the fetch failed or something dropped them.
+    /// Waits for the end. The pages are in memory then, unless the fetch failed or the pages were dropped.
     pub(crate) fn wait(&self) {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         while !*ended {
@@ -30,7 +30,7 @@ impl PageFetch {
     }
 }
 
-/// The thread that fetches. The fetch ends when this is dropped, however that comes about.
+/// The guard of the thread that fetches. Dropping it ends the fetch, also after an error.
 pub(crate) struct FetchGuard(Arc<PageFetch>);
 
 impl Drop for FetchGuard {

@@ -1,4 +1,4 @@
-//! Memory of pages: frames of a region, and the clock that says which of them are given back.
+//! Memory of pages: frames of a region, and the clock that chooses which frames are given back.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,11 +14,11 @@ pub(crate) const RUN: usize = 16;
 /// Frames that writes and reads have beside the cache.
 const SPARE: usize = 1024;
 
-/// Entries of the clock that are looked at to keep the cache small.
+/// The number of clock entries that a thread examines to keep the cache small.
 const TURNS: usize = 64;
 
-/// The bytes of a page: a frame of a run that it shares with its neighbours, and with a group while that
-/// writes them.
+/// The bytes of a page: a frame of a run. The page shares the run with its neighbours, and shares the frame with a
+/// group while the group writes it.
 #[derive(Clone)]
 pub(crate) struct PageFrame {
     run: Arc<FrameRun>,
@@ -26,7 +26,7 @@ pub(crate) struct PageFrame {
 }
 
 impl PageFrame {
-    /// The frames of a run, each for a page. A long run becomes several, which are given back apart.
+    /// The frames of a run, each for a page. A long run is split into several, which are given back separately.
     pub(crate) fn each(run: FrameRun) -> impl Iterator<Item = PageFrame> {
         let mut rest = Some(run);
         let runs = std::iter::from_fn(move || {
@@ -43,7 +43,7 @@ impl PageFrame {
     ///
     /// # Errors
     ///
-    /// Those of [`Region::new`].
+    /// Fails with the errors of [`MemoryRegion::new`].
     pub(crate) fn copies<'a>(
         blocks: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> defuse_block::Result<Vec<PageFrame>> {
@@ -63,13 +63,13 @@ impl PageFrame {
         &self.run[usize::from(self.at) * FRAME..][..FRAME]
     }
 
-    /// The bytes, to be changed. `None` while anybody else has a frame of the run.
+    /// The bytes, to be changed. `None` while another owner has a frame of the run.
     pub(super) fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let at = usize::from(self.at) * FRAME;
         Arc::get_mut(&mut self.run).map(|run| &mut run[at..][..FRAME])
     }
 
-    /// True if nobody else has a frame of the run.
+    /// True if no other owner has a frame of the run.
     pub(super) fn is_alone(&self) -> bool {
         Arc::strong_count(&self.run) == 1
     }
@@ -128,7 +128,7 @@ pub(crate) struct FrameDemand {
 }
 
 impl FrameSupply {
-    /// True if it has what is wanted.
+    /// True if the supply has the frames of `wanted`.
     pub(crate) fn has(&self, wanted: FrameDemand) -> bool {
         let whole: u32 = self.whole.iter().map(FrameRun::count).sum();
         whole as usize == wanted.whole && self.single.len() >= wanted.single
@@ -145,8 +145,8 @@ impl FrameSupply {
     }
 }
 
-/// Pages of a content that came into memory together. Each of them has the number of the entry, so that no
-/// other entry keeps it.
+/// Pages of a content that came into memory together. Each page has the number of the entry, so that no other entry
+/// keeps it.
 struct CacheEntry {
     content: Weak<Mutex<FileContent>>,
     number: u64,
@@ -157,7 +157,7 @@ struct CacheEntry {
 /// The frames of all contents.
 pub(crate) struct FrameCache {
     region: Arc<MemoryRegion>,
-    /// Frames in use, from which on pages that are on the device are dropped.
+    /// The number of frames in use at which the cache begins to drop pages that are on the device.
     limit: usize,
     clock: Mutex<VecDeque<CacheEntry>>,
     /// The number of the newest entry.
@@ -187,13 +187,13 @@ impl BlockPool {
         self.memory().map(|memory| &memory.region)
     }
 
-    /// Frames in use, and from which number on pages that are on the device are dropped.
+    /// The number of frames in use, and the number at which the cache begins to drop pages that are on the device.
     pub(crate) fn frames_in_use(&self) -> (usize, usize) {
         self.memory().map_or((0, 0), |memory| (memory.in_use(), memory.limit))
     }
 
-    /// Takes up to `count` neighbouring frames, at the cost of pages that are on the device. `None` where
-    /// all frames hold pages that are not, or that somebody uses.
+    /// Takes up to `count` neighbouring frames. Pages that are on the device may be dropped for them. `None` if all
+    /// frames hold pages that are not on the device or are in use.
     pub(crate) fn frames(&self, count: usize) -> Option<FrameRun> {
         let memory = self.memory()?;
         while memory.in_use() + count > memory.limit && self.evict(memory, TURNS) > 0 {}
@@ -202,7 +202,7 @@ impl BlockPool {
             if let Some(frames) = memory.region.take(count) {
                 return Some(frames);
             }
-            // Only free frames that lie apart are left, or none.
+            // The free frames, if any, are not contiguous.
             if count > 1 {
                 count /= 2;
             } else if self.evict(memory, usize::MAX) == 0 {
@@ -211,7 +211,7 @@ impl BlockPool {
         }
     }
 
-    /// Adds what is wanted to a supply. False where there is no memory.
+    /// Adds the frames of `wanted` to a supply. False if there is no memory.
     pub(crate) fn supply(&self, wanted: FrameDemand, supply: &mut FrameSupply) -> bool {
         supply.whole.clear();
         let mut left = wanted.whole;
@@ -227,8 +227,8 @@ impl BlockPool {
         true
     }
 
-    /// Drops pages that nobody has used since the clock came by, if up to `most` entries show some.
-    /// Returns how many.
+    /// Drops pages that were not used since the clock last examined them, if up to `most` entries have some. Returns
+    /// the number of dropped pages.
     fn evict(&self, memory: &FrameCache, most: usize) -> usize {
         let mut turns = memory.clock().len().saturating_mul(2).min(most);
         while turns > 0 {
@@ -245,8 +245,8 @@ impl BlockPool {
         0
     }
 
-    /// Looks at some entries, of which the caller has locked the content `mine`. Those that keep pages go to
-    /// the end of the clock.
+    /// Examines some entries. The caller has locked the content `mine`. Entries that keep pages go to the end of the
+    /// clock.
     fn turn(
         &self,
         memory: &FrameCache,
@@ -257,10 +257,10 @@ impl BlockPool {
         for entry in entries {
             let own = mine.as_deref_mut().filter(|mine| mine.me.ptr_eq(&entry.content));
             let keep = match (own, entry.content.upgrade()) {
-                // Its pages stay: the caller is about to use some.
+                // The pages of the caller's content stay: the caller is about to use some.
                 (Some(own), _) => own.has_pages_of(entry.number, entry.first, entry.count),
                 (None, None) => false,
-                // Whoever waits for memory may hold a content.
+                // A thread that waits for memory may have locked the content.
                 (None, Some(content)) => match content.try_lock() {
                     Ok(mut content) => {
                         let pages = (entry.first, entry.count);
@@ -286,8 +286,8 @@ impl BlockPool {
 }
 
 impl FileContent {
-    /// Pages are in memory that were not. They leave in the parts that share their memory ([`PageFrame::each`]).
-    /// The clock has no more entries than twice the number of frames, and few more.
+    /// Records that pages came into memory. They leave memory in the runs that share their memory
+    /// ([`PageFrame::each`]). The clock has at most twice as many entries as frames, and a few more.
     pub(super) fn remember(&mut self, pool: &BlockPool, first: u64, count: u64) {
         let Some(memory) = pool.memory() else { return };
         let mut new = Vec::new();
@@ -300,7 +300,7 @@ impl FileContent {
         let added = new.len();
         let mut clock = memory.clock();
         clock.extend(new);
-        // Entries whose pages are gone do not pile up: more are looked at than are new.
+        // Entries without pages do not accumulate: more entries are examined than added.
         let most = 2 * memory.region.frames() as usize;
         let excess = if clock.len() > most { (added + 8).min(clock.len()) } else { 0 };
         let old = clock.drain(..excess).collect();

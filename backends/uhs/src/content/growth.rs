@@ -1,8 +1,8 @@
-//! Blocks ahead of a file that grows: of those that it takes next, no other file takes some meanwhile.
+//! Blocks ahead of a file that grows: reserved blocks that the file takes next, and no other file takes meanwhile.
 //!
-//! The more a file has grown since it was opened, the more is kept: as many blocks again, then whole units. So a file that is
-//! appended to with a sync each has few extents, however many such files there are. When the file is closed, or space is
-//! short, they are given back ([`BlockSpace`]).
+//! The more a file has grown since it was opened, the more is reserved: as many blocks again, then whole units. So a
+//! file that is appended to with a sync each has few extents, however many such files there are. When the file is
+//! closed, or space is short, the reserved blocks are given back ([`BlockSpace`]).
 
 use std::ops::Range;
 
@@ -17,20 +17,20 @@ const FEWEST: u64 = 16;
 /// Units that are kept at most: 64 MiB.
 const MOST_UNITS: u64 = 32;
 
-/// Runs of a unit of pages for which no data moves: a file that grows with blocks ahead has fewer.
+/// Runs of a unit of pages up to which no data moves: a file that grows with blocks ahead has fewer.
 const SCATTERED: usize = 16;
 
 /// The growth of a file.
 #[derive(Default)]
 pub(super) struct FileGrowth {
-    /// The number of the file among those that have blocks ahead; 0 for none.
+    /// The number of the file among the files that have blocks ahead; 0 for none.
     owner: u64,
     /// Pages that were added since the file was opened.
     pages: u64,
 }
 
 impl FileContent {
-    /// True where pages that take blocks now go on at the end of the file, behind pages that have some.
+    /// True if the pages that take blocks now continue the file at its end, behind pages that have blocks.
     pub(super) fn grows(&mut self, pages: &Range<u64>) -> bool {
         let before =
             self.extents.before(pages.start).is_some_and(|extent| extent.end() == pages.start);
@@ -43,7 +43,8 @@ impl FileContent {
         grows
     }
 
-    /// Takes up to `count` blocks for the pages from `page` on from those ahead. Where there are none, others are kept first.
+    /// Takes up to `count` blocks ahead of the file for the pages from `page` on. If there are none, others are
+    /// reserved first.
     pub(super) fn take_ahead(
         &mut self,
         pool: &BlockPool,
@@ -82,7 +83,8 @@ impl FileContent {
         pool.has_plenty(space, wanted).then(|| space.keep_ahead(owner, wanted, near, keep + 1))?
     }
 
-    /// The units of pages of which the last group wrote some for the first time, and that are [scattered](FileContent::is_scattered).
+    /// The units of pages that are [scattered](FileContent::is_scattered), and of which the last group wrote pages for
+    /// the first time.
     pub(crate) fn scattered(&self) -> Vec<u64> {
         if self.extents.count() <= SCATTERED {
             return Vec::new();
@@ -116,7 +118,7 @@ impl FileContent {
         self.extents.count()
     }
 
-    /// The file is closed: what is ahead is for others.
+    /// Ends the growth when the file is closed: other files may take its blocks ahead.
     pub(crate) fn stop_growing(&mut self, pool: &BlockPool) {
         let FileGrowth { owner, .. } = std::mem::take(&mut self.growth);
         if owner != 0 {

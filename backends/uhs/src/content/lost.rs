@@ -10,8 +10,8 @@ use crate::format::inode::DiskExtent;
 use crate::space::BlockRun;
 
 impl FileContent {
-    /// Takes in which blocks could not be written, in order. Their pages get other blocks, if there is space;
-    /// with `stuck`, not in the group that is being written. True where the inode has one of them.
+    /// Records the blocks that could not be written, in order. Their pages get other blocks, if there is space; with
+    /// `stuck`, not in the group that is being written. True if the inode has one of these blocks.
     pub(crate) fn lose_blocks(&mut self, pool: &BlockPool, lost: &[u64], stuck: bool) -> bool {
         let is_lost = |block: u64| lost.binary_search(&block).is_ok();
         let mut concerned = self.has_records_at(is_lost);
@@ -73,20 +73,20 @@ impl FileContent {
         pool.shun(replaced.map(|block| BlockRun { block, count: 1 }).collect());
     }
 
-    /// True where bytes of the file are in memory alone, because the device does not take them. Once also where
-    /// they were given up.
+    /// True if bytes of the file are only in memory, because the device does not take them. Also true, once, after such
+    /// bytes were given up.
     pub(crate) fn has_failed(&mut self) -> bool {
         std::mem::take(&mut self.given_up) || !self.stuck.is_empty()
     }
 
-    /// Takes in that the pages of a group are on the device. True where others are stuck.
+    /// Records that the pages of a group are on the device. True if other pages are stuck.
     pub(crate) fn is_stuck(&mut self) -> bool {
         self.stuck.keep_those_of(&self.dirty);
         self.waits.keep_those_of(&self.dirty);
         !self.stuck.is_empty()
     }
 
-    /// Gives the pages up that are stuck: what was written there is lost.
+    /// Gives up the stuck pages: the data that was written to them is lost.
     pub(crate) fn give_up_stuck(&mut self, pool: &BlockPool) {
         for page in std::mem::take(&mut self.stuck).iter() {
             self.forget_pages(pool, page..page + 1);
@@ -94,7 +94,7 @@ impl FileContent {
         }
     }
 
-    /// The pages that take a block in the next group, and those that it writes: all, or all that are not stuck.
+    /// The pages that take a block in the next group, and the pages that it writes: all, or all that are not stuck.
     pub(super) fn take_waiting(&mut self, skip_stuck: bool) -> (Vec<u64>, Vec<u64>) {
         let none = PageSet::default();
         let waits = if skip_stuck { &self.waits } else { &none };

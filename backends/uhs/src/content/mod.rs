@@ -1,23 +1,23 @@
-//! The bytes of one file: inline, or pages and the extents that say where they lie.
+//! The bytes of one file: inline, or pages and the extents that locate them.
 //!
-//! Nothing here knows a name, a permission or a time, and nothing does I/O. Others build on these rules:
+//! This module knows no names, permissions or times, and does no I/O. Other modules rely on these rules:
 //!
-//! - A [`FileContent`] is the `Arc<Mutex<Content>>` of one inode. Names and attributes are in `names/`, which
-//!   keeps copies of size and blocks ([`ContentSummary`]), so that stat(2) needs no content. Whoever changes a
-//!   content takes the new [`ContentSummary`] there (`Names::settle`) before it unlocks the content.
-//! - Lock order: handle of the running group, content, names, [`BlockPool`]. No lock is held while a device
-//!   works: [`FileContent::missing`] says what to read, [`FileContent::fill`] takes it in. [`FileContent::begin_fetch`] tells other
-//!   readers meanwhile.
-//! - A method that changes a content is called with a handle of the running group (`GroupLock::enter`), and
-//!   returns without waiting for anything.
-//! - A change needs pages and frames ([`Need`]), which are read and taken while nothing is locked.
-//! - A closing group stops all handles and calls [`FileContent::place`] for each content with dirty pages:
-//!   pages get their blocks, and their frames are *shared* with the group. A later write to a shared page
-//!   takes another frame. So the group writes while everybody goes on.
-//! - [`FileContent::end`] is called once, when the inode has neither names nor users. Later calls of other
-//!   methods find an empty content.
-//! - Blocks that a content gives up go to [`BlockPool::give_up`]: they are free when the group that no
-//!   longer mentions them is durable.
+//! - A [`FileContent`] is in the [`SharedContent`] of one inode. Names and attributes are in `names/`, which keeps
+//!   copies of size and blocks ([`ContentSummary`]), so that stat(2) needs no content. A caller that changes a content
+//!   passes the new [`ContentSummary`] to `NameStore::settle` before it unlocks the content.
+//! - Lock order: handle of the running group, content, names, [`BlockPool`]. No lock is held while a device works:
+//!   [`FileContent::missing`] returns the pages to read, [`FileContent::fill`] takes them in. Meanwhile,
+//!   [`FileContent::begin_fetch`] makes other readers wait.
+//! - A method that changes a content is called with a handle of the running group (`GroupLock::enter`), and returns
+//!   without waiting for anything.
+//! - A change needs pages and frames ([`ChangeDemand`]), which are read and taken while nothing is locked.
+//! - A closing group stops all handles and calls [`FileContent::place`] for each content with dirty pages: pages get
+//!   their blocks, and their frames are *shared* with the group. A later write to a shared page takes another frame. So
+//!   changes go on while the group is written.
+//! - [`FileContent::end`] is called once, when the inode has neither names nor users. Later calls of other methods find
+//!   an empty content.
+//! - Blocks that a content gives up go to [`BlockPool::give_up`]: they are free when the group that no longer mentions
+//!   them is durable.
 
 mod ahead;
 mod batches;
@@ -72,21 +72,21 @@ pub(crate) struct FileContent {
     pages: PageTable,
     /// Pages that differ from the device.
     dirty: PageSet,
-    /// Dirty pages that take a new block when they are written, which is set aside for them.
+    /// Dirty pages that take a new block when they are written. The block is set aside for them.
     promised: PageSet,
     outside: OverflowRecords,
     tree: ExtentTree,
     /// Dirty pages that the device does not take.
     stuck: PageSet,
-    /// Those of them that the group does not write.
+    /// Stuck pages that the group does not write.
     waits: PageSet,
     /// Pages whose blocks the last group wrote for the first time.
     placed: Vec<Range<u64>>,
-    /// Those that were written since, before the group that says so.
+    /// Pages that were written early since then, before the group that records their blocks.
     early: Vec<Range<u64>>,
     /// The blocks of pages that could not be written there, and that the group writes elsewhere.
     replaced: BTreeMap<u64, u64>,
-    /// Some of them were given up, and nobody was told.
+    /// Stuck pages were given up, and no caller has received the error yet.
     given_up: bool,
     /// From this page on blocks have moved since the last group: durable until this batch is, the inode
     /// has them elsewhere.
@@ -116,7 +116,7 @@ pub(crate) struct ContentSummary {
 }
 
 impl FileContent {
-    /// The content of an inode as the device has it.
+    /// Makes the content of an inode from the data that the device has.
     pub(crate) fn new(mut data: InodeData, size: u64) -> SharedContent {
         let extents = match &mut data {
             InodeData::Extents(extents) => std::mem::take(extents).into_iter().collect(),
@@ -157,7 +157,7 @@ impl FileContent {
         ContentSummary { size: self.size, blocks, dirty, records: self.outside.copy_blocks() }
     }
 
-    /// Gives everything up.
+    /// Gives up all blocks and pages.
     pub(crate) fn end(&mut self, pool: &BlockPool) {
         self.drop_pages(pool, 0..u64::MAX);
         self.stop_growing(pool);
@@ -168,9 +168,8 @@ impl FileContent {
         self.ended = true;
     }
 
-    /// Drops everything that can be read again: pages, inline data, a target. Returns what is left to
-    /// remember, which is at most one extent; `None` where more is needed, or the device does not have it
-    /// yet.
+    /// Drops everything that can be read again: pages, inline data, a target. Returns the data to remember, which is at
+    /// most one extent; `None` if more is needed, or if the device does not have the content yet.
     pub(crate) fn retire(&mut self, pool: &BlockPool) -> Option<InodeData> {
         let mut extents = self.extents.iter();
         let left = match (&self.data, extents.next(), extents.next()) {

@@ -66,7 +66,7 @@ impl FileContent {
                 continue;
             }
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
-                // Pages past the end, and those that are stuck, stay.
+                // Pages past the end, and stuck pages, stay.
                 if is(block) && self.pages.contains(page) && !self.stuck.contains(page) {
                     self.promise(pool, page, true)?;
                     self.set_dirty(pool, page);
@@ -85,7 +85,7 @@ impl FileContent {
         is: &dyn Fn(u64) -> bool,
     ) -> Result<u64> {
         let (pages, count) = (extent.page..extent.end(), u64::from(extent.count));
-        // Of a dirty page the block is about to be written.
+        // The blocks of dirty pages are about to be written.
         if !is(extent.block) || self.dirty.count(pages.clone()) > 0 {
             return Ok(0);
         }

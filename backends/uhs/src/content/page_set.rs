@@ -6,8 +6,8 @@ use std::ops::Range;
 /// Pages of one word.
 const WORD: u64 = u64::BITS as u64;
 
-/// A set of page numbers, in words of 64 neighbours: pages of a file come in runs, which are added, counted and taken out a word at
-/// a time.
+/// A set of page numbers, in words of 64 neighbours. Pages of a file come in runs, which are added, counted and taken
+/// out a word at a time.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PageSet {
     /// By the number of the first page divided by 64. No word is empty.
@@ -93,7 +93,7 @@ impl PageSet {
         before - self.len
     }
 
-    /// How many members a range has.
+    /// The number of members in a range.
     pub(super) fn count(&self, range: Range<u64>) -> usize {
         let reached = range.start / WORD..range.end.div_ceil(WORD);
         self.words.range(reached).map(|(word, bits)| ones(bits & mask(*word, &range))).sum()
@@ -113,7 +113,7 @@ impl PageSet {
         self.words.iter().flat_map(|(word, bits)| pages(*word, *bits))
     }
 
-    /// Keeps those that `other` has, too.
+    /// Keeps the members that `other` has, too.
     pub(super) fn keep_those_of(&mut self, other: &PageSet) {
         self.words.retain(|word, bits| {
             *bits &= other.words.get(word).copied().unwrap_or(0);
@@ -122,7 +122,7 @@ impl PageSet {
         self.len = self.words.values().copied().map(ones).sum();
     }
 
-    /// Takes all members out but those that `other` has. Returns them in order.
+    /// Takes out all members that `other` does not have. Returns them in order.
     pub(super) fn take_all_but(&mut self, other: &PageSet) -> Vec<u64> {
         let all = std::mem::take(self);
         if other.is_empty() {
@@ -149,7 +149,7 @@ impl Extend<u64> for PageSet {
     }
 }
 
-/// The bits of those pages of a word that a range has.
+/// The bits of the pages of a word that are in a range.
 fn mask(word: u64, range: &Range<u64>) -> u64 {
     let first = word * WORD;
     let from = range.start.saturating_sub(first).min(WORD);

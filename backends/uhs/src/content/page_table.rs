@@ -8,8 +8,8 @@ use super::pages::CachedPage;
 /// Pages of a group.
 const GROUP: usize = 16;
 
-/// Pages by number, in groups of neighbours: a tree that leads to groups is small enough for the caches of the processor,
-/// where one that led to pages would not be.
+/// Pages by number, in groups of neighbours. The tree of groups is small enough for the caches of the processor; a tree
+/// of pages would not be.
 #[derive(Default)]
 pub(super) struct PageTable {
     /// By the number of the first page divided by [`GROUP`]. No group is empty.
@@ -56,7 +56,7 @@ impl PageTable {
         self.groups.get_mut(&group)?.pages[at].as_mut()
     }
 
-    /// Adds a page, in place of the one that was there, which it returns.
+    /// Adds a page. Returns the former page of this number.
     pub(super) fn insert(&mut self, page: u64, new: CachedPage) -> Option<CachedPage> {
         let (group, at) = place(page);
         let group = self.groups.entry(group).or_default();

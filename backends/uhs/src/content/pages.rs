@@ -10,7 +10,7 @@ use super::{BlockPool, FileContent};
 use crate::format::BLOCK;
 use crate::format::inode::{DiskExtent, INLINE, InodeData};
 
-/// The largest size of a file: 2^63 - 1, as off_t has it.
+/// The largest size of a file: 2^63 - 1, the largest off_t.
 pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
 
 pub(super) const PAGE: u64 = BLOCK as u64;
@@ -18,11 +18,11 @@ pub(super) const PAGE: u64 = BLOCK as u64;
 /// A page. Its bytes past the end of the file are zeros.
 pub(super) struct CachedPage {
     pub(super) frame: PageFrame,
-    /// Somebody has used it since the clock came by.
+    /// The page was used since the clock last examined it.
     used: bool,
     /// The batch that wrote it: the page stays until the batch is on the device.
     pub(super) batch: u64,
-    /// The entry of the clock that gives it back.
+    /// The entry of the clock that may drop the page.
     pub(super) entry: u64,
 }
 
@@ -55,7 +55,7 @@ impl FileContent {
         let pages = touched(offset, end);
         let mut cached = self.pages.range(pages.clone()).map(|(page, _)| page).peekable();
         let mut missing = Vec::new();
-        // What a device is about to write there has to be waited for.
+        // Unwritten blocks that a device is overwriting count as missing, since a reader must wait for the write.
         let has_data = |extent: &DiskExtent| !extent.unwritten || self.is_overwriting();
         for extent in self.extents.within(pages).filter(has_data) {
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
@@ -83,7 +83,7 @@ impl FileContent {
         need
     }
 
-    /// True if the page is in memory, and nobody shares it.
+    /// True if the page is in memory, and its frame is not shared.
     fn can_change(&self, page: u64) -> bool {
         self.pages.get(page).is_some_and(|page| page.frame.is_alone())
     }
@@ -115,7 +115,7 @@ impl FileContent {
         self.version
     }
 
-    /// Takes in pages that were read from the device while the [`version`](FileContent::version) was the same.
+    /// Adds pages that were read from the device while the [`version`](FileContent::version) stayed unchanged.
     pub(crate) fn fill(&mut self, pool: &BlockPool, first: u64, frames: &[PageFrame]) {
         let mut new = false;
         for (page, frame) in (first..).zip(frames) {
@@ -133,7 +133,7 @@ impl FileContent {
     ///
     /// # Errors
     ///
-    /// Those of `out`.
+    /// Fails with the errors of `out`.
     pub(crate) fn read(&mut self, offset: u64, out: &mut ReadBuf<'_>) -> Result<()> {
         let end = self.size.min(offset.saturating_add(out.remaining() as u64));
         if offset >= end {
@@ -156,8 +156,8 @@ impl FileContent {
         put_zeros(out, end.saturating_sub(at))
     }
 
-    /// Writes at `offset`, with what [`need_write`](FileContent::need_write) says. Returns how many bytes
-    /// were taken: fewer where space has run out.
+    /// Writes at `offset`, with the frames that [`need_write`](FileContent::need_write) demands. Returns the number of
+    /// bytes written, which is smaller if space has run out.
     ///
     /// # Errors
     ///
@@ -271,7 +271,7 @@ impl FileContent {
         if known || self.is_shifted(pool, pages.end - 1) {
             return false;
         }
-        // They may come to lie apart from each other.
+        // The blocks may not be contiguous.
         let extents = self.promise_extents(pool, count, false);
         if extents.is_err() || !pool.promise(count as u64, false) {
             return false;
@@ -284,8 +284,8 @@ impl FileContent {
         true
     }
 
-    /// Makes sure that there will be a block for a page that is about to change. `moves` says that the
-    /// one that it has must not be overwritten, because a durable inode uses it. `ENOSPC`.
+    /// Makes sure that there will be a block for a page that is about to change. With `moves`, its present block must
+    /// not be overwritten, because a durable inode uses it. `ENOSPC`.
     pub(super) fn promise(&mut self, pool: &BlockPool, page: u64, moves: bool) -> Result<()> {
         let promised = self.promised.contains(page);
         let moves = moves || self.is_shifted(pool, page) || self.is_overwritten(page);
@@ -294,7 +294,7 @@ impl FileContent {
             return Ok(());
         }
         if !moves && extent.is_some() {
-            // What is allocated can be written on a full device, too.
+            // Allocated blocks can be written on a full device, too.
             let splits = if self.is_beside_dirty(page) { 0 } else { 2 };
             return self.promise_splits(pool, splits, true);
         }
@@ -388,7 +388,7 @@ impl FileContent {
         Ok(())
     }
 
-    /// Makes the file longer or shorter, with what [`need_size`](FileContent::need_size) says.
+    /// Changes the size of the file, with the frames that [`need_size`](FileContent::need_size) demands.
     ///
     /// # Errors
     ///
@@ -454,8 +454,9 @@ impl FileContent {
         pool.forget_pages(dirty, promised);
     }
 
-    /// Drops the pages of an entry of the clock, which came into memory together, if all of them are on the device and nobody has
-    /// used one since the last call: the memory of a run is free when its last page is. Returns how many, and true if they stay.
+    /// Drops the pages of a clock entry, which came into memory together, if all of them are on the device and none was
+    /// used since the last call: the memory of a run is free when its last page is. Returns the number of dropped
+    /// pages, and true if the entry stays.
     pub(super) fn evict(
         &mut self,
         pool: &BlockPool,

@@ -1,4 +1,4 @@
-//! Blocks for the pages that a group writes, and for the records that say where they are.
+//! Blocks for the pages that a group writes, and for the records that locate them.
 
 use std::ops::Range;
 
@@ -12,16 +12,16 @@ use crate::format::UNIT_BLOCKS;
 use crate::format::inode::DiskExtent;
 use crate::space::BlockRun;
 
-/// Blocks for which a large file begins another unit.
+/// The number of blocks from which on a large file begins another unit.
 const BEGINNING: u32 = 64;
 
-/// A batch that has not begun.
+/// The number of a batch that has not begun.
 const RUNNING: u64 = u64::MAX;
 
 impl FileContent {
-    /// Gives blocks to the pages that need some, and adds all dirty pages to `data`, which is written
-    /// before the inode. `batch` is the number of the group among those that write data. With `skip_stuck`,
-    /// pages that are stuck wait for the next one. True where the inode changed.
+    /// Gives blocks to the pages that need some, and adds all dirty pages to `data`, which is written before the inode.
+    /// `batch` is the number of the group among the groups that write data. With `skip_stuck`, stuck pages wait for the
+    /// next group. True if the inode changed.
     ///
     /// # Errors
     ///
@@ -42,13 +42,13 @@ impl FileContent {
         }
         let (wanting, dirty) = self.take_waiting(skip_stuck);
         let changed = self.place_pages(pool, batch, (&wanting, &dirty), data)?;
-        // Their blocks have taken the place of the promises.
+        // The blocks of these pages have replaced the promises.
         pool.forget_pages(dirty.len(), 0);
         Ok(changed)
     }
 
-    /// The pages that a write of `len` bytes at `offset` made ready to be written before their group: whole runs
-    /// of `run` pages, all of which wait for a block.
+    /// The pages that a write of `len` bytes at `offset` made ready to be written before their group: whole runs of
+    /// `run` pages, all of which wait for a block.
     pub(crate) fn ready(
         &mut self,
         pool: &BlockPool,
@@ -67,8 +67,8 @@ impl FileContent {
         is_ready.then_some(pages)
     }
 
-    /// Gives blocks to pages that are [`ready`](FileContent::ready), and returns them to be written at once, with the number
-    /// of their batch. The next group says that they have these blocks, once they are written.
+    /// Gives blocks to pages that are [`ready`](FileContent::ready), and returns the pages to be written at once, with
+    /// the number of their batch. The next group records these blocks in the inode, once they are written.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl FileContent {
         let (mut data, before) = (Vec::new(), self.placed.len());
         let all: Vec<u64> = pages.clone().collect();
         if let Err(errno) = self.place_pages(pool, batch, (&all, &all), &mut data) {
-            // The pages wait for the group as before, and their blocks are given up then.
+            // The pages wait for the group as before. The group gives up their blocks.
             if self.placed.len() > before {
                 pool.exchange(0, all.len() as u64);
             }
@@ -131,7 +131,7 @@ impl FileContent {
         Ok(changed)
     }
 
-    /// Gives new blocks to pages, for which there is a promise.
+    /// Gives new blocks to pages. The blocks were promised.
     fn take_blocks(&mut self, pool: &BlockPool, pages: Range<u64>) -> Result<()> {
         let given_up = self.extents.cut(pages.clone());
         self.give_up(pool, given_up);
@@ -140,9 +140,9 @@ impl FileContent {
         Ok(())
     }
 
-    /// Takes blocks for pages that have none, in the place of a promise of so many: whole units where whole units of pages are
-    /// asked for, else blocks behind those of the pages before. A file that grows takes those that are kept ahead of it. `EIO` where the
-    /// space was not promised; the promise is as before then.
+    /// Takes blocks for pages that have none, in the place of a promise of so many: whole units for whole units of
+    /// pages, else blocks behind the blocks of the pages before. A file that grows takes its blocks ahead. `EIO` if the
+    /// space was not promised; the promise is unchanged then.
     pub(super) fn find_blocks(
         &mut self,
         pool: &BlockPool,
@@ -155,14 +155,15 @@ impl FileContent {
             let in_unit = UNIT_BLOCKS - page % UNIT_BLOCKS;
             let count = in_unit.min(pages.end - page) as u32;
             let before = taken.last().copied().or_else(|| self.extents.before(page));
-            // Pages behind a hole do not lie where those in the hole would go on, but beside others that are written now.
+            // Pages behind a hole are not placed where the pages of the hole would continue, but beside others that are
+            // written now.
             let before = before.filter(|extent| extent.end() == page);
             let near = before.map(|extent| extent.block + u64::from(extent.count) - 1);
             let mut space = pool.space();
             let keep = pool.kept_units(&space);
             let ahead =
                 if grows { self.take_ahead(pool, &mut space, (page, count), near) } else { None };
-            // A large file goes on in a unit of its own.
+            // A large file continues in a unit of its own.
             let begins = page >= UNIT_BLOCKS && in_unit == UNIT_BLOCKS && count >= BEGINNING;
             let run =
                 ahead.or_else(|| begins.then(|| space.take_fresh(count, near, keep)).flatten());

@@ -1,4 +1,4 @@
-//! The blocks and the memory that all contents share. Its locks are leaves.
+//! The blocks and the memory that all contents share. No other lock is taken under its locks.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,20 +16,21 @@ pub(crate) const KEEP_UNITS: u32 = 2;
 /// Blocks that the records of inodes may need beside the data.
 const KEEP_BLOCKS: u64 = 128;
 
-/// Blocks that could not be written at most. When there are more, the device is broken, and no block is.
+/// The most blocks that could not be written and are withheld. With more, the device is broken, and the oldest are
+/// given up.
 const BAD: usize = 512;
 
-/// Free units with fewer of which no file keeps blocks ahead while inodes are made.
+/// The number of free units below which no file reserves blocks ahead while inodes are made.
 const SHORT: u64 = 8;
 
-/// The share of all blocks that stays free beside those ahead of files.
+/// The share of all blocks that stays free beside the blocks ahead of files.
 const PLENTY: u64 = 16;
 
 /// The part of the free blocks that may wait for groups to be durable.
 const WAITING: u64 = 8;
 
-/// Memory of an inode without extended attributes, further names, and extents outside of its slot: its record, a name of
-/// the usual length, and its places in three tables.
+/// Memory of an inode without extended attributes, further names, and extents outside of its slot: its record, a name
+/// of the usual length, and its places in three tables.
 pub(crate) const INODE_MEMORY: u64 = 256;
 
 /// Blocks in use, promises, and counts of pages.
@@ -37,7 +38,7 @@ pub(crate) struct BlockPool {
     space: Mutex<BlockSpace>,
     /// Blocks that nothing uses once the running group is durable.
     given_up: Mutex<Vec<BlockRun>>,
-    /// Blocks that could not be written, and that nobody gets.
+    /// Blocks that could not be written, and that are not allocated again.
     bad: Mutex<VecDeque<BlockRun>>,
     /// Blocks that pages without one will take, and records.
     promised: AtomicU64,
@@ -99,7 +100,7 @@ impl BlockPool {
     ///
     /// # Errors
     ///
-    /// Those of [`Region::new`](defuse_block::Region::new).
+    /// Fails with the errors of [`MemoryRegion::new`](defuse_block::MemoryRegion::new).
     pub(crate) fn add_memory(&self, cache: usize, dirty: usize) -> defuse_block::Result<()> {
         let memory = FrameCache::new(cache, dirty)?;
         let _ = self.memory.set(memory);
@@ -125,8 +126,8 @@ impl BlockPool {
         *self.rules.get().unwrap_or(&CommitRules::ALL)
     }
 
-    /// All blocks, and those that files can still take: some of them only after a commit, for which an operation without
-    /// space waits.
+    /// The number of all blocks, and of the blocks that files can still take. Some of these become free only after a
+    /// commit, for which an operation without space waits.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let space = self.space();
         let free = space.free_blocks() + self.waiting.load(Ordering::Relaxed);
@@ -137,13 +138,13 @@ impl BlockPool {
         space.free_blocks().saturating_sub(self.kept(space))
     }
 
-    /// Blocks that are kept for slots and for what was promised.
+    /// Blocks that are kept for slots and for promises.
     fn kept(&self, space: &BlockSpace) -> u64 {
         let units = u64::from(self.kept_units(space));
         units * UNIT_BLOCKS + KEEP_BLOCKS + self.promised.load(Ordering::Relaxed)
     }
 
-    /// Units that data leaves to slots: those that inodes need which have none yet, and some more.
+    /// Units that data leaves to slots: units for inodes that have no slot yet, and some more.
     pub(crate) fn kept_units(&self, _: &BlockSpace) -> u32 {
         let slots = self.slots.load(Ordering::Relaxed);
         let missing = self.inodes.load(Ordering::Relaxed).saturating_sub(slots);
@@ -156,8 +157,8 @@ impl BlockPool {
         space.free_blocks() - u64::from(units) * UNIT_BLOCKS
     }
 
-    /// Sets blocks aside. `sure` takes them from those that are kept for what must be possible on a full
-    /// device. False where too few are left.
+    /// Sets blocks aside. `sure` also takes blocks that are kept for operations that must succeed on a full device.
+    /// False if too few are left.
     pub(crate) fn promise(&self, count: u64, sure: bool) -> bool {
         if count == 0 {
             return true;
@@ -202,8 +203,8 @@ impl BlockPool {
         self.unpromise(old);
     }
 
-    /// True where groups that are not durable have blocks of what was promised, or so many that others would
-    /// spread over more units.
+    /// True if promised blocks are only free after a group becomes durable, or if so many blocks wait for groups that
+    /// new data would spread over more units.
     pub(crate) fn needs_durable(&self) -> bool {
         let space = self.space();
         let waiting = self.waiting.load(Ordering::Relaxed);
@@ -226,7 +227,7 @@ impl BlockPool {
         self.index_limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Memory of the index, and the most that it may take. DESIGN.md says what counts.
+    /// The memory of the index in bytes, and its limit. DESIGN.md lists what counts.
     pub(crate) fn index_bytes(&self) -> (u64, u64) {
         let inodes = self.inodes.load(Ordering::Relaxed) * INODE_MEMORY;
         let bytes = inodes + self.records.load(Ordering::Relaxed);
@@ -267,8 +268,7 @@ impl BlockPool {
         all.saturating_sub(self.inodes.load(Ordering::Relaxed))
     }
 
-    /// Takes up to `wanted` units for slots, without those that were promised. Returns the first and their
-    /// number.
+    /// Takes up to `wanted` units for slots, but no promised ones. Returns the first unit and the number of units.
     pub(crate) fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {
         let mut space = self.space();
         let promised = self.promised.load(Ordering::Relaxed) + KEEP_BLOCKS;
@@ -298,7 +298,7 @@ impl BlockPool {
         self.has_ahead.load(Ordering::Relaxed)
     }
 
-    /// Files have blocks ahead, or have not.
+    /// Records if files have blocks ahead.
     pub(super) fn note_ahead(&self, space: &BlockSpace) {
         self.has_ahead.store(space.has_ahead(), Ordering::Relaxed);
     }
@@ -308,14 +308,15 @@ impl BlockPool {
         self.free_of(space) >= space.blocks() / PLENTY + u64::from(count)
     }
 
-    /// The same of whole units.
+    /// True if a file that grows may reserve so many whole units ahead.
     pub(super) fn has_plenty_of_units(&self, space: &BlockSpace, count: u32) -> bool {
         let kept = u64::from(self.kept_units(space)) + SHORT;
         u64::from(space.free_units()) >= kept + u64::from(count)
             && self.has_plenty(space, count * UNIT_BLOCKS as u32)
     }
 
-    /// Like [`take_units`](BlockPool::take_units), for slots that only make writes faster: a quarter of all units stays free.
+    /// Takes units, as [`take_units`](BlockPool::take_units), for slots that only make writes faster: a quarter of all
+    /// units stays free.
     pub(crate) fn take_spare_units(&self, wanted: u32) -> Option<(u32, u32)> {
         self.has_spare_units(wanted).then(|| self.take_units(wanted)).flatten()
     }
@@ -327,7 +328,7 @@ impl BlockPool {
         units.free >= all / 4 + u64::from(wanted)
     }
 
-    /// Blocks that are promised, and those that are free once groups are durable.
+    /// The number of promised blocks, and of blocks that become free once groups are durable.
     pub(crate) fn set_aside(&self) -> (u64, u64) {
         (self.promised.load(Ordering::Relaxed), self.waiting.load(Ordering::Relaxed))
     }
@@ -377,12 +378,12 @@ impl BlockPool {
         self.batches.wrote_early(batch);
     }
 
-    /// The device has refused pages of a batch, which its group writes.
+    /// Records that the device has refused pages of a batch. The group of the batch writes them.
     pub(crate) fn leave_to_group(&self, batch: u64) {
         self.batches.leave_to_group(batch);
     }
 
-    /// The pages of a group are on the device, and those of all batches before it.
+    /// Records that the pages of a group are on the device, and the pages of all batches before it.
     pub(crate) fn wrote(&self, batch: u64) {
         self.batches.wrote_all(batch);
     }
@@ -392,12 +393,12 @@ impl BlockPool {
         self.batches.has_early(batch)
     }
 
-    /// The newest batch up to which the pages of all are on the device.
+    /// The newest batch for which its pages, and the pages of all earlier batches, are on the device.
     pub(super) fn written(&self) -> u64 {
         self.batches.written()
     }
 
-    /// The inodes of all batches up to this one are durable.
+    /// Records that the inodes of all batches up to this one are durable.
     pub(crate) fn durable(&self, batch: u64) {
         self.durable.fetch_max(batch, Ordering::Release);
     }
@@ -406,7 +407,7 @@ impl BlockPool {
         batch <= self.durable.load(Ordering::Acquire)
     }
 
-    /// Nothing uses these blocks once the running group is durable.
+    /// Gives up blocks, which are unused once the running group is durable.
     pub(crate) fn give_up(&self, runs: impl IntoIterator<Item = BlockRun>) {
         let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
         let before = given_up.len();
@@ -415,7 +416,7 @@ impl BlockPool {
         self.waiting.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Nobody gets these blocks, which could not be written, before there are many others.
+    /// Withholds these blocks, which could not be written, until there are many others.
     pub(super) fn shun(&self, runs: Vec<BlockRun>) {
         let mut bad = self.bad.lock().unwrap_or_else(PoisonError::into_inner);
         bad.extend(runs);
@@ -428,7 +429,7 @@ impl BlockPool {
         std::mem::take(&mut self.given_up.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Gives blocks back whose inodes are durable without them.
+    /// Frees blocks that no durable inode mentions.
     pub(crate) fn release(&self, freed: &[BlockRun]) {
         let mut space = self.space();
         freed.iter().for_each(|run| space.free(*run));
@@ -437,7 +438,7 @@ impl BlockPool {
         self.released.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Blocks that were given back since the mount.
+    /// The number of blocks that were released since the mount.
     pub(crate) fn released(&self) -> u64 {
         self.released.load(Ordering::Relaxed)
     }

@@ -46,7 +46,7 @@ impl FileContent {
         need
     }
 
-    /// Changes the blocks of a range, with what [`need_fallocate`](FileContent::need_fallocate) says.
+    /// Changes the blocks of a range, with the frames that [`need_fallocate`](FileContent::need_fallocate) demands.
     ///
     /// # Errors
     ///
@@ -141,8 +141,8 @@ impl FileContent {
         Ok(())
     }
 
-    /// Takes blocks for all holes, in the place of promises, if there is space for the records that they need. `ENOSPC`, with
-    /// the promises gone.
+    /// Takes blocks for all holes, in the place of promises, if there is space for the records that they need.
+    /// `ENOSPC`, with the promises gone.
     fn find_all_blocks(
         &mut self,
         pool: &BlockPool,
@@ -159,7 +159,7 @@ impl FileContent {
                 }
             }
         }
-        // Pages that wait for a block split what is unwritten.
+        // Pages that wait for a block split unwritten extents.
         let waiting = |hole: &Range<u64>| self.promised.count(hole.clone());
         let splits: usize = holes.iter().map(waiting).sum();
         let found = found.and_then(|()| self.promise_extents(pool, taken.len() + splits, false));
@@ -225,7 +225,7 @@ impl FileContent {
         for (page, cached) in moved {
             self.pages.insert(to(page), cached);
         }
-        // As many as there are pages, however far apart they lie.
+        // The number of calls depends on the number of pages, and not on their distances.
         for run in pages.chunk_by(|a, b| a + 1 == *b) {
             self.remember(pool, run[0], run.len() as u64);
         }

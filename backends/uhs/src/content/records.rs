@@ -1,9 +1,9 @@
 //! Space for the records of an inode that do not fit into its slot.
 //!
-//! Every change of such an inode writes all of them anew, while the old ones are in use. So there is a
-//! promise of blocks for the next copy as long as the inode exists, and it is made when the records grow: there
-//! is ENOSPC, and never at a commit. Let a copy need n blocks, and the one that was written last have w. The
-//! next group takes n blocks, and gives w up. To leave a promise of n blocks again, it needs 2n - w.
+//! Every change of such an inode writes all records anew, while the old ones are in use. So there is a promise of
+//! blocks for the next copy as long as the inode exists. It is made when the records grow: the operation that grows
+//! them fails with ENOSPC, and a commit never does. Let a copy need n blocks, and let the copy that was written last
+//! have w. The next group takes n blocks, and gives w up. To leave a promise of n blocks again, it needs 2n - w.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::format::inode::{
 use crate::format::slot::BODY;
 use crate::space::BlockRun;
 
-/// Extents of a file at most. Each change of it writes all of their records.
+/// Extents of a file at most. Each change of the file writes all of their records.
 const MOST_EXTENTS: usize = 1 << 20;
 
 /// The records of an inode outside of its slot.
@@ -29,11 +29,11 @@ pub(super) struct OverflowRecords {
     blocks: BTreeSet<u64>,
     /// Blocks that are set aside.
     aside: u64,
-    /// Bytes of records for which they suffice.
+    /// Bytes of records for which the blocks suffice.
     enough: usize,
     /// Bytes of all names but the first, and of extended attributes.
     others: usize,
-    /// Extents that the pages which wait for the next group may add.
+    /// Extents that may be added by pages that wait for the next group.
     splits: usize,
 }
 
@@ -53,12 +53,12 @@ impl OverflowRecords {
         self.in_use().max(self.aside)
     }
 
-    /// Memory of what a closed file does not get rid of.
+    /// Memory that a closed file still occupies.
     fn memory(&self) -> u64 {
         memory_of(self.enough).max(self.others as u64)
     }
 
-    /// True where somebody has to know them.
+    /// True if the records have blocks, or blocks are set aside for them: the content must stay in memory.
     pub(super) fn is_used(&self) -> bool {
         !self.blocks.is_empty() || self.aside > 0
     }
@@ -69,7 +69,7 @@ fn memory_of(bytes: usize) -> u64 {
     copy_blocks(bytes) * BLOCK as u64
 }
 
-/// Blocks of one copy of records of so many bytes, with those of pointers; 0 where the slot has room.
+/// Blocks of one copy of records of so many bytes, with the blocks of pointers; 0 if the records fit into the slot.
 fn copy_blocks(bytes: usize) -> u64 {
     if HEAD + bytes <= BODY {
         return 0;
@@ -111,7 +111,7 @@ impl FileContent {
         if bytes <= self.outside.enough {
             return true;
         }
-        // More than now, so that not every page asks.
+        // More than needed now, so that not every page needs another promise.
         let ample = if copy_blocks(bytes) > 0 { bytes + bytes / 8 } else { bytes };
         let before = self.outside.memory();
         for bytes in [ample, bytes] {
@@ -128,8 +128,8 @@ impl FileContent {
         false
     }
 
-    /// Makes sure that there is space for the records of so many more extents. `sure` takes it from what is
-    /// kept. `ENOSPC`.
+    /// Makes sure that there is space for the records of so many more extents. `sure` also takes reserved space.
+    /// `ENOSPC`.
     pub(super) fn promise_extents(
         &mut self,
         pool: &BlockPool,
@@ -141,7 +141,7 @@ impl FileContent {
         if few && self.cover(pool, bytes, sure) { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
-    /// So many extents more may be there after the next group. `ENOSPC`.
+    /// Promises space for so many extents more after the next group. `ENOSPC`.
     pub(super) fn promise_splits(
         &mut self,
         pool: &BlockPool,
@@ -153,7 +153,7 @@ impl FileContent {
         Ok(())
     }
 
-    /// So many pages that were promised an extent have one.
+    /// Records that so many pages with a promised extent have one.
     pub(super) fn has_placed(&mut self, pages: usize) {
         self.outside.splits = self.outside.splits.saturating_sub(pages);
     }
@@ -192,12 +192,12 @@ impl FileContent {
         self.outside.blocks.iter().copied()
     }
 
-    /// Bytes of all names but the first, and of attributes, for which there is space.
+    /// Bytes of all names but the first, and of attributes, for which space is promised.
     pub(crate) fn others(&self) -> usize {
         self.outside.others
     }
 
-    /// Replaces the blocks with records by those that a group writes. The old ones are free when the group is
+    /// Replaces the blocks with records by the blocks that a group writes. The old ones are free when the group is
     /// durable. `others` are the bytes of all names but the first, and of attributes.
     pub(crate) fn replace_records(&mut self, pool: &BlockPool, runs: Vec<BlockRun>, others: usize) {
         self.forget_tree();
@@ -211,7 +211,7 @@ impl FileContent {
         self.outside.splits = 0;
     }
 
-    /// Takes `old` blocks out of the copy, which are free when the group is durable, and puts `new` ones in.
+    /// Removes the blocks `old` from the copy, which are free when the group is durable, and adds the blocks `new`.
     pub(super) fn exchange_records(
         &mut self,
         pool: &BlockPool,
@@ -232,7 +232,7 @@ impl FileContent {
         self.outside.aside
     }
 
-    /// So many blocks more were promised.
+    /// Records that so many blocks more are set aside.
     pub(super) fn add_aside(&mut self, blocks: u64) {
         self.outside.aside += blocks;
     }
@@ -248,13 +248,14 @@ impl FileContent {
         self.record_blocks().any(is)
     }
 
-    /// Takes in the blocks with records that the device has.
+    /// Records the blocks with records on the device.
     pub(crate) fn load_records(&mut self, pool: &BlockPool, runs: Vec<BlockRun>, others: usize) {
         self.outside.blocks = runs.iter().flat_map(|run| run.block..run.end()).collect();
         self.set_aside(pool, others);
     }
 
-    /// Sets as much aside as the records want with `others`. There is space: see the beginning.
+    /// Sets aside as many blocks as the records need with `others`. There is space for them, as the documentation of
+    /// this module explains.
     fn set_aside(&mut self, pool: &BlockPool, others: usize) {
         let before = self.outside.memory();
         self.outside.others = others;
@@ -265,7 +266,7 @@ impl FileContent {
         pool.records_take(before, self.outside.memory());
     }
 
-    /// Gives all blocks with records up, and the promise.
+    /// Gives up all blocks with records, and the promise.
     pub(super) fn end_records(&mut self, pool: &BlockPool) {
         self.forget_tree();
         let old = std::mem::take(&mut self.outside);

@@ -38,7 +38,7 @@ fn options(cache_pages: usize, dirty_pages: usize) -> UhsOptions {
     }
 }
 
-/// A file system in memory with one file, or what is left of it.
+/// A file system in memory with one file.
 struct TestVolume {
     ram: RamDevice,
     fs: Option<Uhs>,
@@ -220,7 +220,7 @@ impl ContentWorkload {
         assert_eq!(self.volume.size(), self.model.len() as u64);
     }
 
-    /// Bytes outside of the ranges with data are zeros, and the ranges follow each other.
+    /// Checks that bytes outside of the ranges with data are zeros, and that the ranges follow each other.
     fn holes(&self) {
         let size = self.model.len() as u64;
         let mut at = 0;
@@ -315,7 +315,7 @@ fn blocks_that_are_allocated_are_there_when_the_device_is_full() {
     assert_eq!(volume.write(0, &vec![1; 4 << 20]), Ok(4 << 20));
     assert_eq!(volume.write(4 << 20, b"more"), Err(Errno::ENOSPC));
     volume.fs().syncfs(&cx()).unwrap();
-    // What is in use can still be made shorter, also within a page.
+    // Allocated pages can still be cut off, also within a page.
     volume.truncate((2 << 20) + 5).unwrap();
     volume.fs().syncfs(&cx()).unwrap();
     assert_eq!(volume.read(2 << 20, 10), [1; 5]);
@@ -388,8 +388,8 @@ fn a_file_that_is_opened_again_and_again_stays_in_memory_and_others_leave_it() {
     assert!(here <= options.cache_pages / 4, "{here} of {FILES}");
 }
 
-// The pages that an insertion moved were remembered by the distance between the first and the last: four writes and one call
-// took gigabytes.
+// The pages that an insertion moved were remembered by the distance between the first and the last: four writes and one
+// call took gigabytes.
 #[test]
 fn operations_remember_as_many_pages_as_there_are_however_far_apart() {
     const KEEP: u32 = Fallocate::KEEP_SIZE;
@@ -433,14 +433,14 @@ fn operations_remember_as_many_pages_as_there_are_however_far_apart() {
             volume.fs().syncfs(&cx()).unwrap();
             volume.fs().engine().pool().clock_entries()
         };
-        // The distance of pages that made 24 MiB of entries, and one that would make more than there is memory.
+        // A distance of pages that made 24 MiB of entries, and a distance that would make more than there is memory.
         let (near, far, farther) = (entries(1 << 16), entries(1 << 36), 1 << 60);
         assert!(near <= 16 && far == near, "{text}: {near} entries, {far} over a longer hole");
         assert_eq!(entries(farther), near, "{text}");
     }
 }
 
-// Pages came and went without an end of the entries that remember them, as long as nobody was short of memory.
+// The clock kept an entry for each page that ever came into memory, as long as memory was not short.
 #[test]
 fn the_clock_has_few_entries_however_often_pages_come_go_and_move() {
     let volume = small();
@@ -457,7 +457,7 @@ fn the_clock_has_few_entries_however_often_pages_come_go_and_move() {
     }
     let entries = volume.fs().engine().pool().clock_entries();
     assert!(entries <= 2 * frames + 32, "{entries} entries for {frames} frames");
-    // Those that are left still lead to the pages: they leave the memory.
+    // The remaining entries still lead to the pages: they leave the memory.
     volume.fs().syncfs(&cx()).unwrap();
     for page in 0..2000 {
         volume.write((1 << 30) + page * PAGE, b"y").unwrap();
@@ -467,8 +467,8 @@ fn the_clock_has_few_entries_however_often_pages_come_go_and_move() {
     assert!(in_use <= limit + 64, "{in_use} frames of {limit}");
 }
 
-// A block that was taken counted once more as promised, until the caller gave its promise up: the largest allocation was half of
-// the free space, and others met ENOSPC meanwhile.
+// A block that was taken counted once more as promised, until the caller gave its promise up: the largest allocation
+// was half of the free space, and others met ENOSPC meanwhile.
 #[test]
 fn blocks_that_are_taken_take_the_place_of_their_promise() {
     let volume = small();
@@ -479,7 +479,7 @@ fn blocks_that_are_taken_take_the_place_of_their_promise() {
     assert_eq!(pool.counts().1, before - 1500);
     let taken = content.lock().unwrap().find_blocks(pool, 0..1500).unwrap();
     assert_eq!((pool.counts().1, pool.set_aside().0), (before - 1500, 0));
-    // What is not there was not promised, and the promise of it stays.
+    // More blocks than there are were not promised, and the promise stays as it was.
     assert!(content.lock().unwrap().find_blocks(pool, 2000..200_000).is_err());
     assert_eq!(pool.set_aside().0, 0);
     let mut space = pool.space();

@@ -1,11 +1,12 @@
-//! The records of a file with many extents: in leaves, of which a change writes those that it concerns.
+//! The records of a file with many extents, in leaves. A change writes only the leaves that it concerns.
 //!
-//! A leaf has the extents that begin in a range of pages. It is written to another block when one of them has changed, in two
-//! or more when it is full, and together with a neighbour when both have few. NewBlocks of pointers are written where a pointer in
-//! them has changed. So what a group writes goes by the number of changes, and hardly by that of the extents.
+//! A leaf has the extents that begin in a range of pages. It is written to another block when one of them has changed,
+//! in two or more when it is full, and together with a neighbour when both have few. Blocks of pointers are written if
+//! one of their pointers has changed. So the number of blocks that a group writes depends on the number of changes, and
+//! hardly on the number of extents.
 //!
-//! There are blocks for a whole dense copy, as for all records ([`records`](super::records)). If the next change needs more
-//! than a copy then, and space is short, all leaves are written anew and dense.
+//! There are blocks for a whole dense copy, as for all records ([`records`](super::records)). If the next change then
+//! needs more than a copy, and space is short, all leaves are written anew and dense.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +20,7 @@ use crate::format::inode::{
 };
 use crate::format::slot::BODY;
 
-/// Extents of the leaves into which a full one is divided at most: others will come between them.
+/// Extents of the leaves into which a full leaf is divided at most: later extents will come between them.
 const FILLED: usize = EXTENTS_OF_BLOCK / 4 * 3;
 
 /// Extents of two neighbouring leaves that become one.
@@ -31,9 +32,9 @@ pub(super) const MANY: usize = (BODY - HEAD - 64) / EXTENT_BYTES;
 /// A leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExtentLeaf {
-    /// Its block and checksum, if the device has it.
+    /// The leaf's block and checksum, if the leaf is on the device.
     pointer: Option<BlockPointer>,
-    /// It is not as the device has it.
+    /// The leaf differs from the device.
     pub(super) changed: bool,
 }
 
@@ -43,11 +44,11 @@ pub(super) struct ExtentTree {
     /// The records before the extents, and their blocks.
     others: Vec<u8>,
     blocks: Vec<BlockPointer>,
-    /// NewBlocks of pointers, with what they hold.
+    /// Blocks of pointers, with the pointers that they hold.
     inner: Vec<(Vec<BlockPointer>, BlockPointer)>,
 }
 
-/// The way to the records, as the body of an inode has it.
+/// The path to the records, as stored in the body of an inode.
 pub(crate) struct RecordPath {
     pub(crate) levels: u8,
     pub(crate) bytes: u64,
@@ -61,13 +62,13 @@ struct CopyPlan {
     leaves: Vec<u64>,
     /// The records before the extents change.
     others: bool,
-    /// NewBlocks that are written.
+    /// Blocks that are written.
     count: usize,
-    /// NewBlocks of the copy before that are not used any more.
+    /// Blocks of the copy before that are not used any more.
     freed: Vec<u64>,
 }
 
-/// A block that is written, and how it comes to a pointer.
+/// Blocks to be written, each with its content.
 type NewBlocks = Vec<(u64, [u8; BLOCK])>;
 
 impl FileContent {
@@ -80,18 +81,18 @@ impl FileContent {
         matches!(self.data, InodeData::Extents(_)) && self.extents.count() > MANY
     }
 
-    /// All records are written to other blocks next time.
+    /// Makes the next group write all records to other blocks.
     pub(crate) fn forget_tree(&mut self) {
         self.extents.leaves().clear();
         self.tree = ExtentTree::default();
     }
 
-    /// Puts the records that have changed into `out`, with new blocks: of the extents, and of `others`, which come before them.
-    /// `others_bytes` are the bytes of all names but the first, and of attributes.
+    /// Adds the changed records to `out`, with new blocks: the records of extents, and `others`, which come before
+    /// them. `others_bytes` are the bytes of all names but the first, and of attributes.
     ///
     /// # Errors
     ///
-    /// `EIO` where the space was not promised, `EFBIG` for more than a body can lead to.
+    /// `EIO` if the space was not promised, `EFBIG` if a body cannot point to so many records.
     pub(crate) fn write_tree(
         &mut self,
         pool: &BlockPool,
@@ -111,7 +112,7 @@ impl FileContent {
         written
     }
 
-    /// Finds what is to be written. Without a tree there is one then, with dense leaves.
+    /// Finds the blocks to write. If there is no tree, it makes one with dense leaves.
     fn plan(&mut self, others: &[u8]) -> CopyPlan {
         let mut plan = CopyPlan::default();
         let is_new = self.extents.leaves().is_empty();
@@ -147,12 +148,13 @@ impl FileContent {
         plan
     }
 
-    /// Divides leaves that have too many extents, and makes one of two with few. Returns the blocks of those that changed.
+    /// Divides leaves that have too many extents, and joins neighbours that have few. Returns the blocks of the changed
+    /// leaves.
     fn balance(&mut self) -> Vec<u64> {
         let mut freed = Vec::new();
         let touched: Vec<u64> = changed(self.extents.leaves()).collect();
         for page in touched {
-            // It may have become a part of the one before.
+            // The leaf may have been joined with the leaf before it.
             if !self.extents.leaves().contains_key(&page) {
                 continue;
             }
@@ -176,8 +178,8 @@ impl FileContent {
         freed
     }
 
-    /// Joins the leaf of `page` with its neighbours while they have few extents. Returns its first page, its end, and the number
-    /// of its extents.
+    /// Joins the leaf of `page` with its neighbours while they have few extents. Returns its first page, its end, and
+    /// the number of its extents.
     fn join_few(&mut self, page: u64, freed: &mut Vec<u64>) -> (u64, u64, usize) {
         let (mut first, mut end) = (page, self.end_of(page));
         let mut count = self.extents.count_in(first..end);
@@ -206,8 +208,8 @@ impl FileContent {
         self.extents.leaves().range(page + 1..).next().map_or(u64::MAX, |(page, _)| *page)
     }
 
-    /// All pointers, in order; `None` for those of blocks that are written. `others` is the number of blocks before the leaves, if
-    /// these are.
+    /// All pointers, in order; `None` for blocks that are to be written. `others` is the number of blocks before the
+    /// leaves, if these are to be written.
     fn pointers(&mut self, others: Option<usize>) -> Vec<Option<BlockPointer>> {
         let mut all: Vec<Option<BlockPointer>> = match others {
             Some(count) => vec![None; count],

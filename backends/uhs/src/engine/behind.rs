@@ -1,13 +1,14 @@
 //! Data on its way to the device before its group closes, so that a long write and the device work at the same time.
 //!
-//! A write that completes a run of new pages gives them blocks and begins to write them; nobody waits. The inode
-//! has these blocks in memory alone. The next group that closes says that it has them, and is written after
-//! all runs that were begun before ([`UhsEngine::finish_behind`]). So data is first, as with everything that the group
+//! A write that completes a run of new pages gives them blocks and begins to write them, without waiting. Only the
+//! inode in memory has these blocks. The next group that closes records them in the inode, and is written after all
+//! runs that were begun before ([`UhsEngine::finish_behind`]). So data is first, as with everything that the group
 //! writes itself.
 //!
-//! What the device refuses becomes a part of the group, which tries again and finds other blocks.
+//! Pages that the device refuses become a part of the group, which tries again and finds other blocks.
 //!
-//! The line is a lock of its own: whoever has it may wait for the device, and takes no other lock but those of the pool.
+//! The line is a lock of its own. A thread that holds it may wait for the device, and takes no other lock but the locks
+//! of the pool.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -21,7 +22,7 @@ use crate::format::BLOCK;
 /// Operations in flight.
 const DEPTH: u32 = 32;
 
-/// Pages in flight, from which on writers wait: 8 MiB.
+/// The number of pages in flight from which on writers wait: 8 MiB.
 const MOST: usize = 2048;
 
 /// A page with its block.
@@ -88,7 +89,7 @@ impl WriteBehindQueue {
         self.reap(engine);
     }
 
-    /// Takes in what is complete.
+    /// Takes in completed operations.
     fn reap(&mut self, engine: &UhsEngine) {
         let mut done = std::mem::take(&mut self.done);
         self.queue.reap(&mut done);
@@ -130,7 +131,7 @@ impl UhsEngine {
         }
         let behind = self.behind.get_or_init(|| self.new_behind());
         let Some(behind) = behind else { return };
-        // The group takes what was refused before more of it comes.
+        // The group must take the refused pages before more pages are written early.
         if !lock(&behind.line).refused.is_empty() {
             return;
         }
@@ -138,7 +139,7 @@ impl UhsEngine {
             let Ok(_handle) = self.enter() else { return };
             let mut held = lock(content);
             let ready = held.ready(&self.pool, offset, len, run);
-            // Where there is no space after all, the group says so.
+            // If there is no space after all, the group reports the error.
             ready.and_then(|pages| held.place_early(&self.pool, pages).ok())
         };
         let Some((batch, pages)) = begun else { return };
@@ -166,7 +167,7 @@ impl UhsEngine {
             if line.left.keys().any(|early| *early < batch) {
                 line.wait(self);
             } else {
-                // Somebody is about to push it.
+                // Another thread is about to push the run.
                 line = behind.pushed.wait(line).unwrap_or_else(PoisonError::into_inner);
             }
         }

@@ -1,4 +1,4 @@
-//! Writing groups, by whoever fills one, by a sync, and by the committing thread.
+//! Writing groups: by the thread that fills a group, by a sync, and by the committing thread.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ use crate::store::{GroupWrite, InodeStore, StoreError, UnitUse, failed};
 /// Places that are tried for data, before its pages are stuck, and for records.
 const DATA_TRIES: usize = 4;
 
-/// Groups whose slots are in flight at a time. With more of them each is smaller.
+/// Groups whose slots are in flight at a time. With more of them each group would be smaller.
 const IN_FLIGHT: usize = 3;
 
 /// The extent of a sync.
@@ -60,7 +60,7 @@ impl UhsEngine {
     ///
     /// # Errors
     ///
-    /// Those of [`commit`](UhsEngine::commit).
+    /// Fails with the errors of [`commit`](UhsEngine::commit).
     pub(super) fn commit_for(&self, purpose: QueuePurpose, extent: SyncScope) -> Result<()> {
         let EngineSlots::Store(store) = &self.store else { return Ok(()) };
         let mut round = None;
@@ -72,7 +72,7 @@ impl UhsEngine {
         }
         let writing = lock(&self.writing);
         store.wait_for_room(IN_FLIGHT);
-        // What failed once was told to one caller alone, and may be lost to all.
+        // Only one caller has received the error of an earlier failure, but the changes of all may be lost.
         if self.is_read_only() {
             return Err(Errno::EIO);
         }
@@ -92,7 +92,7 @@ impl UhsEngine {
         Ok(())
     }
 
-    /// Writes what changed until now. Returns the number of the newest group, and its slots if they are in flight.
+    /// Writes all changes made so far. Returns the number of the newest group, and its slots if they are in flight.
     fn write_running(
         &self,
         store: &InodeStore,
@@ -106,7 +106,7 @@ impl UhsEngine {
         self.list_stuck();
         let group = match self.gate.has_changes() {
             true => self.begin_group(store, true, purpose),
-            // Those that wrote before us have the numbers of their groups.
+            // Threads that wrote before this one have closed their groups, so that these have numbers.
             false => Ok((store.newest(), None)),
         };
         // A failure must be known before the next one writes.
@@ -115,7 +115,7 @@ impl UhsEngine {
         Ok(group)
     }
 
-    /// Adds all directories whose times wait to groups, none of which is larger than others.
+    /// Adds all directories whose times wait to groups, none of which is larger than other groups.
     fn write_times(&self, store: &InodeStore, purpose: QueuePurpose) -> Result<()> {
         let dirs = self.names.take_waiting();
         let mut parts = dirs.chunks(self.gate.full()).peekable();
@@ -129,7 +129,7 @@ impl UhsEngine {
         Ok(())
     }
 
-    /// All groups up to `group` are durable.
+    /// Frees everything that waited until all groups up to `group` are durable.
     fn release(&self, group: u64) {
         let mut waiting = lock(&self.waiting);
         let later = waiting.0.split_off(&(group + 1));
@@ -154,9 +154,9 @@ impl UhsEngine {
         if self.commit(SyncScope::Everything).is_err() {
             return;
         }
-        // Nobody uses the file system any more.
+        // The file system has no users any more.
         let save = |groups: &CommitState| {
-            // A scan looks at what such a device has, and at nothing else.
+            // After refused writes, the next mount must read the device itself: a scan uses nothing else.
             if self.refused.load(Ordering::Relaxed) {
                 return None;
             }
@@ -171,7 +171,7 @@ impl UhsEngine {
             }
             saving.finish()
         };
-        // Nobody will take what was promised.
+        // Promised blocks will not be taken any more.
         let unit = || {
             let mut space = self.pool.space();
             space.give_back_all_ahead();
@@ -184,7 +184,7 @@ impl UhsEngine {
         }
     }
 
-    /// Takes the data of inodes of groups that failed into memory: nobody knows what their slots hold.
+    /// Loads the data of inodes of failed groups into memory: the content of their slots is unknown.
     fn revive_stored(&self) {
         let mut waiting = lock(&self.waiting);
         let stored: Vec<(u64, DiskInode)> =
@@ -206,7 +206,7 @@ impl UhsEngine {
     pub(super) fn write_full_group(&self) {
         let EngineSlots::Store(store) = &self.store else { return };
         let _writing = lock(&self.writing);
-        // Somebody else may have written it meanwhile.
+        // Another thread may have written the group meanwhile.
         if self.gate.is_full()
             && !self.is_read_only()
             && let Err(error) = self.write_group(store, false, QueuePurpose::Caller)
@@ -228,9 +228,9 @@ impl UhsEngine {
         }
     }
 
-    /// Closes the running group, writes its data, and begins to write its slots. Returns its number. `now` says that a sync follows: what is one run is
-    /// written through then. That is one operation of the device where write and flush are two, and those who come
-    /// meanwhile share the next one.
+    /// Closes the running group, writes its data, and begins to write its slots. Returns its number. With `now`, a sync
+    /// follows: data that is one run is then written through. That is one operation of the device where write and flush
+    /// are two, and syncs that begin meanwhile share the next one.
     fn begin_group(
         &self,
         store: &InodeStore,
@@ -260,7 +260,7 @@ impl UhsEngine {
         let (slots, chunks) = store.slots();
         self.pool.set_slots(slots, chunks);
         self.gate.set_full(self.rules.full_group.min(self.names.most_changes()));
-        // What a group that failed was about waits for ever.
+        // Blocks and contents of a group that failed are never released.
         let group = written.as_ref().map_or(u64::MAX, |(group, _)| *group);
         let mut waiting = lock(&self.waiting);
         let of_group = waiting.0.entry(group).or_default();
@@ -272,8 +272,8 @@ impl UhsEngine {
         written
     }
 
-    /// Completes a group, and makes its data durable. Blocks that cannot be written are replaced by others;
-    /// then the group has also what changed meanwhile.
+    /// Completes a group, and makes its data durable. Blocks that cannot be written are replaced by others; then the
+    /// group also gets the changes made meanwhile.
     fn write_before(
         &self,
         store: &InodeStore,
@@ -294,8 +294,8 @@ impl UhsEngine {
         Err(failed("write data")(defuse_block::Errno::IO))
     }
 
-    /// Completes the bodies of inodes whose data is not in memory. It is in the slots that the device has:
-    /// nobody overwrites them before a newer copy is durable. Returns these inodes.
+    /// Completes the bodies of inodes whose data is not in memory. The data is in the slots on the device, which are
+    /// not overwritten before a newer copy is durable. Returns these inodes.
     fn add_stored(&self, batch: &mut CommitBatch) -> Result<Vec<(u64, DiskInode)>, StoreError> {
         let inos: Vec<u64> = batch.stored.iter().map(|at| batch.changes[*at].ino()).collect();
         let found = self.read_slots(&inos)?;
@@ -309,7 +309,7 @@ impl UhsEngine {
         Ok(inos.into_iter().zip(found).collect())
     }
 
-    /// Starts the thread that commits what nobody syncs.
+    /// Starts the thread that commits changes without a sync.
     pub(crate) fn start(self: &Arc<Self>, interval: Duration) -> std::io::Result<JoinHandle<()>> {
         let engine = Arc::clone(self);
         let thread = std::thread::Builder::new().name("uhs-commit".to_owned());
@@ -322,7 +322,7 @@ impl UhsEngine {
     fn keep_committing(&self, interval: Duration) {
         let mut ended = lock(&self.ended);
         while !*ended {
-            // Those who change something wake this thread only while it says that it sleeps.
+            // A thread that changes something wakes this thread only while `sleeps` is set.
             self.sleeps.store(true, Ordering::SeqCst);
             if !self.pending.load(Ordering::SeqCst) {
                 ended = self.wake.wait(ended).unwrap_or_else(PoisonError::into_inner);
@@ -333,7 +333,7 @@ impl UhsEngine {
             let waited = self.wake.wait_timeout_while(ended, interval, idle);
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             self.hurried.store(false, Ordering::Relaxed);
-            // What failed was logged.
+            // Failures have been logged.
             let _ = self.commit_for(QueuePurpose::Behind, SyncScope::Everything);
             self.compact_before_need();
             self.merge_scattered();
@@ -341,7 +341,7 @@ impl UhsEngine {
         }
     }
 
-    /// Ends that thread.
+    /// Ends the committing thread.
     pub(crate) fn end(&self) {
         *lock(&self.ended) = true;
         self.wake.notify_all();

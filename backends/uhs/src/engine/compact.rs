@@ -1,11 +1,11 @@
-//! Units for others: small blocks leave the units that have few of them, so that these are free for inodes and for
-//! large files.
+//! Compaction of units: small blocks leave the units that have few of them, so that these units are free for inodes and
+//! for large files.
 //!
-//! Blocks move as every change does: their pages are written to new blocks, the inode points to these in a
-//! group, and the old ones are free when the group is durable. Nobody waits for it but an operation that
-//! would find no space otherwise.
+//! Blocks move as every change does: their pages are written to new blocks, the inode points to these in a group, and
+//! the old ones are free when the group is durable. Only an operation that would find no space otherwise waits for a
+//! compaction.
 //!
-//! Units of slots that hold nothing are given back, too (`vacate.rs`).
+//! Units of slots without content are given back, too (`vacate.rs`).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, TryLockError};
@@ -28,13 +28,13 @@ const UNITS: usize = 8;
 /// Pages that move with one handle of the running group.
 const PAGES: u64 = 64;
 
-/// Units that are free without a compaction: the share of all units, and at least so many more than those that
-/// are kept for inodes.
+/// Units that are free without a compaction: the share of all units, and at least so many more than the units that are
+/// kept for inodes.
 const SHARE: u64 = 64;
 const LEAST: u64 = 4;
 pub(super) const MOST: u64 = 256;
 
-/// Free blocks that a unit has, to be emptied: while nobody waits, and otherwise.
+/// Free blocks that a unit must have to be emptied: while no operation waits, and otherwise.
 const WORTH_IT: u32 = 192;
 const NEEDED: u32 = 16;
 
@@ -55,7 +55,7 @@ pub(super) struct Compaction {
 struct CompactionState {
     /// Units that did not become free: something holds their blocks.
     stubborn: BTreeSet<usize>,
-    /// Blocks that were given back since the mount, when a round found nothing to gain.
+    /// The number of blocks that had been given back since the mount when a round found nothing to gain.
     futile_at: Option<u64>,
 }
 
@@ -68,7 +68,7 @@ impl Compaction {
 }
 
 impl UhsEngine {
-    /// Makes units free where they are short, and somebody waits for space. True where some are.
+    /// Makes units free if they are short, for an operation that waits for space. True if some became free.
     pub(super) fn compact_now(&self) -> Result<bool> {
         let mut slots = self.give_back_slots(NOW, true)?;
         if slots == 0 {
@@ -81,7 +81,7 @@ impl UhsEngine {
         Ok(compacted || slots > 0)
     }
 
-    /// Makes units free where they are short, unless that is being done, and those of slots where there are many.
+    /// Makes units free if they are short, unless a compaction runs, and gives back units of slots if there are many.
     pub(super) fn compact_before_need(&self) {
         let kept = if self.pool.has_spare_units(0) { PLENTY } else { BEFORE };
         if self.slots_free() > 2 * self.slots_to_keep(kept) {
@@ -117,7 +117,8 @@ impl UhsEngine {
         self.empty(BlockSpace::small_units).2
     }
 
-    /// True where few units are free, and others have so many free blocks together that it is worth a look.
+    /// True if few units are free, and the others together have so many free blocks that a compaction may be worth its
+    /// cost.
     fn lacks_units(&self, least: u32) -> bool {
         let small = self.pool.space().units().small_free_blocks;
         small >= UNIT_BLOCKS + u64::from(least) && self.lacks_free_units()
@@ -142,21 +143,21 @@ impl UhsEngine {
         let (gained, left, moved) = self.empty(choose);
         state.futile_at = (gained == 0).then_some(released);
         match gained {
-            // What held them may be gone.
+            // The contents that held these units may be gone now.
             0 => state.stubborn.clear(),
             _ => state.stubborn.extend(left),
         }
         moved.map(|()| gained > 0)
     }
 
-    /// Empties units. Returns how many became free, those that did not, and what ended it.
+    /// Empties units. Returns the number of units that became free, the units that did not, and the outcome.
     fn empty(
         &self,
         choose: impl FnOnce(&BlockSpace) -> Vec<usize>,
     ) -> (usize, Vec<usize>, Result<()>) {
         let leaving = {
             let mut space = self.pool.space();
-            // Nobody who has them could empty such a unit.
+            // Blocks ahead of a file belong to no content, so that a unit with them could not be emptied.
             space.give_back_all_ahead();
             let leaving = choose(&space);
             space.close(&leaving);
@@ -164,7 +165,7 @@ impl UhsEngine {
         };
         self.compaction.rounds.add(1);
         let moved = if leaving.is_empty() { Ok(()) } else { self.move_all(&leaving) };
-        // Also where that failed half-way.
+        // The units are reopened even if the move failed half-way.
         let left = self.pool.space().reopen(&leaving);
         let gained = leaving.len() - left.len();
         self.compaction.units.add(gained as u64);
@@ -180,14 +181,14 @@ impl UhsEngine {
             (ends.0..=ends.1).any(|unit| leaves(unit * UNIT_BLOCKS))
         };
         for (ino, content) in self.names.owners(&meets) {
-            // What is in memory may have blocks there, or not.
+            // A content in memory may have blocks there, or not.
             if content.is_some_and(|content| !lock(&content).has_blocks_at(&leaves)) {
                 continue;
             }
             match self.move_one(ino, &leaves) {
                 Err(Errno::ENOSPC | Errno::ENOMEM) => break,
                 Err(Errno::EROFS) => return Err(Errno::EROFS),
-                // It is gone, or cannot be read; others can.
+                // The inode is gone, or cannot be read; others can.
                 Ok(()) | Err(_) => {}
             }
             if self.pool.dirty() > self.options.dirty_pages / 2 {

@@ -22,7 +22,7 @@ use crate::io::{FailedBlocks, GATHERED};
 use crate::space::BlockRun;
 use crate::store::{InodeStore, StoreError, failed};
 
-/// Commits that somebody waits for at most, to get memory.
+/// The most commits that an operation waits for to get memory.
 const PATIENCE: usize = 8;
 
 /// Bytes of a copy at most, so that it ends soon.
@@ -41,7 +41,7 @@ struct FetchedPages {
 }
 
 impl FetchedPages {
-    /// Puts the pages into the cache. Those that may be older than the device are read again. `EDEADLK` for the thread
+    /// Puts the pages into the cache. Pages that may be older than the device are read again. `EDEADLK` for the thread
     /// that would wait for itself.
     fn fill(&mut self, content: &mut FileContent, pool: &BlockPool) -> Result<()> {
         if self.version != content.version() {
@@ -62,11 +62,11 @@ impl FetchedPages {
 }
 
 impl UhsEngine {
-    /// Reads from `offset` on. True if that has changed the access time.
+    /// Reads from `offset` on. True if the read has changed the access time.
     ///
     /// # Errors
     ///
-    /// `EIO`, and those of `out`.
+    /// Fails with `EIO`, and with the errors of `out`.
     pub(crate) fn read(
         &self,
         ino: u64,
@@ -131,7 +131,7 @@ impl UhsEngine {
         }
     }
 
-    /// The content of a regular file. `EISDIR`, `EINVAL` for what has no data.
+    /// The content of a regular file. Fails with `EISDIR`, and with `EINVAL` for other inodes without data.
     pub(super) fn data(&self, ino: u64) -> Result<SharedContent> {
         self.names.check_data(ino)?;
         self.content(ino)
@@ -149,7 +149,7 @@ impl UhsEngine {
         target
     }
 
-    /// Writes at `offset`, or at the end. Returns how many bytes were taken.
+    /// Writes at `offset`, or at the end. Returns the number of bytes written.
     pub(crate) fn write(
         &self,
         ino: u64,
@@ -177,7 +177,7 @@ impl UhsEngine {
             taken.map(|taken| (offset, taken))
         })?;
         self.write_behind(&content, offset, taken as u64);
-        // Whoever writes faster than the device waits for it. The committing thread begins earlier.
+        // Writers that are faster than the device wait for it. The committing thread begins earlier.
         let dirty = self.pool.dirty();
         if dirty > self.options.dirty_pages {
             self.commit(SyncScope::Changes)?;
@@ -219,11 +219,12 @@ impl UhsEngine {
         })
     }
 
-    /// Copies bytes of one file to another, or to another place of it, in parts. Returns how many.
+    /// Copies bytes from one file to another, or to another place in the same file, in parts. Returns the number of
+    /// bytes.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for ranges of one file that overlap, `EOVERFLOW`, and those of reads and writes if nothing was
+    /// `EINVAL` for ranges of one file that overlap, `EOVERFLOW`, and the errors of reads and writes if nothing was
     /// copied.
     pub(crate) fn copy(&self, copy: &CopyRange, kill_suidgid: bool) -> Result<u64> {
         let (from, to) = (copy.src.ino.0, copy.dst.ino.0);
@@ -282,7 +283,7 @@ impl UhsEngine {
         lock(&content).seek(offset, whence)
     }
 
-    /// Changes a content when it has what it needs.
+    /// Changes a content once the pages and frames that the change needs are in memory.
     fn change_content<T>(
         &self,
         content: &Mutex<FileContent>,
@@ -398,7 +399,7 @@ impl UhsEngine {
         let write = |data: &mut [(u64, PageFrame)], durable| {
             self.io.write(batch.purpose, data, durable).map_err(failed("write data"))
         };
-        // What was written early needs a flush.
+        // Pages that were written early need a flush.
         let first = self.rules.data_is_first;
         let through = first && batch.now && !batch.has_early && self.io.writes_through(&batch.data);
         let failures = match batch.data.is_empty() {
@@ -415,7 +416,7 @@ impl UhsEngine {
                     lost.push(one.0);
                 }
             }
-            // One line for all: a log that nobody reads, such as a pipe, would hold up commits.
+            // One log line for all blocks: a log that is not read, such as a full pipe, would block commits.
             let refused = lost.len() - before;
             if refused > 0 {
                 log::warn!(

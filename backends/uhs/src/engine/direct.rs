@@ -1,4 +1,4 @@
-//! Direct reads and writes (open(2), `O_DIRECT`) of callers who wait. `content/direct.rs` has the rules.
+//! Direct reads and writes (open(2), `O_DIRECT`) of callers that wait. `content/direct.rs` has the rules.
 
 use std::cell::Cell;
 
@@ -32,7 +32,7 @@ thread_local! {
     static IS_LINE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True on the thread that ends direct operations, which may run the code of whoever began them.
+/// True on the thread that ends direct operations, which may run code of the callers that began them.
 pub(super) fn is_line() -> bool {
     IS_LINE.get()
 }

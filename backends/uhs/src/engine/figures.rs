@@ -36,11 +36,11 @@ impl StripedCounter {
 pub(super) struct ReadCounters {
     /// Parts of up to 1 MiB that were in memory.
     pub(super) hits: StripedCounter,
-    /// Those for which something was read from the device.
+    /// Parts of up to 1 MiB for which something was read from the device.
     pub(super) misses: StripedCounter,
-    /// Pages that were read because somebody wanted them.
+    /// Pages that were read because an operation needed them.
     pub(super) fetched: StripedCounter,
-    /// Pages that were read before somebody wanted them.
+    /// Pages that were read ahead.
     pub(super) ahead: StripedCounter,
 }
 

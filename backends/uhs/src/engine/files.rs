@@ -36,7 +36,7 @@ impl UhsEngine {
         }
     }
 
-    /// The inodes in the slots that count.
+    /// The inodes in the slots of their current copies.
     pub(super) fn read_slots(&self, inos: &[u64]) -> Result<Vec<DiskInode>, StoreError> {
         if inos.is_empty() {
             return Ok(Vec::new());
@@ -44,7 +44,7 @@ impl UhsEngine {
         for _ in 0..TRIES {
             let places = self.places(inos);
             let found = self.read_places(inos, &places)?;
-            // A slot may have been overwritten meanwhile, if the inode has another one since.
+            // A slot may have been overwritten meanwhile, if the inode has another slot since.
             if self.places(inos) == places {
                 let whole: Option<Vec<DiskInode>> = found.into_iter().collect();
                 return whole.ok_or(StoreError::Lost);

@@ -1,4 +1,4 @@
-//! Data that the device does not take: who is told, and what becomes of it.
+//! Data that the device does not take: the callers that receive the error, and the fate of the data.
 
 use std::sync::atomic::Ordering;
 
@@ -24,20 +24,20 @@ impl UhsEngine {
         if lock(&self.stuck).is_empty() { Ok(()) } else { Err(Errno::EIO) }
     }
 
-    /// Lets the next group write pages that are stuck.
+    /// Makes the next group write stuck pages.
     pub(super) fn list_stuck(&self) {
         let stuck = lock(&self.stuck).clone();
         for (ino, content) in stuck {
             let handle = self.gate.enter();
             let held = lock(&content);
             if self.names.settle(&handle, ino, held.facts()).is_err() {
-                // It is gone, with its data.
+                // The inode is gone, with its data.
                 lock(&self.stuck).remove(&ino);
             }
         }
     }
 
-    /// Finds other places for what could not be written. With `stuck`, it waits for the next sync.
+    /// Finds other places for data that could not be written. With `stuck`, it waits for the next sync.
     pub(super) fn lose(&self, contents: &[(u64, SharedContent)], lost: &[u64], stuck: bool) {
         self.refused.store(true, Ordering::Relaxed);
         for (ino, content) in contents {
@@ -53,7 +53,7 @@ impl UhsEngine {
         }
     }
 
-    /// The data of a group is on the device.
+    /// Records that the data of a group is on the device.
     pub(super) fn has_written(&self, contents: &[(u64, SharedContent)], after_loss: bool) {
         if after_loss {
             contents.iter().for_each(|(_, content)| lock(content).end_loss(&self.pool));
@@ -69,7 +69,7 @@ impl UhsEngine {
         }
     }
 
-    /// Gives data up that the device does not take, where it has half of the memory for data that waits.
+    /// Gives up data that the device does not take, if it occupies half of the memory for dirty data.
     pub(super) fn give_up_stuck(&self) {
         if self.pool.dirty() <= self.options.dirty_pages / 2 {
             return;

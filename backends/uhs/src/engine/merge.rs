@@ -1,8 +1,8 @@
-//! Large units for files that grew in small blocks: when all pages of 2 MiB have data and lie in many runs, they move to one
-//! unit.
+//! Large units for files that grew in small blocks: when all pages of 2 MiB have data and lie in many runs, they move
+//! to one unit.
 //!
-//! They move as in a compaction: their pages are written to new blocks, the inode points to these in a group, and the old ones are
-//! free when the group is durable. It happens in the background, and only while many units are free.
+//! Pages move as in a compaction: their pages are written to new blocks, the inode points to these in a group, and the
+//! old ones are free when the group is durable. It happens in the background, and only while many units are free.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -23,7 +23,7 @@ const MOST: usize = 4096;
 /// Units that stay free beside the spare ones.
 const LEFT: u32 = 2;
 
-/// The units of pages that wait for that: an inode, and the number of the unit in the file.
+/// The units of pages that wait to be moved: an inode, and the number of the unit in the file.
 #[derive(Default)]
 pub(super) struct ScatteredUnits {
     units: Mutex<BTreeSet<(u64, u64)>>,
@@ -42,7 +42,7 @@ impl ScatteredUnits {
 }
 
 impl UhsEngine {
-    /// Moves what lies in many runs, as long as there is space for that.
+    /// Moves data that lies in many runs to whole units, as long as there is space.
     pub(crate) fn merge_scattered(&self) {
         // All pages of a unit are in memory at a time.
         let has_memory = self.options.dirty_pages as u64 >= 2 * UNIT_BLOCKS;
@@ -53,7 +53,7 @@ impl UhsEngine {
             if !has_memory || !writes || !self.pool.has_spare_units(LEFT) {
                 continue;
             }
-            // It may be gone.
+            // The inode may be gone.
             match self.merge(ino, unit) {
                 Ok(()) => {}
                 Err(errno) => log::debug!("uhs: inode {ino} stays in small blocks: {errno}"),

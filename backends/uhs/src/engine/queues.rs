@@ -1,4 +1,4 @@
-//! Queues of the device that all threads share ([`Separated`]), instead of each having its own.
+//! Queues of the device that all threads share ([`SeparatedDevice`]), instead of a queue for each thread.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{SeparationMode, UhsOptions};
 /// Queues that threads can share: as many as have names for their figures.
 pub(crate) const MOST_QUEUES: u64 = NAMES.len() as u64;
 
-/// Queues that they share, unless the options say how many.
+/// Queues that threads share, unless the options have another number.
 const QUEUES: u32 = 4;
 
 /// Operations in flight of each.

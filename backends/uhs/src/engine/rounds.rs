@@ -1,7 +1,7 @@
 //! Syncs that share a group: one of them, the leader, closes and writes it, and the others sleep until it is durable.
 //!
-//! A *round* is open to everyone until its leader closes it, which is before the group closes. So whoever has joined it has made
-//! its changes before. While the leader waits for its turn, others join; and each of them is woken once.
+//! A *round* is open to all callers until its leader closes it, which is before the group closes. So every member has
+//! made its changes before. While the leader waits for its turn, others join; and each of them is woken once.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use defuse_fs::{Errno, Result};
 
 use super::lock;
 
-/// Rounds whose members sleep apart from each other.
+/// The number of rounds whose members sleep separately.
 const APART: usize = 4;
 
 /// The rounds of a file system.
@@ -26,7 +26,7 @@ struct RoundState {
     /// The round that is open.
     open: u64,
     has_leader: bool,
-    /// Rounds that somebody waits for.
+    /// Rounds that have waiting members.
     waiting: BTreeMap<u64, RoundMembers>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct SyncRound<'a> {
 }
 
 impl SyncRounds {
-    /// The round that is open, for the first who comes. The others wait; `None` where everything is durable then.
+    /// Returns the open round to its first member, the leader. The others wait; `None` if everything is durable then.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl SyncRounds {
 }
 
 impl SyncRound<'_> {
-    /// From now on others join the next round.
+    /// Closes the round: from now on, callers join the next one.
     pub(super) fn close(&mut self) {
         if !self.is_closed {
             self.is_closed = true;
@@ -91,7 +91,7 @@ impl SyncRound<'_> {
         }
     }
 
-    /// Everything is durable that members did.
+    /// Ends the round: all changes of its members are durable.
     pub(super) fn end(mut self) {
         self.is_durable = true;
     }

@@ -1,10 +1,11 @@
-//! Operations that somebody began and does not wait for.
+//! Operations that a caller submits without waiting for them.
 //!
-//! A direct read or write of blocks that lie together goes between the memory of its owner and the device, by one
-//! thread with a queue of its own, the *line*: so many operations are in flight, and a system call begins some and waits for others.
-//! All else that would block (a sync, data that the cache has a part in) is done by another thread, one after the other.
+//! A direct read or write of contiguous blocks goes between the memory of its owner and the device, by one thread with
+//! a queue of its own, the *line*: so many operations are in flight, and a system call begins some and waits for
+//! others. Another thread performs everything else that would block (a sync, data that is in the cache), one operation
+//! after the other.
 //!
-//! Answers may run code of the owner on the line, which may begin further operations. It may not wait for one:
+//! Answers may run code of the owner on the line, which may begin further operations. The line must not wait for one:
 //! see [`is_line`].
 
 use std::collections::VecDeque;
@@ -29,10 +30,10 @@ use crate::names::ContentState;
 /// Direct operations in flight.
 const DEPTH: u32 = 128;
 
-/// Carries out an operation, and answers it.
+/// Performs an operation, and answers it.
 type IoHandler = fn(&UhsEngine, Io);
 
-/// The threads that carry out such operations.
+/// The threads that perform submitted operations.
 pub(crate) struct SubmissionThreads {
     inbox: Arc<SubmissionInbox>,
     /// Ends the other thread when it is dropped. The line has the other one.
@@ -86,7 +87,7 @@ impl SubmissionThreads {
         });
         match other {
             Ok(other) => threads.push(other),
-            // The operations that it should have carried out answer EIO.
+            // Operations for this thread answer EIO.
             Err(error) => log::error!("uhs: no thread for operations that wait: {error}"),
         }
         Some(SubmissionThreads { inbox, others, threads })
@@ -100,7 +101,7 @@ impl SubmissionThreads {
         }
     }
 
-    /// Lets the other thread carry out an operation.
+    /// Hands an operation to the other thread.
     pub(crate) fn hand_over(&self, io: Io) {
         // Without the thread the operation answers by its drop.
         let _ = self.others.send(io);
@@ -150,7 +151,7 @@ struct DirectThread {
     queue: Box<dyn DeviceQueue>,
     flights: Vec<Option<OperationInFlight>>,
     free: Vec<usize>,
-    /// Operations for which the queue had no room.
+    /// Operations that do not fit into the queue yet.
     waiting: VecDeque<BlockOp>,
     others: Sender<Io>,
 }
@@ -256,7 +257,7 @@ impl DirectThread {
             true => self.engine.begin_direct(&mut lock(&content), offset, len),
             false => Ok(None),
         };
-        // Others tell why not.
+        // The other thread reports the reason.
         let Ok(Some(target)) = begun else {
             io.return_data(data);
             return Some(io);
@@ -354,7 +355,7 @@ impl DirectThread {
             _ => return,
         };
         if lock(content).version() != source.version {
-            // The blocks may be those of another file since.
+            // The blocks may belong to another file since then.
             if io.return_room(room).is_ok() {
                 let _ = self.others.send(io);
             }
@@ -367,7 +368,7 @@ impl DirectThread {
         io.finish_room(room, Ok(source.bytes));
     }
 
-    /// Tells all frontends but that of the operation that attributes have changed.
+    /// Notifies all frontends, except the origin of the operation, that attributes have changed.
     fn tell(&self, io: &Io, ino: Ino) {
         let origin = io.with_context(|cx| cx.origin);
         self.engine.frontends.attributes_changed(origin, &[ino]);

@@ -1,7 +1,7 @@
-//! Units of slots for others: those that hold nothing are given back, and inodes leave units that have few of them.
+//! Units of slots are given back if they hold nothing, and inodes leave units that have few of them.
 //!
-//! An inode moves as it does with every change: a group writes it to another slot. Nobody takes slots of the unit
-//! meanwhile. When that group is durable, and the device says so, the unit is empty.
+//! An inode moves as it does with every change: a group writes it to another slot. Meanwhile, no slot of the unit is
+//! taken. When that group is durable, and the device states so, the unit is empty.
 
 use std::sync::atomic::Ordering;
 
@@ -14,17 +14,17 @@ use super::{EngineSlots, UhsEngine, lock};
 use crate::format::UNIT_BLOCKS;
 use crate::store::InodeStore;
 
-/// Slots that may be overwritten and that stay, and one more for each so many inodes: while somebody waits for space,
-/// before, and while there is much.
+/// Slots that may be overwritten and that stay, plus one for each so many inodes: while an operation waits for space,
+/// before that, and while there is much space.
 pub(super) const NOW: (u64, u64) = (1024, 16);
 pub(super) const BEFORE: (u64, u64) = (2048, 4);
 pub(super) const PLENTY: (u64, u64) = (2048, 1);
 
-/// Units that are emptied at a time, and inodes that one may have: while somebody waits, and before.
+/// Units that are emptied at a time, and inodes that one of them may have: while an operation waits, and before that.
 pub(super) const FEW_NOW: (usize, usize) = (8, 448);
 pub(super) const FEW: (usize, usize) = (4, 256);
 
-/// Groups after which units are looked at again, where none could be emptied.
+/// Groups after which units are examined again, if none could be emptied.
 const LATER: u64 = 64;
 
 impl UhsEngine {
@@ -35,17 +35,16 @@ impl UhsEngine {
         }
     }
 
-    /// Slots that may be overwritten, and that stay where others are given back: so many, and one for each
-    /// `share` inodes.
+    /// The number of free slots that stay when others are given back: `least`, and one for each `share` inodes.
     pub(super) fn slots_to_keep(&self, (least, share): (u64, u64)) -> u64 {
         least + self.pool.inodes().load(Ordering::Relaxed) / share
     }
 
-    /// Gives units of slots back that hold nothing, and keeps some slots
-    /// ([`slots_to_keep`](UhsEngine::slots_to_keep)). Returns how many units. With `now`, somebody waits for them.
+    /// Gives back units of slots without content, and keeps some slots ([`slots_to_keep`](UhsEngine::slots_to_keep)).
+    /// Returns the number of units. With `now`, an operation waits for them.
     pub(crate) fn give_back_slots(&self, kept: (u64, u64), now: bool) -> Result<u64> {
         let keep = self.slots_to_keep(kept);
-        // On a full device every operation asks, and nothing is written in vain.
+        // On a full device every operation calls this, and nothing must be written in vain.
         match self.slots_of_nobody() < keep + UNIT_BLOCKS {
             true => Ok(0),
             false => self.give_back_units(keep, now),
@@ -76,7 +75,7 @@ impl UhsEngine {
     }
 
     /// Empties units of slots that have few inodes, and gives them back; some slots are kept
-    /// ([`slots_to_keep`](UhsEngine::slots_to_keep)). Returns how many units.
+    /// ([`slots_to_keep`](UhsEngine::slots_to_keep)). Returns the number of units.
     pub(crate) fn vacate_slots(&self, kept: (u64, u64), few: (usize, usize)) -> Result<u64> {
         let EngineSlots::Store(store) = &self.store else { return Ok(0) };
         let mut in_vain = lock(&self.compaction.vacated_in_vain);
@@ -111,7 +110,7 @@ impl UhsEngine {
         for ino in inos {
             let handle = self.enter()?;
             match self.names.rewrite(&handle, *ino) {
-                // It is gone, and so is its slot.
+                // The inode is gone, and so is its slot.
                 Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => self.leave(handle),
                 Err(errno) => return Err(errno),
             }

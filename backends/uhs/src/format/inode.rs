@@ -1,7 +1,7 @@
 //! Inodes: the body of their slots, and the records that have no room there.
 //!
-//! The body is a head of fixed fields and a sequence of records (names, extended attributes, the target of
-//! a link, inline data, extents). Records that do not fit lie in record blocks, to which the body points.
+//! The body is a head of fixed fields and a sequence of records (names, extended attributes, the target of a link,
+//! inline data, extents). Records that do not fit into the slot lie in record blocks, to which the body points.
 
 use super::bytes::{ByteReader, ByteWriter};
 use super::slot::BODY;
@@ -35,7 +35,7 @@ const VALUE_PART: usize = 65_000;
 /// Bytes of the record of an extent.
 pub(crate) const EXTENT_BYTES: usize = 23;
 
-/// Extents of a block that has nothing else.
+/// Extents of a block without other records.
 pub(crate) const EXTENTS_OF_BLOCK: usize = BLOCK / EXTENT_BYTES;
 
 /// Bytes of the head of a record.
@@ -95,7 +95,7 @@ pub(crate) enum InodeData {
     Extents(Vec<DiskExtent>),
 }
 
-/// An inode, as it survives.
+/// An inode, as the device stores it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DiskInode {
     /// Type and permissions, as in `st_mode`.
@@ -125,8 +125,7 @@ pub(crate) struct BlockPointer {
 pub(crate) enum DecodedBody {
     /// All of the inode.
     Whole(DiskInode),
-    /// An inode without its records, of which `bytes` bytes lie below `pointers`, `levels` of them
-    /// above each other.
+    /// An inode without its records. `bytes` bytes of records lie below `pointers`, in a tree of `levels` levels.
     Outside {
         /// The inode without links, extended attributes and data.
         inode: DiskInode,
@@ -144,12 +143,12 @@ pub(crate) const POINTERS: usize = (BODY - HEAD - 16) / POINTER;
 pub(crate) const POINTERS_OF_BLOCK: usize = BLOCK / POINTER;
 
 impl DiskInode {
-    /// The head, to which records are added.
+    /// Begins a body with the head, to which records are added.
     pub(crate) fn begin(&self) -> RecordWriter {
         RecordWriter(self.head(0))
     }
 
-    /// The head and all records, which may be too large for a slot.
+    /// The head and all records. Together they may be too large for a slot.
     pub(crate) fn body(&self) -> Vec<u8> {
         let mut out = self.begin();
         self.links.iter().for_each(|link| out.link(link.parent, link.stamp, &link.name));
@@ -196,8 +195,8 @@ impl DiskInode {
         }
     }
 
-    /// Reads a body as if its records lay `levels` away, and as far as it makes sense: for the repair of
-    /// damage. `None` where they do not lie there.
+    /// Reads a body as if its records lay `levels` away, and as far as it is valid: for the repair of damage. `None` if
+    /// they do not lie there.
     pub(crate) fn decode_readable(body: &[u8], levels: u8) -> Option<DecodedBody> {
         let (mut inode, _, rest) = DiskInode::decode_head(body)?;
         for moment in [&mut inode.atime, &mut inode.mtime, &mut inode.ctime, &mut inode.btime] {
@@ -209,8 +208,8 @@ impl DiskInode {
         }
     }
 
-    /// The length of a body without inline data at its end. The data of an inode with other records than one name counts,
-    /// because it stays in memory.
+    /// The length of a body without inline data at its end. The data of an inode with other records than one name
+    /// counts, because it stays in memory.
     pub(crate) fn without_data(body: &[u8]) -> usize {
         let short = || {
             let (_, levels, rest) = DiskInode::decode_head(body)?;
@@ -367,7 +366,7 @@ impl RecordWriter {
     }
 }
 
-/// True for what an entry of a directory can be called.
+/// True for bytes that can be the name of a directory entry.
 pub(crate) fn is_name(name: &[u8]) -> bool {
     (1..=255).contains(&name.len())
         && !name.iter().any(|byte| matches!(byte, b'/' | 0))
@@ -388,7 +387,7 @@ pub(crate) fn block_of_extents(extents: impl Iterator<Item = DiskExtent>) -> [u8
     bytes
 }
 
-/// Goes on behind the padding of a block of records. `None` where they do not lie in whole blocks.
+/// Skips the padding of a block of records. `None` if the records do not lie in whole blocks.
 fn pass_padding(records: &[u8], from: &mut ByteReader<'_>) -> Option<()> {
     records.len().is_multiple_of(BLOCK).then_some(())?;
     from.bytes(from.left() % BLOCK).map(drop)
@@ -402,8 +401,8 @@ fn pointers(from: &mut ByteReader<'_>, count: usize) -> Option<Vec<BlockPointer>
     (0..count).map(|_| Some(BlockPointer { block: from.u64()?, crc: from.u32()? })).collect()
 }
 
-/// Puts records that do not fit into a body into blocks of their own, each of which `place` takes. Returns the
-/// levels and the pointers of the body; `None` for more records than a body can lead to.
+/// Puts records that do not fit into a body into blocks of their own, each of which `place` takes. Returns the levels
+/// and the pointers of the body; `None` if a body cannot point to so many records.
 pub(crate) fn spill<E>(
     records: &[u8],
     mut place: impl FnMut([u8; BLOCK]) -> Result<BlockPointer, E>,
@@ -524,7 +523,7 @@ mod tests {
         assert_eq!(pointers_of(&block, pointers.len()), Some(pointers));
     }
 
-    /// Checksums do not make bytes sound: anybody can bring an image.
+    /// A correct checksum does not make bytes valid: an image may be forged.
     #[test]
     fn any_bytes_are_decoded_or_refused() {
         let good = inode().body();

@@ -16,8 +16,8 @@ pub(crate) const UNIT_BLOCKS: u64 = 512;
 /// forged: counting on from it must not overflow.
 pub(crate) const NUMBERS: u64 = 1 << 62;
 
-/// An image with a number from here on leaves no room for further ones: it is refused, or read-only where a repair can give out
-/// other numbers. All that is written has smaller numbers, so that no later mount refuses it.
+/// An image with a number from here on leaves no room for further ones: it is refused, or read-only where a repair can
+/// give out other numbers. All that is written has smaller numbers, so that no later mount refuses it.
 pub(crate) const LAST: u64 = NUMBERS - (1 << 33);
 
 /// An image with slots, groups or superblocks from here on is not opened for writing.
@@ -32,7 +32,7 @@ pub(crate) const LAST_NEW: u64 = LAST - (1 << 33);
 /// The version of the format.
 pub(crate) const VERSION: u32 = 1;
 
-/// True if these blocks, each of which is there once, are a run without gaps, in any order.
+/// True if these blocks, each of which is listed once, are a run without gaps, in any order.
 pub(crate) fn are_neighbours(blocks: impl ExactSizeIterator<Item = u64> + Clone) -> bool {
     let ends = blocks.clone().min().zip(blocks.clone().max());
     ends.is_some_and(|(first, last)| last - first < blocks.len() as u64)

@@ -1,7 +1,7 @@
 //! Slots: 4 KiB that hold a version of an inode, or a list of inodes that are gone.
 //!
-//! The identity stands at both ends, each with a checksum of its own. So a slot that was damaged at rest
-//! still says whose it was, and no older version of the inode comes back silently.
+//! The identity stands at both ends, each with a checksum of its own. So a slot that was damaged at rest still
+//! identifies its inode, and no older version of the inode comes back silently.
 
 use super::bytes::{ByteReader, ByteWriter};
 use super::{BLOCK, NUMBERS};
@@ -32,11 +32,11 @@ pub(crate) enum SlotKind {
 /// Facts about the file system that every slot repeats, so that no other bytes pass for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotIdentity {
-    /// That of the superblock.
+    /// The identifier of the file system, as in the superblock.
     pub(crate) uuid: [u8; 16],
     /// The key of the chunk, a random number that files cannot know.
     pub(crate) key: u64,
-    /// The number of the block in which the slot lies.
+    /// The number of the slot's block.
     pub(crate) block: u64,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct SlotHeader {
     pub(crate) body_len: u32,
     /// Set by [`encode`].
     pub(crate) body_crc: u32,
-    /// No removals slot with an older stamp is needed by anybody. 0 where nothing is said.
+    /// No removals slot with an older stamp is needed. 0 if the slot makes no such statement.
     pub(crate) removals_from: u64,
 }
 
@@ -102,7 +102,7 @@ impl SlotHeader {
         out.u32(MAGIC).u8(kind).u8(FORM).u16(0).bytes(&place.uuid).u64(place.key);
         out.u64(place.block).u64(self.ino).u64(self.stamp).u64(self.group).u32(self.index);
         out.u32(self.count).u64(self.durable).u32(self.body_len).u32(self.body_crc);
-        // As a distance, which is 1 for the slot itself.
+        // `removals_from` is stored as a distance, which is 1 if it is the stamp of this slot.
         let distance = self.stamp.saturating_add(1).checked_sub(self.removals_from);
         let distance = distance.filter(|_| self.removals_from > 0);
         out.u32(distance.and_then(|distance| u32::try_from(distance).ok()).unwrap_or(0));
@@ -181,7 +181,7 @@ pub(crate) fn damaged_body<'a>(slot: &'a [u8], identity: &SlotHeader) -> &'a [u8
     &slot[IDENTITY..][..(identity.body_len as usize).min(BODY)]
 }
 
-/// Looks at the 4 KiB that lie at `place`.
+/// Examines the 4 KiB that lie at `place`.
 pub(crate) fn decode<'a>(bytes: &'a [u8], place: &SlotIdentity) -> FoundSlot<'a> {
     let head = SlotHeader::decode(&bytes[..IDENTITY], place);
     let tail = SlotHeader::decode(&bytes[BLOCK - IDENTITY..], place);
@@ -252,8 +252,8 @@ mod tests {
         assert_eq!(decode(&[0; BLOCK], &PLACE), FoundSlot::Nothing);
     }
 
-    /// Damage at rest once brought back an older version of a file, because nobody knew whose slot
-    /// it was that could not be read.
+    /// Damage at rest once brought back an older version of a file, because the inode of an unreadable slot was
+    /// unknown.
     #[test]
     fn a_damaged_byte_is_noticed_and_the_slot_still_says_whose_it_was() {
         let body = vec![3; 2000];
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!((head.ino, tail.ino), (5, 6));
     }
 
-    /// Mounting counted on from the largest numbers of an image, and overflowed.
+    /// Mounting continued from the largest numbers of an image, and overflowed.
     #[test]
     fn numbers_that_cannot_be_counted_on_from_are_no_slot() {
         for change in [

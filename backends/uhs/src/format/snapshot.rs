@@ -1,4 +1,4 @@
-//! Snapshots: all inodes as a mount wants them in memory, written at a clean end. They repeat what the slots say,
+//! Snapshots: all inodes as a mount needs them in memory, written at a clean end. They repeat the content of the slots,
 //! and are never needed.
 
 use super::bytes::{ByteReader, ByteWriter};
@@ -40,7 +40,7 @@ pub(crate) struct SnapshotPointer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotHeader {
     pub(crate) uuid: [u8; 16],
-    /// The newest group, which is durable.
+    /// The newest group. It is durable.
     pub(crate) durable: u64,
     /// Higher than the stamps of all slots.
     pub(crate) next_stamp: u64,
@@ -59,13 +59,14 @@ pub(crate) struct SnapshotSegment {
 /// A part of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotEntry<'a> {
-    /// An inode of which little must be in memory.
+    /// An inode for which little must be in memory.
     Short(ShortInode<'a>),
-    /// An inode with its whole body, which has all records, and the blocks in which its slot keeps them.
+    /// An inode with its whole body, which includes all records, and the blocks in which the device keeps its overflow
+    /// records.
     Full { ino: u64, slot: u64, body: &'a [u8], records: Vec<(u64, u32)> },
-    /// A slot with a copy of an inode that does not count any more.
+    /// A slot with a stale copy of an inode.
     Stale { ino: u64, slot: u64 },
-    /// A removal slot, and the inodes for which it is needed.
+    /// A removal slot, and the inodes that need it.
     Removals { slot: u64, inos: Vec<u64> },
 }
 
@@ -116,7 +117,7 @@ impl SnapshotHeader {
         (self.segments.len() <= SEGMENTS).then(|| out.finish())
     }
 
-    /// Reads a header whose checksum holds. Segments lie within `blocks` blocks.
+    /// Reads a header with a correct checksum. Segments lie within `blocks` blocks.
     pub(crate) fn decode(bytes: &[u8], blocks: u64) -> Option<SnapshotHeader> {
         let mut from = ByteReader::new(bytes.strip_prefix(MAGIC)?);
         let (uuid, durable, next_stamp) = (from.uuid()?, from.u64()?, from.u64()?);
@@ -141,7 +142,7 @@ impl SnapshotHeader {
 }
 
 impl SnapshotSegment {
-    /// The blocks in which it lies.
+    /// The number of blocks of the segment.
     pub(crate) fn blocks(&self) -> u32 {
         self.bytes.div_ceil(BLOCK as u32)
     }
@@ -195,7 +196,7 @@ impl SnapshotEntry<'_> {
     }
 }
 
-/// The entries of a segment. `None` where one makes no sense, after which nothing follows.
+/// The entries of a segment. `None` for an invalid entry, which is the last one.
 pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = Option<SnapshotEntry<'_>>> {
     let mut from = Some(ByteReader::new(bytes));
     std::iter::from_fn(move || {
@@ -295,7 +296,7 @@ mod tests {
         let read: Option<Vec<SnapshotEntry<'_>>> = entries(&bytes).collect();
         assert_eq!(read.as_deref(), Some(&all[..]));
         for len in 0..bytes.len() {
-            // Whatever is cut off, the rest is read without a panic.
+            // Any prefix is read without a panic.
             assert!(entries(&bytes[..len]).count() <= all.len());
         }
         let least = short(ShortData::Stored).encode().len() - b"name".len();

@@ -1,4 +1,4 @@
-//! The superblock: three copies, of which the newest one that is whole counts.
+//! The superblock: three copies, of which the newest whole copy counts.
 
 use std::fmt;
 
@@ -45,23 +45,23 @@ pub(crate) struct Superblock {
     pub(crate) blocks: u64,
     /// A group that is durable, with all before it.
     pub(crate) durable: u64,
-    /// No inode has this number or a higher one, unless a slot says so.
+    /// No inode has this number or a higher one, except inodes in slots.
     pub(crate) next_ino: u64,
     /// The snapshot that the last clean end has left, if nothing was written since.
     pub(crate) snapshot: Option<snapshot::SnapshotPointer>,
     pub(crate) chunks: Vec<SlotChunk>,
-    /// Features without which nobody can use the file system.
+    /// Features that a program must know to use the file system.
     pub(crate) features: u64,
 }
 
-/// A reason why a block is no superblock that can be used.
+/// A reason why a block is no usable superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SuperblockError {
     /// Something else.
     Other,
-    /// A superblock with bytes that are not as they were written.
+    /// A superblock whose bytes have changed since they were written.
     Damaged,
-    /// Of a newer program.
+    /// A superblock of a newer program.
     Newer {
         /// The version of the format.
         version: u32,
@@ -131,7 +131,8 @@ impl Superblock {
         Some((superblock, version, incompatible & !KNOWN | read_only))
     }
 
-    /// True if `bytes` may be a mix of sectors of versions that are written beside this one. Then every field can be one of such a version.
+    /// True if `bytes` may be a mix of sectors of this version and of versions that are written beside it. Then every
+    /// field can be from such a version.
     pub(crate) fn may_be_torn(&self, bytes: &[u8]) -> bool {
         const LISTED: usize = 112 + CHUNKS * 16;
         let zeros = |range: std::ops::Range<usize>| bytes[range].iter().all(|byte| *byte == 0);
@@ -236,7 +237,7 @@ mod tests {
         }
     }
 
-    /// An image is whatever somebody brings: a checksum that is right proves nothing.
+    /// A right checksum proves nothing, since an image may be forged.
     #[test]
     fn fields_that_make_no_sense_are_refused_with_a_right_checksum() {
         let changes: [fn(&mut Superblock); 9] = [

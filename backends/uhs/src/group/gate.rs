@@ -1,12 +1,12 @@
-//! The handles of the running group: a lock that many hold at a time, each at a door of his own, so that
-//! their processors share no cache line.
+//! The handles of the running group: a sharded lock that many threads hold at a time. Each thread uses a shard of its
+//! own, so that their processors share no cache line.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, number_of_thread};
 
-/// Doors. More threads share them.
+/// The number of shards. If there are more threads, several use one shard.
 const DOORS: usize = 16;
 
 /// Removed inodes that count as one: some hundred share a slot.
@@ -22,11 +22,11 @@ struct GroupLockShard {
 /// The inodes that a group writes.
 #[derive(Debug, Default)]
 pub(crate) struct ChangedInodes {
-    /// New ones, changed ones, and those with pages to write. None is listed twice.
+    /// New inodes, changed inodes, and inodes with pages to write. None is listed twice.
     pub(crate) changed: Vec<u64>,
-    /// Those that lost their last name.
+    /// Inodes that lost their last name.
     pub(crate) gone: Vec<u64>,
-    /// The changed ones, each by its weight.
+    /// The sum of the weights of the changed inodes.
     weight: usize,
 }
 
@@ -40,44 +40,44 @@ impl ChangedInodes {
     }
 }
 
-/// The gate to the running group.
+/// The group lock, which protects the running group.
 pub(crate) struct GroupLock {
     doors: [GroupLockShard; DOORS],
-    /// Inodes of a door from which on the group is full.
+    /// The number of inodes of a shard from which on the group is full.
     full: AtomicUsize,
 }
 
-/// A share in the running group: it does not close meanwhile. Whoever has one takes no second one, and
-/// does not wait for a device.
+/// A handle of the running group: the group does not close while a handle exists. A thread with a handle takes no
+/// second one, and does not wait for a device.
 pub(crate) struct GroupReadGuard<'a> {
     door: &'a GroupLockShard,
     full: usize,
     _lock: RwLockReadGuard<'a, ()>,
 }
 
-/// A proof that nobody has a handle.
+/// The exclusive right to the running group: no thread has a handle.
 pub(crate) struct GroupWriteGuard<'a> {
     gate: &'a GroupLock,
     _locks: [RwLockWriteGuard<'a, ()>; DOORS],
 }
 
 impl GroupLock {
-    /// A gate to groups that are full when a door has `full` inodes.
+    /// Makes a lock for groups that are full when a shard has `full` inodes.
     pub(crate) fn new(full: usize) -> Self {
         GroupLock { doors: Default::default(), full: AtomicUsize::new(full) }
     }
 
-    /// From now on groups are full when a door has `full` inodes.
+    /// Makes groups full, from now on, when a shard has `full` inodes.
     pub(crate) fn set_full(&self, full: usize) {
         self.full.store(full, Ordering::Relaxed);
     }
 
-    /// Inodes of a door from which on the group is full.
+    /// The number of inodes of a shard from which on the group is full.
     pub(crate) fn full(&self) -> usize {
         self.full.load(Ordering::Relaxed)
     }
 
-    /// Waits while a group is being closed.
+    /// Takes a handle. Waits while a group is being closed.
     pub(crate) fn enter(&self) -> GroupReadGuard<'_> {
         let door = &self.doors[number_of_thread() % DOORS];
         GroupReadGuard {
@@ -87,7 +87,7 @@ impl GroupLock {
         }
     }
 
-    /// Waits for all handles, and lets nobody get one.
+    /// Waits until all handles are dropped, and prevents new ones.
     pub(crate) fn close(&self) -> GroupWriteGuard<'_> {
         let locks = self.doors.each_ref();
         let locks = locks.map(|door| door.lock.write().unwrap_or_else(PoisonError::into_inner));
@@ -106,15 +106,14 @@ impl GroupLock {
 }
 
 impl GroupReadGuard<'_> {
-    /// The group writes an inode, which counts as `weight` of them. The caller sees to it that it is listed
-    /// once.
+    /// Adds a changed inode to the group, with its `weight` in inodes. The caller must list each inode only once.
     pub(crate) fn changed(&self, ino: u64, weight: usize) {
         let mut changes = lock(&self.door.changes);
         changes.changed.push(ino);
         changes.weight += weight;
     }
 
-    /// The group removes an inode.
+    /// Adds a removed inode to the group.
     pub(crate) fn gone(&self, ino: u64) {
         lock(&self.door.changes).gone.push(ino);
     }

@@ -1,4 +1,4 @@
-//! The running group: who is changing something, and how a group closes.
+//! The running group: its handles, and how it is closed.
 
 mod gate;
 mod sync;
@@ -25,17 +25,17 @@ pub(crate) use sync::number_of_thread;
 #[derive(Default)]
 pub(crate) struct CommitBatch {
     pub(crate) changes: Vec<InodeChange>,
-    /// Those of the changes whose data is in the slot that counts until now, and is to be added.
+    /// Indices of changes whose data is still in the slot of the current copy, and is to be added.
     pub(crate) stored: Vec<usize>,
     /// Blocks that must be durable before the changes are written.
     pub(crate) data: Vec<(u64, PageFrame)>,
-    /// Its number among those that write data.
+    /// The number of the group among the groups that write data.
     pub(crate) number: u64,
-    /// Some of its data was written before it closed.
+    /// Some data of the group was written before the group closed.
     pub(crate) has_early: bool,
-    /// A sync waits for it.
+    /// A sync waits for the group.
     pub(crate) now: bool,
-    /// Why its data is written now.
+    /// The purpose for which its data is written.
     pub(crate) purpose: QueuePurpose,
     /// Blocks that are free once the changes are durable.
     pub(crate) freed: Vec<BlockRun>,
@@ -46,11 +46,11 @@ pub(crate) struct CommitBatch {
 }
 
 impl CommitBatch {
-    /// Adds everything that changed since, as if the group had been closed only now.
+    /// Adds all later changes, as if the group had been closed only now.
     pub(crate) fn extend(&mut self, mut new: CommitBatch) {
         let changed: HashSet<u64> = new.changes.iter().map(InodeChange::ino).collect();
         self.changes.retain(|change| !changed.contains(&change.ino()));
-        // Those of the older changes are complete.
+        // The data of the older changes is complete.
         new.changes.append(&mut self.changes);
         new.freed.append(&mut self.freed);
         new.contents.append(&mut self.contents);
@@ -60,11 +60,12 @@ impl CommitBatch {
     }
 }
 
-/// Everything that changed since the last group. With `skip_stuck`, pages that are stuck wait. The blocks that were promised are taken now.
+/// Closes the running group. Returns all changes since the last group. With `skip_stuck`, stuck pages wait. The
+/// promised blocks are taken now.
 ///
 /// # Errors
 ///
-/// `EIO`: there is no space for what was promised.
+/// `EIO` if there is no space for a promise.
 pub(crate) fn close(
     closed: &GroupWriteGuard<'_>,
     names: &NameStore,
@@ -92,7 +93,7 @@ pub(crate) fn close(
                         let body = fit(encoded, &mut held, pool, &mut outside)?;
                         batch.changes.push(InodeChange::Write { ino, body });
                     }
-                    // It may get a name again.
+                    // The inode may get a name again.
                     None => {
                         let others = held.others();
                         held.replace_records(pool, Vec::new(), others);
@@ -111,7 +112,8 @@ pub(crate) fn close(
     Ok(batch)
 }
 
-/// The body that fits into a slot. Records that do not fit go to new blocks, those of many extents where they have changed.
+/// The body that fits into a slot. Records that do not fit go to new blocks; of many extents only the changed records
+/// do.
 fn fit(
     EncodedInode { inode, body, others, has_tree }: EncodedInode,
     content: &mut FileContent,

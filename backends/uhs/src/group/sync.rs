@@ -1,4 +1,5 @@
-//! The synchronization that the gate is made of. `tests/schedules.rs` has that of the shuttle checker in its place.
+//! The synchronization of the group lock. `tests/schedules.rs` replaces it by the synchronization of the shuttle
+//! checker.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 pub(super) use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};

@@ -6,10 +6,10 @@ use crate::StoreError;
 use crate::format::superblock::SuperblockError;
 use crate::store::read_superblock;
 
-/// Bytes at the beginning that are looked at. All formats below have their magic number there.
+/// Bytes at the beginning that are examined. All formats below have their magic number there.
 const HEAD: usize = 1 << 20;
 
-/// Bytes at the end that are looked at: copies of partition tables, labels of arrays.
+/// Bytes at the end that are examined: copies of partition tables, labels of arrays.
 const TAIL: usize = 64 << 10;
 
 /// Data on a device.
@@ -21,7 +21,7 @@ pub(super) enum DeviceContents {
     Known(&'static str),
     /// Bytes other than 0.
     Data,
-    /// It cannot be read.
+    /// The device cannot be read.
     Unreadable,
 }
 
@@ -65,8 +65,8 @@ pub(super) fn of(device: &dyn BlockDevice) -> Option<DeviceContents> {
     }
 }
 
-/// Magic numbers: offset, bytes, name. From libblkid of util-linux and file(1); those of partitions come last,
-/// because file systems may have boot sectors.
+/// Magic numbers: offset, bytes, name. From libblkid of util-linux and file(1). The magic numbers of partition tables
+/// come last, because file systems may have boot sectors.
 const MAGIC: &[(usize, &[u8], &str)] = &[
     (1080, &[0x53, 0xef], "an ext2, ext3 or ext4 file system"),
     (0, b"XFSB", "an XFS file system"),

@@ -1,4 +1,4 @@
-//! The structures of an image for people. What is damaged is shown as far as it can be read.
+//! The structures of an image in readable form. Damaged structures are shown as far as they can be read.
 
 use std::collections::HashSet;
 
@@ -43,7 +43,7 @@ pub(crate) fn tables(
     match (survey, ino) {
         (Ok(survey), None) => whole(device, &survey, &scanned, watch).map(Some),
         (Ok(survey), Some(ino)) => inode(device, &survey, &scanned, ino),
-        // The copies are what somebody wants to see who cannot open the image.
+        // If the image cannot be opened, the copies of the superblock show why.
         (Err(StoreError::Unusable(_) | StoreError::Short { .. } | StoreError::Numbers), None) => {
             superblocks(device).map(|table| Some(vec![table]))
         }
@@ -108,7 +108,7 @@ fn superblocks(device: &dyn BlockDevice) -> Result<DumpTable, StoreError> {
     Ok(DumpTable { name: "superblocks", columns, rows: rows.collect() })
 }
 
-/// The keys are left out: whoever knows them can write data that passes for slots.
+/// The chunks without their keys: knowledge of a key allows writing data that passes for slots.
 fn chunks(superblock: &Superblock) -> DumpTable {
     let rows = superblock.chunks.iter().map(|chunk| {
         let units = u64::from(chunk.units);

@@ -7,7 +7,7 @@ use super::{OpenImage, device};
 use crate::format::BLOCK;
 use crate::{StoreError, store};
 
-/// Gives the file system the bytes of `growth`, or those that its file or device has.
+/// Enlarges the file system to the size in `growth`, or to the size of its file or device.
 pub(super) fn grow(image: &OpenImage, growth: &ImageGrowth) -> SourceResult<GrowthResult> {
     let (path, shown) = (&image.path, image.path.display());
     let unusable = |error: StoreError| image.unusable(&error);

@@ -111,7 +111,7 @@ impl SourceImage for OpenImage {
     }
 }
 
-/// Opens the file system in `image`. Logs what is wrong with it; then it is read-only.
+/// Opens the file system in `image`. Logs its problems; if there are any, it is read-only.
 pub(crate) fn open(image: &Path, options: UhsOptions) -> SourceResult<Uhs> {
     let access = if options.read_only { DeviceAccess::Read } else { DeviceAccess::ReadWrite };
     let (_, device) = open_device(image, access)?;
@@ -132,7 +132,7 @@ pub(crate) fn open(image: &Path, options: UhsOptions) -> SourceResult<Uhs> {
     Ok(fs)
 }
 
-/// Work on an image was ended; `left` says what that leaves.
+/// The error of interrupted work on an image; `left` describes the state of the image.
 fn interrupted(image: &Path, left: &str) -> SourceOpenError {
     SourceOpenError::Interrupted(format!("{}: interrupted; {left}", image.display()))
 }
@@ -140,7 +140,7 @@ fn interrupted(image: &Path, left: &str) -> SourceOpenError {
 /// The time between two lines of the log about one mount.
 const LOGGED: Duration = Duration::from_secs(5);
 
-/// Tells the log how far a mount is that takes long.
+/// Logs the progress of a mount that takes long.
 struct ProgressLogger<'a> {
     image: &'a Path,
     told: Mutex<Instant>,
@@ -154,7 +154,7 @@ impl ProgressLogger<'_> {
 
 impl WorkWatch for ProgressLogger<'_> {
     fn ends(&self, step: &'static str, done: u64, all: u64) -> bool {
-        // Another thread that looks at the clock now tells as much.
+        // A thread that holds this lock now logs the same progress.
         if let Ok(mut told) = self.told.try_lock()
             && told.elapsed() >= LOGGED
         {
@@ -166,7 +166,7 @@ impl WorkWatch for ProgressLogger<'_> {
     }
 }
 
-/// The device, whose I/O one thread does from now on.
+/// Wraps the device so that one thread performs all its I/O.
 fn with_worker(image: &Path, device: Arc<dyn BlockDevice>) -> SourceResult<Arc<dyn BlockDevice>> {
     let shown = image.display();
     let worker = WorkerDevice::over(device).map_err(|errno| {
@@ -178,8 +178,8 @@ fn with_worker(image: &Path, device: Arc<dyn BlockDevice>) -> SourceResult<Arc<d
     Ok(Arc::new(worker))
 }
 
-/// Random numbers that nobody can guess: the seed comes from the keys of the standard library's hash tables,
-/// which the kernel makes.
+/// An unpredictable generator of random numbers: the seed comes from the keys of the standard library's hash tables,
+/// which the kernel generates.
 fn random() -> fastrand::Rng {
     fastrand::Rng::with_seed(RandomState::new().hash_one(0))
 }
@@ -192,7 +192,7 @@ fn driven(image: &Path, access: DeviceAccess) -> SourceResult<Option<Arc<dyn Blo
     Ok(Some(device))
 }
 
-/// Fails for a device with larger blocks than those of a file system. Smaller ones are gathered.
+/// Fails if the blocks of the device are larger than the blocks of a file system. Smaller blocks are gathered.
 fn fits_blocks(image: &Path, device: &dyn BlockDevice) -> SourceResult<()> {
     match device.facts().block_size {
         bytes if bytes as usize == BLOCK => Ok(()),
@@ -360,7 +360,7 @@ mod tests {
         },
     };
 
-    /// A disk for which the process has too little memory.
+    /// A disk whose process has too little memory.
     struct LowMemoryDisk {
         disk: RamDevice,
         has_queues: bool,
@@ -487,7 +487,7 @@ mod tests {
         for error in errors {
             assert!(error.to_string().contains("has blocks of 8192 bytes"), "{error}");
         }
-        // Also without a path.
+        // A device without a path is refused, too.
         let device: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(8192, 4096));
         let opened = Uhs::open(device, UhsOptions::default(), random());
         assert_eq!(opened.map(drop), Err(StoreError::BlockSize(8192)));

@@ -12,8 +12,8 @@ use crate::content::ContentSummary;
 use crate::group::GroupReadGuard;
 
 impl NameStore {
-    /// Changes attributes. The content has the new size already, and says what became of it. The answer may be cached for
-    /// `valid_for`.
+    /// Changes attributes. The content has the new size already, and `content` is its new summary. The answer may be
+    /// cached for `valid_for`.
     pub(crate) fn setattr(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -56,7 +56,8 @@ impl NameStore {
         })
     }
 
-    /// Begins a change of who may search a directory, if the record is one and the change `may` be such.
+    /// Begins a change of the permission to search a directory, if the record is a directory and `may` allows for such
+    /// a change.
     pub(super) fn change_of_rights(
         &self,
         record: &InodeRecord,
@@ -65,7 +66,7 @@ impl NameStore {
         (may && record.directory().is_some()).then(|| self.paths.change())
     }
 
-    /// `EISDIR`, `EINVAL` for what has no data.
+    /// Fails with `EISDIR`, and with `EINVAL` for other inodes without data.
     pub(crate) fn check_data(&self, ino: u64) -> Result<()> {
         self.records.see(ino, |record, _| match record.kind() {
             FileKind::Regular => Ok(()),
@@ -74,7 +75,7 @@ impl NameStore {
         })
     }
 
-    /// `EINVAL` for what is no symbolic link.
+    /// Fails with `EINVAL` unless the inode is a symbolic link.
     pub(crate) fn check_link(&self, ino: u64) -> Result<()> {
         self.records.see(ino, |record, _| match record.kind() {
             FileKind::Symlink => Ok(()),
@@ -90,8 +91,8 @@ impl NameStore {
         })
     }
 
-    /// Updates the access time by the rule of `relatime`. It reaches the device with the next other
-    /// change of the inode. True if that has changed it.
+    /// Updates the access time by the rule of `relatime`. The next other change of the inode writes it to the device.
+    /// True if the access time has changed.
     pub(crate) fn accessed(&self, ino: u64) -> bool {
         if self.noatime {
             return false;
@@ -130,7 +131,7 @@ impl NameStore {
         })
     }
 
-    /// Takes in a write: see [`settle`](Names::settle).
+    /// Records a write, as [`settle`](NameStore::settle) does for other changes.
     pub(crate) fn wrote(
         &self,
         handle: &GroupReadGuard<'_>,

@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use defuse_fs::{DateFloor, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The clock by which changes are dated.
+/// The clock that dates changes.
 #[derive(Debug, Default)]
 pub(super) enum ChangeClock {
     /// The exact time of the machine.
     #[default]
     Exact,
-    /// The last tick, by which a kernel with a write-back cache dates changes of data: an exact time would lie behind the date of a later
-    /// write. No date is before the latest one of the kernel.
+    /// The last tick, by which a kernel with a write-back cache dates changes of data: an exact time would lie behind
+    /// the date of a later write. No date is before the kernel's latest date.
     Shared(DateFloor),
     /// The next step of a clock for tests: a seed repeats every byte on the device.
     Stepped(AtomicU64),
 }
 
 impl ChangeClock {
-    /// A clock that is a millisecond later at every look.
+    /// A clock that advances by a millisecond at every reading.
     pub(super) fn stepped() -> Self {
         ChangeClock::Stepped(AtomicU64::new(1))
     }
@@ -43,7 +43,7 @@ impl ChangeClock {
         }
     }
 
-    /// Notes a date that the kernel has given.
+    /// Records a date from the kernel.
     pub(super) fn note(&self, date: Timestamp) {
         if let ChangeClock::Shared(latest) = self {
             latest.raise(date);

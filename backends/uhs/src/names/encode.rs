@@ -13,7 +13,7 @@ use crate::format::inode::{DiskInode, InodeData};
 pub(crate) struct EncodedInode {
     /// The head.
     pub(crate) inode: DiskInode,
-    /// All of it, which may be too large for a slot.
+    /// The whole body, which may be too large for a slot.
     pub(crate) body: Vec<u8>,
     /// Bytes of all names but the first, and of extended attributes.
     pub(crate) others: usize,
@@ -21,15 +21,15 @@ pub(crate) struct EncodedInode {
     pub(crate) has_tree: bool,
 }
 
-/// An inode that the closing group looks at.
+/// An inode that the closing group examines.
 pub(crate) enum ClosingBody {
-    /// One without a content in memory.
+    /// An inode without a content in memory.
     Whole {
         body: Vec<u8>,
         /// The data is missing: it is in the slot that the device has.
         data_is_stored: bool,
     },
-    /// One whose content must be looked at first, and be given to [`Names::encode`].
+    /// An inode whose content must be locked first, and be passed to [`NameStore::encode`].
     Content(Arc<Mutex<FileContent>>),
 }
 

@@ -1,4 +1,4 @@
-//! From a directory and a name to the inode, by a keyed hash. The name itself lies in the record of the
+//! The index from a directory and a name to the inode, by a keyed hash. The name itself lies in the record of the
 //! inode, where a hit is verified.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -28,8 +28,8 @@ impl NameHash {
     }
 }
 
-/// A table with linear probing: entries of 8 bytes lie where their hashes say or shortly after, so that a search takes one line
-/// of the cache, as a rule. At least a quarter of the places is empty.
+/// A table with linear probing: an entry of 8 bytes lies at the place of its hash or shortly after, so that a search
+/// usually reads one line of the cache. At least a quarter of the places is empty.
 pub(super) struct IndexTable {
     /// None, or a power of two.
     places: Vec<IndexEntry, HugePages>,
@@ -63,11 +63,11 @@ pub(super) struct NameIndex {
     keys: RandomState,
 }
 
-/// A part with its lock, apart from those of others, which other processors take.
+/// A shard with its lock, aligned so that it shares no cache line with other shards, which other processors lock.
 #[repr(align(64))]
 struct IndexShard(RwLock<IndexTable>);
 
-/// The parts of two names, which may be the same one.
+/// The locked shards of two names, which may be one shard.
 pub(super) struct IndexTablePair<'a> {
     first: RwLockWriteGuard<'a, IndexTable>,
     second: Option<RwLockWriteGuard<'a, IndexTable>>,
@@ -81,7 +81,7 @@ impl NameIndex {
         NameIndex { shards, keys: RandomState::new() }
     }
 
-    /// Makes room for `count` names.
+    /// Reserves room for `count` names.
     pub(super) fn reserve(&self, count: usize) {
         for shard in &self.shards {
             let mut part = shard.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -105,7 +105,7 @@ impl NameIndex {
         self.shards[key.shard].0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the parts of two names.
+    /// Locks the shards of two names.
     pub(super) fn write_two(&self, one: NameHash, other: NameHash) -> IndexTablePair<'_> {
         let (low, high) = match one.shard <= other.shard {
             true => (one, other),
@@ -131,7 +131,7 @@ impl IndexTable {
         IndexTable { places: Vec::new_in(memory.clone()), used: 0 }
     }
 
-    /// The inode for which `verify` holds.
+    /// Returns the inode that `verify` accepts.
     pub(super) fn find(
         &self,
         key: NameHash,
@@ -147,12 +147,12 @@ impl IndexTable {
         self.put(IndexEntry::new(key.hash, rid));
     }
 
-    /// Takes one entry out: an inode may have two names with the same hash.
+    /// Removes one entry: an inode may have two names with the same hash.
     pub(super) fn remove(&mut self, key: NameHash, rid: RecordId) {
         let gone = IndexEntry::new(key.hash, rid);
         let Some(mut gap) = self.search(key.hash, |place| place == gone) else { return };
         self.used -= 1;
-        // Entries behind the gap move into it, unless that were before the place that their hashes say.
+        // Entries behind the gap move into it, unless the gap is before the place of their hashes.
         let mask = self.places.len() - 1;
         let mut at = gap;
         loop {
@@ -193,7 +193,7 @@ impl IndexTable {
         self.places[at] = place;
     }
 
-    /// Where the first entry lies, from the place that `hash` says, for which `same` holds.
+    /// The place of the first entry for which `same` holds, searched from the place of `hash` on.
     fn search(&self, hash: u32, mut same: impl FnMut(IndexEntry) -> bool) -> Option<usize> {
         let mask = self.places.len().checked_sub(1)?;
         let mut at = self.home(hash);

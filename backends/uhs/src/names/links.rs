@@ -1,4 +1,4 @@
-//! Operations that take names away.
+//! Operations that remove names.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +13,7 @@ use crate::engine::lock;
 use crate::group::GroupReadGuard;
 
 impl NameStore {
-    /// Returns the inode that had the name.
+    /// Removes a name. Returns the inode that had it.
     pub(crate) fn unlink(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -36,7 +36,7 @@ impl NameStore {
         Ok(Ino(ino))
     }
 
-    /// Returns the inode of the directory.
+    /// Removes a directory. Returns its inode.
     pub(crate) fn rmdir(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -52,7 +52,7 @@ impl NameStore {
                 self.records.see_at(rid, |record, _| Ok((record.ino, record.directory().cloned())));
             let Ok((ino, child)) = seen else { continue };
             let child = child.ok_or(Errno::ENOTDIR)?;
-            // By inode number.
+            // The locks are taken in the order of inode numbers.
             let (mut entries, children) = match parent < ino {
                 true => {
                     let entries = lock(&dir.entries);
@@ -85,8 +85,8 @@ impl NameStore {
         }
     }
 
-    /// Takes a name away, and returns the inode, with its record where it goes with the name. `EISDIR` for a directory, unless
-    /// that is meant.
+    /// Removes a name, and returns the inode, with its record if it is removed with the name. `EISDIR` for a directory,
+    /// unless `of_dir` is set.
     pub(super) fn drop_name(
         &self,
         handle: &GroupReadGuard<'_>,

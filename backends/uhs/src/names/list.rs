@@ -14,7 +14,8 @@ impl NameStore {
         self.next_stamp.load(Ordering::Relaxed)
     }
 
-    /// Lists the names after the position `from` and before `end`, with entries if these may be `given`.
+    /// Lists the names after the position `from` and before `end`, with entries if the frontend may cache them
+    /// (`given`).
     pub(crate) fn list(
         &self,
         ino: u64,

@@ -1,4 +1,4 @@
-//! Names and attributes as they were read from a device, and what can be wrong with them.
+//! Names and attributes that were read from a device, and their possible faults.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,7 +26,7 @@ pub(crate) struct LoadedInode {
     pub(crate) records: Vec<BlockRun>,
 }
 
-/// Something in a file system that cannot be.
+/// An inconsistency in a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadProblem {
     /// There is no root directory.
@@ -43,7 +43,7 @@ pub enum LoadProblem {
     },
     /// A name in something that is no directory, or is not there.
     Stray {
-        /// The inode that has the name.
+        /// The inode with the name.
         ino: u64,
         /// The inode that is no directory.
         parent: u64,
@@ -55,7 +55,7 @@ pub enum LoadProblem {
         /// The directory.
         parent: u64,
     },
-    /// A directory with several names, or a file without any, or with more than there may be.
+    /// A directory with several names, or a file without a name or with too many.
     Names {
         /// The inode.
         ino: u64,
@@ -75,12 +75,12 @@ pub enum LoadProblem {
         /// The inode.
         ino: u64,
     },
-    /// A slot cannot be read at all: the inode of which it may hold the newest version is unknown.
+    /// A slot cannot be read at all. It may hold the newest version of an unknown inode.
     Unreadable {
         /// The block of the slot.
         block: u64,
     },
-    /// A list of inodes that are gone cannot be read: some may be back.
+    /// A list of removed inodes cannot be read: some of them may have reappeared.
     LostRemovals,
 }
 
@@ -112,7 +112,7 @@ impl fmt::Display for LoadProblem {
     }
 }
 
-/// A file system of which inodes are read one after the other, by number.
+/// Loads the inodes of a file system one after the other, by number.
 pub(crate) struct InodeLoader {
     names: NameStore,
     pool: Arc<BlockPool>,
@@ -122,26 +122,26 @@ pub(crate) struct InodeLoader {
     dirs: Vec<u64>,
 }
 
-/// A name that was read, with what its directory has to know of the inode.
+/// A name that was read, with the facts about its inode that the directory needs.
 struct LoadedLink {
     link: InodeLink,
     ino: u64,
     rid: RecordId,
     is_dir: bool,
     birth: DiskTime,
-    /// That of its directory and name.
+    /// The hash of the directory and the name.
     key: NameHash,
 }
 
-/// The names so far. To ask the index would compare each with all names of the inode that has it, which may be forged to
-/// be many.
+/// The names so far. A search in the index would compare each name with all names of its inode, and a forged inode may
+/// have many.
 struct LoadedNames<'a> {
     places: HashTable<usize>,
     links: &'a [LoadedLink],
 }
 
 impl LoadedNames<'_> {
-    /// True if no name before the one at `at` is the same. It counts as seen then.
+    /// True if no name before the name at `at` is equal to it. Records the name as seen then.
     fn is_new(&mut self, at: usize) -> bool {
         let links = self.links;
         let name = |at: usize| (links[at].link.parent, &links[at].link.name);
@@ -155,7 +155,7 @@ impl LoadedNames<'_> {
 }
 
 impl InodeLoader {
-    /// One without inodes. `pool` knows the units of inodes.
+    /// Makes a loader without inodes. `pool` knows the units of inodes.
     pub(crate) fn begin(pool: Arc<BlockPool>, next_ino: u64) -> InodeLoader {
         let names = NameStore::new(Arc::clone(&pool));
         names.next_ino.fetch_max(next_ino, Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl InodeLoader {
         InodeLoader { names, pool, problems, links, dirs }
     }
 
-    /// Adds an inode, of which `pool` knows the blocks of records. What is wrong is left out.
+    /// Adds an inode. `pool` already knows the blocks of its records. Faulty parts are left out.
     pub(crate) fn add(&mut self, LoadedInode { ino, mut inode, records }: LoadedInode) {
         let Some(kind) = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode)) else {
             self.problems.push(LoadProblem::Kind { ino });
@@ -183,7 +183,8 @@ impl InodeLoader {
         if (ino == ROOT) != (count == 0) || !has_few || ino == ROOT && !is_dir {
             self.problems.push(LoadProblem::Names { ino });
         }
-        // With one name at most, and none of the root, no walk from the root meets a directory twice.
+        // Every directory has at most one name, and the root has none, so that no walk from the root meets a directory
+        // twice.
         match (ino, is_dir) {
             (ROOT, _) => inode.links.clear(),
             (_, true) => inode.links.truncate(1),
@@ -200,7 +201,7 @@ impl InodeLoader {
         self.links.extend(links.into_iter().map(named));
     }
 
-    /// The file system that these inodes are, and all that is wrong with it.
+    /// Returns the file system of these inodes, and all its problems.
     pub(crate) fn end(self) -> (NameStore, Vec<LoadProblem>) {
         let InodeLoader { names, mut problems, mut links, dirs, .. } = self;
         links.sort_unstable_by_key(|named| (named.link.stamp, named.ino));
@@ -300,7 +301,7 @@ impl NameStore {
         None
     }
 
-    /// The names of a directory changed at `birth`, if it does not know a later change.
+    /// Records that the names of a directory changed at `birth`, unless it has a later change.
     fn is_as_new_as(&self, dir: u64, birth: DiskTime) {
         let _ = self.records.change(dir, |mut changing| {
             for time in [TimeKind::Modification, TimeKind::Change] {
@@ -312,14 +313,14 @@ impl NameStore {
         });
     }
 
-    /// Directories from which the parents do not lead to the root.
+    /// Directories whose parents do not lead to the root.
     pub(super) fn loops(&self, dirs: &[u64]) -> Vec<u64> {
         let parent = |ino: u64| self.records.see(ino, |record, _| Ok(record.parent)).ok();
         not_below_root(dirs, parent)
     }
 }
 
-/// Those of `dirs` from which `parent` does not lead to the root. It is asked once for each.
+/// The directories in `dirs` from which `parent` does not lead to the root. `parent` is called once for each directory.
 fn not_below_root(dirs: &[u64], parent: impl Fn(u64) -> Option<u64>) -> Vec<u64> {
     let mut known: HashMap<u64, bool> = HashMap::from([(ROOT, true)]);
     let (mut bad, mut path) = (Vec::new(), Vec::new());
@@ -329,7 +330,7 @@ fn not_below_root(dirs: &[u64], parent: impl Fn(u64) -> Option<u64>) -> Vec<u64>
             if let Some(is_below) = known.get(&at) {
                 break *is_below;
             }
-            // Whoever comes here again on the way has met a loop.
+            // A walk that reaches this inode again has met a loop.
             known.insert(at, false);
             path.push(at);
             match parent(at) {
@@ -347,7 +348,7 @@ fn not_below_root(dirs: &[u64], parent: impl Fn(u64) -> Option<u64>) -> Vec<u64>
     bad
 }
 
-/// True where the data is that of an inode of this type.
+/// True if data of this form is valid for an inode of this type.
 pub(crate) fn fits(kind: FileKind, inode: &DiskInode) -> bool {
     match (kind, &inode.data) {
         (FileKind::Regular, InodeData::Inline(bytes)) => bytes.len() as u64 == inode.size,
@@ -373,8 +374,8 @@ mod tests {
     use crate::names::make::compared_names;
     use crate::space::BlockSpace;
 
-    /// A chain of directories: in order, against it, and one that leads nowhere. The time grew with the square of its
-    /// length: an image of 114 MB kept a mount for half a minute.
+    /// A chain of directories: in order, in reverse order, and one that leads nowhere. The time grew with the square of
+    /// its length: an image of 114 MB kept a mount for half a minute.
     #[test]
     fn the_way_to_the_root_is_walked_once_from_each_directory() {
         let (mut steps, top) = (Vec::new(), 2);
@@ -423,8 +424,8 @@ mod tests {
         loading.end()
     }
 
-    /// Each name that others have, too, was compared with all names of their inode: an image of 50 MB kept a mount for 24
-    /// minutes.
+    /// Each name that several inodes have was compared with all names of its inode: an image of 50 MB kept a mount for
+    /// 24 minutes.
     #[test]
     fn names_that_many_inodes_have_are_not_compared_with_all_names_of_one() {
         let (many, others) = (2000, 500);

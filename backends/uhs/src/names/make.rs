@@ -24,7 +24,7 @@ use crate::group::GroupReadGuard;
 /// The longest target of a symbolic link, symlink(7).
 const TARGET_MAX: usize = 4095;
 
-/// Everything but its place that makes a new inode.
+/// Everything that determines a new inode, except its place.
 #[derive(Clone, Copy)]
 pub(crate) struct InodeCreation<'a> {
     pub(crate) node: &'a NewNode<'a>,
@@ -36,11 +36,11 @@ pub(crate) struct InodeCreation<'a> {
     pub(crate) opens: bool,
     /// There is a slot for it.
     pub(crate) sure: bool,
-    /// How long the answer may be cached.
+    /// The time for which the answer may be cached.
     pub(crate) given: AnswerLifetime,
 }
 
-/// A directory in which something is made.
+/// A directory that gets a new entry.
 pub(super) struct ParentDirectory {
     pub(super) dir: Arc<DirectoryState>,
     perm: u32,
@@ -62,7 +62,7 @@ thread_local! {
     static COMPARED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Further names of inodes that this thread has looked at.
+/// The number of further names of inodes that this thread has compared.
 #[cfg(test)]
 pub(super) fn compared_names() -> u64 {
     COMPARED.get()
@@ -157,7 +157,7 @@ impl NameStore {
         })
     }
 
-    /// Makes an inode with a name in `parent`, one lookup of it.
+    /// Makes an inode with a name in `parent`, and with one lookup.
     pub(crate) fn make(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -214,7 +214,8 @@ impl NameStore {
         Ok(entry)
     }
 
-    /// `ENOSPC` where numbers are used up. Only a forged image comes near: a mount would not know what has such a number.
+    /// Fails with `ENOSPC` if numbers are used up. Only a forged image comes near: a mount would refuse an inode with
+    /// such a number.
     pub(super) fn check_numbers(&self) -> Result<()> {
         let newest = |number: &AtomicU64| number.load(Ordering::Relaxed);
         match newest(&self.next_ino).max(newest(&self.next_stamp)) < LAST_NEW {
@@ -227,7 +228,7 @@ impl NameStore {
         self.next_stamp.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Makes a file without a name in the file system of `parent`, one lookup of it.
+    /// Makes a file without a name in the file system of `parent`, with one lookup.
     pub(crate) fn make_nameless(
         &self,
         parent: u64,
@@ -284,7 +285,7 @@ impl NameStore {
                     ..DirectoryState::default()
                 }))
             }
-            // Somebody has to know where the records lie.
+            // A live content must record where the overflow records lie.
             (kind, _) if extra.is_some() => {
                 let is_file = kind == FileKind::Regular;
                 let data = if is_file { InodeData::Inline(Vec::new()) } else { InodeData::Nothing };
@@ -299,7 +300,7 @@ impl NameStore {
         let mut record = InodeRecord::new(ino, mode, (node.uid, made.gid), body);
         record.size = size;
         record.opens = if making.opens { UseCount::one() } else { UseCount::default() };
-        // The clock of today fits into a record without more.
+        // The present time fits into a record without an extra.
         let changing =
             &mut ChangingRecord { record: &mut record, extras: &mut Default::default(), at: 0 };
         let now = self.now().into();

@@ -1,22 +1,21 @@
-//! Names and attributes in memory. Nothing here does I/O.
+//! Names and attributes in memory. This module does no I/O.
 //!
-//! Every inode has a record. A closed file that is on the device as it should be has nothing else: its
-//! content is read again when somebody wants it. Three structures lead to records: their numbers
-//! (`records.rs`), names (`index.rs`), and the stamps of the entries of a directory (`order.rs`). A fourth
-//! leads from whole paths to directories (`paths.rs`).
+//! Every inode has a record. A closed file whose newest state is on the device has nothing else: its content is read
+//! again when it is needed. Three structures lead to records: their numbers (`records.rs`), names (`index.rs`), and the
+//! stamps of the entries of a directory (`order.rs`). A fourth leads from whole paths to directories (`paths.rs`).
 //!
 //! # Lock order
 //!
-//! 1. A handle of the running group, for whoever changes anything.
-//! 2. `NameStore::renames`: whoever moves a directory between directories.
-//! 3. `Directory::entries`: several by inode number.
-//! 4. A content, which never waits for 2 and 3.
-//! 5. Parts of the index: two in their order.
+//! 1. A handle of the running group, for every change.
+//! 2. `NameStore::renames`, for a move of a directory between directories.
+//! 3. `DirectoryState::entries`: several by inode number.
+//! 4. A content. No thread that holds it waits for 2 and 3.
+//! 5. Shards of the index: two in their order.
 //! 6. A shard of records, one at a time.
-//! 7. A change of directories (`paths.rs`), which nobody waits for.
+//! 7. A change of directories (`paths.rs`), for which no thread waits.
 //!
-//! A lookup holds 5 while it verifies the name at the record. A change of a name holds 5 for writing while
-//! it changes the records: so it is seen whole, or not yet.
+//! A lookup holds 5 while it verifies the name at the record. A change of a name holds 5 for writing while it changes
+//! the records: so a lookup sees the whole change, or nothing of the change.
 
 mod attributes;
 mod clock;
@@ -67,7 +66,7 @@ pub(crate) const ROOT: u64 = 1;
 /// Names of an inode at most.
 pub(crate) const LINK_MAX: usize = 65_000;
 
-/// Slots that new inodes leave to changes and removals. About half of them may be those of removals.
+/// Slots that new inodes leave to changes and removals. Up to about half of these slots may hold removals.
 const KEEP_SLOTS: u64 = 1024;
 
 /// The share of the free slots that one thread may have in a group.
@@ -89,14 +88,14 @@ pub(crate) struct NameStore {
     noatime: bool,
     next_ino: AtomicU64,
     next_stamp: AtomicU64,
-    /// Directories whose times are newer than their slots.
+    /// Directories with newer times than their slots.
     waiting: Mutex<Vec<u64>>,
 }
 
 /// The content of an inode, as far as it is in memory.
 pub(crate) enum ContentState {
     Here(Arc<Mutex<FileContent>>),
-    /// It is in the slot on the device.
+    /// The content is in the slot on the device.
     Stored,
 }
 
@@ -152,12 +151,12 @@ impl NameStore {
         Ok(names)
     }
 
-    /// Uses a clock that looks at no clock of the machine, for tests.
+    /// Uses a clock that is independent of the machine's clock, for tests.
     pub(crate) fn step_time(&mut self) {
         self.clock = ChangeClock::stepped();
     }
 
-    /// The kernel dates changes, too: all by the last tick of its clock.
+    /// Uses the last tick of the kernel's clock, because the kernel dates changes, too.
     pub(crate) fn share_clock(&mut self) {
         self.clock = ChangeClock::shared();
     }
@@ -170,7 +169,7 @@ impl NameStore {
         self.clock.now()
     }
 
-    /// The attributes of an inode, which may be cached for `valid_for`.
+    /// The attributes of an inode. They may be cached for `valid_for`.
     pub(crate) fn attr(&self, ino: u64, valid_for: Duration) -> Result<Attr> {
         self.records.see(ino, |record, extra| Ok(self.attr_of(record, extra, valid_for)))
     }
@@ -261,7 +260,7 @@ impl NameStore {
         })
     }
 
-    /// Gives an open back. True where the content may leave memory.
+    /// Records that an open file was released. True if the content may leave memory.
     pub(crate) fn closed(&self, ino: u64) -> bool {
         let left = self.records.see(ino, |record, _| {
             let unused = record.opens.give_back(1) && record.is_unused();
@@ -277,7 +276,7 @@ impl NameStore {
         left.is_ok_and(|(_, to_list)| to_list)
     }
 
-    /// True if somebody has the inode open.
+    /// True if the inode is open.
     pub(crate) fn is_open(&self, ino: u64) -> bool {
         self.records.see(ino, |record, _| Ok(!record.opens.is_none())).unwrap_or(false)
     }
@@ -291,7 +290,7 @@ impl NameStore {
         used.unwrap_or(false)
     }
 
-    /// Ends an inode without names that nobody uses. Its blocks are free once the running group is durable.
+    /// Ends an unused inode without names. Its blocks are free once the running group is durable.
     fn end(&self, gone: Option<InodeRecord>) {
         let Some(record) = gone else { return };
         match record.body {
@@ -306,7 +305,7 @@ impl NameStore {
         self.records.see(ino, |record, _| record.directory().cloned().ok_or(Errno::ENOTDIR))
     }
 
-    /// The names of a directory changed. Its slot follows later: after a crash the times come from the
+    /// Records that the names of a directory changed. Its slot follows later: after a crash the times come from the
     /// entries.
     fn names_changed(&self, ino: u64, dir: &DirectoryState, now: Timestamp) {
         dir.names_changed(now);
@@ -315,8 +314,7 @@ impl NameStore {
         }
     }
 
-    /// Takes the directories whose times wait, which the caller gives to
-    /// [`write_times`](NameStore::write_times).
+    /// Takes the directories whose times wait. The caller must pass them to [`write_times`](NameStore::write_times).
     pub(crate) fn take_waiting(&self) -> Vec<u64> {
         std::mem::take(&mut *lock(&self.waiting))
     }
@@ -342,8 +340,8 @@ impl NameStore {
             _ => Ok(ContentState::Stored),
         })
     }
-    /// Takes a content in that the slot of the inode holds; `stored` reads it where that is needed. Only
-    /// one thread at a time reads for an inode.
+    /// Loads the content that the slot of the inode holds into memory; `stored` reads it if that is needed. Only one
+    /// thread at a time reads for an inode.
     pub(crate) fn revive(
         &self,
         ino: u64,
@@ -356,7 +354,7 @@ impl NameStore {
         let read = if known.is_none() { Some(stored()?) } else { None };
         self.records.change(ino, |changing| {
             let record = changing.record;
-            // A forged snapshot may say anything about a slot.
+            // A forged snapshot may contradict a slot.
             if read.as_ref().is_some_and(|data| !is_stored(record, data)) {
                 return Err(Errno::EIO);
             }
@@ -365,7 +363,7 @@ impl NameStore {
             }
             let (data, rdev) = match known_data(record).or(read) {
                 Some(data) => (data, record.rdev()),
-                // It became one that must be read: nobody but us may do that.
+                // The content has become one that must be read, although no other thread may change this.
                 None => return Err(Errno::EIO),
             };
             let content = FileContent::new(data, record.size);
@@ -376,8 +374,8 @@ impl NameStore {
         })
     }
 
-    /// Takes the content of an inode out of memory, if the device has it, and nobody uses it or has used it
-    /// since the last call. True if it stays, and thus in the list of those that may leave.
+    /// Takes the content of an inode out of memory, if the device has the content, it is not in use, and it was not
+    /// used since the last call. True if it stays in memory, and in the list of contents that may leave memory.
     pub(crate) fn retire(&self, ino: u64) -> bool {
         let stays = self.records.change(ino, |changing| {
             let extra = changing.extra().is_some_and(|extra| extra.may_be_large());
@@ -387,8 +385,8 @@ impl NameStore {
                 return Ok(true);
             }
             let rdev = live.rdev;
-            // Whoever else has the content got it under the lock of this shard. The clock of the cache may
-            // look at it, which changes nothing.
+            // Every other owner of the content obtained it under the lock of this shard. The clock of the cache may
+            // examine it, which changes nothing.
             let content = Arc::get_mut(live).map(|live| &live.content);
             let content = content.filter(|content| Arc::strong_count(content) == 1);
             let held = content.and_then(|content| content.try_lock().ok());
@@ -402,7 +400,7 @@ impl NameStore {
         stays.unwrap_or(false)
     }
 
-    /// Takes in what became of a content, which the caller has locked.
+    /// Copies the new summary of a content, which the caller has locked, to its inode.
     pub(crate) fn settle(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -427,7 +425,7 @@ impl NameStore {
         }
     }
 
-    /// The running group writes an inode again, whose content the caller has locked.
+    /// Adds an inode to the running group again. The caller has locked its content.
     pub(crate) fn write_again(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -441,7 +439,7 @@ impl NameStore {
         })
     }
 
-    /// The running group writes an inode as it is, if it has a name.
+    /// Adds an inode to the running group as it is, if it has a name.
     pub(crate) fn rewrite(&self, handle: &GroupReadGuard<'_>, ino: u64) -> Result<()> {
         self.records.change(ino, |changing| {
             touch(handle, changing.record);
@@ -449,8 +447,8 @@ impl NameStore {
         })
     }
 
-    /// Inodes that may have one of these blocks: those whose only extent has one, and all whose content is in
-    /// memory, with that.
+    /// Inodes that may have one of these blocks: inodes whose only extent has one, and all inodes whose content is in
+    /// memory, with the content.
     pub(crate) fn owners(
         &self,
         meets: &dyn Fn(BlockRun) -> bool,
@@ -467,7 +465,7 @@ impl NameStore {
         owners
     }
 
-    /// Inodes, and how many more there can be.
+    /// The number of inodes, and how many more there can be.
     pub(crate) fn count(&self) -> (u64, u64) {
         let (bytes, limit) = self.pool.index_bytes();
         let slots = self.pool.free_slots(false).saturating_sub(KEEP_SLOTS);
@@ -475,13 +473,14 @@ impl NameStore {
         (self.pool.inodes().load(Ordering::Relaxed), free)
     }
 
-    /// Inodes that one thread may change in a group: with those of all others they find slots.
+    /// The number of inodes that one thread may change in a group: together with the inodes of all other threads they
+    /// find slots.
     pub(crate) fn most_changes(&self) -> usize {
         usize::try_from(self.pool.free_slots(true) / SHARE).unwrap_or(usize::MAX).max(1)
     }
 }
 
-/// Copies what a content says of itself.
+/// Copies the summary of a content to the record.
 fn settle(changing: &mut ChangingRecord<'_>, facts: ContentSummary) {
     changing.record.weight = u8::try_from(facts.records / RECORDS).unwrap_or(u8::MAX);
     if let RecordBody::Live(live) = &changing.record.body {
@@ -490,7 +489,7 @@ fn settle(changing: &mut ChangingRecord<'_>, facts: ContentSummary) {
     }
 }
 
-/// The running group looks at the inode.
+/// Makes the running group examine the inode.
 fn list(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
     if !record.dirty {
         record.dirty = true;
@@ -498,14 +497,14 @@ fn list(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
     }
 }
 
-/// The running group writes the inode. One without a name owns no slot.
+/// Makes the running group write the inode. An inode without a name owns no slot.
 fn touch(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
     if record.is_named() {
         list(handle, record);
     }
 }
 
-/// True if `data` is what the slot of an inode may hold whose content is not in memory.
+/// True if `data` is valid in the slot of an inode without a content in memory.
 fn is_stored(record: &InodeRecord, data: &InodeData) -> bool {
     match (record.kind(), data) {
         (FileKind::Regular, InodeData::Inline(bytes))
@@ -514,7 +513,7 @@ fn is_stored(record: &InodeRecord, data: &InodeData) -> bool {
     }
 }
 
-/// The data of an inode whose slot need not be read for that.
+/// The data of an inode, if it is known without reading the slot.
 fn known_data(record: &InodeRecord) -> Option<InodeData> {
     match (&record.body, record.kind()) {
         (RecordBody::Blocks(run), _) => {

@@ -1,7 +1,7 @@
 //! The entries of a directory by their stamps, which are the positions in listings.
 //!
-//! Stamps only grow, so that a list stays sorted when it is appended to. A removal leaves a gap; when half
-//! of the list is gaps, they go.
+//! Stamps only grow, so that a list stays sorted when entries are appended. A removal leaves a gap. When half of the
+//! list is gaps, the gaps are removed.
 
 /// The place of an inode in the records.
 pub(super) type RecordId = u32;
@@ -9,7 +9,7 @@ pub(super) type RecordId = u32;
 /// No inode.
 const GAP: RecordId = RecordId::MAX;
 
-/// Gaps that are never worth a copy.
+/// The number of gaps that are never worth a copy.
 const FEW: usize = 16;
 
 #[derive(Debug, Default)]
@@ -49,10 +49,11 @@ impl EntryOrder {
         *self = EntryOrder { stamps, rids, gaps: 0 };
     }
 
-    /// The first entry from `stamp` on, which may be a gap.
+    /// The position of the first entry from `stamp` on, which may be a gap.
     ///
-    /// Files are often made at an even pace, so that the stamp says about where to look: that takes a line of the cache or two. From
-    /// there the search takes steps that double, so that it is never longer than two binary ones.
+    /// Files are often made at an even pace, so that the stamp predicts the position approximately: this reads a line
+    /// of the cache or two. From there the search takes steps that double, so that it is never longer than two binary
+    /// searches.
     fn position(&self, stamp: u64) -> usize {
         let (Some(first), Some(last)) = (self.stamps.first(), self.stamps.last()) else { return 0 };
         if stamp <= *first {
@@ -64,7 +65,7 @@ impl EntryOrder {
         let part = u128::from(stamp - first) * (self.stamps.len() - 1) as u128;
         let guess = (part / u128::from(last - first)) as usize;
         let (mut low, mut high, mut step) = (guess, guess + 1, 1);
-        // The entry before `low` is older, and the one at `high` is not.
+        // The entry before `low` is older, and the entry at `high` is not.
         while low > 0 && self.stamps[low - 1] >= stamp {
             high = low;
             low = low.saturating_sub(step);

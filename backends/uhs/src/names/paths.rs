@@ -1,9 +1,9 @@
-//! Directories by their paths, as far as paths were used: so a whole path takes two probes, here and in the index of names,
-//! and no lock of a directory that all paths have in common.
+//! A cache of directories by their paths: so a whole path takes two probes, here and in the index of names, and no lock
+//! of a directory that all paths have in common.
 //!
-//! An entry says where a path led. It holds as long as no directory was moved or removed, or got other permissions: each
-//! such change begins a new *epoch*, and touches no entry. Entries are written and read without a lock (`PathSlot`).
-//! Paths are known by 128 bits of two keyed hashes, which nobody outside can know.
+//! An entry records the directory to which a path led. It holds as long as no directory is moved or removed, or gets
+//! other permissions: each such change begins a new *epoch*, and touches no entry. Entries are written and read without
+//! a lock (`PathSlot`). Paths are known by 128 bits of two keyed hashes, whose keys are secret.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicU64, fence};
 /// Places for paths, 64 bytes each.
 const PLACES: usize = 4096;
 
-/// A change of directories that runs, in the epoch.
+/// The increment of the epoch for a change of directories that runs.
 const RUNNING: u64 = 1;
 
 /// The next epoch.
 const NEXT: u64 = 1 << 16;
 
-/// Where the part of a path led that is before its last name.
+/// The directory to which a path without its last name led.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PathDirectory {
     pub(super) ino: u64,
@@ -35,7 +35,7 @@ pub(super) struct PathCache {
     keys: [RandomState; 2],
 }
 
-/// The number of the epoch, and how many changes run, which is less than [`NEXT`].
+/// The number of the epoch, and the number of running changes, which is less than [`NEXT`].
 #[derive(Default)]
 #[repr(align(64))]
 struct DirectoryEpoch(AtomicU64);
@@ -47,8 +47,8 @@ pub(super) struct PathKey {
     hash: [u64; 2],
 }
 
-/// A place for one path. Its number grows with each use, and is odd while somebody writes: a reader who finds it
-/// even and unchanged has read what one writer wrote.
+/// A place for one path. Its number grows with each use, and is odd during a write: a reader that finds it even and
+/// unchanged has read the values of one write.
 #[derive(Default)]
 #[repr(align(64))]
 struct PathSlot {
@@ -59,7 +59,7 @@ struct PathSlot {
     led_to: AtomicU64,
 }
 
-/// A change of a directory. Nothing is looked up here until it ends.
+/// A change of a directory. The cache answers no lookup until the change ends.
 pub(super) struct DirectoryChange<'a>(&'a DirectoryEpoch);
 
 impl Drop for DirectoryChange<'_> {
@@ -69,7 +69,7 @@ impl Drop for DirectoryChange<'_> {
 }
 
 impl PathCache {
-    /// Begins a change of where paths lead, or of who may search a directory.
+    /// Begins a change of the directories to which paths lead, or of the permission to search a directory.
     pub(super) fn change(&self) -> DirectoryChange<'_> {
         self.epoch.0.fetch_add(RUNNING, AcqRel);
         DirectoryChange(&self.epoch)
@@ -87,16 +87,16 @@ impl PathCache {
         epoch.is_multiple_of(NEXT).then(|| PathKey { epoch, hash: self.keys.each_ref().map(hash) })
     }
 
-    /// Where the path leads, if that is known.
+    /// The directory to which the path leads, if it is known.
     pub(super) fn find(&self, key: PathKey) -> Option<PathDirectory> {
         let (first, second) = self.two_places(key);
         first.read(key).or_else(|| second.read(key))
     }
 
-    /// Notes where the path has led to. The caller has walked it since it made the key.
+    /// Records the directory to which the path led. The caller has walked the path since it made the key.
     pub(super) fn note(&self, key: PathKey, found: PathDirectory) {
         let (first, second) = self.two_places(key);
-        // Two paths that meet here both stay.
+        // Two paths that share their first place both stay.
         let is_current = |place: &PathSlot| place.epoch.load(Relaxed) == key.epoch;
         let place = if is_current(first) && !is_current(second) { second } else { first };
         place.write(key, found);
@@ -122,7 +122,7 @@ impl PathSlot {
             .then_some(PathDirectory { ino: led_to >> 1, open_to_all: led_to & 1 == 1 })
     }
 
-    /// Does nothing while somebody else writes.
+    /// Writes the entry, or does nothing while another thread writes.
     fn write(&self, key: PathKey, found: PathDirectory) {
         let number = self.number.load(Relaxed);
         let writing = number | 1;
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(paths.find(after), None);
     }
 
-    /// Two threads write what belongs together, others read.
+    /// Two threads write matching values, others read them.
     #[test]
     fn nobody_reads_halves_of_two_entries() {
         const ROUNDS: u64 = 200_000;

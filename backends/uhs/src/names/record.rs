@@ -14,7 +14,7 @@ use crate::content::FileContent;
 use crate::format::inode::{DiskTime, InodeData, InodeLink, NAME_BYTES};
 use crate::space::BlockRun;
 
-/// Lookups and opens from which on they are not counted back: the inode stays until the next mount.
+/// The count of lookups or opens from which on it is never decreased: the inode stays until the next mount.
 const MANY: u32 = u32::MAX / 2;
 
 /// An inode: two lines of the cache.
@@ -34,17 +34,17 @@ pub(super) struct InodeRecord {
     pub(super) lookups: UseCount,
     pub(super) opens: UseCount,
     mode: u16,
-    /// It is in the list of the running group.
+    /// The inode is in the list of the running group.
     pub(super) dirty: bool,
     /// A file of O_TMPFILE without O_EXCL: its first name may come.
     pub(super) linkable: bool,
-    /// There is an [`RecordExtra`] of it.
+    /// The inode has a [`RecordExtra`].
     pub(super) has_extra: bool,
     /// Blocks of its records, in units of [`RECORDS`](super::RECORDS).
     pub(super) weight: u8,
 }
 
-/// The parts of an inode that most do not have. An inode with further links or extended attributes is
+/// The parts of a record that most inodes do not have. An inode with further links or extended attributes is
 /// [`LiveContent`] or a directory.
 #[derive(Default)]
 pub(super) struct RecordExtra {
@@ -79,7 +79,7 @@ impl RecordExtra {
         self.links.iter().map(|link| link_bytes(&link.name)).sum()
     }
 
-    /// True where records may lie outside of the slot, so that somebody has to know where.
+    /// True if records may lie outside of the slot, so that the content in memory must record where.
     pub(super) fn may_be_large(&self) -> bool {
         !self.links.is_empty() || !self.xattrs.is_empty()
     }
@@ -108,7 +108,7 @@ const ELSEWHERE: i64 = i64::MIN;
 /// The data of an inode, as far as it is in memory.
 #[derive(Default)]
 pub(super) enum RecordBody {
-    /// All of it is in the slot on the device: inline data, a target. Or there is none.
+    /// All data is in the slot on the device (inline data, a target), or the inode has none.
     #[default]
     Stored,
     /// One extent from the first page on.
@@ -120,7 +120,7 @@ pub(super) enum RecordBody {
 }
 
 impl RecordBody {
-    /// The body of an inode whose content is not in memory; `data` is what a retired content leaves.
+    /// The body of an inode without a content in memory; `data` is the remainder of a retired content.
     pub(super) fn short(data: &InodeData, rdev: u64) -> Self {
         match data {
             InodeData::Extents(extents) => extents.first().map_or(RecordBody::Stored, |extent| {
@@ -170,14 +170,14 @@ impl LiveContent {
 /// Uses of a content, for the list of contents that may leave memory.
 #[derive(Default)]
 pub(super) struct ContentRecency {
-    /// It is in the list.
+    /// The content is in the list.
     is_listed: AtomicBool,
-    /// It was used since the list came by.
+    /// The content was used since the clock last examined it.
     is_recent: AtomicBool,
 }
 
 impl ContentRecency {
-    /// Notes a use. True if the content is to be listed.
+    /// Records a use. True if the content is to be listed.
     pub(super) fn note(&self) -> bool {
         self.is_recent.store(true, Ordering::Relaxed);
         !self.is_listed.load(Ordering::Relaxed) && !self.is_listed.swap(true, Ordering::Relaxed)
@@ -189,17 +189,17 @@ impl ContentRecency {
     }
 }
 
-/// A directory. The numbers follow `entries`, for those who do not lock it.
+/// A directory. The numbers follow `entries`, for readers without its lock.
 #[derive(Default)]
 pub(super) struct DirectoryState {
     pub(super) entries: Mutex<EntryOrder>,
     pub(super) count: AtomicU64,
     pub(super) subdirs: AtomicU32,
-    /// It was removed, and takes no names any more.
+    /// The directory was removed, and takes no names any more.
     pub(super) dead: AtomicBool,
     /// Nanoseconds since 1970 of the last change of a name, if the record does not know it.
     pub(super) names_changed_ns: AtomicI64,
-    /// It is in the list of directories whose times wait.
+    /// The directory is in the list of directories whose times wait.
     pub(super) waits: AtomicBool,
     /// The place of its records, where they do not fit into the slot.
     pub(super) content: Arc<Mutex<FileContent>>,
@@ -236,7 +236,7 @@ impl UseCount {
         }
     }
 
-    /// True where none is left.
+    /// Decreases the count. True if nothing is left.
     pub(super) fn give_back(&self, count: u64) -> bool {
         let less = |now: u32| match now < MANY {
             true => Some(now.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX))),
@@ -341,7 +341,7 @@ impl InodeRecord {
         }
     }
 
-    /// True where neither a name nor a frontend needs it.
+    /// True if neither a name nor a frontend needs the inode.
     pub(super) fn is_unused(&self) -> bool {
         !self.is_named() && self.lookups.is_none() && self.opens.is_none()
     }
@@ -365,7 +365,8 @@ impl InodeRecord {
         (!elsewhere).then_some(packed)
     }
 
-    /// Sets all times as [`packed_times`](InodeRecord::packed_times) gives them. False for those that it does not give.
+    /// Sets all times from the result of [`packed_times`](InodeRecord::packed_times). False if a time is not in this
+    /// form.
     pub(super) fn set_packed_times(&mut self, packed: [i64; 4]) -> bool {
         self.times = packed;
         !packed.contains(&ELSEWHERE)
@@ -417,7 +418,7 @@ impl ChangingRecord<'_> {
         }
     }
 
-    /// Takes the time of the last change of a name over from the directory.
+    /// Copies the time of the last change of a name from the directory.
     pub(super) fn settle_times(&mut self) {
         let Some(dir) = self.record.directory().cloned() else { return };
         if dir.pending().is_some() {
@@ -434,7 +435,7 @@ impl ChangingRecord<'_> {
         self.set_time(TimeKind::Change, now.into());
     }
 
-    /// Clears set-user-id and its kin, as a write without privilege and a change of owner do.
+    /// Clears set-user-id and related bits, as a write without privilege and a change of owner do.
     pub(super) fn kill_suidgid(&mut self) {
         self.record.set_perm(without_set_id(self.record.perm(), true));
         if self.record.has_extra {
@@ -443,7 +444,7 @@ impl ChangingRecord<'_> {
         }
     }
 
-    /// chmod(2), which changes the access ACL, too.
+    /// Changes the permission bits, chmod(2), and the access ACL with them.
     pub(super) fn chmod(&mut self, perm: u32) {
         self.record.set_perm(perm);
         if self.record.has_extra {
@@ -466,7 +467,7 @@ impl ChangingRecord<'_> {
         }
     }
 
-    /// Takes a name away. Returns its stamp.
+    /// Removes a name. Returns its stamp.
     pub(super) fn remove_link(&mut self, parent: u64, name: &[u8]) -> Option<u64> {
         if self.record.parent == parent && self.record.name.as_bytes() == name {
             let stamp = self.record.stamp;

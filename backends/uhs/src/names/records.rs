@@ -16,7 +16,7 @@ const SHARDS: usize = 64;
 /// Records that are allocated at a time.
 const CHUNK: usize = 512;
 
-/// Inodes whose numbers have the same rest.
+/// Inodes whose numbers have the same remainder.
 struct RecordShard {
     /// Places by number.
     by_ino: HashTable<u32, HugePages>,
@@ -26,14 +26,14 @@ struct RecordShard {
     extras: ExtraTable,
 }
 
-/// A shard with its lock, apart from those of others, which other processors take.
+/// A shard with its lock, aligned so that it shares no cache line with other shards, which other processors lock.
 #[repr(align(64))]
 struct RecordShardLock(RwLock<RecordShard>);
 
 pub(super) struct RecordTable {
     shards: [RecordShardLock; SHARDS],
     pool: Arc<BlockPool>,
-    /// An odd random number, by which numbers of inodes are hashed.
+    /// An odd random number for the hashes of inode numbers.
     key: u64,
 }
 
@@ -131,7 +131,7 @@ impl RecordTable {
         }
     }
 
-    /// Looks at all inodes.
+    /// Calls `see` with all inodes.
     pub(super) fn each(&self, mut see: impl FnMut(&InodeRecord, Option<&RecordExtra>)) {
         for shard in 0..SHARDS {
             let shard = self.read(shard);
@@ -181,7 +181,7 @@ impl RecordTable {
         Ok(place * SHARDS as u32 + shard as u32)
     }
 
-    /// Looks at an inode. `ESTALE`.
+    /// Calls `see` with an inode. `ESTALE`.
     pub(super) fn see<T>(
         &self,
         ino: u64,
@@ -193,7 +193,7 @@ impl RecordTable {
         see(record, extra)
     }
 
-    /// Looks at the inode in a place. `ESTALE`.
+    /// Calls `see` with the inode in a place. `ESTALE`.
     pub(super) fn see_at<T>(
         &self,
         rid: RecordId,
@@ -215,7 +215,7 @@ impl RecordTable {
         change(shard.at_mut(place).ok_or(Errno::ESTALE)?)
     }
 
-    /// Changes the inode in a place; it goes where that leaves it unused. `ESTALE`.
+    /// Changes the inode in a place, and removes it if it is unused then. `ESTALE`.
     pub(super) fn change_at<T>(
         &self,
         rid: RecordId,
@@ -227,7 +227,7 @@ impl RecordTable {
         Ok((done, self.take_unused(&mut shard, place)))
     }
 
-    /// Takes an inode out if nobody uses it.
+    /// Removes an unused inode.
     pub(super) fn remove_unused(&self, ino: u64) -> Option<InodeRecord> {
         let mut shard = self.write(shard_of(ino));
         let place = shard.place_of(ino, self.key)?;

@@ -25,7 +25,7 @@ struct RenameEnd<'a> {
     key: NameHash,
 }
 
-/// The inode that has one of the names.
+/// The inode with one of the names.
 #[derive(Clone)]
 struct RenamedInode {
     rid: RecordId,
@@ -33,7 +33,7 @@ struct RenamedInode {
     dir: Option<Arc<DirectoryState>>,
 }
 
-/// Directories whose entries are locked, by inode number.
+/// Directories with locked entries, by inode number.
 struct LockedDirectories<'a>(Vec<(u64, MutexGuard<'a, EntryOrder>)>);
 
 impl<'a> LockedDirectories<'a> {
@@ -50,9 +50,8 @@ impl<'a> LockedDirectories<'a> {
 }
 
 impl NameStore {
-    /// Moves a name. `whiteout` is the node that takes the place of the old name, where the flags ask for
-    /// one. Returns the inode that was moved, and the one that had the new name; the first one twice if there was
-    /// none.
+    /// Moves a name. `whiteout` is the node that takes the place of the old name, if the flags request one. Returns the
+    /// moved inode, and the inode that had the new name. If there was none, the moved inode is returned twice.
     pub(crate) fn rename(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -89,8 +88,8 @@ impl NameStore {
         seen.ok()
     }
 
-    /// Returns the inodes that are gone by the rename, and those that it concerns, or `None` where names changed while
-    /// it took locks.
+    /// Returns the inodes that the rename removed, and the inodes that it concerns, or `None` if names changed while it
+    /// took locks.
     fn try_rename(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -163,8 +162,8 @@ impl NameStore {
         Ok(Some((gone, inodes)))
     }
 
-    /// The contents of those of the inodes that have several names, each with the new name, in the order in which
-    /// they are locked. The records of such an inode may grow.
+    /// The contents of the inodes that have several names, each with the new name, in the order in which they are
+    /// locked. The records of such an inode may grow.
     fn contents_of_linked<'a>(
         &self,
         moved: impl Iterator<Item = (&'a RenamedInode, &'a RenameEnd<'a>)>,
@@ -230,7 +229,8 @@ impl NameStore {
         Ok(source)
     }
 
-    /// Directories keep their parents meanwhile: the caller has `renames` where the two differ.
+    /// The relation of two directories. Directories keep their parents meanwhile: the caller holds `renames` if the two
+    /// differ.
     fn lineage(&self, from: u64, to: u64) -> Result<DirectoryRelation> {
         if from == to {
             return Ok(DirectoryRelation::default());
@@ -290,7 +290,7 @@ impl NameStore {
         let entries = locked.entries(from.parent);
         let (parent, name, dir, key) = (from.parent, from.name, &*from.dir, from.key);
         let place = LockedName { parent, name, dir, entries, key };
-        // Nobody opens a whiteout. Without attributes it needs a slot and nothing more.
+        // A whiteout is never opened. Without attributes it needs only a slot.
         let mut above = self.above(parent)?;
         above.default_acl = None;
         let made = self.make_at(handle, place, parts.part(key), &above, making)?;

@@ -21,7 +21,7 @@ enum WalkOutcome {
 }
 
 impl NameStore {
-    /// The attributes may be cached for `valid_for`.
+    /// Resolves a whole path. The attributes may be cached for `valid_for`.
     pub(crate) fn resolve(
         &self,
         from: u64,

@@ -1,4 +1,4 @@
-//! All names and attributes as a snapshot, and back, by all cores.
+//! All names and attributes as a snapshot, and back, on all processors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use crate::format::snapshot::{
 use crate::space::BlockRun;
 use crate::store::snapshot::SnapshotContent;
 
-/// Parts into which names are divided by their directory.
+/// The number of parts into which names are divided by directory.
 const PARTS: usize = 16;
 
 /// Segments that are worth a thread of their own.
@@ -35,7 +35,7 @@ pub(crate) struct SnapshotWriter {
 }
 
 impl SnapshotWriter {
-    /// Adds an entry. One that is too long spoils the snapshot.
+    /// Adds an entry. An entry that is too long makes the snapshot incomplete.
     pub(crate) fn add(&mut self, entry: &SnapshotEntry<'_>) {
         let bytes = entry.encode();
         self.incomplete |= bytes.len() > SEGMENT;
@@ -55,17 +55,17 @@ impl SnapshotWriter {
 /// The body of an inode with all records, and the blocks of these.
 type WholeBody = (Vec<u8>, Vec<(u64, u32)>);
 
-/// The state of slots as a snapshot tells it.
+/// The state of slots in a snapshot.
 #[derive(Default)]
 pub(crate) struct SnapshotSlots {
-    /// The slots that count: inode and block.
+    /// The slots of current copies: inode and block.
     pub(crate) live: Vec<(u64, u64)>,
-    /// Others that hold copies.
+    /// The slots of stale copies.
     pub(crate) stale: Vec<(u64, u64)>,
     pub(crate) removals: Vec<(u64, Vec<u64>)>,
 }
 
-/// A name on its way into its directory.
+/// A name that is not in its directory yet.
 #[derive(Clone, Copy)]
 struct PendingName {
     parent: u64,
@@ -112,7 +112,7 @@ impl NameStore {
         }
     }
 
-    /// The short form of an inode that has one.
+    /// The short form of an inode, if it has one.
     fn short<'a>(
         &self,
         record: &'a InodeRecord,
@@ -173,7 +173,7 @@ impl NameStore {
         Some((body, records))
     }
 
-    /// The same of one whose times alone are unusual. Its data must be known.
+    /// The body of an inode that is unusual only in its times, and its blocks. Its data must be known.
     fn whole_of_stored(&self, ino: u64) -> Option<WholeBody> {
         match self.take_changed(ino)? {
             super::encode::ClosingBody::Whole { body, data_is_stored: false } => {
@@ -183,8 +183,9 @@ impl NameStore {
         }
     }
 
-    /// The file system that a snapshot with these segments tells, and its slots. `read` reads a segment. `None` if
-    /// anything does not fit; then everything is as after [`Names::load`] of an image without damage.
+    /// The file system of a snapshot with these segments, and its slots. `read` reads a segment. `None` if anything is
+    /// inconsistent. The result is as after loading an image without damage
+    /// ([`InodeLoader`](super::load::InodeLoader)).
     pub(crate) fn restore(
         pool: Arc<BlockPool>,
         next_ino: u64,
@@ -245,7 +246,7 @@ impl NameStore {
         Some(())
     }
 
-    /// True if all directories are below the root, which exists.
+    /// True if there is a root, and all directories are below the root.
     fn is_tree(&self, dirs: &[u64]) -> bool {
         dirs.contains(&ROOT) && self.loops(dirs).is_empty()
     }
@@ -345,7 +346,7 @@ impl NameStore {
     fn take_name(&self, place: PendingName, name: &[u8], found: &mut LoadFindings) -> Option<()> {
         let key = self.index.key(place.parent, name);
         let mut part = self.index.write(key);
-        // The first name that is there twice ends it all.
+        // A name that occurs twice ends the restoration.
         if place.stamp >= LAST || self.find(&part, key, place.parent, name).is_some() {
             return None;
         }
@@ -354,7 +355,7 @@ impl NameStore {
         Some(())
     }
 
-    /// Enters names into their directories. No other thread has names of these.
+    /// Enters names into their directories. No other thread has names of these directories.
     fn fill_directories(&self, mut places: Vec<PendingName>) -> Option<()> {
         // There are long runs in order already.
         places.sort_by_key(|place| (place.parent, place.stamp));

@@ -1,4 +1,4 @@
-//! Blocks and their owners: the first claim has a block.
+//! Blocks and their owners: the first claim of a block owns it.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ impl BlockClaims {
         BlockClaims { runs: BTreeMap::new(), blocks }
     }
 
-    /// Claims `count` blocks from `block` on. Returns the parts that nobody had, as first block and end.
+    /// Claims `count` blocks from `block` on. Returns the parts without an earlier owner, as first block and end.
     ///
     /// Runs that a claim touches become one, so that all claims together take a time that grows with their
     /// number, whatever their lengths.
@@ -49,8 +49,8 @@ impl BlockClaims {
         free
     }
 
-    /// Claims the blocks of `extents`. Returns the extents that are left, and the number of pages that others
-    /// have.
+    /// Claims the blocks of `extents`. Returns the remaining extents, and the number of pages whose blocks have other
+    /// owners.
     pub(super) fn claim_extents(&mut self, extents: &[DiskExtent]) -> (Vec<DiskExtent>, u64) {
         let (mut left, mut lost) = (Vec::new(), 0);
         for extent in extents {

@@ -1,4 +1,4 @@
-//! Groups of which nobody knows if they were complete. Pure: nothing here does I/O.
+//! Groups that may or may not have been complete. This module does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,16 +10,16 @@ use crate::format::slot::{SlotHeader, SlotKind};
 /// Changes that are shown one by one.
 const SHOWN: usize = 10;
 
-/// The newest groups, where slots that cannot be read may be those that they lack.
+/// The newest groups, whose missing slots may be among the slots that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoubtfulGroups {
     /// The first of these groups, and the last.
     pub groups: (u64, u64),
     /// Blocks that cannot be read.
     pub unreadable: Vec<u64>,
-    /// Inodes that the groups write, as far as that is readable.
+    /// Inodes that the groups write, as far as they can be read.
     pub written: Vec<WrittenInode>,
-    /// Inodes that they remove.
+    /// Inodes that the groups remove.
     pub removed: Vec<u64>,
 }
 
@@ -41,7 +41,7 @@ struct GroupMembers {
 }
 
 impl GroupMembers {
-    /// Slots of which nothing was found.
+    /// The number of slots without any trace.
     fn missing(&self) -> usize {
         let found = self.whole.union(&self.broken).count();
         (self.count as usize).saturating_sub(found)
@@ -53,8 +53,8 @@ impl GroupMembers {
 }
 
 impl DoubtfulGroups {
-    /// The doubt about the slots `scan`, of which the groups up to `durable` count. `None` where no block is
-    /// unreadable, or where these are too few to complete the next group: a power failure has interrupted it.
+    /// The doubt about the slots `scan`, of which the groups up to `durable` count. `None` if no block is unreadable,
+    /// or if there are too few unreadable blocks to complete the next group: then a power failure has interrupted it.
     pub(super) fn of(
         scan: &[(u64, ScannedSlot)],
         durable: u64,
@@ -77,14 +77,14 @@ impl DoubtfulGroups {
         let newest = *groups.keys().next_back()?;
         let (mut left, mut last) = (unreadable.len(), durable);
         for group in durable + 1..=newest {
-            // Of a group without a trace at least one slot is missing.
+            // A group without a trace lacks at least one slot.
             let missing = groups.get(&group).map_or(1, GroupMembers::missing);
             // A slot that is torn was being written when the power failed.
             if missing > left || groups.get(&group).is_some_and(GroupMembers::is_torn) {
                 break;
             }
             left -= missing;
-            // Of the others there is nothing to keep.
+            // Groups without a trace have nothing to keep.
             last = if groups.contains_key(&group) { group } else { last };
         }
         let unreadable = unreadable.to_vec();
@@ -97,7 +97,7 @@ impl DoubtfulGroups {
         })
     }
 
-    /// Adds what is readable of the groups. `body` returns that of the inode in a block.
+    /// Adds the readable changes of the groups. `body` returns the body of the inode in a block.
     pub(super) fn name(
         &mut self,
         scan: &[(u64, ScannedSlot)],

@@ -1,4 +1,4 @@
-//! Inodes that do not fit together, made to fit. Pure: nothing here does I/O.
+//! Repairs inconsistencies between inodes. This module does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -22,7 +22,7 @@ pub(super) struct RepairInode {
     pub(super) stamp: u64,
     /// Blocks with records.
     pub(super) records: Vec<BlockRun>,
-    /// All of it was read.
+    /// The whole inode was read.
     pub(super) whole: bool,
 }
 
@@ -48,7 +48,7 @@ impl InodeRepairer {
         now: DiskTime,
     ) -> Self {
         let links = inodes.values().flat_map(|patient| &patient.inode.links);
-        // Positions that leave no room are given out anew.
+        // Positions too large to have successors are replaced by new ones.
         let links = links.filter(|link| link.stamp < LAST_NEW);
         // 1 and 2 are the positions of `.` and `..`.
         let next_position = links.map(|link| link.stamp + 1).max().unwrap_or(0).max(3);
@@ -56,7 +56,7 @@ impl InodeRepairer {
         InodeRepairer { inodes, claims, changed, repairs, next_ino, next_position, now }
     }
 
-    /// Makes everything fit.
+    /// Repairs everything.
     pub(super) fn mend(&mut self) {
         self.mend_damaged();
         self.mend_kinds();
@@ -80,7 +80,7 @@ impl InodeRepairer {
         self.repairs.push(repair);
     }
 
-    /// Adds an inode that nothing names yet.
+    /// Adds an inode that has no name yet.
     fn add(&mut self, ino: u64, mut inode: DiskInode) {
         inode.ctime = self.now;
         self.changed.insert(ino);
@@ -103,7 +103,7 @@ impl InodeRepairer {
         DiskInode { mode, atime: now, mtime: now, ctime: now, btime: now, ..DiskInode::default() }
     }
 
-    /// Makes types and sizes fit the data.
+    /// Makes types and sizes match the data.
     fn mend_kinds(&mut self) {
         let wrong = |(ino, patient): (&u64, &RepairInode)| {
             let kind = FileKind::from_mode(patient.inode.mode);
@@ -121,7 +121,7 @@ impl InodeRepairer {
                 self.note(ino, RepairAction::Kind { ino });
                 continue;
             }
-            // Files may lie below it: it stays a directory, and another inode gets its data.
+            // Files may lie below it: the inode stays a directory, and another inode gets its data.
             let mut file = inode.clone();
             inode.data = InodeData::Nothing;
             inode.size = 0;
@@ -153,7 +153,7 @@ impl InodeRepairer {
             let Some(patient) = self.inodes.get_mut(&ino) else { continue };
             for run in &patient.records {
                 if self.claims.claim(run.block, run.count.into()).is_empty() {
-                    // They were read, and get other blocks.
+                    // The records were read, and get other blocks.
                     self.changed.insert(ino);
                 }
             }
@@ -187,14 +187,14 @@ impl InodeRepairer {
         kind == Some(FileKind::Directory)
     }
 
-    /// Leaves the names that lie in directories and that no other inode has there.
+    /// Keeps the names that lie in directories and that no other inode has there.
     fn mend_names(&mut self) {
         let mut links = Vec::new();
         for (ino, patient) in &mut self.inodes {
             let taken = std::mem::take(&mut patient.inode.links);
             links.extend(taken.into_iter().map(|link| (!patient.whole, link, *ino)));
         }
-        // What is whole comes first, and then what was first.
+        // Links of undamaged inodes come first, and then older ones.
         links.sort_by_key(|(damaged, link, ino)| (*damaged, link.stamp, *ino));
         let (mut names, mut positions) = (HashSet::new(), HashSet::new());
         for (_, mut link, ino) in links {
@@ -218,7 +218,7 @@ impl InodeRepairer {
         }
     }
 
-    /// Takes directories that are below themselves out of their parents.
+    /// Removes directories that are below themselves from their parents.
     fn mend_loops(&mut self) {
         let mut good = HashSet::from([ROOT]);
         let dirs: Vec<u64> = self.inodes.keys().copied().filter(|ino| self.is_dir(*ino)).collect();
@@ -294,7 +294,7 @@ fn patient_stamp(inodes: &BTreeMap<u64, RepairInode>, ino: u64) -> u64 {
     inodes.get(&ino).map_or(0, |patient| patient.stamp)
 }
 
-/// Makes the type and the size of something that is no directory fit its data.
+/// Makes the type and the size of an inode that is no directory match its data.
 fn fit(inode: &mut DiskInode) {
     let regular = FileKind::Regular.mode_bits() | inode.mode & 0o7777;
     match &mut inode.data {
@@ -318,10 +318,10 @@ fn fit(inode: &mut DiskInode) {
     }
 }
 
-/// `wanted`, with a number after it where it is taken.
+/// Returns `wanted`, with a number appended if it is taken.
 fn free_name(wanted: &[u8], taken: &HashSet<Vec<u8>>) -> Vec<u8> {
     let numbered = (1_u64..).map(|number| [wanted, format!(".{number}").as_bytes()].concat());
     let mut names = std::iter::once(wanted.to_vec()).chain(numbered);
-    // More names than are taken are tried at most.
+    // It tries at most one name more than are taken.
     names.find(|name| !taken.contains(name)).unwrap_or_default()
 }

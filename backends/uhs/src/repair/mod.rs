@@ -1,8 +1,8 @@
 //! The repair of a damaged file system.
 //!
-//! Nothing that can be read is deleted. Inodes without a name go to lost+found; of two owners of a block,
-//! the one that was written first loses it; of a damaged inode everything stays that can be read. All changes
-//! go through groups, so that a repair survives a power failure at any moment and may be run again.
+//! No readable data is deleted. Inodes without a name go to lost+found; of two owners of a block, the owner that was
+//! written first loses it; of a damaged inode, all readable parts stay. All changes go through groups, so that a repair
+//! survives a power failure at any moment and may be run again.
 
 mod claims;
 mod doubt;
@@ -35,17 +35,16 @@ pub use report::RepairAction;
 /// Changes of one group: so many free slots there nearly always are.
 const GROUPED: usize = 128;
 
-/// How often a block with records is read: inodes that are damaged may point to those of others.
+/// The number of times that a block with records is read: damaged inodes may point to the blocks of others.
 const READ_TIMES: u8 = 4;
 
-/// Repairs the file system on `device`, and returns all changes. `random` makes secrets: nobody may guess its
-/// seed. An image without damage is not written to.
+/// Repairs the file system on `device`, and returns all changes. `random` generates secrets: its seed must be
+/// unpredictable. An image without damage is not written to.
 ///
 /// # Errors
 ///
-/// See [`StoreError`]: no superblock can be used, there is no space for what must be written, the device
-/// failed, or somebody has to say by `newest` what becomes of groups that may have been complete
-/// ([`StoreError::Doubtful`]).
+/// See [`StoreError`]: no superblock can be used, there is no space for the blocks to be written, the device failed, or
+/// the caller must decide by `newest` about groups that may have been complete ([`StoreError::Doubtful`]).
 pub fn repair(
     device: &Arc<dyn BlockDevice>,
     newest: Option<NewestChanges>,
@@ -54,7 +53,7 @@ pub fn repair(
     repair_watched(device, newest, random, &NoWatch)
 }
 
-/// As [`repair`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]): the next repair goes on.
+/// Performs [`repair`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]): the next repair continues.
 pub(crate) fn repair_watched(
     device: &Arc<dyn BlockDevice>,
     newest: Option<NewestChanges>,
@@ -81,7 +80,7 @@ pub(crate) fn repair_watched(
     let BadCopies { lost, torn } = bad_copies(&**device)?;
     let copies = COPIES.into_iter().filter(|block| lost.contains(block) || torn.contains(block));
     repairs.extend(copies.map(|block| RepairAction::Superblock { block }));
-    // It makes the snapshot void, too.
+    // The store makes the snapshot void, too.
     let is_damaged = snapshot::is_damaged(&**device, &survey.superblock);
     repairs.extend(is_damaged.then_some(RepairAction::Snapshot));
     if repairs.is_empty() && mender.changed.is_empty() {
@@ -108,7 +107,7 @@ pub(crate) fn repair_watched(
         write(&store, &mut space, part)?;
     }
     for block in cleared() {
-        // One that still cannot be written is reported by the next check.
+        // The next check reports a block that still cannot be written.
         if let Err(errno) = line.write(block, &[0; BLOCK]) {
             log::warn!("block {block} cannot be written: {errno}");
         }
@@ -119,8 +118,8 @@ pub(crate) fn repair_watched(
 }
 
 /// The slots of the device, with the groups that count. A mount voids groups that are not whole, because a power
-/// failure has interrupted them. A slot that cannot be read may be the one that is missing; then such a group may
-/// have been acknowledged.
+/// failure has interrupted them. But if a slot cannot be read, it may be the missing slot of such a group, and the
+/// group may have been acknowledged.
 fn decided(
     device: &dyn BlockDevice,
     newest: Option<NewestChanges>,
@@ -140,7 +139,7 @@ fn decided(
     }
 }
 
-/// Writes inodes, and removal records for those that are `None`, as one durable group.
+/// Writes inodes, and removal records for inodes that are `None`, as one durable group.
 fn write(
     store: &InodeStore,
     space: &mut BlockSpace,
@@ -192,11 +191,11 @@ fn kept_blocks(superblock: &Superblock) -> BlockClaims {
     claims
 }
 
-/// All inodes as far as they can be read, and the numbers of those of which nothing can be.
+/// All inodes as far as they can be read, and the numbers of inodes without any readable part.
 ///
 /// # Errors
 ///
-/// A slot that could be read cannot be read again.
+/// Fails if a slot that could be read before cannot be read again.
 fn patients(
     device: &dyn BlockDevice,
     line: &mut BlockingQueue,
@@ -234,7 +233,7 @@ fn patients(
                 }
             });
         let body = identity.map(|identity| slot::damaged_body(&bytes, &identity));
-        // What is damaged gives way to whatever is whole.
+        // The claims of a damaged inode yield to the claims of whole inodes.
         match body.and_then(|body| patient(line, claim, body, 0, false)) {
             Some(patient) => drop(inodes.insert(*ino, patient)),
             None => removed.push(*ino),
@@ -243,8 +242,8 @@ fn patients(
     Ok((inodes, removed))
 }
 
-/// An inode as far as its body can be read. Where the body is damaged, its records are searched for in all
-/// places in which they may lie.
+/// An inode as far as its body can be read. If the body is damaged, its records are searched for in all possible
+/// places.
 fn patient(
     line: &mut BlockingQueue,
     claim: &mut dyn FnMut(BlockRun) -> bool,

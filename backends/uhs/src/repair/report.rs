@@ -19,14 +19,14 @@ pub enum RepairAction {
         /// The file.
         file: u64,
     },
-    /// Pages of a file were those of another one, or lay outside of the device: they are holes now.
+    /// Pages of a file had blocks of another file, or blocks outside of the device: they are holes now.
     Blocks {
         /// The inode.
         ino: u64,
         /// Pages of 4 KiB.
         pages: u64,
     },
-    /// A name was given up: its directory does not exist, or another inode has the name there.
+    /// A name was removed: its directory does not exist, or another inode has the name there.
     Name {
         /// The inode.
         ino: u64,
@@ -35,7 +35,7 @@ pub enum RepairAction {
         /// The name.
         name: Vec<u8>,
     },
-    /// A position in listings was that of another name.
+    /// A position in listings was also the position of another name.
     Position {
         /// The inode.
         ino: u64,
@@ -52,7 +52,7 @@ pub enum RepairAction {
         /// The inode.
         ino: u64,
     },
-    /// A damaged inode of which nothing can be read was removed.
+    /// A damaged inode without any readable part was removed.
     Removed {
         /// The inode.
         ino: u64,
@@ -67,11 +67,11 @@ pub enum RepairAction {
         /// The block.
         block: u64,
     },
-    /// The snapshot of the last clean end was damaged, and is given up. The inodes tell the same.
+    /// The snapshot of the last clean end was damaged, and is given up. The slots contain the same inodes.
     Snapshot,
     /// Slots that a power failure had left half written were cleared.
     Unfinished {
-        /// How many.
+        /// The number of slots.
         slots: usize,
     },
 }

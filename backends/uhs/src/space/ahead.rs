@@ -1,7 +1,7 @@
-//! Blocks that are kept ahead of files that grow, so that files which grow in turn do not lie between each other.
+//! Blocks that are reserved ahead of files that grow, so that the blocks of files that grow in turn do not alternate.
 //!
-//! They are free for everybody who finds no others: a file that comes back for them takes others then. So they need no
-//! promise, and [`BlockSpace::free_blocks`] counts them.
+//! They are available for every file that finds no others: the file for which they were reserved takes others then. So
+//! they need no promise, and [`BlockSpace::free_blocks`] counts them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::format::UNIT_BLOCKS;
 /// The runs ahead of files.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AheadRuns {
-    /// By the number of the file, which it gets with its first run.
+    /// The run of each file, by the number that the file gets with its first run.
     runs: BTreeMap<u64, BlockRun>,
     blocks: u64,
     last_owner: u64,
@@ -35,7 +35,7 @@ impl BlockSpace {
         !self.ahead.runs.is_empty()
     }
 
-    /// Takes up to `count` blocks of those ahead of a file, which begin right at `block`.
+    /// Takes up to `count` blocks from the run ahead of a file, if the run begins at `block`.
     pub(crate) fn take_ahead(&mut self, owner: u64, block: u64, count: u32) -> Option<BlockRun> {
         let run = self.ahead.runs.get_mut(&owner).filter(|run| run.block == block)?;
         let count = count.min(run.count);
@@ -48,8 +48,8 @@ impl BlockSpace {
         Some(taken)
     }
 
-    /// Keeps up to `count` blocks ahead of a file, as [`take`](BlockSpace::take) finds them, in the place of those that it has. Returns
-    /// the first.
+    /// Reserves up to `count` blocks ahead of a file, as [`take`](BlockSpace::take) finds them, in the place of its
+    /// present ones. Returns the first block.
     pub(crate) fn keep_ahead(
         &mut self,
         owner: u64,
@@ -62,8 +62,8 @@ impl BlockSpace {
         Some(self.put_ahead(owner, run))
     }
 
-    /// Keeps `units` neighbouring units ahead of a file, or as many as nothing uses, in the place of what it has. Returns the first
-    /// block.
+    /// Reserves up to `units` neighbouring free units ahead of a file, in the place of its present blocks. Returns the
+    /// first block.
     pub(crate) fn keep_units_ahead(
         &mut self,
         owner: u64,
@@ -88,7 +88,7 @@ impl BlockSpace {
         run.block
     }
 
-    /// Gives back what is ahead of a file.
+    /// Gives back the blocks ahead of a file.
     pub(crate) fn give_back_ahead(&mut self, owner: u64) {
         if let Some(run) = self.ahead.runs.remove(&owner) {
             self.ahead.blocks -= u64::from(run.count);
@@ -96,7 +96,7 @@ impl BlockSpace {
         }
     }
 
-    /// Gives back what is ahead of all files. False where there is nothing.
+    /// Gives back the blocks ahead of all files. False if there are none.
     pub(crate) fn give_back_all_ahead(&mut self) -> bool {
         let runs = std::mem::take(&mut self.ahead.runs);
         self.ahead.blocks = 0;

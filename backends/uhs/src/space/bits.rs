@@ -5,7 +5,7 @@ use crate::format::UNIT_BLOCKS;
 /// Blocks of a unit.
 pub(super) const BLOCKS: u32 = UNIT_BLOCKS as u32;
 
-/// A bit for each block of a unit. One that is set is in use.
+/// A bit for each block of a unit, set if the block is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockBitmap([u64; BLOCKS as usize / 64]);
 
@@ -13,7 +13,7 @@ impl BlockBitmap {
     pub(super) const FREE: BlockBitmap = BlockBitmap([0; BLOCKS as usize / 64]);
     pub(super) const FULL: BlockBitmap = BlockBitmap([u64::MAX; BLOCKS as usize / 64]);
 
-    /// The words that the blocks from `from` to before `end` lie in, each with their mask.
+    /// The words of the blocks from `from` to before `end`, each with a mask.
     fn masks(from: u32, end: u32) -> impl Iterator<Item = (usize, u64)> {
         (from / 64..end.div_ceil(64)).map(move |word| {
             let (low, high) = (from.max(word * 64) % 64, (end - word * 64).min(64));
@@ -40,7 +40,7 @@ impl BlockBitmap {
         }
     }
 
-    /// The first block from `from` on that is in use, or is not; the end of the unit where there is none.
+    /// The first block from `from` on that is in use (`used`) or free; the end of the unit if there is none.
     fn next(&self, from: u32, used: bool) -> u32 {
         let flip = if used { 0 } else { u64::MAX };
         BlockBitmap::masks(from, BLOCKS)

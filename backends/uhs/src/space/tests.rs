@@ -15,7 +15,7 @@ fn runs_never_overlap_and_empty_units_are_free_again() {
         space.reserve(3, 2);
         let mut held: Vec<BlockRun> = Vec::new();
         let mut used = BTreeSet::new();
-        // Now it fills up, now it empties.
+        // The space fills up and empties in turn.
         for step in 0..3000 {
             if random.u32(..100) < if step / 500 % 2 == 0 { 70 } else { 40 } {
                 let near = random.choice(&held).map(|run| run.end() - 1);
@@ -32,7 +32,7 @@ fn runs_never_overlap_and_empty_units_are_free_again() {
                 }
             } else if !held.is_empty() {
                 let run = held.swap_remove(random.usize(..held.len()));
-                // A part of it at first, now and then.
+                // Sometimes only a part of the run is freed at first.
                 let count = random.u32(1..=run.count);
                 space.free(BlockRun { count, ..run });
                 used.retain(|block| !(run.block..run.block + u64::from(count)).contains(block));
@@ -79,7 +79,7 @@ fn blocks_lie_behind_those_of_the_same_file_or_side_by_side() {
     let first = space.take(10, None, 0).unwrap();
     let next = space.take(1, None, 0).unwrap();
     assert_eq!(next.block, first.end());
-    // The place behind the first is taken now; behind the second one it is free.
+    // The place behind the first run is taken now; behind the second run it is free.
     assert_eq!(space.take(5, Some(next.block), 0).unwrap().block, next.end());
     let elsewhere = space.take(5, Some(first.end() - 1), 0).unwrap();
     assert_eq!(elsewhere.block / UNIT_BLOCKS, first.block / UNIT_BLOCKS, "the unit is the same");
@@ -92,7 +92,7 @@ fn blocks_lie_behind_those_of_the_same_file_or_side_by_side() {
     assert_eq!(space.free_blocks(), 0);
 }
 
-/// A device of 1 TiB whose second half is free, and whose first half has a free block in each unit.
+/// The test uses a device of 1 TiB whose second half is free, and whose first half has a free block in each unit.
 #[test]
 fn a_block_is_found_without_a_walk_over_all_units() {
     const UNITS: u32 = 1 << 19;
@@ -140,7 +140,7 @@ fn units_that_are_emptied_take_no_blocks_while_there_are_others() {
     }
     assert_eq!((space.free_units(), space.free_blocks()), (3, free));
     assert_eq!(space.reopen(&leaving), [0; 0]);
-    // What was promised is there, also in units that are being emptied.
+    // Promised blocks are available, also in units that are being emptied.
     let leaving = space.emptiest(2, (1, 1 << 20), &BTreeSet::new());
     space.close(&leaving);
     let mut taken = 0;

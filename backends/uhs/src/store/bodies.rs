@@ -1,8 +1,8 @@
-//! The bodies of inodes: those that a scan keeps, and those that are read a second time.
+//! The bodies of inodes: bodies that a scan keeps, and bodies that are read a second time.
 //!
-//! A scan keeps what a mount needs, up to a bound ([`CommitRules::kept`](crate::commit::CommitRules)), because nobody knows before its end
-//! which inodes count, or if there is memory for their index. What it did not keep is read again by number, some
-//! thousand inodes at a time.
+//! A scan keeps the bodies that a mount needs, up to a bound ([`CommitRules::kept`](crate::commit::CommitRules)): only
+//! its end shows which inodes count, and if there is memory for their index. The other bodies are read again by number,
+//! some thousand inodes at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,10 +14,10 @@ use super::scan::{BodyRetention, ScanRange, SlotSurvey, gathered, scan};
 use crate::format::inode::DiskInode;
 use crate::format::slot::{self, FoundSlot};
 
-/// Inodes that are read again at a time, whose bodies have 64 MiB at most.
+/// Inodes that are read again at a time. Their bodies have 64 MiB at most.
 const BATCH: usize = 16 * 1024;
 
-/// Blocks between two that are wanted, which are read rather than left out.
+/// The longest gap between two wanted blocks that is read rather than skipped.
 const BRIDGED: u64 = 16;
 
 /// Bytes that a thread takes from the budget at a time.
@@ -47,7 +47,7 @@ struct ScannedBody {
     left_out: u16,
 }
 
-/// An inode that counts.
+/// An inode with its current copy.
 struct CurrentInode<'a> {
     ino: u64,
     block: u64,
@@ -56,7 +56,7 @@ struct CurrentInode<'a> {
 }
 
 impl ScanBudget {
-    /// Takes `bytes` or what is left.
+    /// Takes `bytes`, or the rest of the budget.
     fn take(&self, bytes: u64) -> u64 {
         let take = |left: u64| Some(left.saturating_sub(bytes));
         let left = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
@@ -98,12 +98,12 @@ impl ScannedBodies {
 }
 
 impl SlotSurvey {
-    /// Shows the bodies of all inodes that count to `see`, by number. Unless they are to be `whole`, inline data of an inode with
-    /// one name and nothing else is zeros.
+    /// Calls `see` with the bodies of all current inodes, by number. Unless `whole` is set, inline data of an inode
+    /// with one name and nothing else is replaced by zeros.
     ///
     /// # Errors
     ///
-    /// Those of `see`, and a failure of the device.
+    /// Fails with the errors of `see`, and with a failure of the device.
     pub(crate) fn each(
         &self,
         device: &dyn BlockDevice,
@@ -127,7 +127,7 @@ impl SlotSurvey {
                 let place = || places.binary_search_by_key(&key, |(block, ino, _)| (*block, *ino));
                 let (bodies, body) = match kept {
                     Some(kept) => *kept,
-                    // It was whole a moment before.
+                    // The slot was whole a moment before.
                     None => place().map(|at| places[at].2).map_err(|_| lost())?,
                 };
                 bytes.clear();
@@ -139,12 +139,12 @@ impl SlotSurvey {
         Ok(())
     }
 
-    /// Nobody wants bodies any more.
+    /// Drops the kept bodies, which are not needed any more.
     pub(crate) fn forget_bodies(&mut self) {
         self.bodies = Vec::new();
     }
 
-    /// The inodes that count, by number, and the bodies of them that were kept as they are wanted.
+    /// The current inodes, by number, with the bodies that were kept in the requested form.
     fn counting(&self, whole: bool) -> Vec<CurrentInode<'_>> {
         let live = self.found.live.iter();
         let mut counting: Vec<CurrentInode<'_>> = live
@@ -193,12 +193,12 @@ impl SlotSurvey {
             pieces.push(ScanRange { block: *block, blocks: 1, key });
         }
         let keeps = BodyRetention::These(blocks, whole);
-        // It is quick, and whoever waits sees how many inodes are loaded.
+        // The scan is quick, and the watch of the caller already shows the number of loaded inodes.
         let parts = scan(device, &self.superblock, &pieces, keeps, &NoWatch)?;
         Ok(parts.into_iter().map(|part| part.bodies).collect())
     }
 
-    /// The body of the inode in the slot at `block`; `None` if that is not whole.
+    /// The body of the inode in the slot at `block`; `None` if the slot is not whole.
     pub(crate) fn read(&self, line: &mut BlockingQueue, block: u64) -> Option<Vec<u8>> {
         let mut bytes = [0; FRAME];
         line.read(block, &mut bytes).ok()?;
@@ -208,7 +208,7 @@ impl SlotSurvey {
         }
     }
 
-    /// The bodies of all inodes that count, which the scan has kept whole.
+    /// The bodies of all current inodes, which the scan has kept whole.
     #[cfg(test)]
     pub(crate) fn inodes(&self) -> Vec<(u64, &[u8])> {
         let counting = self.counting(true).into_iter();

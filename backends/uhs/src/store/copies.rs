@@ -8,7 +8,7 @@ use crate::format::superblock::{
 };
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
-/// Makes an empty file system that has the whole device.
+/// Makes an empty file system that occupies the whole device.
 ///
 /// # Errors
 ///
@@ -26,7 +26,7 @@ pub(crate) fn make(
         return Err(StoreError::TooSmall { bytes: facts.bytes() });
     }
     let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
-    // What lay in the copies before must not be believed beside the new ones.
+    // The former contents of the copies must not count beside the new ones.
     for block in COPIES {
         line.write(block, &[0; BLOCK]).map_err(failed("write the superblock"))?;
     }
@@ -41,9 +41,8 @@ pub(crate) fn make(
     line.flush().map_err(failed("flush"))
 }
 
-/// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in the end
-/// all are the same. A copy that cannot be written is skipped, as long as another one still holds the version
-/// before.
+/// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in the end all copies
+/// are equal. A copy that cannot be written is skipped, as long as another one still holds the version before.
 pub(super) fn write_superblock(
     line: &mut BlockingQueue,
     superblock: &Superblock,
@@ -61,7 +60,7 @@ pub(super) fn write_superblock(
         order.next().map_or(Err(error), |block| write(line, block))?;
     }
     line.flush().map_err(failed("flush"))?;
-    // These become durable by any later flush. The next version begins with another copy.
+    // The other copies become durable by any later flush. The next version begins with another copy.
     for block in order {
         if let Err(error) = write(line, block) {
             log::warn!("the copy at block {block}: {error}");
@@ -70,8 +69,7 @@ pub(super) fn write_superblock(
     Ok(())
 }
 
-/// Gives a file system that nobody uses more blocks of its device. At every moment it has one size or the
-/// other.
+/// Enlarges an unused file system to more blocks of its device. At every moment it has either the old or the new size.
 ///
 /// # Errors
 ///
@@ -99,10 +97,10 @@ pub(crate) fn superblock(device: &dyn BlockDevice) -> Result<Superblock, StoreEr
     read_superblock(&mut line, device.facts().blocks)
 }
 
-/// The blocks of copies that are not what this program leaves in them.
+/// The blocks of copies with unexpected content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BadCopies {
-    /// They cannot be read, or hold something else than a superblock of this file system and time.
+    /// Copies that cannot be read, or hold something else than a recent superblock of this file system.
     pub(crate) lost: Vec<u64>,
     /// A power failure may have interrupted their writing.
     pub(crate) torn: Vec<u64>,
@@ -129,8 +127,8 @@ pub(crate) fn bad_copies(device: &dyn BlockDevice) -> Result<BadCopies, StoreErr
     Ok(bad)
 }
 
-/// True for a version that a power failure may have left beside `best`: each version begins with another copy, so that none lags behind
-/// by more than the number of copies.
+/// True for a version that a power failure may have left beside `best`: each version begins with another copy, so that
+/// none lags behind by more than the number of copies.
 fn is_before(copy: &Superblock, best: &Superblock) -> bool {
     copy.uuid == best.uuid
         && copy.epoch < best.epoch

@@ -42,7 +42,7 @@ pub enum StoreError {
         /// The most that they may take.
         limit: u64,
     },
-    /// The map of its space takes more memory than it may.
+    /// The map of the space takes more memory than it may.
     Space {
         /// Units of the file system.
         units: u64,
@@ -53,15 +53,15 @@ pub enum StoreError {
     },
     /// Numbers of inodes, slots or groups that leave no room for further ones.
     Numbers,
-    /// The slot of an inode does not hold it any more.
+    /// The slot of an inode does not hold the inode any more.
     Lost,
     /// No unit is free for more inodes.
     Full,
-    /// Parts of the newest groups cannot be read, so that nobody knows if these groups were complete.
+    /// Parts of the newest groups cannot be read, so that it is unknown if these groups were complete.
     Doubtful(DoubtfulGroups),
-    /// Somebody wanted the work to end.
+    /// The watch ended the work.
     Interrupted,
-    /// A write or a flush has failed before, so that nobody knows what the device holds.
+    /// A write or a flush has failed before, so that the content of the device is unknown.
     Failed,
 }
 

@@ -1,5 +1,5 @@
-//! Flushes that are shared: whoever needs one waits for the next that begins, and one of those who
-//! wait carries it out.
+//! Shared flushes: a thread that needs a flush waits for the next one that begins, and one of the waiting threads
+//! performs it.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -20,8 +20,7 @@ struct FlushState {
 }
 
 impl DeviceFlushes {
-    /// Returns when a flush that began after the call is over: one of another thread, or one that `run`
-    /// carries out.
+    /// Returns when a flush that began after the call is over: a flush of another thread, or one by `run`.
     pub(super) fn join(&self, run: impl FnOnce()) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let wanted = state.begun + 1;
@@ -40,7 +39,7 @@ impl DeviceFlushes {
     }
 }
 
-/// Ends a flush. After a panic it is not over, so that those who wait carry out another one.
+/// Ends a flush. After a panic the flush is not over, so that a waiting thread performs another one.
 struct RunningFlush<'a> {
     flushes: &'a DeviceFlushes,
     whole: bool,
@@ -67,7 +66,7 @@ mod tests {
 
     use super::*;
 
-    /// A flush covers what was complete before it began, so one that runs already is of no use.
+    /// A flush covers only writes that were complete before it began, so a flush that runs already is of no use.
     #[test]
     fn threads_that_come_during_a_flush_share_the_next_one() {
         const THREADS: u64 = 8;
@@ -102,7 +101,7 @@ mod tests {
         assert_eq!(count.load(Ordering::Relaxed), 2);
     }
 
-    /// Whoever needed a flush after one that had panicked waited for ever.
+    /// A thread that needed a flush after a panic in another one waited for ever.
     #[test]
     fn a_flush_that_panics_is_carried_out_by_another_thread() {
         let flushes = Arc::new(DeviceFlushes::default());

@@ -1,4 +1,4 @@
-//! Queues that threads use in turn, and writes that are gathered for them.
+//! Queues that threads use in turn, and frames for gathered writes.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,14 +13,14 @@ const GATHERED: usize = 256;
 /// Operations in flight of a lane.
 const DEPTH: u32 = 32;
 
-/// Lanes that wait for use.
+/// Idle queues that are kept.
 const KEPT: usize = 8;
 
 /// The wait of a thread for frames that other threads hold, before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// Looks for frames, about a second: after that they do not come back. A device that has failed as a whole keeps those
-/// that it had.
+/// The number of attempts to get frames, for about a second: after that they do not come back. A device that has failed
+/// as a whole keeps the frames that it had.
 const LOOKS: u32 = 500;
 
 /// The queues to a device that are not in use, and the frames of writes.
@@ -28,7 +28,7 @@ pub(super) struct DeviceQueues {
     device: Arc<dyn BlockDevice>,
     region: Arc<MemoryRegion>,
     idle: Mutex<Vec<Box<dyn DeviceQueue>>>,
-    /// A lane or frames came back.
+    /// A queue or frames were returned.
     returned: Condvar,
 }
 
@@ -56,8 +56,7 @@ impl DeviceQueues {
         self.device.facts().blocks_at_once().min(GATHERED)
     }
 
-    /// A lane: an idle one, a new one, or where the device has no further queue the next one that is
-    /// returned.
+    /// Takes a queue: an idle one, a new one, or, if the device has no further queue, the next one that is returned.
     pub(super) fn take(self: &Arc<Self>) -> Result<BorrowedQueue, Errno> {
         let mut idle = self.lock();
         loop {
@@ -95,8 +94,8 @@ impl BorrowedQueue {
         self.lanes.gathered()
     }
 
-    /// Takes frames. Where there are none, it waits for writes of this lane, which `reaped` gets, or for
-    /// those of others.
+    /// Takes frames. If there are none, it waits for writes of this queue, whose completions go to `reaped`, or for
+    /// writes of other queues.
     pub(super) fn frames(&mut self, count: u32, reaped: &mut Vec<BlockCompletion>) -> FrameRun {
         let mut looks = 0;
         loop {
@@ -123,7 +122,7 @@ impl BorrowedQueue {
         }
     }
 
-    /// Adds an operation, which begins with [`kick`](BorrowedQueue::kick) at the latest.
+    /// Adds an operation. It begins with [`kick`](BorrowedQueue::kick) at the latest.
     pub(super) fn push(&mut self, tag: u64, kind: BlockOpKind, reaped: &mut Vec<BlockCompletion>) {
         let mut op = BlockOp { tag, kind };
         while let Err(again) = self.queue().push(op) {
@@ -150,13 +149,13 @@ impl BorrowedQueue {
         }
     }
 
-    /// Takes in what is complete already.
+    /// Takes in completed operations.
     #[cfg(test)]
     pub(super) fn poll(&mut self, reaped: &mut Vec<BlockCompletion>) {
         self.queue().reap(reaped);
     }
 
-    /// Carries out one operation. No other may be in flight.
+    /// Performs one operation. No other may be in flight.
     pub(super) fn run(&mut self, kind: BlockOpKind) -> Result<(), Errno> {
         let mut reaped = Vec::new();
         self.push(0, kind, &mut reaped);
@@ -171,7 +170,7 @@ impl Drop for BorrowedQueue {
     fn drop(&mut self) {
         let Some(queue) = self.queue.take() else { return };
         let mut idle = self.lanes.lock();
-        // What is in flight is waited for by the drop of the queue.
+        // Dropping a queue waits for its operations in flight.
         if queue.in_flight() == 0 && idle.len() < KEPT {
             idle.push(queue);
         }

@@ -1,8 +1,8 @@
-//! Inodes on a device: the commit rule, carried out.
+//! Inodes on a device: this module performs the I/O of the commit rule.
 //!
-//! [`survey`] reads a device and writes nothing. [`InodeStore::begin`] writes what a mount has to write, and
-//! from then on groups overlap in time: each thread does the I/O of its own groups, and those that wait
-//! share flushes. A group passes through these stages:
+//! [`survey`] reads a device and writes nothing. [`InodeStore::begin`] performs the writes of a mount. From then on
+//! groups overlap in time: each thread does the I/O of its own groups, and waiting threads share flushes. A group
+//! passes through these stages:
 //!
 //! 1. [`InodeStore::turn`] fixes its place among the groups.
 //! 2. Blocks to which its inodes will point are written, and [`InodeStore::flush`] makes them durable.
@@ -53,7 +53,7 @@ const FRAMES: u32 = 2048;
 /// Inode numbers that are taken at a time.
 const INO_STEP: u64 = 1 << 20;
 
-/// Slots that are tried for one write before the device is given up.
+/// Slots that are tried for one write before the device counts as failed.
 const TRIES: usize = 8;
 
 /// The inodes of a device, each a body under a number.
@@ -67,7 +67,7 @@ pub(crate) struct InodeStore {
     changed: Condvar,
     rules: CommitRules,
     failed: AtomicBool,
-    /// A slot could not be written, and lies elsewhere: a part of it may be in its old place.
+    /// A slot could not be written, and lies elsewhere: a part of the write may be in its old place.
     replaced: AtomicBool,
     slots_written: AtomicU64,
     superblocks: AtomicU64,
@@ -75,12 +75,12 @@ pub(crate) struct InodeStore {
     begun: u64,
 }
 
-/// How far a store has come since its mount.
+/// The progress of a store since its mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoreProgress {
     /// Groups that were closed.
     pub(crate) groups: u64,
-    /// Those of them that would not survive a power failure.
+    /// Closed groups that would not survive a power failure.
     pub(crate) not_durable: u64,
     pub(crate) slots_written: u64,
     /// Slots that may be overwritten.
@@ -106,18 +106,18 @@ enum GroupStage {
     WritingThrough,
     /// All its slots are on the device.
     Written,
-    /// They survive a power failure, and those of an earlier group do not yet.
+    /// Its slots survive a power failure, but slots of an earlier group do not yet.
     Safe,
 }
 
 impl GroupStage {
-    /// True while nobody knows what the slots hold.
+    /// True while the content of the slots is unknown.
     fn is_in_flight(self) -> bool {
         matches!(self, GroupStage::Writing | GroupStage::WritingThrough)
     }
 }
 
-/// The use of units that a store asks for.
+/// The purpose for which a store requests units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnitUse {
     /// There are no slots for a group.
@@ -137,8 +137,8 @@ pub(crate) enum CommitStart {
 }
 
 impl InodeStore {
-    /// Begins to write to a device that was surveyed. What a power failure left half done is undone.
-    /// `random` makes the keys of new chunks, which nobody may guess.
+    /// Begins to write to a surveyed device. Changes that a power failure has left unfinished are undone. `random`
+    /// generates the keys of new chunks, which must be unpredictable.
     ///
     /// # Errors
     ///
@@ -157,8 +157,8 @@ impl InodeStore {
         if rules.snapshots_are_voided {
             snapshot::void(&mut line, &survey.superblock)?;
         }
-        // The writes of a process that was killed may still lie in the cache of the device. The
-        // superblock calls them durable, so they must be.
+        // The writes of a process that was killed may still lie in the cache of the device. The superblock states that
+        // they are durable, so they must be.
         if rules.mount_flushes_first {
             line.flush().map_err(failed("flush"))?;
         }
@@ -199,20 +199,19 @@ impl InodeStore {
         })
     }
 
-    /// The place of a group: groups count in the order of their turns.
+    /// Takes the place of a group: groups count in the order of their turns.
     pub(crate) fn turn(&self) -> GroupTurn {
         self.turns.take()
     }
 
-    /// Writes `changes`, each of another inode, as the group of `turn`, when all earlier turns are over.
-    /// Returns its number; it is durable after [`sync`](InodeStore::sync). `now` says that such a sync follows
-    /// at once. Where slots run out, or lie scattered, `units` takes up to so many neighbouring units that nothing uses, and
-    /// returns the first and their number; nothing is locked meanwhile.
+    /// Writes `changes`, each of another inode, as the group of `turn`, when all earlier turns are over. Returns its
+    /// number; it is durable after [`sync`](InodeStore::sync). With `now`, such a sync follows at once. If slots run
+    /// out, or are scattered, `units` takes up to so many neighbouring free units, and returns the first and their
+    /// number; nothing is locked meanwhile.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Full`], with nothing changed, or a failure of the device, after which only failures
-    /// follow.
+    /// [`StoreError::Full`], with nothing changed, or a failure of the device, after which every call fails.
     pub(crate) fn commit(
         &self,
         turn: GroupTurn,
@@ -226,12 +225,12 @@ impl InodeStore {
         }
     }
 
-    /// As [`commit`](InodeStore::commit), but does not wait for the writes, if there are some: they are to be
-    /// [finished](InodeStore::finish).
+    /// Begins the group as [`commit`](InodeStore::commit) does, but does not wait for the writes, if there are some:
+    /// the caller must [finish](InodeStore::finish) them.
     ///
     /// # Errors
     ///
-    /// Those of [`commit`](InodeStore::commit).
+    /// Fails with the errors of [`commit`](InodeStore::commit).
     pub(crate) fn begin_group(
         &self,
         turn: GroupTurn,
@@ -276,11 +275,11 @@ impl InodeStore {
         state
     }
 
-    /// Begins to write `changes` as the next group, whose turn it is. Never waits for another group.
+    /// Begins to write `changes` as the next group; the caller has the turn. Never waits for another group.
     ///
     /// # Errors
     ///
-    /// Those of [`commit`](InodeStore::commit).
+    /// Fails with the errors of [`commit`](InodeStore::commit).
     pub(crate) fn try_commit(
         &self,
         mut changes: Vec<InodeChange>,
@@ -363,7 +362,7 @@ impl InodeStore {
     ///
     /// # Errors
     ///
-    /// A failure of the device, after which only failures follow.
+    /// A failure of the device, after which every call fails.
     pub(crate) fn finish(&self, writing: GroupWrite) -> Result<u64, StoreError> {
         let (group, fua) = (writing.group(), writing.fua);
         let (bad, mut lane) = writing.wait();
@@ -413,11 +412,11 @@ impl InodeStore {
         self.noted(Err(Errno::IO), "write, and no other slot is left")
     }
 
-    /// Makes all groups up to `group` durable, which must have been committed.
+    /// Makes all groups up to `group`, which must have been committed, durable.
     ///
     /// # Errors
     ///
-    /// A failure of the device: nobody knows then what is durable of the groups since the sync before.
+    /// A failure of the device: then it is unknown which groups since the last sync are durable.
     pub(crate) fn sync(&self, group: u64) -> Result<(), StoreError> {
         let mut state = self.lock();
         loop {
@@ -438,7 +437,7 @@ impl InodeStore {
     ///
     /// # Errors
     ///
-    /// A failure of the device, after which only failures follow.
+    /// A failure of the device, after which every call fails.
     pub(crate) fn flush(&self) -> Result<(), StoreError> {
         self.check()?;
         let mut outcome = Ok(());
@@ -463,7 +462,7 @@ impl InodeStore {
         Ok(())
     }
 
-    /// Takes in which groups are durable: those that are safe, up to the first that is not.
+    /// Records which groups are durable: the safe groups, up to the first group that is not safe.
     fn advance(&self, state: &mut StoreState) {
         while let Some(first) = state.stages.first_entry()
             && *first.get() == GroupStage::Safe
@@ -478,7 +477,7 @@ impl InodeStore {
     ///
     /// # Errors
     ///
-    /// A failure of the device. Where it comes from a write, nothing but these blocks is concerned.
+    /// A failure of the device. If a write fails, only these blocks are affected.
     pub(crate) fn write_blocks(&self, data: &[(u64, [u8; FRAME])]) -> Result<(), StoreError> {
         self.check()?;
         if data.is_empty() {
@@ -505,8 +504,8 @@ impl InodeStore {
         if self.rules.data_is_first { self.flush() } else { Ok(()) }
     }
 
-    /// Says on the device that all groups are durable, which they must be. After that a slot that is
-    /// damaged at rest is known to be damaged: nobody takes it for one that was never whole.
+    /// Records on the device that all groups are durable, which they must be. After that a slot that is damaged at rest
+    /// is recognised as damaged, and not taken for a slot that was never whole.
     ///
     /// # Errors
     ///
@@ -531,7 +530,7 @@ impl InodeStore {
         self.lock().groups.newest_durable()
     }
 
-    /// How far it has come.
+    /// The progress of the store.
     pub(crate) fn progress(&self) -> StoreProgress {
         let state = self.lock();
         let newest = state.groups.newest();
@@ -544,22 +543,22 @@ impl InodeStore {
         }
     }
 
-    /// Slots of all chunks but those of closed units, and the chunks that there can still be.
+    /// The number of slots of all chunks without closed units, and of the chunks that can still be added.
     pub(crate) fn slots(&self) -> (u64, u64) {
         let state = self.lock();
         let closed = state.groups.closed_units() as u64 * UNIT_BLOCKS;
         (slots(&state.superblock) - closed, chunks_left(&state.superblock))
     }
 
-    /// Closes up to `few.0` units that have no more than `few.1` inodes: nobody takes slots there. Returns them, and the
-    /// inodes that have to be written again before the units are empty. Whoever closes units reopens them.
+    /// Closes up to `few.0` units that have no more than `few.1` inodes: slots there are not taken. Returns the units,
+    /// and the inodes that have to be written again before the units are empty. The caller must reopen the units.
     pub(crate) fn close_units(&self, few: (usize, usize)) -> (Vec<u32>, Vec<u64>) {
         let mut state = self.lock();
         let many = state.superblock.chunks.len() > CHUNKS / 2;
         state.groups.close_units(few, many)
     }
 
-    /// Slots of these units may be taken again.
+    /// Reopens these units: their slots may be taken again.
     pub(crate) fn reopen(&self, units: &[u32]) {
         self.lock().groups.reopen(units);
     }
@@ -572,7 +571,7 @@ impl InodeStore {
         if self.failed.load(Ordering::Relaxed) { Err(StoreError::Failed) } else { Ok(()) }
     }
 
-    /// Remembers a failure after which nobody knows what the device holds. The state must not be locked.
+    /// Records a failure after which the content of the device is unknown. The state must not be locked.
     fn noted<T>(&self, result: Result<T, Errno>, action: &'static str) -> Result<T, StoreError> {
         result.map_err(|errno| {
             self.give_up(&self.lock());
@@ -580,13 +579,14 @@ impl InodeStore {
         })
     }
 
-    /// Lets everything fail from now on. Whoever waits has the state locked until it sleeps.
+    /// Makes everything fail from now on. A waiting thread holds the lock of the state until it sleeps, so that it is
+    /// woken.
     fn give_up(&self, _: &StoreState) {
         self.failed.store(true, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
-    /// Says on the device how far groups are durable, so that more slots may be used again.
+    /// Records on the device the newest durable group, so that more slots may be used again.
     fn mention(&self, state: &mut StoreState) -> Result<(), StoreError> {
         let durable = state.groups.newest_durable();
         self.update(state, |superblock| superblock.durable = durable)?;
@@ -594,7 +594,7 @@ impl InodeStore {
         Ok(())
     }
 
-    /// Units that another chunk should have: about an eighth of those that there are.
+    /// The size of another chunk in units: about an eighth of the present units of slots.
     fn chunk_to_add(&self, state: &StoreState) -> Result<u32, StoreError> {
         let chunks = &state.superblock.chunks;
         if chunks.len() == CHUNKS || self.rules.usable < usize::MAX {
@@ -610,18 +610,18 @@ impl InodeStore {
         (first_unit, units): (u32, u32),
     ) -> Result<(), StoreError> {
         let chunk = SlotChunk { first_unit, units, key: state.random.u64(..) };
-        // A chunk is in a durable superblock before a slot of it is written.
+        // A durable superblock lists a chunk before one of its slots is written.
         self.update(state, |superblock| superblock.chunks.push(chunk))?;
         state.groups.add(&chunk);
         Ok(())
     }
 
-    /// Gives up to `most` units back all of whose slots may be overwritten, and leaves `keep` such slots. The units
-    /// are in no copy of the superblock any more. With `now`, slots that wait for a superblock alone count, too.
+    /// Gives back up to `most` units all of whose slots may be overwritten, and leaves `keep` such slots. No copy of
+    /// the superblock lists the units any more. With `now`, slots that only wait for a superblock count, too.
     ///
     /// # Errors
     ///
-    /// A failure of the device, after which only failures follow.
+    /// A failure of the device, after which every call fails.
     pub(crate) fn give_back(
         &self,
         keep: usize,
@@ -651,13 +651,13 @@ impl InodeStore {
             units.iter().for_each(|unit| state.groups.remove_unit(*unit));
             return Ok(units);
         }
-        // Slots there may have been the only ones that call a group durable.
+        // Slots in these units may have been the only ones that state that a group is durable.
         let durable = state.groups.newest_durable();
         self.update(&mut state, |superblock| {
             superblock.chunks = chunks;
             superblock.durable = durable;
         })?;
-        // An older copy, which is used when the newest is lost, must not take the data of a file for slots.
+        // If the newest copy of the superblock is lost, an older copy must not treat the data of a file as slots.
         let line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"));
         line.and_then(|mut line| line.flush().map_err(failed("flush")))
             .inspect_err(|_| self.give_up(&state))?;
@@ -666,8 +666,8 @@ impl InodeStore {
         Ok(units)
     }
 
-    /// Says on the device that inode numbers up to `newest` are taken, in large steps: the slots of inodes
-    /// that are gone do not say it for ever.
+    /// Records on the device that inode numbers up to `newest` are taken, in large steps: the slots of removed inodes
+    /// do not keep this information.
     fn raise_next_ino(&self, state: &mut StoreState, newest: u64) -> Result<(), StoreError> {
         match newest >= state.superblock.next_ino {
             true => self.update(state, |superblock| superblock.next_ino = after(newest)),
@@ -692,7 +692,7 @@ impl InodeStore {
     }
 }
 
-/// A number of inodes some way behind `ino`, that an image can have.
+/// A number of inodes some way behind `ino`, but small enough for an image.
 fn after(ino: u64) -> u64 {
     (ino + INO_STEP).min(LAST - 1).max(ino)
 }
@@ -702,11 +702,10 @@ fn is_one_run(group: &ClosedGroup, gathered: usize) -> bool {
     group.writes.len() <= gathered && are_neighbours(group.writes.iter().map(|write| write.block))
 }
 
-/// Chunks that the units which are given back leave for units that are added: a unit from the middle of a chunk makes two of
-/// it.
+/// Chunks that giving back units leaves for new chunks: removing a unit from the middle of a chunk makes two chunks.
 const CHUNKS_KEPT: usize = 32;
 
-/// The chunks without a unit of one of them. `None` where that is the last unit, or would be one chunk too many.
+/// The chunks without a unit of one of them. `None` if it is the last unit, or if there would be one chunk too many.
 fn without(chunks: &[SlotChunk], unit: u32) -> Option<Vec<SlotChunk>> {
     let holds =
         |chunk: &SlotChunk| (chunk.first_unit..chunk.first_unit + chunk.units).contains(&unit);
@@ -733,9 +732,9 @@ pub(crate) fn chunks_left(superblock: &Superblock) -> u64 {
     (CHUNKS - superblock.chunks.len()) as u64
 }
 
-/// A slot of nothing of the newest group, which the superblock calls durable already, in the place of one that does not count. Zeros would not do: a slot that is torn shows what
-/// lay there before, and if the power fails while that is zeroed, it may be all that is left. A removal slot that
-/// nobody needs would then pass for one that was damaged.
+/// A slot of kind `Nothing` in the newest group, which the superblock already states to be durable. It replaces a slot
+/// that does not count. Zeros would not do: a torn slot shows its former content, and if the power fails while it is
+/// zeroed, that content may be all that is left. A removal slot that is not needed would then pass for a damaged one.
 fn emptied(survey: &SlotSurvey, block: u64) -> [u8; FRAME] {
     let (mut bytes, durable) = ([0; FRAME], survey.found.durable);
     // Before the first group there was nothing.

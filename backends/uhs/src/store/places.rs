@@ -37,8 +37,8 @@ impl SlotPlaces {
 }
 
 impl InodeStore {
-    /// The places of the slots that count of these inodes, which are written. They stay as they are as long
-    /// as a later call says the same.
+    /// The places of the slots of these inodes' current copies, which have been written. The slots are unchanged as
+    /// long as a later call returns the same places.
     pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         let mut state = self.lock();
         let live = |state: &StoreState| -> Vec<Option<u64>> {
@@ -57,7 +57,7 @@ impl InodeStore {
     }
 }
 
-/// The slots of a file system to which nothing is written.
+/// The slots of a read-only file system.
 pub(crate) struct FrozenSlots {
     places: SlotPlaces,
     blocks: HashMap<u64, u64>,

@@ -1,4 +1,4 @@
-//! The slots of a device, each read once: by all cores, with several reads in flight.
+//! The slots of a device, each read once, on all processors, with several reads in flight.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,7 +22,7 @@ use crate::names::ROOT;
 /// Blocks of one read: 1 MiB, and less where there is little to read.
 const GATHERED: RangeInclusive<u64> = 32..=256;
 
-/// Reads into which the slots are divided at least, where they are large enough.
+/// The fewest reads into which the slots are divided, if there are enough slots.
 const READS: u64 = 16;
 
 /// Reads in flight of one thread.
@@ -31,13 +31,13 @@ const DEPTH: u32 = 2;
 /// Slots that are worth a thread of their own: 16 MiB.
 const SHARE: u64 = 4096;
 
-/// The state of a file system, as its slots tell. Nothing was written to find it.
+/// The state of a file system according to its slots, found without writing.
 pub(crate) struct SlotSurvey {
     pub(crate) superblock: Superblock,
     pub(crate) found: RecoveredState,
     /// Blocks of slots that cannot be read.
     pub(crate) unreadable: Vec<u64>,
-    /// Those of each thread.
+    /// The bodies that each thread has kept.
     pub(super) bodies: Vec<ScannedBodies>,
 }
 
@@ -59,17 +59,17 @@ pub(super) struct ScanRange {
 /// The bodies that a scan keeps.
 #[derive(Clone, Copy)]
 pub(super) enum BodyRetention<'a> {
-    /// As many as there is room for, in this way.
+    /// Keeps as many bodies as there is room for, without inline data.
     Some(&'a ScanBudget),
-    /// Those of the slots in these blocks, in ascending order, with their data if so.
+    /// Keeps the bodies of the slots in these blocks, in ascending order; with inline data if true.
     These(&'a [u64], bool),
 }
 
-/// Reads the superblock and all slots of `device`, and works out what counts. Writes nothing.
+/// Reads the superblock and all slots of `device`, and computes the current state. Writes nothing.
 ///
 /// # Errors
 ///
-/// See [`StoreError`]. Slots that cannot be read or are damaged are none.
+/// See [`StoreError`]. Slots that cannot be read or are damaged are not errors.
 pub(crate) fn survey(
     device: &dyn BlockDevice,
     rules: CommitRules,
@@ -77,7 +77,7 @@ pub(crate) fn survey(
     survey_and_see(device, rules, |_| {}, &NoWatch)
 }
 
-/// As [`survey`], and shows all slots by block. `watch` sees the reading.
+/// Performs [`survey`], and passes all slots by block to the caller. `watch` sees the reading.
 ///
 /// # Errors
 ///
@@ -109,7 +109,7 @@ pub(crate) fn survey_and_see(
     Ok(SlotSurvey { superblock, found, unreadable, bodies })
 }
 
-/// Fails where numbers of a file system leave no room for what a mount adds to them.
+/// Fails if numbers of a file system are so large that a mount could not continue from them.
 ///
 /// # Errors
 ///
@@ -123,19 +123,19 @@ pub(crate) fn check_numbers(superblock: &Superblock, numbers: &[u64]) -> Result<
 }
 
 impl SlotSurvey {
-    /// The state that a snapshot has told.
+    /// The survey of a state that a snapshot contains.
     pub(crate) fn restored(superblock: Superblock, found: RecoveredState) -> SlotSurvey {
         SlotSurvey { superblock, found, unreadable: Vec::new(), bodies: Vec::new() }
     }
 
-    /// The state of the same slots, `scan`, if the groups up to `group` count, whatever is missing of them.
+    /// The state of the same slots, `scan`, if the groups up to `group` count, even if parts of them are missing.
     pub(crate) fn count_up_to(self, scan: &[(u64, ScannedSlot)], group: u64) -> SlotSurvey {
         let mut found = recover(scan, self.superblock.durable.max(group), CommitRules::ALL);
         found.next_ino = self.superblock.next_ino.max(found.next_ino);
         SlotSurvey { found, ..self }
     }
 
-    /// The place of the slot at `block`; `None` where no chunk has it.
+    /// The place of the slot at `block`; `None` if no chunk contains the block.
     pub(crate) fn place(&self, block: u64) -> Option<SlotIdentity> {
         let unit = block / UNIT_BLOCKS;
         let holds = |chunk: &&SlotChunk| {
@@ -216,7 +216,7 @@ fn scan_by_threads(
     }
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        // A thread does not panic: what it reads is decoded or refused.
+        // A thread does not panic: all bytes are decoded or refused.
         threads.into_iter().map(|thread| thread.join().unwrap_or(Err(Errno::IO))).collect()
     })
 }
@@ -254,7 +254,8 @@ impl<'a> SlotScanner<'a> {
         Ok(SlotScanner { device, superblock, queue, region, keeps, part })
     }
 
-    /// Reads pieces, each of which one thread takes by `next`, while `goes_on` says so after each.
+    /// Reads pieces while `goes_on` returns true, which is called after each. Each piece is taken by one thread, with
+    /// `next`.
     fn run(
         mut self,
         pieces: &[ScanRange],
@@ -288,7 +289,7 @@ impl<'a> SlotScanner<'a> {
         }
     }
 
-    /// Reads a piece block by block, of which one at least cannot be read.
+    /// Reads a piece block by block, because at least one block cannot be read.
     fn read_singly(&mut self, piece: ScanRange) -> Result<(), Errno> {
         let mut line = BlockingQueue::new(self.device)?;
         let mut bytes = [0; FRAME];

@@ -22,7 +22,7 @@ pub(crate) struct SnapshotContent {
 
 /// The snapshot of a superblock.
 enum Found {
-    /// There is none, or a mount that was cut off has begun to make it void.
+    /// There is none, or an interrupted mount has begun to make it void.
     Nothing,
     Damaged,
     Whole(SnapshotHeader),
@@ -40,7 +40,7 @@ pub(crate) fn header(device: &dyn BlockDevice, superblock: &Superblock) -> Optio
     }
 }
 
-/// True if the next mount would find that the snapshot is not as it was written.
+/// True if the next mount would find that the snapshot is damaged.
 pub(crate) fn is_damaged(device: &dyn BlockDevice, superblock: &Superblock) -> bool {
     match find(device, superblock) {
         Found::Nothing => false,
@@ -60,7 +60,7 @@ fn find(device: &dyn BlockDevice, superblock: &Superblock) -> Found {
         Some(bytes)
     };
     let bytes = end.filter(|_| (1..=HEADER_BLOCKS).contains(&blocks)).and_then(|_| read());
-    // Of a long header, the first block alone was written with zeros.
+    // An interrupted mount has written only the first block of a long header with zeros.
     if bytes.as_ref().is_some_and(|bytes| bytes[..BLOCK].iter().all(|byte| *byte == 0)) {
         return Found::Nothing;
     }
@@ -71,7 +71,7 @@ fn find(device: &dyn BlockDevice, superblock: &Superblock) -> Found {
     header.map_or(Found::Damaged, Found::Whole)
 }
 
-/// Reads a segment; `None` if it is not as it was written.
+/// Reads a segment; `None` if it is damaged.
 pub(crate) fn segment(device: &dyn BlockDevice, segment: &SnapshotSegment) -> Option<Vec<u8>> {
     let mut bytes = vec![0; segment.blocks() as usize * BLOCK];
     BlockingQueue::new(device).and_then(|mut line| line.read(segment.block, &mut bytes)).ok()?;
@@ -83,16 +83,16 @@ pub(crate) fn segment(device: &dyn BlockDevice, segment: &SnapshotSegment) -> Op
 pub(super) fn void(line: &mut BlockingQueue, superblock: &Superblock) -> Result<(), StoreError> {
     let within = |at: &SnapshotPointer| at.block < superblock.blocks;
     match superblock.snapshot.filter(within) {
-        // An older superblock, which may be all that is left one day, must not lead to it.
+        // An older superblock must not lead to the snapshot, if it is one day the only copy left.
         Some(at) => line.write(at.block, &[0; BLOCK]).map_err(failed("write")),
         None => Ok(()),
     }
 }
 
 impl InodeStore {
-    /// Ends a file system of which everything is durable: writes what `save` makes of its groups to units that
-    /// `unit` takes, each of which nothing uses, and says in the superblock that all groups are durable. Without
-    /// space there is no snapshot. Nothing may be written after that.
+    /// Ends a file system whose changes are all durable: writes the result of `save` to units that `unit` takes, each
+    /// of them free, and records in the superblock that all groups are durable. Without space there is no snapshot.
+    /// Nothing may be written after that.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl InodeStore {
                 return Ok(None);
             }
         }
-        // After a failed flush nobody knows what the device holds.
+        // After a failed flush the content of the device is unknown.
         line.flush().map_err(failed("flush")).inspect_err(|_| self.give_up(state))?;
         Ok(Some(placed.at))
     }

@@ -145,7 +145,7 @@ impl DeviceQueue for PanickingQueue {
     }
 }
 
-/// The device keeps the memory of what it was about, and the group is not taken for written.
+/// The device keeps the memory of its operations, and the group does not count as written.
 #[test]
 fn a_device_whose_thread_fails_ends_the_store() {
     let panics = Arc::new(AtomicBool::new(false));
@@ -262,7 +262,7 @@ fn units_that_are_given_back_leave_places_for_chunks() {
         (chunks.len(), taken),
         (CHUNKS - super::CHUNKS_KEPT, CHUNKS - super::CHUNKS_KEPT - 1)
     );
-    // What makes no chunk more goes nevertheless.
+    // A unit whose removal adds no chunk can be removed nevertheless.
     let before = chunks.len();
     assert_eq!(super::without(&chunks, 0).map(|left| left.len()), Some(before - 1));
 }

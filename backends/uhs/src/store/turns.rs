@@ -1,4 +1,4 @@
-//! The order of groups: whoever closes one takes a turn, and groups get their numbers by turn.
+//! The order of groups: a thread that closes a group takes a turn, and groups get their numbers by turn.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -15,11 +15,11 @@ struct TurnState {
     next: u64,
     /// The turn that is up.
     current: u64,
-    /// Later turns that were given up.
+    /// Later turns that have been given up.
     over: std::collections::BTreeSet<u64>,
 }
 
-/// The right to close the next group after those of all earlier turns. Dropped, it is over.
+/// The right to close the next group after the groups of all earlier turns. Dropping it ends the turn.
 #[derive(Debug)]
 pub(crate) struct GroupTurn {
     turns: Arc<GroupTurns>,

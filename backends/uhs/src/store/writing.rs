@@ -1,4 +1,4 @@
-//! A group on its way to the device.
+//! A group that is being written to the device.
 
 use defuse_block::{BlockCompletion, BlockOpKind, FRAME};
 
@@ -24,7 +24,7 @@ struct SlotRun {
     identities: Vec<SlotHeader>,
 }
 
-/// A slot whose write failed: nobody knows what lies in its block.
+/// A slot whose write failed: the content of its block is unknown.
 pub(super) struct FailedSlot {
     pub(super) block: u64,
     pub(super) identity: SlotHeader,
@@ -63,14 +63,14 @@ impl GroupWrite {
         self.group
     }
 
-    /// Takes in what is complete already, without waiting.
+    /// Takes in completed writes, without waiting.
     #[cfg(test)]
     pub(crate) fn poll(&mut self) {
         self.lane.poll(&mut self.reaped);
     }
 
-    /// Waits for all writes. Returns the slots whose write failed, and the lane. `None` where a device has kept the memory of
-    /// slots, which it does if it has failed as a whole.
+    /// Waits for all writes. Returns the slots whose write failed, and the queue. `None` if the device has kept the
+    /// memory of slots, which happens if it has failed as a whole.
     pub(super) fn wait(mut self) -> (Option<Vec<FailedSlot>>, BorrowedQueue) {
         while self.lane.in_flight() > 0 {
             self.lane.wait(&mut self.reaped);

@@ -47,7 +47,7 @@ impl CountingVolume {
         counted
     }
 
-    /// Nothing is in the cache then.
+    /// Opens the file system again, with an empty cache.
     fn remount(&mut self, options: UhsOptions) {
         self.fs = Uhs::open(Arc::new(self.sim.clone()), options, random()).unwrap().0;
     }
@@ -104,7 +104,7 @@ fn readers_of_several_places_are_read_ahead_for_as_one_is() {
     assert!(reads < 4 * 20, "{reads} reads of the device");
 }
 
-/// Each of them found the pages missing, and read them.
+/// Each of several readers found the pages missing, and read them.
 #[test]
 fn what_several_read_at_once_is_read_from_the_device_once() {
     let counted = CountingVolume::new(false, [SimOpKind::Read, SimOpKind::Write]);
@@ -129,7 +129,7 @@ fn what_several_read_at_once_is_read_from_the_device_once() {
     assert_eq!(blocks.load(Ordering::Relaxed), PAGES);
 }
 
-/// Otherwise they would wait for ever.
+/// Without this, they would wait for ever.
 #[test]
 fn readers_that_wait_for_a_read_that_fails_read_themselves() {
     let counted = CountingVolume::new(false, [SimOpKind::Read, SimOpKind::Write]);
@@ -184,7 +184,7 @@ fn ranges_are_copied_within_the_file_system() {
         fs.copy_file_range(&cx(), &CopyRange { src, src_offset, dst, dst_offset, length, flags: 0 })
     };
     let all = PAGES * 4096;
-    // It ends where the file ends.
+    // The copy ends where the file ends.
     assert_eq!(copy((counted.file, 5000), (other, 100), u64::MAX / 2), Ok(all - 5000));
     assert!(contents(fs, other, all - 4900)[100..] == pattern()[5000..]);
     assert_eq!(copy((other, 0), (other, 5000), 6000), Err(Errno::EINVAL), "an overlap");

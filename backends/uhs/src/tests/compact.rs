@@ -20,7 +20,7 @@ const SMALL: usize = 5 * 4096;
 struct ScatteredVolume {
     ram: RamDevice,
     fs: Uhs,
-    /// The files that are left, with their first byte.
+    /// The remaining files, with their first byte.
     files: BTreeMap<String, u8>,
 }
 
@@ -39,7 +39,7 @@ fn make(fs: &Uhs, text: &str) -> Result<Ino, Errno> {
 }
 
 impl ScatteredVolume {
-    /// A device full of small files, of which all but each `kept` one were removed then.
+    /// Fills a device with small files, and then removes all of them except every `kept`th.
     fn new(kept: usize) -> ScatteredVolume {
         let ram = RamDevice::new(4096, UNITS * 512);
         Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
@@ -93,7 +93,7 @@ impl ScatteredVolume {
     }
 }
 
-/// Of each unit some blocks were in use, so that none was free for inodes: files could not be created,
+/// Each unit had some blocks in use, so that none was free for inodes: files could not be created,
 /// although most of the device was free.
 #[test]
 fn scattered_blocks_leave_room_for_any_number_of_inodes() {
@@ -147,7 +147,7 @@ fn a_compaction_moves_what_has_no_bytes_and_leaves_what_is_being_written() {
     let range = Fallocate { mode: 0, offset: 0, length: 200 * 4096 };
     fs.fallocate(&cx(), File { ino: sparse, fh: Fh(0) }, range).unwrap();
     fs.syncfs(&cx()).unwrap();
-    // A page that nobody has synced, and a file without a name.
+    // A page without a sync, and a file without a name.
     let ino = fs.lookup(&cx(), Ino::ROOT, name(&text)).unwrap().ino;
     write(fs, ino, &[scattered.files[&text]; 100]).unwrap();
     let dead = make(fs, "dead").unwrap();
@@ -192,7 +192,7 @@ fn units_of_slots_that_hold_nothing_are_space_for_data() {
     while written(&fs) {}
     let left = figure(&fs, "units_of_slots");
     assert!(figure(&fs, "units_of_slots_given_back") > 0 && left <= 6, "{:?}", fs.figures());
-    // Two units are kept for inodes, and some blocks for what must be possible on a full device.
+    // Two units are kept for inodes, and some blocks for operations that must succeed on a full device.
     assert!(offset + (left + 3) * (2 << 20) > empty, "{offset} of {empty}, {left} units of slots");
     fs.syncfs(&cx()).unwrap();
     let after = ram.fork();

@@ -14,18 +14,18 @@ use crate::commit::CommitRules;
 use crate::store::survey;
 use crate::{Uhs, UhsOptions, check};
 
-/// A run with everything that is needed to judge what a power failure left.
+/// A run, with everything that is needed to judge the state after a power failure.
 pub(super) struct CrashRun {
     pub(super) sim: SimDevice,
     /// The state before the first operation and after each, with the events until then.
     states: Vec<TreeSnapshot>,
     /// For each acknowledgement the events before it, and the state that is durable.
     acknowledged: Vec<(usize, usize)>,
-    /// The device refused data: there may be holes in its place, or what was there before.
+    /// The device refused data: in its place there may be holes, or the former data.
     pub(super) loses_data: bool,
 }
 
-/// How a run goes.
+/// The parameters of a run.
 #[derive(Clone, Copy)]
 pub(super) struct CrashPlan {
     pub(super) options: UhsOptions,
@@ -35,12 +35,12 @@ pub(super) struct CrashPlan {
 }
 
 impl CrashRun {
-    /// A run that has not changed anything yet.
+    /// Begins a run without changes.
     pub(super) fn begin(sim: SimDevice, fs: &Uhs) -> CrashRun {
         CrashRun { sim, states: vec![snapshot(fs)], acknowledged: vec![(0, 0)], loses_data: false }
     }
 
-    /// Takes in the state after an operation.
+    /// Records the state after an operation.
     pub(super) fn note(&mut self, fs: &Uhs, synced: bool) {
         self.states.push(snapshot(fs));
         if synced {
@@ -81,7 +81,7 @@ impl CrashRun {
             random = player.random;
             run.note(&fs, synced);
         }
-        // The fall of the last one is no clean end.
+        // The run must not end with a clean end.
         fs.abandon();
         run
     }
@@ -126,7 +126,7 @@ impl CrashRun {
                     let (kept, zeros) = content.split_at(old.len().min(content.len()));
                     old.starts_with(kept) && zeros.iter().all(|byte| *byte == 0)
                 };
-                // Whoever had removed the file may have written to it after that.
+                // The file may have been written to after its removal.
                 let removed = later.iter().any(|state| !state.data.contains_key(ino));
                 let of_the_dead = removed && content.iter().all(|byte| *byte == OF_THE_DEAD);
                 let lost = self.loses_data && content.iter().all(|byte| *byte == 0);
@@ -135,7 +135,7 @@ impl CrashRun {
                 }
             }
         }
-        // Nothing is lost: the space of a remount is that of this mount.
+        // No block is lost: a remount finds the same free space as this mount.
         drop(fs);
         let again =
             check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).map_err(|e| e.to_string())?;
@@ -184,7 +184,7 @@ fn play(seed: u64, rules: CommitRules, lies: bool) -> Result<usize, String> {
 /// Plays a seed, and judges states of its device.
 pub(super) fn play_by(seed: u64, by: CrashPlan) -> Result<usize, String> {
     let (rules, ram) = (by.rules, fresh());
-    // Some write early whatever they can, others larger runs, and others nothing.
+    // Some seeds write as early as possible, others larger runs, and others nothing.
     let early_run = [1, 2, 4, rules.early_run][seed as usize / 2 % 4];
     let rules = CommitRules { early_run, ..rules };
     CrashRun::new(&ram, seed, CrashPlan { rules, ..by }).judge_all(30, seed, rules)
@@ -201,7 +201,7 @@ fn after_a_power_failure_names_are_those_of_one_moment_and_data_is_what_was_writ
     println!("{judged} states");
 }
 
-/// A device with three units of slots, two of which had files that are gone.
+/// A device with three units of slots, two of which had only files that are gone.
 fn with_slots_to_spare() -> RamDevice {
     let ram = RamDevice::new(4096, 12 * 512);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
@@ -225,7 +225,7 @@ fn play_with_slots(ram: &RamDevice, seed: u64, rules: CommitRules) -> Result<usi
     CrashRun::new(&ram.fork(), seed, by).judge_all(20, seed, rules)
 }
 
-/// They hold data of files then, which must not pass for slots, and slots that are gone must not be missed.
+/// The units then hold data of files, which must not pass for slots, and their former slots must not be missed.
 #[test]
 fn after_a_power_failure_units_that_were_given_back_hold_what_their_users_wrote() {
     let ram = with_slots_to_spare();

@@ -19,7 +19,7 @@ use crate::names::ROOT;
 use crate::store::survey;
 use crate::{RepairAction, StoreError, Uhs, check, repair};
 
-/// Bytes of an identity, and where they begin at the end of a slot.
+/// Bytes of an identity, and the offset of the identity at the end of a slot.
 pub(super) const IDENTITY: usize = 96;
 pub(super) const TAIL: usize = BLOCK - IDENTITY;
 
@@ -36,11 +36,11 @@ fn write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) {
     fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source)).unwrap();
 }
 
-/// An image with one of everything: directories, small and large files, a link, two names, an inode whose
-/// records lie in blocks, and removals.
+/// Makes an image with one of everything: directories, small and large files, a link, two names, an inode with overflow
+/// records, and removals.
 pub(super) fn image() -> RamDevice {
     let ram = fresh();
-    // A snapshot would hide what the slots say.
+    // A snapshot would replace the content of the slots.
     let rules = CommitRules { snapshots: false, ..CommitRules::ALL };
     let (fs, _) = open(ram.clone(), rules);
     let make =
@@ -116,7 +116,7 @@ fn stroll(fs: &Uhs) -> InodeWalk {
             let mut data = vec![0; size.min(60_000) as usize];
             match entry.attr.kind {
                 FileKind::Directory => {
-                    // Its size depends on what lies in it.
+                    // The size of a directory depends on its entries.
                     (size, data) = (0, Vec::new());
                     dirs.push(entry.ino);
                 }
@@ -136,8 +136,8 @@ fn stroll(fs: &Uhs) -> InodeWalk {
     found
 }
 
-/// Mounts, walks, checks and repairs `ram`. After the repair nothing is wrong any more, and a second one finds
-/// nothing. Returns what was repaired and what is there then; `None` where no superblock can be used.
+/// Mounts, walks, checks and repairs `ram`. After the repair nothing is wrong any more, and a second repair finds
+/// nothing. Returns the repairs and the remaining inodes; `None` if no superblock can be used.
 pub(super) fn examine(ram: &RamDevice) -> Option<(Vec<RepairAction>, InodeWalk)> {
     let begun = Instant::now();
     let open = |ram: RamDevice| Uhs::open(Arc::new(ram), OPTIONS, random());
@@ -216,7 +216,7 @@ fn slots(ram: &RamDevice) -> Vec<(u64, Vec<u8>)> {
     all.filter(|(_, bytes)| bytes.starts_with(b"UHSS")).collect()
 }
 
-/// How many of the changes each test tries; all with `DEFUSE_FULL`.
+/// The changes that a test tries: `wanted` of them, or all with `DEFUSE_FULL`.
 fn some<T>(mut all: Vec<T>, wanted: usize, random: &mut fastrand::Rng) -> Vec<T> {
     random.shuffle(&mut all);
     if std::env::var_os("DEFUSE_FULL").is_none() {
@@ -246,8 +246,7 @@ fn any_value_in_a_superblock_is_refused_or_harmless() {
     assert!(refused > 50 && used > 50, "{refused} {used}");
 }
 
-/// A directory whose slot says that it is the root was the root, below one of its own children: a walk had
-/// no end.
+/// A directory whose slot had the number of the root became the root, below one of its own children: a walk had no end.
 #[test]
 fn no_walk_from_a_forged_root_meets_a_directory_twice() {
     let ram = image();
@@ -291,7 +290,7 @@ fn any_value_in_the_identity_of_a_slot_is_survived() {
     }
 }
 
-/// Whatever an inode says, the repair leaves all others as they are, except for blocks that it reports.
+/// The repair leaves all other inodes unchanged, except for blocks that it reports.
 #[test]
 fn any_value_in_the_body_of_a_slot_is_survived_and_all_other_inodes_stay() {
     let ram = image();
@@ -377,8 +376,7 @@ fn flipped_bits_are_survived() {
     }
 }
 
-/// A repair writes groups like everybody else, so a power failure leaves a state from which the next repair
-/// comes to a good end.
+/// A repair writes groups like a mount, so that the next repair after a power failure succeeds.
 #[test]
 fn a_repair_survives_a_power_failure_at_any_moment() {
     let ram = image();

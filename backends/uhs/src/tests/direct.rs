@@ -1,4 +1,4 @@
-//! Direct reads and writes (`O_DIRECT`), waited for or not, beside those by the cache.
+//! Direct reads and writes (`O_DIRECT`), synchronous and submitted, beside reads and writes by the cache.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -58,7 +58,7 @@ type SubmissionAnswer = (Result<usize, Errno>, Buffer);
 
 type AnswerCallback = Box<dyn FnOnce(&SubmissionAnswer) + Send>;
 
-/// An operation whose memory is given away.
+/// An operation that owns its memory.
 struct DirectSubmission {
     memory: Option<Buffer>,
     /// Bytes that were read by the cache.
@@ -300,7 +300,8 @@ struct HeldDevice {
     wakers: Arc<Mutex<Vec<QueueWaker>>>,
 }
 
-/// Lets everything go in the end, also when a test fails: whoever drops the file system waits for the device.
+/// Releases all held operations when it is dropped, also when a test fails: dropping the file system waits for the
+/// device.
 struct DeviceHold(HeldDevice);
 
 impl Drop for DeviceHold {
@@ -424,7 +425,7 @@ fn with_file(pages: usize) -> (Uhs, Ino, DeviceHold) {
     (fs, ino, DeviceHold(held))
 }
 
-/// Takes all blocks of the device, and says what it wrote.
+/// Takes all blocks of the device, and returns the bytes written.
 fn fill(fs: &Uhs, ino: Ino) -> Vec<u8> {
     let part = vec![5; 16 * PAGE];
     let mut all = Vec::new();
@@ -439,7 +440,7 @@ fn fill(fs: &Uhs, ino: Ino) -> Vec<u8> {
     all
 }
 
-/// Whatever becomes of a file while the device overwrites its blocks, nobody else gets them before it is done.
+/// While the device overwrites blocks of a file, no other file gets them, even if the file is cut or removed.
 #[test]
 fn blocks_go_to_nobody_while_a_device_writes_to_them() {
     type FileAction = fn(&Uhs, Ino);
@@ -486,7 +487,7 @@ fn blocks_go_to_nobody_while_a_device_writes_to_them() {
     }
 }
 
-/// Blocks that are read may be those of another file when they are there.
+/// Blocks that are being read may belong to another file when the read completes.
 #[test]
 fn bytes_of_another_file_are_not_read() {
     for submitted in [false, true] {
@@ -523,7 +524,7 @@ fn a_page_that_is_read_while_the_device_overwrites_it_is_no_older_than_the_devic
     let options = UhsOptions { cache_pages: 64, ..OPTIONS };
     drop(fs);
     let fs = Arc::new(open_with(held.0.clone(), options, CommitRules::ALL).0);
-    // It ends before the file system does.
+    // The hold is dropped before the file system.
     let held = held;
     fs.open(&cx(), ino, Default::default()).unwrap();
     held.0.hold();
@@ -577,7 +578,7 @@ fn bytes_beside_those_that_are_written_meanwhile_stay() {
     }
 }
 
-/// Both writes run at the same time, so that either may be the last one. But the device and the cache agree on it.
+/// The two writes run at the same time, so that either may be the last one. But the device and the cache must agree.
 #[test]
 fn a_page_that_others_write_meanwhile_is_the_same_in_the_cache_and_on_the_device() {
     for offset in [0, 4 * PAGE as u64, 8 * PAGE as u64] {
@@ -621,7 +622,7 @@ fn a_write_that_the_device_refuses_is_told_and_takes_no_space() {
         fs.fsync(&cx(), file(ino), false).unwrap();
         assert_eq!(fs.getattr(&cx(), ino, None).unwrap().size, 8 * PAGE as u64);
     }
-    // Blocks that could not be written are left alone.
+    // Blocks that could not be written are not used again.
     assert!(before - free(&fs) <= 2, "{} blocks are lost", before - free(&fs));
     assert!(read(&fs, ino, 0, 8 * PAGE, false) == [1; 8 * PAGE], "nothing was written");
 }
@@ -640,7 +641,7 @@ fn a_write_without_memory_takes_no_space() {
     write(&fs, ino, 100 * PAGE as u64, &[2; PAGE], true).unwrap();
 }
 
-/// The thread that ends operations runs the code of their owners, which may begin others, and does not wait for itself.
+/// The thread that ends operations runs the code of their owners, which may begin others, and must not wait for itself.
 #[test]
 fn an_answer_may_begin_operations_and_waits_for_none() {
     let (fs, ino, held) = with_file(8);

@@ -1,4 +1,4 @@
-//! A repair where nobody can know if the newest groups were complete.
+//! A repair in cases where it is unknown if the newest groups were complete.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,8 +14,8 @@ use crate::commit::{CommitRules, ScannedSlot};
 use crate::store::survey_and_see;
 use crate::{RepairAction, StoreError, check, repair};
 
-/// A device that was switched off after a sync that changed the modes of the files a, b and c, and on which the
-/// slot of b cannot be read since.
+/// A device that was switched off after a sync that changed the modes of the files a, b and c. Since then, the slot of
+/// b cannot be read.
 struct UnreadableSlotDevice {
     sim: SimDevice,
     /// The inodes of the files, in the order of their names.
@@ -35,7 +35,7 @@ impl UnreadableSlotDevice {
             let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
             fs.setattr(&cx(), ino, None, &set).unwrap();
         }
-        // It is acknowledged, and no slot says so yet.
+        // The group is acknowledged, and no slot states that it is durable yet.
         fs.syncfs(&cx()).unwrap();
         fs.abandon();
         let mut newest = (0, 0);
@@ -55,7 +55,7 @@ impl UnreadableSlotDevice {
         failing
     }
 
-    /// Reads of the block fail until it is written.
+    /// Makes reads of the block fail until it is written.
     fn fail(&self) {
         let (block, good) = (self.block, Arc::new(AtomicU64::new(0)));
         self.sim.fail(move |victim| {

@@ -17,13 +17,14 @@ use crate::{Uhs, check};
 #[derive(Clone, Copy, Debug)]
 enum FaultPlan {
     None,
-    /// The one with this number.
+    /// The operation with this number.
     One(u64),
-    /// Those of one kind from this number on.
+    /// All operations of one kind from this number on.
     From(u64, SimOpKind),
 }
 
-/// A device on which operations fail while `armed` is set. Returns how many there were while it was.
+/// Makes a device on which operations fail while `armed` is set. Also returns the flag, and the number of operations
+/// while it was set.
 fn failing(
     ram: &RamDevice,
     seed: u64,
@@ -47,8 +48,8 @@ fn failing(
     (sim, armed, count)
 }
 
-/// Plays random operations on a failing device, and judges what a mount finds afterwards. Returns the number
-/// of operations of the device.
+/// Performs random operations on a failing device, and judges the state that a mount finds afterwards. Returns the
+/// number of operations of the device.
 fn suffer(seed: u64, fails: FaultPlan) -> Result<u64, String> {
     let (sim, armed, count) = failing(&fresh(), seed, fails);
     let rules = if seed.is_multiple_of(2) { CommitRules::ALL } else { EARLY };

@@ -1,4 +1,4 @@
-//! The figures for the operator are those of what happened.
+//! The figures for the operator match the operations that happened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ fn what_a_write_and_its_sync_do_is_counted() {
     let before = figures(&fs);
     write(&fs, ino, &vec![7; MIB]);
     let dirty = figures(&fs);
-    // Some blocks more are for the records of its extents.
+    // Some more blocks are promised for the records of its extents.
     assert!(dirty["dirty"] == MIB as u64 && dirty["space_promised"] >= MIB as u64);
     assert_eq!(dirty["device_writes"], before["device_writes"]);
     fs.fsync(&cx(), File { ino, fh: Fh(0) }, false).unwrap();
@@ -72,7 +72,7 @@ fn what_a_write_and_its_sync_do_is_counted() {
     assert_eq!((all, after["space"]), (16, 16 * 512 * 4096));
 }
 
-/// Inodes leave their slots one by one then. Every slot had a write of its own.
+/// The inodes leave their slots one by one. Every slot had a write of its own.
 #[test]
 fn changes_of_many_inodes_in_any_order_need_few_writes_while_there_is_space() {
     const FILES: u64 = 8 * 512;

@@ -1,4 +1,4 @@
-//! Images whose numbers leave no room, or that say what cannot be, with right checksums.
+//! Images whose numbers leave no room, or whose content is impossible, with right checksums.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::format::{BLOCK, LAST, LAST_NEW, LAST_OPENED, NUMBERS, UNIT_BLOCKS};
 use crate::names::ROOT;
 use crate::{LoadProblem, RepairAction, StoreError, Uhs, check, repair};
 
-/// Places in a slot: of the kind, the inode, the stamp, the group and the group before in an identity, and of the position of
-/// the first name.
+/// Places in a slot: of the kind, the inode, the stamp, the group and the group before in an identity, and of the
+/// position of the first name.
 const KIND: usize = 4;
 const INO: usize = 40;
 const STAMP: usize = 48;
@@ -48,7 +48,7 @@ fn slot_of(ram: &RamDevice, ino: u64) -> (u64, Vec<u8>) {
     slots.max_by_key(|(_, slot)| u64_at(slot, STAMP)).unwrap()
 }
 
-/// Writes numbers into both identities of a slot.
+/// Writes numbers to the identities at both ends of a slot.
 fn forge(ram: &RamDevice, (block, mut slot): (u64, Vec<u8>), numbers: &[(usize, u64)]) {
     for end in [0, TAIL] {
         for (at, number) in numbers {
@@ -63,7 +63,7 @@ fn fifo(ram: &RamDevice) -> u64 {
     open(ram).0.lookup(&cx(), Ino::ROOT, name("fifo")).unwrap().ino.0
 }
 
-/// An image whose file "fifo" has this position in listings.
+/// Makes an image whose file "fifo" has this position in listings.
 fn with_position(position: u64) -> RamDevice {
     let ram = image();
     let (block, mut slot) = slot_of(&ram, fifo(&ram.fork()));
@@ -79,8 +79,8 @@ fn names(ram: &RamDevice) -> Vec<Vec<u8>> {
     list_bytes(&fs, Ino::ROOT)
 }
 
-// A sound image with one large position was mounted for writing. Files that were made then had positions that no later mount
-// took: they were gone although they had been synced, and a repair lost them, too.
+// A sound image with one large position was mounted for writing. Files that were made then had positions that no later
+// mount took: they were gone although they had been synced, and a repair lost them, too.
 #[test]
 fn files_that_are_made_on_a_forged_image_are_there_at_the_next_mount() {
     for position in [LAST_NEW - 3, LAST_NEW - 1, LAST - 1] {
@@ -188,7 +188,7 @@ fn an_image_with_the_largest_numbers_of_inodes_can_be_mounted_again_and_again() 
     }
 }
 
-// A list that says that the root was removed hid each root that a repair had made.
+// A list that stated that the root was removed hid each root that a repair had made.
 #[test]
 fn a_list_of_removed_inodes_with_the_root_hides_no_root() {
     let ram = image();
@@ -220,13 +220,13 @@ fn lost_copies_of_the_superblock_are_found_and_written_anew() {
     }
 }
 
-/// Only a copy that had lost its first bytes was told: all other damage passed for a write that a power failure has interrupted.
+/// Only a copy that had lost its first bytes was reported: all other damage passed for an interrupted write.
 #[test]
 fn damaged_copies_of_the_superblock_are_told_and_written_anew() {
     const UUID: usize = 16;
     const EPOCH: usize = 32;
     let ram = image();
-    // A clean end, whose copies are durable and the same.
+    // After a clean end, all copies are durable and equal.
     drop(open(&ram));
     let good = get(&ram, COPIES[0]);
     assert!(COPIES.iter().all(|block| get(&ram, *block) == good));

@@ -1,4 +1,4 @@
-//! A device without space: what was promised is there, and what is asked for is refused at once.
+//! A device without space: promised space is available, and other requests are refused at once.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{OPTIONS, cx, name, node, random};
 use crate::commit::CommitRules;
 use crate::{Uhs, UhsOptions, check};
 
-/// Groups are closed after so many changes, and nobody makes them durable but a sync.
+/// Groups are closed after so many changes, and only a sync makes them durable.
 const RULES: CommitRules = CommitRules { full_group: 4, early_run: 2, ..CommitRules::ALL };
 
 const PAGE: u64 = 4096;
@@ -107,7 +107,7 @@ fn one_call_allocates_nearly_all_space_that_is_free() {
     }
 }
 
-/// Every change of a file writes the records of all of its extents, names and attributes anew. Whoever may write to
+/// Every change of a file writes the records of all its extents, names and attributes anew. A user with write access to
 /// a few such files could make the file system read-only: there was no space for the second copy.
 #[test]
 fn the_space_of_a_removed_file_counts_as_free_at_once_and_can_be_taken() {
@@ -194,7 +194,7 @@ fn long_symbolic_links_have_space_when_they_are_made_and_renamed() {
     full.end();
 }
 
-/// Blocks that fallocate(2) allocates are one extent, until somebody writes to every other of them.
+/// Blocks that fallocate(2) allocates are one extent, until every other block is written.
 #[test]
 fn extents_that_are_cut_into_pieces_have_space_for_their_records() {
     let full = FullVolume::new(40, RULES);
@@ -245,7 +245,7 @@ fn any_number_of_files_is_cut_and_removed_on_a_full_device() {
     full.end();
 }
 
-/// Each of them has new times, which need a slot. There are not so many free slots at once.
+/// Each directory has new times, which need a slot. There are not so many free slots at once.
 #[test]
 fn the_times_of_any_number_of_directories_are_written_when_all_slots_are_in_use() {
     let full = FullVolume::new(12, CommitRules::ALL);
@@ -268,7 +268,7 @@ fn the_times_of_any_number_of_directories_are_written_when_all_slots_are_in_use(
     full.end();
 }
 
-/// Plays random operations, of which none finds space after the first `promises`.
+/// Performs random operations, for which there is no space after the first `promises`.
 fn starve(seed: u64, promises: u64) -> Option<u64> {
     let full = FullVolume::new(8, CommitRules { full_group: 6, ..CommitRules::ALL });
     let pool = full.fs.engine().pool();
@@ -280,7 +280,7 @@ fn starve(seed: u64, promises: u64) -> Option<u64> {
         assert_eq!(full.fs.syncfs(&cx()), Ok(()), "seed {seed}, {promises} promises, step {step}");
     }
     let left = pool.refused_after();
-    // Whatever is there can be removed.
+    // All existing files can be removed.
     for text in super::list(&full.fs, Ino::ROOT) {
         let at = name(&text);
         let entry = full.fs.lookup(&cx(), Ino::ROOT, at).unwrap();

@@ -1,4 +1,4 @@
-//! Images of version 1 that stay: whatever changes, they are read as they were written.
+//! Images of version 1 that never change: every later version must read them as they were written.
 //!
 //! An image is a list of the bytes that are no zeros: offset (8 bytes), length (4 bytes), bytes. Its tree is a
 //! line for each path.
@@ -21,7 +21,8 @@ use crate::{Uhs, UhsOptions, check, store};
 /// Zeros that are worth a new entry.
 const GAP: usize = 16;
 
-/// An image that the power left, and one after a clean end with a snapshot; and such a one with padded records.
+/// An image after a power failure, one after a clean end with a snapshot, and one after a clean end with padded
+/// records.
 const IMAGES: [&str; 3] = ["v1-cut", "v1-ended", "v1-padded"];
 
 fn path(image: &str, extension: &str) -> PathBuf {
@@ -77,7 +78,7 @@ fn tree(fs: &Uhs) -> String {
             _ => 0,
         };
         let owner = (attr.uid, attr.gid, attr.rdev, attr.blocks);
-        // A scan takes those of a directory from its newest entry.
+        // A scan takes the times of a directory from its newest entry.
         let is_dir = attr.kind == FileKind::Directory;
         let modified = if is_dir { "-".to_owned() } else { time(attr.mtime) };
         let target = seen.target.escape_ascii();
@@ -205,8 +206,7 @@ fn fill(fs: &Uhs) {
     fs.syncfs(&cx()).unwrap();
 }
 
-/// Makes the images that are missing, which then stay as they are:
-/// `cargo test -p defuse-uhs --lib -- --ignored writes_images`
+/// Makes the missing images, which never change afterwards: `cargo test -p defuse-uhs --lib -- --ignored writes_images`
 #[test]
 #[ignore = "writes files of the project"]
 fn writes_images() {
@@ -238,7 +238,7 @@ fn writes_images() {
     }
 }
 
-/// A state in which a group is not whole.
+/// Finds a state in which a group is not whole.
 fn half_written(sim: &defuse_block::SimDevice) -> RamDevice {
     let (mut cuts, mut random) = (sim.cuts(), random());
     while let Some(cut) = cuts.next() {

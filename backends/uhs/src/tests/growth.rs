@@ -69,7 +69,7 @@ impl Device {
         }
     }
 
-    /// A power failure leaves the same files, and no block is lost.
+    /// Checks that a power failure leaves the same files, and that no block is lost.
     fn judge(self) {
         let all = super::snapshot(&self.fs);
         let space = self.fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
@@ -150,7 +150,7 @@ fn what_is_ahead_of_a_file_is_free_for_others_when_it_is_closed_and_when_space_i
     grow(log, 0..700);
     assert!(ahead());
     let units = free();
-    // They count as free.
+    // Blocks ahead count as free.
     assert_eq!(device.fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free, before - 700);
     device.fs.open(&cx(), log, OpenArgs::default()).unwrap();
     device.close(log);
@@ -174,10 +174,10 @@ fn what_is_ahead_of_a_file_is_free_for_others_when_it_is_closed_and_when_space_i
     assert_eq!(errno, Errno::ENOSPC);
     let left = device.fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
     assert!(left < 64, "{left} blocks are free after {page} pages, and nobody gets them");
-    // Inodes need whole units, of which few are left now.
+    // Inodes need whole units, and few are left.
     let _ = device.fs.mknod(&cx(), Ino::ROOT, name("small"), &node(FileKind::Regular));
     assert!(!ahead());
-    // What is cut, removed or shortened takes nothing with it.
+    // A file that is cut, removed or shortened loses no blocks ahead.
     let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     device.fs.setattr(&cx(), other, None, &size(0)).unwrap();
     device.sync(other);
@@ -193,7 +193,7 @@ fn what_is_ahead_of_a_file_is_free_for_others_when_it_is_closed_and_when_space_i
     device.judge();
 }
 
-/// A file of which each page lies for itself: each sync wrote the records of all of them.
+/// In a file of separate pages, each sync wrote the records of all of them.
 #[test]
 fn a_sync_of_random_writes_writes_no_more_when_a_file_has_many_extents() {
     let device = Device::new(160);
@@ -225,7 +225,8 @@ fn a_sync_of_random_writes_writes_no_more_when_a_file_has_many_extents() {
     device.judge();
 }
 
-/// Extents that come and go, in files with many names and attributes, also where no space is left for more than one copy.
+/// Extents that come and go, in files with many names and attributes, also where no space is left for more than one
+/// copy.
 #[test]
 fn leaves_hold_what_a_file_has_after_any_changes() {
     for seed in 0..6 {
@@ -289,17 +290,17 @@ fn small_blocks_of_files_that_reach_two_mebibytes_move_to_a_unit_of_their_own() 
             device.close(*ino);
         }
         if page % 100 == 99 {
-            // As the committing thread does.
+            // The committing thread does this, too.
             device.fs.engine().merge_scattered();
         }
     }
-    // From there on each goes on in a unit of its own.
+    // From there on each file continues in a unit of its own.
     assert_eq!(device.figure("units_merged"), 3);
     for ino in &all {
         let extents = device.extents(*ino);
         assert!(extents <= 4, "{extents} extents");
     }
-    // A part that has no data, and one that is changed meanwhile, stay.
+    // A part without data, and a part that is changed meanwhile, are not moved.
     let punch = Fallocate {
         mode: Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE,
         offset: 0,

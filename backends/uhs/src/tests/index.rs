@@ -38,7 +38,7 @@ fn no_file_is_made_without_memory_for_its_name() {
     assert_eq!(free(&fs), FILES);
     let made: Vec<Ino> = (0..FILES).map(|number| make(&fs, number).unwrap()).collect();
     assert_eq!((make(&fs, FILES), free(&fs)), (Err(Errno::ENOSPC), 0));
-    // What exists can be changed, and removed.
+    // Existing files can be changed, and removed.
     let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
     fs.setattr(&cx(), made[0], None, &set).unwrap();
     fs.unlink(&cx(), Ino::ROOT, name("file 0")).unwrap();

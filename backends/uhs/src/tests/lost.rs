@@ -53,7 +53,7 @@ fn fsync(fs: &Uhs, ino: Ino) -> Result<()> {
     fs.fsync(&cx(), File { ino, fh: Fh(0) }, false)
 }
 
-/// The device as it is now has no damage, and these bytes in the file.
+/// Checks that the present device has no damage, and these bytes in the file.
 fn expect(sim: &SimDevice, ino: Ino, bytes: &[u8]) {
     let ram = Arc::new(sim.now());
     assert_eq!(check(&(ram.clone() as Arc<dyn BlockDevice>)).unwrap().problems, []);
@@ -77,7 +77,7 @@ fn data_whose_block_cannot_be_written_lies_elsewhere() {
         write(&fs, file, 10_000, &[2; 50_000]).unwrap();
         write(&fs, other, 0, &[3; 30_000]).unwrap();
         let mut bytes = [vec![1; 10_000], vec![2; 50_000]].concat();
-        // Some of the new blocks are bad, too: what is stuck is written by the next sync.
+        // Some of the new blocks are bad, too: the next sync writes stuck pages.
         let synced = (0..20).find(|_| fs.syncfs(&cx()).is_ok());
         assert!(synced.is_some());
         expect(&sim, file, &bytes);
@@ -102,7 +102,7 @@ fn every_fsync_of_a_file_fails_until_its_data_is_written_and_other_files_go_on()
         for round in 0..3 {
             assert_eq!(fsync(&fs, file), Err(Errno::EIO), "round {round}");
             assert_eq!(fs.syncfs(&cx()), Err(Errno::EIO));
-            // Small files lie in slots, which can be written.
+            // Small files lie in slots, and writes of slots succeed.
             write(&fs, good, 0, format!("{round}").as_bytes()).unwrap();
             assert_eq!(fsync(&fs, good), Ok(()));
             expect(&sim, good, format!("{round}").as_bytes());

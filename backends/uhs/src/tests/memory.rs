@@ -93,7 +93,7 @@ fn a_mount_is_the_same_whatever_the_scan_keeps() {
     assert_eq!(repair(&device, None, random()).unwrap(), []);
 }
 
-/// The bodies of all inodes were in memory before anybody compared their number with the bound.
+/// The bodies of all inodes were in memory before their number was compared with the bound.
 #[test]
 fn an_index_that_is_too_large_is_refused_before_bodies_are_read_again() {
     let (ram, _) = filled();
@@ -106,8 +106,8 @@ fn an_index_that_is_too_large_is_refused_before_bodies_are_read_again() {
     assert_eq!(refused, Err(StoreError::Index { inodes, bytes, limit }));
 }
 
-/// A sparse file has any size for nothing, and the map of its space was made before anybody asked for its size: gigabytes for a
-/// petabyte.
+/// A sparse file of any size takes no space, and the map of its space was made before its size was checked: gigabytes
+/// for a petabyte.
 #[test]
 fn a_map_of_space_takes_no_more_memory_than_it_may() {
     let dir = tempfile::tempdir().unwrap();

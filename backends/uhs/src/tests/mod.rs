@@ -52,7 +52,7 @@ const OPTIONS: UhsOptions = UhsOptions {
     noatime: false,
 };
 
-/// Data that can be written before its group is.
+/// Rules with which data is written as early as possible before its group.
 const EARLY: CommitRules = CommitRules { early_run: 1, ..CommitRules::ALL };
 
 fn cx() -> Context<'static> {

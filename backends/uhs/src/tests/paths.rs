@@ -92,7 +92,7 @@ fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
         };
         changed += usize::from(done.is_ok());
         for text in ["a", "b", "a/a", "a/b", "b/a", "b/b", "a/a/a", "a/b/a", "b/a/b", "b/b/b"] {
-            // Twice: the second answer comes from what the first one noted.
+            // Each path is resolved twice: the second answer comes from the cache that the first one filled.
             for _ in 0..2 {
                 let resolved = fs.resolve(&cx(), Ino::ROOT, path(text)).unwrap();
                 assert_eq!(resolved, walk(&fs, text), "round {round}: {text}");

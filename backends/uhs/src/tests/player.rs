@@ -79,7 +79,7 @@ impl NameWorkload<'_> {
                     _ => self.empty(dir, file),
                 }
             }
-            // It commits, and says so to nobody.
+            // This step commits, but is not reported as a sync.
             23 => drop(self.fs.engine().move_everything().ok()),
             24 => {
                 let _ = self.fs.engine().give_back_slots((0, 1), true);
@@ -122,7 +122,7 @@ impl NameWorkload<'_> {
                 offset = offset / 4096 * 4096;
                 len = len.next_multiple_of(4096);
             }
-            // No two writes have the same bytes, so that every sector tells which one it is of.
+            // No two writes have the same bytes, so that every sector identifies its write.
             let mut bytes = vec![0; len];
             player.random.fill(&mut bytes);
             let mut source = SliceSource::new(&bytes);
@@ -169,14 +169,14 @@ impl NameWorkload<'_> {
             }
             let file = File { ino, fh: Fh(0) };
             let _ = player.fs.fallocate(&cx(), file, range);
-            // What lies elsewhere now is overwritten at once.
+            // Moved blocks are overwritten at once.
             if shifts && player.random.bool() {
                 player.write(dir, at);
             }
         });
     }
 
-    /// Gives the blocks of a file up, for others to take.
+    /// Frees the blocks of a file, so that others may take them.
     fn empty(&mut self, dir: Ino, at: Name<'_>) {
         self.with_file(dir, at, |player, ino, _| {
             let set = SetAttr { size: Some(0), ..SetAttr::default() };

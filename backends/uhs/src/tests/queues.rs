@@ -1,4 +1,4 @@
-//! Threads that share queues of the device, in every mode: what a power failure leaves is the same.
+//! Threads that share queues of the device, in every mode: the state after a power failure is as without sharing.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -31,7 +31,7 @@ fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
     println!("{judged} states");
 }
 
-/// The suite would not notice a mode that hides what is in flight.
+/// A mode that hides operations in flight would go unnoticed otherwise.
 #[test]
 fn rules_that_are_broken_are_noticed_in_every_mode() {
     for number in 0..12 {
@@ -94,7 +94,7 @@ fn a_seed_replays_every_operation_and_every_byte_of_the_device_in_every_mode() {
             assert!(first == second, "mode {number}, seed {seed}");
         }
     }
-    // What is in flight at a time completes in another order, so that the modes are not the same.
+    // Operations in flight complete in another order, so that the modes differ.
     let differ = |seed| replay(&ram, shared(9), seed).0 != replay(&ram, shared(10), seed).0;
     assert!((0..40).any(differ));
 }

@@ -1,5 +1,5 @@
-//! All sequences of one and two operations, each followed by no sync or by one of each kind, and what programs do
-//! to keep their files safe: with power failures at every moment.
+//! All sequences of one and two operations, each followed by no sync or by one sync of each kind, and sequences by
+//! which programs keep their files safe: with power failures at every moment.
 
 use std::sync::Arc;
 
@@ -58,12 +58,12 @@ fn link(fs: &Uhs, from: &str, to: &str) {
     let _ = fs.link(&cx(), from.ino, dir, name(last));
 }
 
-/// Writes `len` bytes, each sector of which tells `mark`.
+/// Writes `len` bytes, with `mark` in each sector.
 fn write(fs: &Uhs, path: &str, offset: u64, len: usize, mark: u8) {
     write_as(fs, path, (offset, 0), len, mark);
 }
 
-/// The same past the cache.
+/// Writes `len` bytes past the cache, with `mark` in each sector.
 fn write_directly(fs: &Uhs, path: &str, offset: u64, len: usize, mark: u8) {
     write_as(fs, path, (offset, OpenFlags::DIRECT), len, mark);
 }
@@ -102,7 +102,7 @@ fn fsync_dir(fs: &Uhs, dir: Ino) -> bool {
 
 type SequenceOperation = fn(&Uhs, u8);
 
-/// Every operation and flag. The number marks what is written.
+/// Every operation and flag. The number marks the written data.
 const OPERATIONS: &[SequenceOperation] = &[
     |fs, _| make(fs, "c", FileKind::Regular),
     |fs, _| make(fs, "d/c", FileKind::Regular),
@@ -184,7 +184,7 @@ fn play_with(
             run.note(&fs, true);
         }
     }
-    // What nobody syncs is written, too, and may survive.
+    // Changes without a sync are written, too, and may survive.
     let _ = fs.syncfs(&cx());
     fs.abandon();
     run.judge_all(wanted, seed, CommitRules::ALL)
@@ -252,8 +252,8 @@ fn three_operations_by_chance_leave_a_state_of_one_moment() {
     assert!(judged > 800, "{judged} states");
 }
 
-/// Runs a program, cuts the power at every moment, and hands what is left to `judge`, with the number of steps
-/// that were acknowledged by then.
+/// Runs a program, cuts the power at every moment, and passes the state that is left to `judge`, with the number of
+/// steps that were acknowledged before.
 fn program(
     prepare: impl Fn(&Uhs),
     steps: impl Fn(&Uhs, &mut dyn FnMut()),
@@ -337,7 +337,7 @@ fn a_log_has_all_records_that_were_synced() {
     );
 }
 
-/// A rollback journal, as small databases have it.
+/// A rollback journal, as in small databases.
 #[test]
 fn a_database_with_a_journal_is_before_or_after_a_transaction() {
     const SIZE: usize = 12_000;
@@ -359,7 +359,7 @@ fn a_database_with_a_journal_is_before_or_after_a_transaction() {
             }
         },
         |found, done| {
-            // A whole journal is what the database was; a short one was never used.
+            // A whole journal has the former content of the database; a short journal was never used.
             let journal = data(found, "/journal").filter(|journal| journal.len() == SIZE);
             let bytes = journal.or(data(found, "/db")).ok_or("no database")?;
             let version = usize::from(bytes[0]);

@@ -1,4 +1,4 @@
-//! Snapshots of a clean end: what they tell, what voids them, and what damage does to them.
+//! Snapshots of a clean end: their content, the changes that make them void, and the effects of damage.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn put(ram: &RamDevice, superblock: &Superblock) {
     COPIES.iter().for_each(|block| line.write(*block, &superblock.encode()).unwrap());
 }
 
-/// The same image without its snapshot.
+/// Returns the image without its snapshot.
 fn scanned(ram: &RamDevice) -> RamDevice {
     let copy = ram.fork();
     put(&copy, &Superblock { snapshot: None, ..superblock(ram) });
@@ -46,7 +46,7 @@ fn seen(ram: &RamDevice) -> String {
     let found = snapshot(&fs);
     let times = found.names.values().map(|seen| {
         let attr = fs.getattr(&cx(), Ino(seen.ino), None).unwrap();
-        // A scan takes those of a directory from its newest entry.
+        // A scan takes the times of a directory from its newest entry.
         let times = (attr.kind != FileKind::Directory).then_some((attr.mtime, attr.ctime));
         (times, attr.btime, attr.uid, attr.rdev, attr.blocks)
     });
@@ -66,7 +66,7 @@ fn play(player: &mut NameWorkload<'_>, steps: usize) {
     }
 }
 
-/// An image after a clean end, with one of everything that a snapshot tells in its own way.
+/// Makes an image after a clean end, with one of everything that a snapshot encodes in its own way.
 fn ended() -> RamDevice {
     let ram = fresh();
     let (fs, _) = open(ram.clone(), CommitRules::ALL);
@@ -112,7 +112,7 @@ fn a_mount_after_a_clean_end_finds_what_a_scan_finds() {
     }
 }
 
-/// Thousands of entries in several segments, which several threads read.
+/// The snapshot has thousands of entries in several segments, which several threads read.
 #[test]
 fn a_snapshot_of_many_inodes_is_read_by_all_cores() {
     let ram = RamDevice::new(4096, 96 * 512);
@@ -190,7 +190,8 @@ fn seal(ram: &RamDevice, header: &SnapshotHeader) {
     put(ram, &Superblock { snapshot: Some(at), ..old });
 }
 
-/// fsck reads the slots, and called an image clean whose snapshot, which the next mount believes, was damaged.
+/// fsck reads the slots, and reported an image as clean although its snapshot, which the next mount would use, was
+/// damaged.
 #[test]
 fn a_damaged_snapshot_is_told_and_given_up() {
     let device = |ram: &RamDevice| Arc::new(ram.clone()) as Arc<dyn BlockDevice>;
@@ -219,7 +220,7 @@ fn a_damaged_snapshot_is_told_and_given_up() {
         assert!(!check(&device(&ram)).unwrap().has_damaged_snapshot && !is_used(&ram));
         assert_eq!(repair(&device(&ram), None, random()).unwrap(), []);
     }
-    // A mount that is cut off first makes it void, which is no damage.
+    // An interrupted mount makes the snapshot void first, which is no damage.
     let ram = whole.fork();
     BlockingQueue::new(&ram).unwrap().write(at.block, &[0; BLOCK]).unwrap();
     assert!(!check(&device(&ram)).unwrap().has_damaged_snapshot);
@@ -304,7 +305,7 @@ fn a_read_only_mount_uses_a_snapshot_and_keeps_it_and_a_mount_that_writes_voids_
     let sim = SimDevice::from_ram(&ram, 1);
     let (fs, _) = open(sim.clone(), CommitRules::ALL);
     assert_eq!(superblock(&sim.now()).snapshot, None);
-    // Also for an older copy of the superblock that is all that is left.
+    // The snapshot is void even if only an older copy of the superblock is left.
     let mut header = vec![1; BLOCK];
     BlockingQueue::new(&sim.now())
         .unwrap()

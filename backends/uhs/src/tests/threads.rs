@@ -1,5 +1,5 @@
-//! Many threads at once, each on names of its own, in a directory of its own and in one that all share. The
-//! power fails at any moment; then the names of each thread are those after one of its operations.
+//! Many threads at once, each on names of its own, in a directory of its own and in a directory that all share. The
+//! power fails at any moment. After that, the names of each thread are the names after one of its operations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -158,7 +158,7 @@ fn found(fs: &Uhs) -> Vec<ThreadNames> {
     (0..THREADS).map(of).collect()
 }
 
-/// Plays on threads, and judges states in which the power may fail.
+/// Performs random operations on threads, and judges states in which the power may fail.
 fn run(seed: u64, rules: CommitRules) -> Result<usize, String> {
     run_with(OPTIONS, seed, rules)
 }

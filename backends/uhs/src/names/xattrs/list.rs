@@ -12,7 +12,7 @@ const NAMES_MAX: usize = 65536;
 /// Bytes of all names and values of an inode at most, so that one file does not take all space.
 const TOTAL_MAX: usize = 4 * VALUE_MAX;
 
-/// Bytes of a record, and of one that goes on with a value, beside name and value.
+/// Bytes of a record, and of a record that continues a value, beside name and value.
 const HEADS: usize = 7;
 
 pub(in crate::names) const ACCESS: &[u8] = b"system.posix_acl_access";

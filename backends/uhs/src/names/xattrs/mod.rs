@@ -14,8 +14,8 @@ pub(super) use list::{ACCESS, DEFAULT, XattrList};
 /// Set-group-id.
 const SGID: u32 = 0o2000;
 
-/// Checks the name space of an attribute of `record`. `EOPNOTSUPP` for one that is not supported and for an
-/// ACL of a symbolic link, `EINVAL` for one without a name.
+/// Checks the name space of an attribute of `record`. Fails with `EOPNOTSUPP` for a name space that is not supported
+/// and for an ACL of a symbolic link, and with `EINVAL` for a name without anything after the prefix.
 fn check_name(record: &InodeRecord, name: &[u8]) -> Result<()> {
     if name == ACCESS || name == DEFAULT {
         return match record.kind() {
@@ -73,7 +73,7 @@ impl NameStore {
         })
     }
 
-    /// `trusted` is true for a caller who sees names of that name space.
+    /// Lists the names of attributes; names of the name space `trusted` only if `trusted` is set.
     pub(crate) fn listxattr(&self, ino: u64, trusted: bool, room: usize) -> Result<Xattr> {
         self.records.see(ino, |_, extra| {
             let mut names = Vec::new();
@@ -87,8 +87,8 @@ impl NameStore {
         })
     }
 
-    /// Removes an attribute of an inode whose content is in memory. An ACL that does not exist is removed
-    /// with success, as on every file system of Linux.
+    /// Removes an attribute of an inode whose content is in memory. Removing an ACL that does not exist succeeds, as on
+    /// every file system of Linux.
     pub(crate) fn removexattr(
         &self,
         handle: &GroupReadGuard<'_>,
@@ -123,7 +123,7 @@ fn set_acl(
     }
     let xattrs = &mut changing.make_extra().xattrs;
     list::check_flags(xattrs.get(name).is_some(), flags)?;
-    // An access ACL that says no more than the mode is not stored.
+    // An access ACL that is equivalent to the mode is not stored.
     match acl.as_ref().filter(|acl| name == DEFAULT || !acl.is_minimal()) {
         Some(acl) => xattrs.set(name, &acl.to_bytes(), SetXattrFlags::default(), promise)?,
         None => drop(xattrs.remove(name)),
@@ -136,7 +136,7 @@ fn set_acl(
     Ok(())
 }
 
-/// The change time, and the running group.
+/// Updates the change time, and adds the inode to the running group.
 fn changed(handle: &GroupReadGuard<'_>, mut changing: ChangingRecord<'_>, now: Timestamp) {
     changing.settle_times();
     changing.set_time(TimeKind::Change, now.into());
