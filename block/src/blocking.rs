@@ -1,11 +1,11 @@
-//! One operation at a time, for whoever has nothing else to do: making, checking and dumping images.
+//! One operation at a time, for callers without other work: making, checking and dumping images.
 
 use crate::{
     BlockCompletion, BlockDevice, BlockOp, BlockOpKind, DeviceProperties, DeviceQueue, Errno,
     MemorySegments, RawBuf, Result,
 };
 
-/// A queue whose operations are waited for.
+/// A queue that performs one operation at a time, and waits for it.
 pub struct BlockingQueue {
     queue: Box<dyn DeviceQueue>,
     block_size: usize,
@@ -13,16 +13,16 @@ pub struct BlockingQueue {
 }
 
 impl BlockingQueue {
-    /// A line to `device`.
+    /// Opens a queue of `device`.
     ///
     /// # Errors
     ///
-    /// Those of [`BlockDevice::queue`].
+    /// Fails with the errors of [`BlockDevice::queue`].
     pub fn new(device: &dyn BlockDevice) -> Result<Self> {
         Ok(BlockingQueue::of(device.queue(1)?, device.facts()))
     }
 
-    /// A line by way of `queue`, which belongs to a device of these facts.
+    /// Wraps `queue`, which belongs to a device of these facts.
     pub fn of(queue: Box<dyn DeviceQueue>, facts: &DeviceProperties) -> Self {
         let block_size = facts.block_size as usize;
         let largest = (facts.max_transfer as usize / block_size).max(1) * block_size;
@@ -33,7 +33,7 @@ impl BlockingQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` where `out` is not whole blocks or outside of the device; those of the device (`EIO`).
+    /// `EINVAL` if `out` is not whole blocks or outside of the device; otherwise the errors of the device (`EIO`).
     pub fn read(&mut self, block: u64, out: &mut [u8]) -> Result<()> {
         let mut at = block;
         for part in out.chunks_mut(self.largest) {
@@ -49,11 +49,12 @@ impl BlockingQueue {
     ///
     /// # Errors
     ///
-    /// As for [`read`](BlockingQueue::read). An error leaves any part written.
+    /// Fails with the errors of [`read`](BlockingQueue::read). An error leaves any part written.
     pub fn write(&mut self, block: u64, data: &[u8]) -> Result<()> {
         let mut at = block;
         for part in data.chunks(self.largest) {
-            // SAFETY: as in `read`; a write only reads the memory.
+            // SAFETY: `run` returns when the operation is reaped, and until then `part` is borrowed here; a write only
+            // reads the memory.
             let memory = unsafe { RawBuf::new(part.as_ptr().cast_mut(), part.len()) }.into();
             self.run(BlockOpKind::Write { block: at, memory, fua: false })?;
             at += (part.len() / self.block_size) as u64;
@@ -61,29 +62,29 @@ impl BlockingQueue {
         Ok(())
     }
 
-    /// Makes durable what was written.
+    /// Makes all earlier writes durable.
     ///
     /// # Errors
     ///
-    /// Those of the device. Nothing is known then about any write since the flush before.
+    /// Fails with the errors of the device. Then it is unknown which writes since the last flush are durable.
     pub fn flush(&mut self) -> Result<()> {
         self.run(BlockOpKind::Flush)
     }
 
-    /// Carries out an operation.
+    /// Performs an operation.
     ///
     /// # Errors
     ///
-    /// Those of the operation.
+    /// Fails with the errors of the operation.
     pub fn run(&mut self, kind: BlockOpKind) -> Result<()> {
         self.transfer(kind).map(drop)
     }
 
-    /// Carries out `kind` and returns its memory.
+    /// Performs `kind` and returns its memory.
     ///
     /// # Errors
     ///
-    /// Those of the operation.
+    /// Fails with the errors of the operation.
     pub fn transfer(&mut self, kind: BlockOpKind) -> Result<MemorySegments> {
         self.queue.push(BlockOp { tag: 0, kind }).map_err(|_| Errno::BUSY)?;
         let mut done: Vec<BlockCompletion> = Vec::new();

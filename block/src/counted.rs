@@ -1,4 +1,4 @@
-//! A device in front of another one, which counts what is pushed.
+//! A layer over a device that counts the pushed operations.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub struct CountedDevice {
     counts: Arc<OperationCounts>,
 }
 
-/// Operations that were pushed since the device was opened. Bytes are those of reads and writes.
+/// Operations that were pushed since the device was opened. Bytes count reads and writes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct OperationCounts {
@@ -37,19 +37,19 @@ struct OperationCounts {
 pub struct DeviceCounters {
     /// Reads.
     pub reads: u64,
-    /// Bytes of them.
+    /// Bytes of reads.
     pub read_bytes: u64,
-    /// Writes, those that zero among them.
+    /// Writes, including zeroing.
     pub writes: u64,
-    /// Bytes of them.
+    /// Bytes of writes.
     pub written_bytes: u64,
-    /// Those of the writes that are durable when they are complete.
+    /// Writes that are durable when they are complete.
     pub fua_writes: u64,
     /// Flushes.
     pub flushes: u64,
     /// Discards.
     pub discards: u64,
-    /// Bytes of them.
+    /// Bytes of discards.
     pub discarded_bytes: u64,
     /// Operations that failed.
     pub errors: u64,
@@ -58,7 +58,7 @@ pub struct DeviceCounters {
 }
 
 impl CountedDevice {
-    /// Counts what is done to `inner` from now on.
+    /// Counts operations on `inner` from now on.
     pub fn new(inner: Arc<dyn BlockDevice>) -> Self {
         CountedDevice { inner, counts: Arc::default() }
     }
@@ -231,7 +231,7 @@ impl DeviceQueue for CountedQueue {
 
 impl Drop for CountedQueue {
     fn drop(&mut self) {
-        // They end with the queue, and nobody reaps them.
+        // These operations end with the queue, and are never reaped.
         self.counts.completed.fetch_add(self.inner.in_flight() as u64, Ordering::Relaxed);
     }
 }

@@ -11,11 +11,11 @@ use crate::{
 /// Facts about a device. They do not change while it is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProperties {
-    /// The name for people: a path, or what kind of device it is.
+    /// The name for messages: a path, or the kind of the device.
     pub name: String,
     /// Bytes of a block. Every offset and length of an operation is a whole number of blocks.
     pub block_size: u32,
-    /// How many blocks the device has.
+    /// The number of blocks.
     pub blocks: u64,
     /// Bytes that an aligned write replaces whole or not at all when the power fails. Users that stay
     /// correct with 512 work on every device.
@@ -24,7 +24,7 @@ pub struct DeviceProperties {
     pub volatile_cache: bool,
     /// A write with `fua` costs less than a write and a flush.
     pub fua: bool,
-    /// The device can be told that blocks are not needed ([`BlockOpKind::Discard`](crate::BlockOpKind::Discard)).
+    /// The device can discard blocks ([`BlockOpKind::Discard`](crate::BlockOpKind::Discard)).
     pub discard: bool,
     /// Bytes of the largest operation.
     pub max_transfer: u32,
@@ -61,16 +61,16 @@ impl DeviceProperties {
 /// ([`SeparatedDevice`](crate::SeparatedDevice)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QueuePurpose {
-    /// Somebody waits for them.
+    /// A caller waits for the operations.
     #[default]
     Caller,
-    /// They write what nobody waits for yet.
+    /// The operations write data for which no caller waits yet.
     Behind,
-    /// They make space.
+    /// The operations make space.
     Reclaim,
 }
 
-/// The claim of a queue to a device that is busy. Devices that do not tell queues apart ignore it.
+/// The share of a queue when the device is busy. Devices that do not distinguish queues ignore it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum QueuePriority {
     /// Before others.
@@ -86,18 +86,17 @@ pub enum QueuePriority {
 ///
 /// # Order and durability
 ///
-/// - Operations in flight have no order, even those on one block: an overlapping read sees old, new
-///   or mixed bytes, and of two overlapping writes either may win.
-/// - A flush covers the writes that were *reaped* before it was pushed, on all queues of the device, and
-///   those of queues that were dropped before.
-///   Once the flush is reaped without an error they survive a power failure. A write with `fua`
-///   survives once it is reaped.
+/// - Operations in flight have no order, even operations on one block: an overlapping read sees old, new or mixed
+///   bytes, and of two overlapping writes either may win.
+/// - A flush covers the writes that were *reaped* before it was pushed, on all queues of the device, and the writes of
+///   queues that were dropped before. Once the flush is reaped without an error they survive a power failure. A write
+///   with `fua` survives once it is reaped.
 /// - All other writes survive in part, whole or not at all, each unit of
 ///   [`atomic_write`](DeviceProperties::atomic_write) bytes by itself.
 /// - A write that failed leaves each of these units old or new.
 /// - Discarded blocks hold anything.
 pub trait BlockDevice: Send + Sync {
-    /// The facts about it.
+    /// The facts about the device.
     fn facts(&self) -> &DeviceProperties;
 
     /// Makes the frames of `region` cheap to use for queues that are made from now on (registered
@@ -115,48 +114,48 @@ pub trait BlockDevice: Send + Sync {
     /// `EBUSY` where the device has no further queue, `ENOMEM` at a limit of the process.
     fn queue(&self, depth: u32) -> Result<Box<dyn DeviceQueue>>;
 
-    /// A queue for operations of one purpose. Most devices treat all alike.
+    /// A queue for operations of one purpose. Most devices treat all purposes alike.
     ///
     /// # Errors
     ///
-    /// Those of [`queue`](BlockDevice::queue).
+    /// Fails with the errors of [`queue`](BlockDevice::queue).
     fn queue_for(&self, _: QueuePurpose, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         self.queue(depth)
     }
 
-    /// A queue with a priority. Most devices serve all alike.
+    /// A queue with a priority. Most devices serve all queues alike.
     ///
     /// # Errors
     ///
-    /// Those of [`queue`](BlockDevice::queue).
+    /// Fails with the errors of [`queue`](BlockDevice::queue).
     fn queue_with(&self, _: QueuePriority, depth: u32) -> Result<Box<dyn DeviceQueue>> {
         self.queue(depth)
     }
 
-    /// The reason for `ENOMEM` of this device, with the next step: a limit of this process that it has met. `None` where it
-    /// has met none.
+    /// The reason for an earlier `ENOMEM` of this device, with the next step: a limit of this process. `None` if the
+    /// device has met no limit.
     fn shortage(&self) -> Option<String> {
         None
     }
 
-    /// A line about this device for its users, with the next step: it works, but not as it could. `None` if there is
-    /// nothing to say.
+    /// A line about this device for its users, with the next step: it works, but not as well as it could. `None` if
+    /// there is nothing to report.
     fn note(&self) -> Option<String> {
         None
     }
 
-    /// The clock by which operations of this device are measured. A device in virtual time has its own, so that a
-    /// run is the same every time.
+    /// The clock that measures operations of this device. A device in virtual time has its own, so that all runs are
+    /// equal.
     fn clock(&self) -> Arc<dyn DeviceClock> {
         Arc::new(MonotonicClock::default())
     }
 }
 
-/// A pair of queues, for submissions and completions. One thread at a time uses it, and nothing
-/// blocks except [`wait`](DeviceQueue::wait) and dropping it, which waits for what is in flight.
+/// A pair of queues, for submissions and completions. One thread at a time uses it. Only [`wait`](DeviceQueue::wait)
+/// blocks, and dropping the queue, which waits for operations in flight.
 pub trait DeviceQueue: Send {
-    /// Adds an operation, which begins at the next [`kick`](DeviceQueue::kick) at the latest. One that makes
-    /// no sense (outside of the device, with memory of another length) completes with `EINVAL`.
+    /// Adds an operation, which begins at the next [`kick`](DeviceQueue::kick) at the latest. An invalid operation
+    /// (outside of the device, with memory of another length) completes with `EINVAL`.
     ///
     /// # Errors
     ///
@@ -173,11 +172,11 @@ pub trait DeviceQueue: Send {
     /// once where something can be reaped. Returns early for no reason now and then.
     fn wait(&mut self, timeout: Option<Duration>);
 
-    /// Ends a [`wait`](DeviceQueue::wait) from another thread, also one that begins later.
+    /// Returns a waker that ends a [`wait`](DeviceQueue::wait) from another thread, also one that begins later.
     fn waker(&self) -> QueueWaker;
 
-    /// A descriptor that poll(2) calls readable while something can be reaped that was kicked, for whoever
-    /// waits for several queues at a time. `None` where the queue has none.
+    /// A descriptor that is readable by poll(2) while kicked operations can be reaped, for a thread that waits for
+    /// several queues at a time. `None` if the queue has no such descriptor.
     fn ready(&self) -> Option<BorrowedFd<'_>> {
         None
     }

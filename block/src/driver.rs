@@ -1,4 +1,4 @@
-//! Devices without a path, which drivers open by a name: `SCHEME:NAME`.
+//! Devices without a path, which drivers open by a name of the form `SCHEME:NAME`.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -26,7 +26,7 @@ use threads::ThreadQueue;
 pub enum DeviceAccess {
     /// Reads only; others may read, too.
     Read,
-    /// Everything. Nobody else has the device open through this library.
+    /// Everything. No other process has the device open through this library.
     ReadWrite,
 }
 
@@ -43,7 +43,7 @@ struct FileDeviceState {
     /// Addresses of memory for direct I/O are multiples of this.
     alignment: usize,
     regions: Mutex<Vec<Arc<MemoryRegion>>>,
-    /// The error of io_uring_setup(2): all queues are those of threads.
+    /// The error of io_uring_setup(2): all queues use threads.
     ringless: Option<Errno>,
     pool: IoThreadPool,
 }
@@ -60,11 +60,11 @@ pub enum DeviceOpenError {
         /// The error.
         errno: Errno,
     },
-    /// Somebody else has the device.
+    /// Another process has the device.
     Busy {
         /// The file or device.
         path: PathBuf,
-        /// The process that has it, where the kernel shows that.
+        /// The process that has the device, if the kernel shows it.
         holder: Option<u32>,
     },
     /// A loop device has the file.
@@ -83,7 +83,7 @@ pub enum DeviceOpenError {
     TooSmall {
         /// The file or device.
         path: PathBuf,
-        /// Its length.
+        /// The length of the file or device.
         bytes: u64,
     },
     /// No ring could be made, for a reason that threads would not help with.
@@ -106,13 +106,13 @@ impl FileDevice {
     fn new(locked: &Arc<LockedFile>) -> Result<FileDevice, DeviceOpenError> {
         match queue::probe(&locked.fd) {
             Ok(()) => FileDevice::of(locked, None),
-            // A descriptor more is all that is missing.
+            // Only one more descriptor is missing.
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => Err(DeviceOpenError::NoRing { errno }),
             Err(errno) => FileDevice::of(locked, Some(errno)),
         }
     }
 
-    /// The device, whose queues are those of threads if there are no rings.
+    /// Makes the device. Its queues use threads if there are no rings.
     fn of(
         locked: &Arc<LockedFile>,
         ringless: Option<Errno>,

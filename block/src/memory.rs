@@ -14,7 +14,7 @@ pub enum OperationMemory {
     Shared(Arc<FrameRun>, Range<usize>),
     /// Memory of a caller.
     Raw(RawBuf),
-    /// Memory that was given away for the operation.
+    /// Memory whose ownership the caller has passed to the operation.
     Owned(OwnedBuf),
     /// Bytes that others may read meanwhile: for writes only.
     Bytes(Arc<Vec<u8>>, Range<usize>),
@@ -22,13 +22,13 @@ pub enum OperationMemory {
 
 /// Bytes of a vector that belongs to an operation until it is reaped.
 pub struct OwnedBuf {
-    /// The first of them, in `vec`, which nobody else touches.
+    /// The first byte, in `vec`. Nothing else accesses these bytes.
     start: *mut u8,
     range: Range<usize>,
     vec: Vec<u8>,
 }
 
-// SAFETY: `start` points into `vec`, which may go to another thread.
+// SAFETY: `start` points into `vec`, which may be sent to another thread.
 unsafe impl Send for OwnedBuf {}
 
 impl OwnedBuf {
@@ -36,7 +36,7 @@ impl OwnedBuf {
     ///
     /// # Panics
     ///
-    /// Panics if it has fewer.
+    /// Panics if the vector is shorter.
     pub fn new(mut vec: Vec<u8>, range: Range<usize>) -> Self {
         let start = vec[range.clone()].as_mut_ptr();
         OwnedBuf { start, range, vec }
@@ -48,14 +48,14 @@ impl OwnedBuf {
     }
 }
 
-/// Memory of a caller that a device uses in place, or copies where it must.
+/// Memory of a caller. A device uses it in place, or copies it if necessary.
 pub struct RawBuf {
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: whoever made it has promised that the memory may be used until it is given back, from any
-// thread.
+// SAFETY: the caller of `RawBuf::new` has promised that the memory may be used, from any thread, until it is given
+// back.
 unsafe impl Send for RawBuf {}
 
 impl RawBuf {
@@ -63,9 +63,9 @@ impl RawBuf {
     ///
     /// # Safety
     ///
-    /// From now until the operation is reaped (or the buffer dropped without being pushed) the bytes must
-    /// stay mapped. For a read nobody else may use them; for a write nobody may change them, and they must
-    /// be initialized. No peer that is not trusted may share them: devices copy from them more than once.
+    /// From now until the operation is reaped (or the buffer dropped without being pushed) the bytes must stay mapped.
+    /// During a read, nothing else may access them; during a write, nothing may change them, and they must be
+    /// initialized. No peer that is not trusted may share them: devices copy from them more than once.
     pub unsafe fn new(start: *mut u8, len: usize) -> Self {
         RawBuf { start, len }
     }
@@ -93,7 +93,7 @@ impl OperationMemory {
         match self {
             OperationMemory::Frames(frames) => frames,
             OperationMemory::Shared(frames, range) => &frames[range.clone()],
-            // SAFETY: the bytes are mapped and nobody changes them (`RawBuf::new`).
+            // SAFETY: the bytes are mapped and do not change (`RawBuf::new`).
             OperationMemory::Raw(raw) => unsafe { std::slice::from_raw_parts(raw.start, raw.len) },
             OperationMemory::Owned(owned) => &owned.vec[owned.range.clone()],
             OperationMemory::Bytes(bytes, range) => &bytes[range.clone()],
@@ -119,12 +119,12 @@ impl OperationMemory {
             OperationMemory::Shared(frames, range) => frames.start().wrapping_add(range.start),
             OperationMemory::Raw(raw) => raw.start,
             OperationMemory::Owned(owned) => owned.start,
-            // Only read: `BlockOpKind::check` refuses it for reads.
+            // The device only reads them: `BlockOpKind::check` refuses such memory for reads.
             OperationMemory::Bytes(bytes, range) => bytes[range.clone()].as_ptr().cast_mut(),
         }
     }
 
-    /// The region that holds it, if any, and the byte of the region at which it begins.
+    /// The region that contains the memory, if any, and its offset in the region in bytes.
     pub fn place(&self) -> Option<(&Arc<MemoryRegion>, usize)> {
         match self {
             OperationMemory::Frames(frames) => {
@@ -139,7 +139,7 @@ impl OperationMemory {
         }
     }
 
-    /// The region that holds it, if any.
+    /// The number of the region that contains the memory, if any.
     pub(crate) fn region(&self) -> Option<u64> {
         match self {
             OperationMemory::Frames(frames) => Some(frames.region().id()),
@@ -195,7 +195,7 @@ impl MemorySegments {
         }
     }
 
-    /// How many pieces there are.
+    /// The number of pieces.
     pub fn count(&self) -> usize {
         self.pieces().len()
     }
@@ -205,7 +205,7 @@ impl MemorySegments {
         self.pieces().iter().map(OperationMemory::len).sum()
     }
 
-    /// The vector, where the only piece is a part of one that was given away.
+    /// The vector, if the only piece is a part of a vector that the operation owns.
     pub fn into_vec(self) -> Option<Vec<u8>> {
         match self {
             MemorySegments::One(OperationMemory::Owned(owned)) => Some(owned.into_vec()),

@@ -5,7 +5,7 @@ use crate::{DeviceProperties, Errno, MemorySegments, OperationMemory, Result};
 /// An operation for a [`DeviceQueue`](crate::DeviceQueue).
 #[derive(Debug)]
 pub struct BlockOp {
-    /// A number of the caller's, which comes back with the completion.
+    /// A number chosen by the caller, which is also in the completion.
     pub tag: u64,
     /// The operation itself.
     pub kind: BlockOpKind,
@@ -32,18 +32,18 @@ pub enum BlockOpKind {
     },
     /// Makes every write durable that was reaped before this was pushed, on any queue.
     Flush,
-    /// Says that the blocks are not needed. They hold anything from now on.
+    /// Marks the blocks as unused. They hold anything from now on.
     Discard {
         /// The first block.
         block: u64,
-        /// How many.
+        /// The number of blocks.
         blocks: u64,
     },
     /// Fills the blocks with zeros.
     Zero {
         /// The first block.
         block: u64,
-        /// How many.
+        /// The number of blocks.
         blocks: u64,
     },
 }
@@ -51,7 +51,7 @@ pub enum BlockOpKind {
 /// A completed operation.
 #[derive(Debug)]
 pub struct BlockCompletion {
-    /// The number that the caller gave it.
+    /// The tag of the operation.
     pub tag: u64,
     /// Whole success or an error. After a failed read the memory holds anything.
     pub result: Result<()>,
@@ -74,12 +74,12 @@ impl BlockOpKind {
         }
     }
 
-    /// Checks the operation against the facts of its device: `EINVAL` for what is outside of it, empty,
-    /// too large, not of whole blocks, or a read into shared memory; `EOPNOTSUPP` for what the device lacks.
+    /// Checks the operation against the facts of its device.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// `EINVAL` for an operation that is outside of the device, empty, too large, not of whole blocks, or a read into
+    /// shared memory; `EOPNOTSUPP` for an operation that the device lacks.
     pub fn check(&self, facts: &DeviceProperties) -> Result<()> {
         let Some((block, blocks)) = self.range(facts.block_size) else { return Ok(()) };
         if blocks == 0 || !facts.holds(block, blocks) {

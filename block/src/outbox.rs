@@ -13,7 +13,7 @@ use crate::{BlockCompletion, BlockOp, Errno, QueueParker};
 pub(crate) struct CompletionOutbox {
     done: Mutex<Vec<BlockCompletion>>,
     parker: QueueParker,
-    /// Readable while there are completions. It is made when somebody wants it.
+    /// An eventfd that is readable while there are completions. It is made at the first request.
     bell: OnceLock<Option<OwnedFd>>,
 }
 
@@ -23,7 +23,7 @@ impl CompletionOutbox {
         let mut all = self.lock();
         all.push(done);
         if let Some(bell) = self.bell() {
-            // Full only after 2^64 - 2 completions that nobody took.
+            // The counter is full only after 2^64 - 2 completions that were not taken.
             let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
         }
         drop(all);
@@ -46,8 +46,8 @@ impl CompletionOutbox {
         count
     }
 
-    /// Sleeps until there is a completion, [`wake`](CompletionOutbox::wake) is called, or `timeout` is over. Returns early now and
-    /// then.
+    /// Sleeps until there is a completion, [`wake`](CompletionOutbox::wake) is called, or `timeout` is over. Returns
+    /// early now and then.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         if self.lock().is_empty() {
             self.parker.park(timeout);
@@ -59,7 +59,8 @@ impl CompletionOutbox {
         self.parker.unpark();
     }
 
-    /// A descriptor that is readable while there are completions; `None` where the process can have no more descriptors.
+    /// A descriptor that is readable while there are completions; `None` where the process can have no more
+    /// descriptors.
     pub(crate) fn ready(&self) -> Option<BorrowedFd<'_>> {
         let all = self.lock();
         let bell = self.bell.get_or_init(|| {

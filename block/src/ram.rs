@@ -54,7 +54,7 @@ impl BlockStore {
         }
     }
 
-    /// Carries out an operation that was checked. Discarded blocks become zeros.
+    /// Performs an operation that was checked. Discarded blocks become zeros.
     pub(crate) fn apply(&mut self, kind: &mut BlockOpKind) -> Result<()> {
         let size = self.block_size;
         match kind {
@@ -82,8 +82,8 @@ impl BlockStore {
     }
 }
 
-/// A device in memory. What was never written reads as zeros and takes no memory. A clone shares the
-/// content; [`fork`](RamDevice::fork) copies it, at little cost.
+/// A device in memory. Blocks that were never written read as zeros and take no memory. A clone shares the content;
+/// [`fork`](RamDevice::fork) copies it, at little cost.
 #[derive(Clone)]
 pub struct RamDevice {
     facts: Arc<DeviceProperties>,
@@ -95,7 +95,7 @@ impl RamDevice {
     ///
     /// # Panics
     ///
-    /// With a block size that is not one.
+    /// Panics for another block size.
     pub fn new(block_size: u32, blocks: u64) -> Self {
         RamDevice::of(BlockStore::new(block_size, blocks))
     }
@@ -105,7 +105,7 @@ impl RamDevice {
         RamDevice { facts, store: Arc::new(Mutex::new(store)) }
     }
 
-    /// A device with the same content, which changes independently of this one.
+    /// A device with a copy of the content, which changes independently of this one.
     pub fn fork(&self) -> RamDevice {
         RamDevice::of(self.content())
     }

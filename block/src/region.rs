@@ -1,12 +1,11 @@
 //! Memory for devices: 4 KiB frames in one memfd, named by their index and never by a pointer.
 //!
-//! Being one memfd, a region can be registered with a device as a whole, and later be mapped by other
-//! processes. [`FrameRun`] are owned by one holder at a time, so that nobody reads memory into which a
-//! device writes.
+//! Being one memfd, a region can be registered with a device as a whole, and later be mapped by other processes. A
+//! [`FrameRun`] has one owner at a time, so that memory is not read while a device writes to it.
 //!
-//! Frames get memory in pages of 2 MiB when the first of 512 is taken, where the kernel has such pages
-//! (`MADV_COLLAPSE`, Linux 6.1). Page by page that takes eight times as long, unless the kernel must first make room for a large
-//! page, or the host of a virtual machine must. Then the 512 frames get small pages, all at once.
+//! Frames get memory in pages of 2 MiB when the first of 512 is taken, if the kernel has such pages (`MADV_COLLAPSE`,
+//! Linux 6.1). Page by page that takes eight times as long, unless the kernel must first make room for a large page, or
+//! the host of a virtual machine must. Then the 512 frames get small pages, all at once.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -29,7 +28,7 @@ const LARGEST: usize = 9;
 /// A large page that takes longer than this costs more than small pages.
 const SLOW: Duration = Duration::from_millis(2);
 
-/// Blocks that get small pages after a large one that was slow.
+/// The number of blocks that get small pages after a slow large page.
 const PAUSE: u32 = 15;
 
 /// A region of frames.
@@ -39,18 +38,19 @@ pub struct MemoryRegion {
     frames: u32,
     memory: OwnedFd,
     free: Mutex<FreeFrames>,
-    /// Number of the next blocks that get small pages.
+    /// The number of following blocks that get small pages.
     small_pages: AtomicU32,
 }
 
-// SAFETY: `start` leads to a mapping that lives as long as the region. Its bytes are only reached through
-// `FrameRun`, each of which alone owns its part.
+// SAFETY: `start` leads to a mapping that lives as long as the region. Its bytes are only reached through `FrameRun`s,
+// each of which owns its part exclusively.
 unsafe impl Send for MemoryRegion {}
-// SAFETY: as above; what is not behind the mutex does not change.
+// SAFETY: bytes are only reached through `FrameRun`s, which own their parts; fields outside of the mutex are constant
+// or atomic.
 unsafe impl Sync for MemoryRegion {}
 
-/// A run of frames that one holder owns. Dropped, it goes back to its region. What it holds at first is
-/// anything that lay there before.
+/// A run of frames with one owner. Dropping it gives it back to its region. It initially contains whatever bytes lay
+/// there before.
 pub struct FrameRun {
     region: Arc<MemoryRegion>,
     first: u32,
@@ -62,7 +62,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for no frames, and those of memfd_create(2) and mmap(2).
+    /// `EINVAL` for no frames, and the errors of memfd_create(2) and mmap(2).
     pub fn new(frames: u32) -> Result<Arc<MemoryRegion>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let bytes = frames as usize * FRAME;
@@ -72,7 +72,7 @@ impl MemoryRegion {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = rustix::fs::memfd_create(c"defuse-frames", flags)?;
         rustix::fs::ftruncate(&memory, bytes as u64)?;
-        // Whoever maps it may rely on its length.
+        // Other processes that map the memfd may rely on its length.
         rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW)?;
         let start = map(&memory, bytes)?;
         Ok(Arc::new(MemoryRegion {
@@ -99,7 +99,7 @@ impl MemoryRegion {
         Some(frames)
     }
 
-    /// Gives memory to all frames in this part of the region, which somebody is about to pin.
+    /// Gives memory to all frames in this part of the region, because it is about to be pinned.
     pub(crate) fn give_memory_to(&self, offset: usize, len: usize) {
         let first = (offset / FRAME) as u32 >> LARGEST << LARGEST;
         for first in (first..((offset + len) / FRAME) as u32).step_by(1 << LARGEST) {
@@ -110,8 +110,8 @@ impl MemoryRegion {
         }
     }
 
-    /// Makes one page of the 512 frames from `first` on, or else 512 pages, if all of them belong to the region. Without it, they
-    /// get memory one by one when they are used.
+    /// Makes one page of the 512 frames from `first` on, or else 512 pages, if all of them belong to the region.
+    /// Otherwise they get memory one by one when they are used.
     fn give_memory(&self, first: u32) {
         let bytes = FRAME << LARGEST;
         let is_whole = first + (1 << LARGEST) <= self.frames;
@@ -136,7 +136,7 @@ impl MemoryRegion {
         let made = advise(FRAME, libc::MADV_POPULATE_WRITE)
             .and_then(|()| advise(bytes, libc::MADV_COLLAPSE));
         let pause = match made {
-            // This kernel knows none.
+            // This kernel has no `MADV_COLLAPSE`.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => u32::MAX,
             Err(_) => PAUSE,
             Ok(()) if begun.elapsed() > SLOW => PAUSE,
@@ -145,12 +145,12 @@ impl MemoryRegion {
         self.small_pages.store(pause, Ordering::Relaxed);
     }
 
-    /// How many frames it has.
+    /// The number of frames of the region.
     pub fn frames(&self) -> u32 {
         self.frames
     }
 
-    /// How many frames nobody owns.
+    /// The number of frames without an owner.
     pub fn free_frames(&self) -> u32 {
         self.lock().frames
     }
@@ -160,13 +160,13 @@ impl MemoryRegion {
         self.id
     }
 
-    /// The address of its first byte, for drivers that tell a device where it lies. The bytes belong to the
-    /// owners of the frames.
+    /// The address of the region's first byte, for drivers that map it for a device. The bytes belong to the owners of
+    /// the frames.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
 
-    /// Its length in bytes.
+    /// The length of the region in bytes.
     pub fn bytes(&self) -> usize {
         self.frames as usize * FRAME
     }
@@ -176,7 +176,7 @@ impl MemoryRegion {
     }
 }
 
-/// Maps all of `memory`, at an address of which a page of 2 MiB may begin if it has so much.
+/// Maps all of `memory`, at an address that can begin a page of 2 MiB if `memory` is at least as large.
 fn map(memory: &OwnedFd, bytes: usize) -> Result<*mut u8> {
     let align = FRAME << LARGEST;
     let room = if bytes < align { bytes } else { bytes + align };
@@ -188,7 +188,7 @@ fn map(memory: &OwnedFd, bytes: usize) -> Result<*mut u8> {
     };
     let before = if bytes < align { 0 } else { start.align_offset(align) };
     let at = start.wrapping_add(before);
-    // SAFETY: the range lies within the one above, which nothing else uses; what is left of that is unmapped.
+    // SAFETY: the range lies within the one above, which nothing else uses; the rest of that range is unmapped.
     unsafe {
         let flags = MapFlags::SHARED | MapFlags::FIXED;
         if let Err(errno) = rustix::mm::mmap(at.cast(), bytes, prot, flags, memory, 0) {
@@ -214,7 +214,7 @@ impl AsFd for MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: the mapping is that of `new`. All frames hold the region, so none is left.
+        // SAFETY: `new` has made the mapping. Every `FrameRun` keeps the region alive, so none is left.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.bytes()) };
     }
 }
@@ -231,21 +231,21 @@ impl FrameRun {
         self.first
     }
 
-    /// How many frames.
+    /// The number of frames.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// The region that they are part of.
+    /// The region of the frames.
     pub fn region(&self) -> &Arc<MemoryRegion> {
         &self.region
     }
 
-    /// Takes the frames from the one with the number `at` on out, to be owned apart. Bytes stay where they are.
+    /// Splits the run: returns the frames from number `at` on as a run of their own. Bytes stay where they are.
     ///
     /// # Panics
     ///
-    /// Unless both parts have frames.
+    /// Panics unless each part has frames.
     #[must_use]
     pub fn split_off(&mut self, at: u32) -> FrameRun {
         assert!(0 < at && at < self.count, "no frames on one side of {at} in {self:?}");
@@ -266,15 +266,15 @@ impl FrameRun {
 impl Deref for FrameRun {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the frames lie within the mapping (`FreeFrames::take`), which is zero or written at all
-        // times, and nobody else has them.
+        // SAFETY: the frames lie within the mapping (`FreeFrames::take`), which is zero or written at all times, and
+        // have no other owner.
         unsafe { std::slice::from_raw_parts(self.start(), self.count as usize * FRAME) }
     }
 }
 
 impl DerefMut for FrameRun {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`; the one owner is borrowed mutably.
+        // SAFETY: the frames lie within the mapping, as for `deref`; their only owner is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.count as usize * FRAME) }
     }
 }
@@ -291,14 +291,14 @@ impl fmt::Debug for FrameRun {
     }
 }
 
-/// The free frames: a buddy allocator whose blocks have 1, 2, 4, ... 512 frames.
+/// The free frames: a buddy allocator with blocks of 1, 2, 4, ... 512 frames.
 struct FreeFrames {
     frames: u32,
     /// For each size the first frames of free blocks.
     lists: [Vec<u32>; LARGEST + 1],
     /// For each frame that begins a free block: its size and its position in the list.
     begins: Vec<Option<(u8, u32)>>,
-    /// The largest blocks of which no frame was taken yet.
+    /// For each of the largest blocks, true if no frame was taken from it yet.
     new: Vec<bool>,
 }
 
@@ -321,7 +321,7 @@ impl FreeFrames {
         let first = *self.lists[found].last()?;
         self.remove(first);
         self.frames -= 1 << found;
-        // What is too much goes back.
+        // The surplus goes back.
         self.give(first + count, (1 << found) - count);
         Some(first)
     }
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!((region.free_frames(), runs.len()), (1500 - 1024, 2), "the pieces merged again");
     }
 
-    /// The kernel may have no such pages, and then nothing else changes.
+    /// If the kernel has no such pages, only the page size differs.
     #[test]
     fn memory_comes_in_large_pages_and_keeps_what_is_in_it() {
         let region = MemoryRegion::new(4 << LARGEST).unwrap();

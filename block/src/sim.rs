@@ -1,9 +1,9 @@
-//! A simulated device: memory that remembers every event, fails on demand, and tells what a power
-//! failure at any moment could leave behind.
+//! A simulated device: memory that records every event, fails on demand, and computes the possible states after a power
+//! failure at any moment.
 //!
-//! It has no thread of its own, and its time is the number of events. Operations are in flight until a queue
-//! waits, and then complete in an order that a seed decides; so a seed replays a run bit for bit, provided that
-//! one thread at a time uses the device.
+//! It has no thread of its own, and its time is the number of events. Operations are in flight until a queue waits, and
+//! then complete in an order that a seed decides; so a seed replays a run bit for bit, provided that one thread at a
+//! time uses the device.
 
 mod crash;
 mod queue;
@@ -39,13 +39,13 @@ pub enum SimOpKind {
 /// An operation that a [fault](SimDevice::fail) may strike.
 #[derive(Clone, Copy, Debug)]
 pub struct CandidateOperation {
-    /// How many operations began before it.
+    /// The number of operations that began before it.
     pub number: u64,
-    /// Its kind.
+    /// The kind of the operation.
     pub call: SimOpKind,
-    /// The first block, where it has one.
+    /// The first block, if it has one.
     pub block: u64,
-    /// How many blocks.
+    /// The number of blocks.
     pub blocks: u64,
 }
 
@@ -59,14 +59,14 @@ pub struct SimDevice {
 }
 
 struct SimDeviceState {
-    /// The content that a read finds.
+    /// The present content.
     now: BlockStore,
     /// The content before the first event.
     begin: BlockStore,
     events: Vec<SimEvent>,
     /// Operations that began.
     began: u64,
-    /// Operations that began, and those that completed.
+    /// The number of beginnings and of completions of operations.
     steps: u64,
     random: fastrand::Rng,
     fault: Option<SimFaultHook>,
@@ -81,12 +81,12 @@ enum SimEvent {
     Write { block: u64, blocks: u64, content: Option<Vec<Option<Arc<[u8]>>>>, fua: bool },
     /// A flush was submitted.
     Flush,
-    /// The submission at this index was reaped by its user. `durable` is false for what failed.
+    /// The user reaped the submission at this index. `durable` is false if it failed.
     Done { submitted: usize, durable: bool },
 }
 
 impl SimDevice {
-    /// A device of `blocks` blocks of 4 KiB, all zeros, whose order of completions `seed` decides.
+    /// A device of `blocks` blocks of 4 KiB, all zeros. `seed` decides the order of completions.
     pub fn new(blocks: u64, seed: u64) -> Self {
         SimDevice::of(BlockStore::new(4096, blocks), seed)
     }
@@ -111,15 +111,15 @@ impl SimDevice {
         SimDevice { facts, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Takes operations of up to `blocks` blocks only, from the next handle on that is given away.
+    /// Limits operations to `blocks` blocks. Only handles that are made from now on have the limit.
     #[must_use]
     pub fn with_blocks_at_once(mut self, blocks: u32) -> Self {
         Arc::make_mut(&mut self.facts).max_transfer = blocks * self.facts.block_size;
         self
     }
 
-    /// Asks `fault` about every operation from now on, when it begins: an error makes it fail. A write
-    /// that fails leaves each sector old or new.
+    /// Calls `fault` for every operation from now on, when it begins: an error makes it fail. A write that fails leaves
+    /// each sector old or new.
     pub fn fail(&self, fault: impl FnMut(&CandidateOperation) -> Option<Errno> + Send + 'static) {
         self.lock().fault = Some(Box::new(fault));
     }
@@ -129,22 +129,22 @@ impl SimDevice {
         self.lock().fault = None;
     }
 
-    /// From now on flushes and `fua` make nothing durable, and say that they did.
+    /// Makes flushes and `fua` without effect from now on, although they succeed.
     pub fn lie_about_flushes(&self) {
         self.lock().lies = true;
     }
 
-    /// How many operations have begun.
+    /// The number of operations that have begun.
     pub fn began(&self) -> u64 {
         self.lock().began
     }
 
-    /// How many events there were: a moment for [`PowerCut::at`].
+    /// The number of events so far: a moment for [`PowerCut::at`].
     pub fn events(&self) -> usize {
         self.lock().events.len()
     }
 
-    /// A device with what a read would find now.
+    /// A device with the present content.
     pub fn now(&self) -> RamDevice {
         RamDevice::of(self.lock().now.clone())
     }
@@ -155,7 +155,7 @@ impl SimDevice {
         PowerCuts::new(state.begin.clone(), state.events.clone())
     }
 
-    /// Forgets the events: the present content is what a power failure finds at the least.
+    /// Forgets the events: the present content survives every later power failure.
     pub fn forget(&self) {
         let mut state = self.lock();
         state.begin = state.now.clone();

@@ -26,7 +26,7 @@ impl fmt::Debug for QueueWaker {
     }
 }
 
-/// A bed for queues without a kernel object to sleep on.
+/// A place to sleep for users of queues without a kernel object.
 #[derive(Debug, Default)]
 pub struct QueueParker {
     woken: Mutex<bool>,
@@ -34,8 +34,8 @@ pub struct QueueParker {
 }
 
 impl QueueParker {
-    /// Sleeps until [`unpark`](QueueParker::unpark) was called since the last time, or `timeout` is over. True if it was
-    /// called.
+    /// Sleeps until [`unpark`](QueueParker::unpark) was called since the last time, or `timeout` is over. True if it
+    /// was called.
     pub fn park(&self, timeout: Option<Duration>) -> bool {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
         let mut woken = match timeout {

@@ -63,7 +63,7 @@ fn image(dir: &Path) -> PathBuf {
     path
 }
 
-/// A loop device, which goes with the value.
+/// A loop device, which is detached when the value is dropped.
 struct LoopFixture {
     path: PathBuf,
 }
@@ -152,7 +152,7 @@ fn a_file_and_the_loop_device_that_has_it_are_not_both_opened() {
         Err(DeviceOpenError::OfLoopDevice { .. })
     ));
 
-    // The other way round: whoever has the file has the device.
+    // Conversely, a process that has the file has the device.
     drop(disk);
     let detached = (0..1000).any(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -168,7 +168,7 @@ fn a_file_and_the_loop_device_that_has_it_are_not_both_opened() {
     assert!(OpenDeviceFile::open(&disk.path, DeviceAccess::ReadWrite).is_ok());
 }
 
-/// A second look at the path would find whatever somebody has put there meanwhile.
+/// Following the path a second time could find another file in its place.
 #[test]
 fn an_open_file_stays_the_same_when_another_one_takes_its_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -214,7 +214,8 @@ fn what_is_no_device_is_refused() {
     ));
 }
 
-/// A thread that performed the last operation still had the device open when the user had its answer and dropped the rest.
+/// A thread that performed the last operation still had the device open when the user had its answer and dropped the
+/// rest.
 #[test]
 fn a_device_of_threads_is_free_as_soon_as_its_last_user_has_gone() {
     let dir = tempfile::tempdir().unwrap();
@@ -237,7 +238,7 @@ fn a_device_of_threads_is_free_as_soon_as_its_last_user_has_gone() {
         }
         assert!(done.iter().all(|done| done.result == Ok(())), "{done:?}");
         drop(queue);
-        // The process has it itself, so that nothing is waited for.
+        // This process holds the lock itself, so that the open does not wait.
         OpenDeviceFile::open(&path, DeviceAccess::ReadWrite)
             .unwrap_or_else(|error| panic!("{round}: {error}"));
     }

@@ -5,7 +5,8 @@ use crate::memory::OperationMemory;
 use crate::{BlockOpKind, Errno, FRAME, FrameRun, MemoryRegion, MemorySegments, Result};
 
 impl FileDeviceState {
-    /// Frames for an operation whose memory direct I/O cannot use, with the data of a write. `ENOMEM` where there are none.
+    /// Frames for an operation whose memory direct I/O cannot use, with the data of a write. `ENOMEM` if there are
+    /// none.
     pub(super) fn bounce(&self, kind: &BlockOpKind) -> Result<Option<FrameRun>> {
         let (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }) = kind else {
             return Ok(None);
@@ -18,7 +19,7 @@ impl FileDeviceState {
             return Ok(None);
         }
         let frames = memory.bytes().div_ceil(FRAME) as u32;
-        // Runs are taken out of blocks whose size is a power of two.
+        // A region takes runs from blocks whose size is a power of two.
         let region = MemoryRegion::new(frames.next_power_of_two())?;
         let mut bounce = region.take(frames).ok_or(Errno::NOMEM)?;
         if let BlockOpKind::Write { .. } = kind {
@@ -32,7 +33,7 @@ impl FileDeviceState {
     }
 }
 
-/// Copies what was read into the memory of the operation.
+/// Copies the data of a read into the memory of the operation.
 pub(super) fn copy_out(bounce: &FrameRun, memory: &mut MemorySegments) -> Result<()> {
     let mut at = 0;
     for piece in memory.pieces_mut() {

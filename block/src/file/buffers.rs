@@ -1,6 +1,6 @@
-//! Frames that a ring knows: it need not look up and pin their pages for each operation.
+//! Frames that are registered with a ring: the kernel need not look up and pin their pages for each operation.
 //!
-//! A ring learns of frames when an operation uses them, in pieces of 2 MiB, which is the longest run. Registration pins
+//! Frames are registered when an operation uses them, in pieces of 2 MiB, which is the longest run. Registration pins
 //! pages, and so takes their memory: each of many rings would do that for all frames, and most rings use few.
 
 use std::collections::HashMap;
@@ -21,9 +21,9 @@ pub(super) struct RegisteredBuffers {
     /// The first piece of each region, by its number.
     first: HashMap<u64, usize>,
     pieces: Vec<BufferPiece>,
-    /// The kernel has refused one, and is not asked again.
+    /// The kernel has refused a registration, so that no further one is tried.
     refused: bool,
-    /// The regions live as long as the ring that knows their addresses.
+    /// The regions, kept for as long as the ring has their addresses.
     regions: Vec<Arc<MemoryRegion>>,
 }
 
@@ -53,9 +53,9 @@ impl RegisteredBuffers {
         buffers
     }
 
-    /// The registered buffer with the whole of these bytes of a region. `None` where there is none: bytes in
-    /// two pieces, or a kernel that refuses (RLIMIT_MEMLOCK, which rings and their buffers share). The
-    /// operation then names addresses instead, which costs a little more.
+    /// The registered buffer with the whole of these bytes of a region. `None` if there is none: the bytes lie in two
+    /// pieces, or the kernel refuses (RLIMIT_MEMLOCK, which rings and their buffers share). The operation then uses
+    /// addresses instead, which costs a little more.
     pub(super) fn get(
         &mut self,
         ring: &IoUring,
@@ -89,10 +89,11 @@ impl RegisteredBuffers {
         let Some(region) = self.regions.iter().find(has) else { return false };
         region.give_memory_to(start - region.start() as usize, len);
         let vector = libc::iovec { iov_base: start as *mut _, iov_len: len };
-        // SAFETY: the vector is a part of the mapping of a region, which is kept as long as the ring.
+        // SAFETY: the vector is a part of the mapping of a region, which lives as long as the ring.
         let known =
             unsafe { ring.submitter().register_buffers_update(index as u32, &[vector], None) };
-        // The last ring that the limit allows must not be one that registers much.
+        // If this was the last memory that the limit allows, a further ring could not be made: then the buffer is not
+        // registered.
         let known = known.and_then(|()| IoUring::new(1).map(drop));
         if known.is_err() {
             let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };

@@ -9,10 +9,10 @@ use rustix::fs::{AtFlags, FileType, SeekFrom, Stat, StatxFlags};
 use crate::worker::node_of;
 use crate::{DeviceProperties, Result};
 
-/// Bytes of a block, also on devices with smaller sectors: nothing here wants smaller ones.
+/// Bytes of a block, also on devices with smaller sectors: no user needs smaller blocks.
 const BLOCK: u32 = 4096;
 
-/// Bytes that a device without a better wish erases at a time.
+/// Bytes that a device erases at a time, if it states no other number.
 const ERASE: u32 = 2 << 20;
 
 /// The facts, and the alignment that memory needs.
@@ -44,9 +44,9 @@ pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(DeviceProper
     Ok((facts, alignment(fd)))
 }
 
-/// True for the types of file systems whose direct writes are known to be durable with RWF_DSYNC. FUSE passes the flag on to a
-/// server that may ignore it, and other file systems of the network or of unknown make may, too: there a write and an
-/// fdatasync(2) are needed.
+/// True for the types of file systems whose direct writes are known to be durable with RWF_DSYNC. FUSE passes the flag
+/// on to a server that may ignore it, and network file systems and unknown file systems may ignore it, too: they need a
+/// write and an fdatasync(2).
 fn honours_dsync(magic: u64) -> bool {
     const EXT4: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;
@@ -56,7 +56,7 @@ fn honours_dsync(magic: u64) -> bool {
     [EXT4, XFS, BTRFS, F2FS, TMPFS].contains(&magic)
 }
 
-/// The alignment of memory for direct I/O; a page where the kernel does not say (before Linux 6.1).
+/// The alignment of memory for direct I/O; a page if the kernel does not report it (before Linux 6.1).
 fn alignment(fd: &OwnedFd) -> usize {
     const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, DIOALIGN);
@@ -68,7 +68,7 @@ fn alignment(fd: &OwnedFd) -> usize {
     }
 }
 
-/// The facts that sysfs tells, sysfs-block of the kernel's ABI documentation.
+/// The facts from sysfs, sysfs-block of the kernel's ABI documentation.
 struct SysfsLimits {
     volatile: bool,
     discard: bool,
@@ -77,7 +77,7 @@ struct SysfsLimits {
 
 impl SysfsLimits {
     fn of_file() -> Self {
-        // A file system below always wants fdatasync(2).
+        // A file system below always needs fdatasync(2).
         SysfsLimits { volatile: true, discard: true, erase_unit: ERASE }
     }
 
@@ -113,8 +113,9 @@ pub(super) fn holder(stat: &Stat) -> Option<u32> {
     words.nth(3)?.parse().ok().filter(|pid| *pid > 0)
 }
 
-/// The name of a process that has nothing to serve any more, and makes what it has changed durable before it ends. The
-/// first thread gives it to itself (prctl(2), `PR_SET_NAME`): whoever has a file that others wait for may make them wait.
+/// The name of a process that has nothing to serve any more, and makes its changes durable before it ends. The first
+/// thread sets it as its own name (prctl(2), `PR_SET_NAME`): a process that holds a file for which others wait may make
+/// them wait.
 pub const ENDING: &str = "defuse-ending";
 
 /// The name of a process, proc_pid_comm(5).
@@ -125,7 +126,7 @@ pub(super) fn name_of(pid: u32) -> Option<String> {
 /// True while the process exists and has not ended.
 pub(super) fn is_alive(pid: u32) -> bool {
     let stat = read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state follows the name, which may hold anything: proc_pid_stat(5).
+    // The state follows the name, which may contain any characters: proc_pid_stat(5).
     let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
     state.is_some_and(|state| !matches!(state, "Z" | "X"))
 }

@@ -1,7 +1,8 @@
-//! Loop devices and their backing files, loop(4): two ways to the same bytes, of which the kernel locks neither for the other.
+//! Loop devices and their backing files, loop(4): two ways to the same bytes. The kernel does not lock one against the
+//! other.
 //!
-//! Both are looked for after the file is open and locked, by device and inode. Whoever attaches a loop device to a file
-//! afterwards is not noticed: the kernel has no lock for that.
+//! Each is searched for after the file is open and locked, by device and inode. A loop device that is attached to a
+//! file afterwards goes unnoticed: the kernel has no lock for that.
 
 use std::fs::{read_dir, read_to_string};
 use std::path::{Path, PathBuf};
@@ -10,10 +11,10 @@ use rustix::fs::{FileType, Stat};
 
 use super::DeviceAccess;
 
-/// Loop devices that are looked at, at most.
+/// The most loop devices that are examined.
 const MOST: usize = 4096;
 
-/// The loop device that has this file, and that `access` would disturb or be disturbed by.
+/// The loop device over this file, if it conflicts with `access`.
 pub(super) fn device_of(stat: &Stat, access: DeviceAccess) -> Option<PathBuf> {
     let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let disks = read_dir("/sys/block").ok().filter(|_| is_regular)?;

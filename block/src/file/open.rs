@@ -1,4 +1,4 @@
-//! Opening: a path is followed once, and everything that is done afterwards is done to that open file.
+//! Opening: a path is followed once, and all later operations use that open file.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,10 +15,9 @@ use crate::{Errno, Result};
 
 /// A file or block device that is open and locked. Its [`device`](OpenDeviceFile::device) has the facts and the I/O.
 ///
-/// The path is followed once: whoever renames files or changes links meanwhile cannot make a decision apply to
-/// another file than the one that it was made about. The lock is an flock(2) on the open file that the
-/// operations use, so it ends with the process, whatever ends that. It is held as long as this, one of
-/// the devices, or a queue of them exists.
+/// The path is followed once: renaming files or changing links meanwhile cannot make a decision about one file apply to
+/// another. The lock is an flock(2) on the open file that the operations use, so it ends with the process, even if the
+/// process is killed. It is held as long as this value, one of the devices, or a queue of a device exists.
 #[derive(Clone)]
 pub struct OpenDeviceFile {
     locked: Arc<LockedFile>,
@@ -40,11 +39,12 @@ impl OpenDeviceFile {
     ///
     /// # Errors
     ///
-    /// See [`DeviceOpenError`]. The device may be too small to be one: [`device`](OpenDeviceFile::device) says so.
+    /// See [`DeviceOpenError`]. A file that is too small for a device is only refused by
+    /// [`device`](OpenDeviceFile::device).
     pub fn open(path: &Path, access: DeviceAccess) -> Result<OpenDeviceFile, DeviceOpenError> {
         let flags = match access {
             DeviceAccess::Read => OFlags::RDONLY,
-            // A block device that is mounted is refused, and one that is open so cannot be mounted. open(2)
+            // A mounted block device is refused, and a device that is open with this flag cannot be mounted. open(2)
             // ignores the flag for everything else.
             DeviceAccess::ReadWrite => OFlags::RDWR | OFlags::EXCL,
         };
@@ -64,7 +64,7 @@ impl OpenDeviceFile {
     ///
     /// # Errors
     ///
-    /// As for [`open`](OpenDeviceFile::open), and `EEXIST`, also for a symbolic link.
+    /// Fails with the errors of [`open`](OpenDeviceFile::open), and with `EEXIST`, also for a symbolic link.
     pub fn create(path: &Path) -> Result<OpenDeviceFile, DeviceOpenError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | ALWAYS;
         let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
@@ -97,14 +97,14 @@ impl OpenDeviceFile {
         if let Some(device) = loops::device_of(&stat, access) {
             return Err(DeviceOpenError::OfLoopDevice { path, device });
         }
-        // Whoever has the backing file of a loop device has the device, too.
+        // A process that has the backing file of a loop device has the device, too.
         if let Some(file) = loops::file_of(&stat) {
             let held = || holder(&file).map_or(Ok(()), |_| Err(Errno::BUSY));
             if patiently(Errno::BUSY, held, || HolderState::of(&file)).is_err() {
                 return Err(DeviceOpenError::Busy { path, holder: holder(&file) });
             }
         }
-        // Not a flag of open(2): where that refuses it, the path would have to be followed again.
+        // This is not a flag of open(2): if open(2) refused it, the path would have to be followed again.
         let direct = rustix::fs::fcntl_setfl(&fd, ALWAYS | OFlags::DIRECT).is_ok();
         Ok(OpenDeviceFile { locked: Arc::new(LockedFile { fd, path, stat, access, direct }) })
     }
@@ -113,16 +113,17 @@ impl OpenDeviceFile {
     ///
     /// # Errors
     ///
-    /// [`DeviceOpenError::TooSmall`], and those of the system.
+    /// [`DeviceOpenError::TooSmall`], and errors of system calls.
     pub fn device(&self) -> Result<FileDevice, DeviceOpenError> {
         FileDevice::new(&self.locked)
     }
 
-    /// The device as [`device`](OpenDeviceFile::device) returns it where io_uring(7) is refused: threads perform the operations.
+    /// The device as [`device`](OpenDeviceFile::device) returns it where io_uring(7) is refused: threads perform the
+    /// operations.
     ///
     /// # Errors
     ///
-    /// As for [`device`](OpenDeviceFile::device).
+    /// Fails with the errors of [`device`](OpenDeviceFile::device).
     pub fn device_of_threads(&self) -> Result<FileDevice, DeviceOpenError> {
         FileDevice::of(&self.locked, Some(Errno::NOSYS))
     }
@@ -136,7 +137,7 @@ impl OpenDeviceFile {
     ///
     /// # Errors
     ///
-    /// Those of lseek(2).
+    /// Fails with the errors of lseek(2).
     pub fn bytes(&self) -> Result<u64> {
         rustix::fs::seek(&self.locked.fd, SeekFrom::End(0))
     }
@@ -145,16 +146,16 @@ impl OpenDeviceFile {
     ///
     /// # Errors
     ///
-    /// Those of ftruncate(2).
+    /// Fails with the errors of ftruncate(2).
     pub fn resize(&self, bytes: u64) -> Result<()> {
         rustix::fs::ftruncate(&self.locked.fd, bytes)
     }
 
-    /// Allocates the space of a part of a regular file, which becomes longer if need be.
+    /// Allocates the space of a part of a regular file, which is enlarged if necessary.
     ///
     /// # Errors
     ///
-    /// Those of fallocate(2).
+    /// Fails with the errors of fallocate(2).
     pub fn allocate(&self, part: Range<u64>) -> Result<()> {
         let (start, len) = (part.start, part.end.saturating_sub(part.start));
         rustix::fs::fallocate(&self.locked.fd, FallocateFlags::empty(), start, len)
@@ -164,12 +165,12 @@ impl OpenDeviceFile {
     ///
     /// # Errors
     ///
-    /// Those of fsync(2).
+    /// Fails with the errors of fsync(2).
     pub fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.locked.fd)
     }
 
-    /// True if its path leads to this very file now, and not to another one that took its place.
+    /// True if the path of the file still leads to this very file, and not to another one in its place.
     pub fn is_in_place(&self) -> bool {
         let found =
             rustix::fs::statat(rustix::fs::CWD, &self.locked.path, AtFlags::SYMLINK_NOFOLLOW);
@@ -192,7 +193,7 @@ impl LockedFile {
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        // The kernel closes what a ring has registered a moment after the ring.
+        // The kernel closes the registered files of a ring a moment after the ring.
         let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
     }
 }
@@ -206,17 +207,17 @@ impl fmt::Debug for OpenDeviceFile {
 /// Flags of every open: a FIFO does not wait for its other end, and a terminal is not taken over.
 const ALWAYS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
 
-/// The state of the process that has a file.
+/// The state of the process that holds a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HolderState {
-    /// It has ended: the kernel takes down the rings of a process that was killed, and with them its locks, after the
-    /// process.
+    /// The process has ended: the kernel takes down the rings of a process that was killed, and with them its locks,
+    /// after the process.
     Gone,
-    /// It has nothing to serve any more, and makes everything durable.
+    /// The process has nothing to serve any more, and makes everything durable.
     Ending,
-    /// It is a daemon of this project. Its mount may have been removed a moment ago, which it will notice.
+    /// The process is a daemon of this project. Its mount may have been removed a moment ago, which it will notice.
     Daemon,
-    /// It uses the file.
+    /// Another process that uses the file.
     Other,
 }
 
@@ -230,7 +231,7 @@ impl HolderState {
         }
     }
 
-    /// The time that it is waited for.
+    /// The time for which an opener waits for the process.
     fn patience(self) -> Duration {
         match self {
             HolderState::Gone => Duration::from_secs(1),
@@ -241,7 +242,7 @@ impl HolderState {
     }
 }
 
-/// Tries again while `attempt` says `busy`, for a time that depends on who has the file.
+/// Repeats `attempt` while it fails with `busy`, for a time that depends on the holder of the file.
 fn patiently<T>(
     busy: Errno,
     attempt: impl Fn() -> Result<T>,
@@ -272,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// The attempts until `held` was not waited for any more, or the third succeeded.
+    /// The number of attempts until the wait for `held` ended, or the third attempt succeeded.
     fn attempts(held: HolderState) -> (usize, Result<()>) {
         let count = Cell::new(0);
         let attempt = || {

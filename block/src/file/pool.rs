@@ -1,7 +1,7 @@
 //! The threads that perform the operations of one device.
 //!
-//! They are started when there is work for them, up to a bound, and end with the device. A process that may start no thread
-//! performs its operations itself.
+//! Threads are started when there is work for them, up to a bound, and end with the device. A process that may start no
+//! thread performs its operations itself.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -109,7 +109,7 @@ impl IoThreadPoolShared {
 }
 
 impl Drop for IoThreadPool {
-    /// The last queue has gone, and with it the last job. The threads end by themselves.
+    /// Ends the pool. The last queue has gone, and with it the last job. The threads end by themselves.
     fn drop(&mut self) {
         self.0.lock().ends = true;
         self.0.changed.notify_all();

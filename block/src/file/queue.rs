@@ -18,7 +18,7 @@ use crate::{
 /// The file of the device among the registered files.
 const DEVICE: types::Fixed = types::Fixed(0);
 
-/// The number of the read of the eventfd; operations have those of their slots.
+/// The number of the read of the eventfd; operations have the numbers of their slots.
 const WAKE: u64 = u64::MAX;
 
 pub(super) struct RingQueue {
@@ -29,10 +29,10 @@ pub(super) struct RingQueue {
     free: Vec<usize>,
     /// Operations that are complete without the kernel.
     done: Vec<BlockCompletion>,
-    /// After the ring, which knows their addresses.
+    /// Dropped after the ring, which uses the addresses of the buffers.
     buffers: RegisteredBuffers,
     wake: Arc<OwnedFd>,
-    /// Where the kernel puts the count of the eventfd.
+    /// The place for the count of the eventfd, which the kernel writes.
     woken: Box<u64>,
     /// The kernel reads the eventfd.
     watched: bool,
@@ -49,18 +49,18 @@ struct KernelOperation {
     moved: usize,
     /// The kernel refused to zero the range without freeing it.
     punched: bool,
-    /// All bytes of a write are there, and the file system is told to make them durable.
+    /// All bytes of a write are transferred, and an fdatasync makes them durable.
     syncing: bool,
 }
 
-// SAFETY: the addresses in `vectors` are those of memory that the operation owns (`RawBuf::new`).
+// SAFETY: the addresses in `vectors` lead to memory that the operation owns (`RawBuf::new`).
 unsafe impl Send for KernelOperation {}
 
-/// Makes a ring and ends it. Fails as [`RingQueue::new`] would for this file.
+/// Makes a ring and ends it. Fails if [`RingQueue::new`] would fail for this file.
 pub(super) fn probe(fd: &OwnedFd) -> Result<()> {
     let ring: IoUring = IoUring::builder().dontfork().setup_clamp().build(2).map_err(errno)?;
     ring.submitter().register_files(&[fd.as_raw_fd()]).map_err(errno)?;
-    // As where a queue is dropped.
+    // Dropping a queue does this, too.
     ring.submitter().unregister_files().map_err(errno)
 }
 
@@ -152,9 +152,9 @@ impl RingQueue {
 
     fn push_entry(&mut self, entry: &squeue::Entry) {
         loop {
-            // SAFETY: the memory and the vectors that the entry points to belong to a `KernelOperation`, which
-            // stays in its slot until its completion is seen (the queue waits for that when it is
-            // dropped), or are `woken`, which lives as long.
+            // SAFETY: the memory and the vectors that the entry points to belong to a `KernelOperation`, which stays in
+            // its slot until its completion is seen (dropping the queue waits for that), or the entry points to
+            // `woken`, which lives as long.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
@@ -162,7 +162,7 @@ impl RingQueue {
         }
     }
 
-    /// Takes in a completion from the kernel.
+    /// Processes a completion from the kernel.
     fn complete(&mut self, slot: usize, result: i32, done: &mut Vec<BlockCompletion>) {
         let Some(flight) = self.slots.get_mut(slot).and_then(Option::as_mut) else { return };
         let result = match result {
@@ -170,7 +170,7 @@ impl RingQueue {
             moved => Ok(moved as usize),
         };
         let again = match (&flight.kind, result) {
-            // The thread that handed it over has ended; nobody else cancels.
+            // The thread that submitted it has ended; there is no other reason for a cancellation.
             (_, Err(Errno::CANCELED)) => true,
             (_, Err(Errno::INTR | Errno::AGAIN)) => true,
             (BlockOpKind::Zero { .. }, Err(Errno::OPNOTSUPP))
@@ -200,7 +200,7 @@ impl RingQueue {
 }
 
 impl KernelOperation {
-    /// The end of an operation that the kernel carried out.
+    /// The result of an operation that the kernel performed.
     fn finish(&mut self) -> Result<()> {
         let (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }) = &self.kind
         else {
@@ -221,7 +221,7 @@ impl KernelOperation {
 enum RemainingMemory {
     /// One piece, of this region.
     One { start: *mut u8, len: u32, region: Option<u64> },
-    /// Several, as the vectors say.
+    /// Several pieces, in the vectors.
     Many,
 }
 use RemainingMemory::{Many, One};
@@ -317,7 +317,7 @@ impl DeviceQueue for RingQueue {
         }
         match self.ring.submit() {
             Ok(_) => {}
-            // What was not taken stays in the ring for the next time.
+            // Entries that the kernel did not take stay in the ring for the next time.
             Err(error) => log::debug!("the ring took no operation: {error}"),
         }
     }
@@ -362,7 +362,7 @@ impl DeviceQueue for RingQueue {
     fn waker(&self) -> QueueWaker {
         let wake = Arc::clone(&self.wake);
         QueueWaker::new(move || {
-            // The count of an eventfd is full after 2^64 - 2 calls that nobody saw.
+            // The counter of an eventfd is full only after 2^64 - 2 unread calls.
             let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
         })
     }

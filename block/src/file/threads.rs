@@ -88,7 +88,7 @@ impl DeviceQueue for ThreadQueue {
 }
 
 impl Drop for ThreadQueue {
-    /// Waits for its operations, as the promises of [`DeviceQueue`] say.
+    /// Waits for the queue's operations, as [`DeviceQueue`] promises.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.in_flight > 0 {
@@ -99,7 +99,7 @@ impl Drop for ThreadQueue {
 }
 
 impl FileDeviceState {
-    /// Carries out an operation. Sleeps until it is complete.
+    /// Performs an operation. Sleeps until it is complete.
     pub(super) fn perform(&self, kind: &mut BlockOpKind) -> Result<()> {
         kind.check(&self.facts)?;
         self.refuse(kind)?;
@@ -202,7 +202,7 @@ fn vectors_mut(memory: &mut MemorySegments) -> Result<Vec<IoSliceMut<'_>>> {
     pieces.map(|piece| piece.bytes_mut().map(IoSliceMut::new).ok_or(Errno::INVAL)).collect()
 }
 
-/// Calls again what a signal or a file that does not block has ended.
+/// Repeats a call that was interrupted by a signal (`EINTR`), or that fails because the file does not block (`EAGAIN`).
 fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match call() {

@@ -22,7 +22,7 @@ struct BufferedPage {
     blocks: u64,
 }
 
-/// The end of the work of a die.
+/// The completed work of a die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DieCompletion {
     /// A page of a command is read, and has left its channel at this moment.
@@ -41,24 +41,24 @@ struct FlashDie {
     programmed: bool,
 }
 
-/// A die reads before it programs: only the page that it programs already holds a read up.
+/// The flash. A die reads before it programs: only the page that it programs already delays a read.
 #[derive(Debug)]
 pub(super) struct FlashModel {
     parts: SsdParameters,
     dies: Vec<FlashDie>,
-    /// For each channel the moment at which it is free.
+    /// The time at which each channel is free.
     channels: Vec<Duration>,
     /// The die that programs the next page.
     next_die: usize,
     /// Blocks in the buffer that do not fill a page yet.
     partial: u64,
-    /// The number of the page that is being filled: so many were given to dies before.
+    /// The number of the page that is being filled, which is the number of pages that dies have received before.
     pages: u64,
-    /// Pages that were given to dies and are not programmed.
+    /// Pages that dies have received and not programmed yet.
     unprogrammed: BTreeSet<u64>,
     /// Free blocks of the buffer.
     room: u64,
-    /// Dies that have begun a work, with its end; whoever calls takes them.
+    /// Dies that have begun work, with its end. The caller takes them.
     begun: Vec<(Duration, usize)>,
 }
 
@@ -113,7 +113,7 @@ impl FlashModel {
         taken
     }
 
-    /// Has the blocks programmed that do not fill a page.
+    /// Programs the blocks that do not fill a page.
     pub(super) fn pad(&mut self, now: Duration) {
         if self.partial > 0 {
             self.program(self.partial, now);
@@ -137,7 +137,7 @@ impl FlashModel {
         self.pages
     }
 
-    /// True where none of these pages is still to be programmed.
+    /// True if all of these pages are programmed.
     pub(super) fn is_programmed(&self, pages: &Range<u64>) -> bool {
         self.unprogrammed.range(pages.clone()).next().is_none()
     }
@@ -175,12 +175,12 @@ impl FlashModel {
         *channel
     }
 
-    /// The dies that have begun a work since the last call, with the moment at which each ends it.
+    /// The dies that have begun work since the last call, with the time at which each ends it.
     pub(super) fn take_begun(&mut self) -> Vec<(Duration, usize)> {
         std::mem::take(&mut self.begun)
     }
 
-    /// Ends the work of a die, which goes on with its next.
+    /// Ends the work of a die, which continues with its next work.
     pub(super) fn end(&mut self, die: usize, now: Duration) -> DieCompletion {
         let work = self.dies[die].now.take().expect("a die ends what it began");
         let ended = match work {

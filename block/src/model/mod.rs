@@ -1,18 +1,18 @@
 //! A model of an SSD in virtual time: dies, channels, a write buffer, and a controller with a limited number
 //! of commands at work.
 //!
-//! It answers how an order of operations behaves on a device of these parts, without a device. Its clock
-//! advances when a queue waits, so a run takes no longer than its computation and is the same every time,
-//! provided that one thread at a time uses the device.
+//! The model shows the behaviour of an order of operations on a device of these parts, without a device. Its clock
+//! advances when a queue waits, so a run takes no longer than its computation and all runs are equal, provided that one
+//! thread at a time uses the device.
 //!
-//! A die reads before it programs, but does not suspend a program. The controller takes commands from the queues
-//! in turn, and a limited number from each. A write is at work until it is in the buffer. A write with `fua` is at work until its
-//! pages are programmed, and a flush until all are that were in the buffer before it; for both, a page that is not full is
-//! programmed as it is.
+//! A die reads before it programs, but does not suspend a program. The controller takes commands from the queues in
+//! turn, and a limited number from each. A write is at work until it is in the buffer. A write with `fua` is at work
+//! until its pages are programmed. A flush is at work until all pages that were in the buffer before it are programmed.
+//! Both program a page that is not full as it is.
 //!
 //! [`CommandTiming`] has these times without queues and data, for models of other devices.
 //!
-//! It leaves out: garbage collection, errors, program suspension, and the bus to the host.
+//! The model leaves out: garbage collection, errors, program suspension, and the bus to the host.
 
 mod flash;
 mod queue;
@@ -28,10 +28,10 @@ use crate::{BlockDevice, DeviceClock, DeviceProperties, DeviceQueue, MemoryRegio
 use queue::{SsdController, SsdModelQueue};
 pub use timing::{CommandTiming, SsdWork};
 
-/// The parts of the SSD. Times are those of one operation.
+/// The parts of the SSD. Each time is for one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SsdParameters {
-    /// Dies, which read or program one page at a time.
+    /// Dies, each of which reads or programs one page at a time.
     pub dies: usize,
     /// Channels; die n is on channel n modulo their number.
     pub channels: usize,
@@ -41,8 +41,8 @@ pub struct SsdParameters {
     pub read: Duration,
     /// Time to program a page.
     pub program: Duration,
-    /// Additional time where a die changes between reading and programming, which ends the pipelining of its
-    /// two registers.
+    /// Additional time when a die changes between reading and programming, which ends the pipelining of its two
+    /// registers.
     pub turn: Duration,
     /// Time to move a block over a channel.
     pub transfer: Duration,
@@ -50,7 +50,7 @@ pub struct SsdParameters {
     pub command: Duration,
     /// Commands that the controller works on at a time.
     pub commands: usize,
-    /// Those of them that one queue can have.
+    /// Commands of one queue that the controller works on at a time.
     pub queue_commands: usize,
     /// Blocks in the write buffer: a write is complete when all its blocks are there.
     pub buffer_blocks: u64,

@@ -1,4 +1,4 @@
-//! The controller, which takes commands from the queues in turn, and the queues.
+//! The queues, and the controller, which takes commands from them in turn.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) struct SsdController {
     completed: Vec<Vec<BlockCompletion>>,
     /// Operations at work, with their queues, by the numbers of their commands.
     working: Vec<Option<(usize, BlockOp)>>,
-    /// The queue whose turn it is.
+    /// The queue that has the turn.
     turn: usize,
 }
 
@@ -44,7 +44,7 @@ impl SsdController {
         self.submitted.len() - 1
     }
 
-    /// The next queue, in turn, that has a command and may have one more at work.
+    /// The next queue, in turn, with a command and room for one more at work.
     fn next_queue(&self) -> Option<usize> {
         let queues = self.submitted.len();
         let mut all = (self.turn..self.turn + queues).map(|at| at % queues);
@@ -76,7 +76,7 @@ fn load(kind: &BlockOpKind, block_size: u32) -> SsdWork {
 }
 
 impl SsdModelState {
-    /// Goes to the next moment at which something happens. False where nothing will.
+    /// Advances to the time of the next event. False if there is none.
     fn advance(&mut self) -> bool {
         let (controller, block_size) = (&mut self.controller, self.content.block_size());
         controller.take_commands(block_size);
@@ -137,7 +137,7 @@ impl DeviceQueue for SsdModelQueue {
         self.in_flight -= done.len() - before;
     }
 
-    /// Goes on to the next moment at which anything happens on the device, perhaps to another queue.
+    /// Advances to the time of the next event of the device, which may concern another queue.
     fn wait(&mut self, timeout: Option<Duration>) {
         self.kick();
         let mut state = self.model.lock();

@@ -1,4 +1,4 @@
-//! The times of commands on an SSD, whoever has the queues.
+//! The times of commands on an SSD, independently of queues.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -15,23 +15,23 @@ pub enum SsdWork {
     Read {
         /// The first block.
         block: u64,
-        /// How many.
+        /// The number of blocks.
         blocks: u64,
     },
     /// Moves blocks into the write buffer.
     Write {
-        /// How many.
+        /// The number of blocks.
         blocks: u64,
-        /// It is complete when its pages are programmed.
+        /// The write is complete when its pages are programmed.
         fua: bool,
     },
-    /// Waits until all pages are programmed that are in the write buffer when it begins.
+    /// Waits until all pages that are in the write buffer at its beginning are programmed.
     Flush,
     /// Takes the time of the controller alone, as a change of its tables.
     Table,
 }
 
-/// A moment at which something happens.
+/// An event of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum TimingEvent {
     /// A die ends its work.
@@ -60,16 +60,16 @@ struct UnbufferedWrite {
     first: Option<u64>,
 }
 
-/// The commands at work on an SSD, and the moments at which they end. It knows no data and has no queues of commands: its user
-/// takes them from queues in an order of its own, and asks [`takes`](CommandTiming::takes) before.
+/// The commands at work on an SSD, and the times at which they end. It has no data and no queues of commands: its user
+/// takes commands from queues in an order of its own, and calls [`takes`](CommandTiming::takes) before.
 ///
-/// A moment is a time since some beginning. [`advance`](CommandTiming::advance) goes from one to the next, and each `now` must lie
-/// between the last one and the [`next`](CommandTiming::next).
+/// All times count from the same beginning. [`advance`](CommandTiming::advance) goes from one event to the next, and
+/// each `now` must lie between the last event and the [`next`](CommandTiming::next).
 #[derive(Debug)]
 pub struct CommandTiming {
     parts: SsdParameters,
     flash: FlashModel,
-    /// The moment at which the controller has taken the last command.
+    /// The time at which the controller took the last command.
     taken_at: Duration,
     commands: Vec<Option<ActiveCommand>>,
     /// Commands of each queue at work.
@@ -100,14 +100,14 @@ impl CommandTiming {
         }
     }
 
-    /// True where one more command can begin, and it may be of this queue. Queues have numbers from 0 on.
+    /// True if one more command, of this queue, can begin. Queues have numbers from 0 on.
     pub fn takes(&self, queue: usize) -> bool {
         let of_queue = self.working.get(queue).copied().unwrap_or(0);
         of_queue < self.parts.queue_commands
             && self.working.iter().sum::<usize>() < self.parts.commands
     }
 
-    /// Begins a command. Returns its number, which no other command has until it is complete.
+    /// Begins a command. Returns its number, which is unique until the command is complete.
     pub fn begin(&mut self, queue: usize, load: SsdWork, now: Duration) -> usize {
         let at = now.max(self.taken_at) + self.parts.command;
         self.taken_at = at;
@@ -134,12 +134,12 @@ impl CommandTiming {
         command
     }
 
-    /// The next moment at which anything happens. `None` where nothing does until a command begins.
+    /// The time of the next event. `None` if nothing happens until a command begins.
     pub fn next(&self) -> Option<Duration> {
         self.events.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Goes on to the next moment. Returns the command that is complete then, if there is one.
+    /// Advances to the next event. Returns the command that completes then, if there is one.
     pub fn advance(&mut self) -> Option<usize> {
         let Reverse((now, event)) = self.events.pop()?;
         let done = match event {
@@ -159,14 +159,14 @@ impl CommandTiming {
         done
     }
 
-    /// Forgets all commands, as a reset of the controller does: none of them is complete any more. Dies go on with pages that they
-    /// read for them, and program what is in the buffer.
+    /// Forgets all commands, as a reset of the controller does: none of them completes any more. Dies continue with
+    /// pages that they read for them, and program the pages in the buffer.
     pub fn forget(&mut self) {
         let writes = self.writes.drain(..).map(|write| write.command);
         for command in writes.chain(self.flushes.drain(..).map(|(command, _)| command)) {
             self.commands[command] = None;
         }
-        // Parts of the others are still to arrive, so that their numbers stay in use.
+        // Parts of the other commands are still to arrive, so that their numbers stay in use.
         self.commands.iter_mut().flatten().for_each(|command| command.queue = None);
         self.working.clear();
     }
@@ -189,7 +189,7 @@ impl CommandTiming {
         self.events.push(Reverse((moment, event)));
     }
 
-    /// Puts the ends of the works that dies have begun among the events.
+    /// Adds events for the ends of work that dies have begun.
     fn note_dies(&mut self) {
         for (end, die) in self.flash.take_begun() {
             self.at(end, TimingEvent::Die(die));
@@ -219,7 +219,7 @@ impl CommandTiming {
         }
     }
 
-    /// Ends what waited for pages that are programmed now.
+    /// Ends the commands whose pages are all programmed now.
     fn end_flushes(&mut self, now: Duration) {
         let flash = &self.flash;
         let ended = self.flushes.extract_if(.., |(_, pages)| flash.is_programmed(pages));

@@ -1,4 +1,4 @@
-//! Operations of each class in flight at most, by the latency of small reads.
+//! The number of operations of each class that may be in flight, by the latency of small reads.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use super::class::{CLASSES, OperationClass};
 /// Completions between two adjustments.
 const ROUND: u32 = 64;
 
-/// Small reads may take so many times as long as the fastest of late.
+/// The factor by which small reads may be slower than the fastest recent one.
 const TOLERANCE: f64 = 8.0;
 
 /// The least cap.
 const LEAST: f64 = 4.0;
 
-/// By how much all other caps shrink at a time.
+/// The factor by which all other caps shrink at a time.
 const SHRINK: f64 = 0.8;
 
-/// How fast the memory of the fastest read fades, each round.
+/// The growth of the remembered fastest latency, each round.
 const FADE: f64 = 1.01;
 
-/// The caps of all classes. While small reads are slow, the others shrink by a factor; otherwise all grow
-/// by one: additive increase and multiplicative decrease, as TCP has it.
+/// The caps of all classes. While small reads are slow, the other caps shrink by a factor; otherwise all grow by one:
+/// additive increase and multiplicative decrease, as in TCP.
 #[derive(Debug)]
 pub(super) struct ClassCaps {
     caps: [f64; CLASSES],
     most: f64,
     in_flight: [u32; CLASSES],
-    /// The fastest small read of late, in seconds.
+    /// The fastest recent small read, in seconds.
     fastest: f64,
     /// Sum and number of latencies of small reads in this round.
     reads: (f64, u32),

@@ -5,18 +5,18 @@ use crate::{BlockOpKind, QueuePriority, QueuePurpose};
 /// Number of classes.
 pub(super) const CLASSES: usize = 6;
 
-/// A class of operations: reads or writes for which somebody waits, small or large, and others.
+/// A class of operations: small or large reads or writes for which a caller waits, and others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OperationClass {
     /// A read of less than [`SeparationOptions::large`](super::SeparationOptions::large) bytes.
     SmallRead,
     /// A longer read.
     LargeRead,
-    /// A write of less than that.
+    /// A write of less than [`SeparationOptions::large`](super::SeparationOptions::large) bytes.
     SmallWrite,
     /// A longer write, a discard, or zeroing.
     LargeWrite,
-    /// A write that nobody waits for yet ([`QueuePurpose::Behind`]).
+    /// A write for which no caller waits yet ([`QueuePurpose::Behind`]).
     Behind,
     /// An operation that makes space ([`QueuePurpose::Reclaim`]).
     Reclaim,
@@ -33,7 +33,7 @@ impl OperationClass {
         OperationClass::Reclaim,
     ];
 
-    /// The words for people, in small letters.
+    /// The name of the class for messages, in small letters.
     pub fn name(self) -> &'static str {
         match self {
             OperationClass::SmallRead => "small reads",
@@ -45,7 +45,7 @@ impl OperationClass {
         }
     }
 
-    /// The class of an operation; `None` for a flush, which has none.
+    /// The class of an operation; `None` for a flush, which belongs to no class.
     pub(super) fn of(
         kind: &BlockOpKind,
         purpose: QueuePurpose,
@@ -79,15 +79,15 @@ impl ClassSet {
     /// Every class.
     pub const ALL: ClassSet = ClassSet([true; CLASSES]);
 
-    /// These classes.
+    /// A set of these classes.
     pub fn of(classes: &[OperationClass]) -> Self {
         let mut set = [false; CLASSES];
         classes.iter().for_each(|class| set[class.index()] = true);
         ClassSet(set)
     }
 
-    /// The priority of a queue for these classes: high where all are small operations that somebody waits for, low where nobody
-    /// waits for any.
+    /// The priority of a queue for these classes: high if all are small operations for which a caller waits, low if no
+    /// caller waits for any.
     pub(super) fn priority(self) -> QueuePriority {
         let within = |classes: &[OperationClass]| {
             OperationClass::ALL.iter().all(|c| !self.has(*c) || classes.contains(c))

@@ -1,4 +1,4 @@
-//! The choice of a queue: the matrices and the sum of equation (1) of UHSFS.
+//! The choice of a queue: the matrices and the sum of equation (1) of the UHSFS paper.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::class::{CLASSES, ClassSet, OperationClass};
 /// Weight of a new measurement in a mean.
 const WEIGHT: f64 = 1.0 / 32.0;
 
-/// Cost of an operation before the first was measured.
+/// Cost of an operation before the first measurement.
 const GUESS: f64 = 20e-6;
 
 /// The costs of all queues, in seconds.
@@ -24,14 +24,14 @@ struct QueueCost {
     mean: [f64; CLASSES],
     /// True once an operation of the class was measured.
     measured: [bool; CLASSES],
-    /// Operations of each class that were given to the queue and are not complete: a_b.
+    /// Operations of each class that were pushed to the queue and are not complete: a_b.
     waiting: [u32; CLASSES],
     /// The moment of the last completion.
     completed: Duration,
 }
 
 impl CostMatrix {
-    /// Queues of which each is open to a set of classes.
+    /// Makes the costs of queues, each of which is open to a set of classes.
     pub(super) fn new(open: &[ClassSet]) -> Self {
         let cost = |open: &ClassSet, class| if open.has(class) { GUESS } else { f64::INFINITY };
         let queue = |open: &ClassSet| QueueCost {
@@ -43,8 +43,8 @@ impl CostMatrix {
         CostMatrix { queues: open.iter().map(queue).collect() }
     }
 
-    /// The queue among `usable` that ends an operation of `class` soonest: the smallest t_q + r_qb (or
-    /// w_qb). `None` where none of them is open to it.
+    /// The queue among `usable` that ends an operation of `class` soonest: the smallest t_q + r_qb (or w_qb). `None` if
+    /// none of them is open to the class.
     pub(super) fn choose(
         &self,
         class: OperationClass,
@@ -66,9 +66,8 @@ impl CostMatrix {
         self.queues[queue].waiting[class.index()] += 1;
     }
 
-    /// Takes in that an operation which began at `begun` is complete. Its cost is the time since the
-    /// completion before it, or since its own beginning: the part in which the queue worked on it. With
-    /// `learns`, the mean follows.
+    /// Records the completion of an operation that began at `begun`. Its cost is the time since the completion before
+    /// it, or since its own beginning: the part in which the queue worked on it. With `learns`, the mean follows.
     pub(super) fn completed(
         &mut self,
         queue: usize,
@@ -89,7 +88,7 @@ impl CostMatrix {
         }
     }
 
-    /// The mean cost of a class in a queue; `None` where the queue is closed to it or none was measured.
+    /// The mean cost of a class in a queue; `None` if the queue is closed to it or nothing was measured.
     pub(super) fn mean(&self, queue: usize, class: OperationClass) -> Option<Duration> {
         let of = &self.queues[queue];
         of.measured[class.index()].then(|| Duration::from_secs_f64(of.mean[class.index()]))

@@ -1,16 +1,16 @@
 //! Elastic separation of queues: many users share several queues of a device.
 //!
-//! A device that works on a long write keeps the reads behind it waiting. So operations have classes, small
-//! or large reads or writes, and each goes to the queue that ends it soonest: equation (1) of UHSFS, with
-//! the work that waits in each queue and the mean cost of each class there. A queue that is closed to a
-//! class has an infinite cost. Caps bound how much of a class is in flight.
+//! A device that works on a long write keeps the reads behind it waiting. So operations have classes, small or large
+//! reads or writes, and each operation goes to the queue that ends it soonest. Equation (1) of UHSFS computes this from
+//! the work that waits in each queue and the mean cost of each class there. A queue that is closed to a class has an
+//! infinite cost. Caps limit the operations of a class in flight.
 //!
-//! Operations on the same blocks of which one changes them wait for one another, since queues have no order
-//! between them. A flush begins when all changes before it are complete, in all queues and of all users; it does
-//! not wait for reads.
+//! If operations use the same blocks and one of them changes the blocks, they wait for one another, since queues have
+//! no order between them. A flush begins when all changes before it are complete, in all queues and of all users; it
+//! does not wait for reads.
 //!
-//! [`SeparatedDevice`] is a device of its own, whose queues are its users. They share one lock. Of the users who wait one sleeps
-//! on the descriptors of all queues, and hands the completions of others to them.
+//! A [`SeparatedDevice`] is a device of its own, whose queues are its users. They share one lock. One of the waiting
+//! users sleeps on the descriptors of all queues, and passes completions of other users to them.
 //!
 //! The code uses the traits of the crate and a [`DeviceClock`], and knows no kind of device.
 
@@ -38,23 +38,23 @@ use user::SeparatedQueue;
 /// Users of a separated device at most.
 const USERS: u32 = 256;
 
-/// How operations find their queue.
+/// The rule by which operations find their queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeparationMode {
-    /// The queues take turns, whatever the class.
+    /// The queues take turns, independently of the class.
     Off,
     /// By the number of operations that wait in each queue that is open to the class.
     Static,
-    /// By the costs that are measured.
+    /// By the measured costs.
     Learned,
 }
 
-/// Settings of a [`SeparatedDevice`] device.
+/// Settings of a [`SeparatedDevice`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeparationOptions {
-    /// How operations find their queue.
+    /// The rule by which operations find their queue.
     pub mode: SeparationMode,
-    /// For each queue the classes that it takes.
+    /// The classes that each queue takes.
     pub queues: Vec<ClassSet>,
     /// Operations of so many bytes or more are large.
     pub large: usize,
@@ -71,8 +71,8 @@ impl SeparationOptions {
         SeparationOptions { mode, queues, large: 32 << 10, depth, caps: false }
     }
 
-    /// `count` queues of `depth` operations that are divided among the classes: what readers wait for, what writers
-    /// wait for, the rest. More queues divide these further, in turn.
+    /// `count` queues of `depth` operations that are divided among the classes: operations for which readers wait,
+    /// operations for which writers wait, and the rest. More queues divide these further, in turn.
     pub fn divided(count: usize, depth: u32) -> Self {
         use OperationClass::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
         let parts: &[&[OperationClass]] = match count {
@@ -99,11 +99,11 @@ pub struct QueueState {
     pub in_flight: usize,
     /// Operations that it can have.
     pub depth: usize,
-    /// The mean cost of each class, in the order of [`OperationClass::ALL`]; `None` where none was measured.
+    /// The mean cost of each class, in the order of [`OperationClass::ALL`]; `None` if nothing was measured.
     pub costs: [Option<Duration>; class::CLASSES],
 }
 
-/// A device whose users share a few queues of another one, see the [module](self).
+/// A device whose users share a few queues of another device, see the [module](self).
 pub struct SeparatedDevice {
     device: Arc<dyn BlockDevice>,
     facts: DeviceProperties,
@@ -115,7 +115,7 @@ impl SeparatedDevice {
     ///
     /// # Errors
     ///
-    /// `EINVAL` without queues, or where a class has no queue that takes it; those of [`BlockDevice::queue`].
+    /// `EINVAL` without queues, or if no queue takes a class; otherwise the errors of [`BlockDevice::queue`].
     pub fn new(device: Arc<dyn BlockDevice>, separation: &SeparationOptions) -> Result<Self> {
         let takes = |class| separation.queues.iter().any(|classes| classes.has(class));
         if separation.queues.is_empty() || !OperationClass::ALL.into_iter().all(takes) {
@@ -131,7 +131,7 @@ impl SeparatedDevice {
         self.shared.queues()
     }
 
-    /// The mean cost of `class` in a queue; `None` where none was measured.
+    /// The mean cost of `class` in a queue; `None` if nothing was measured.
     pub fn mean(&self, queue: usize, class: OperationClass) -> Option<Duration> {
         self.shared.lock().schedule.mean(queue, class)
     }
@@ -141,7 +141,7 @@ impl SeparatedDevice {
         self.shared.lock().schedule.cap(class)
     }
 
-    /// Operations of `class` (`None`: flushes) that wait for a queue, or for others.
+    /// Operations of `class` (`None`: flushes) that wait for a queue, or for other operations.
     pub fn waiting(&self, class: Option<OperationClass>) -> usize {
         self.shared.lock().schedule.waiting(class)
     }

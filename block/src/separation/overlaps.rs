@@ -1,11 +1,11 @@
-//! The ranges of operations that have begun, to find those that must wait for one another.
+//! The ranges of operations that have begun, to find operations that must wait for one another.
 
 use std::collections::BTreeMap;
 
 /// Ranges of blocks under numbers.
 #[derive(Debug, Default)]
 pub(super) struct BlockRanges {
-    /// By first block and number: the block after the last one, and true for what changes the blocks.
+    /// By first block and number: the block after the last one, and true if the operation changes the blocks.
     ranges: BTreeMap<(u64, u64), (u64, bool)>,
     /// No range is longer than this.
     longest: u64,

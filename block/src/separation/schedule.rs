@@ -1,4 +1,4 @@
-//! The operations that were pushed and are not complete: which may begin, and where.
+//! The schedule of operations that were pushed and are not complete: it decides which may begin, and in which queue.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::overlaps::BlockRanges;
 use super::{SeparationMode, SeparationOptions};
 use crate::{BlockCompletion, BlockOp, BlockOpKind, QueuePurpose};
 
-/// The line of flushes.
+/// The index of the flushes among the waiting operations.
 const FLUSHES: usize = CLASSES;
 
-/// Pure: it is told the time, and does no I/O.
+/// A schedule without I/O and without a clock: its caller passes the time.
 #[derive(Debug)]
 pub(super) struct OperationSchedule {
     mode: SeparationMode,
@@ -29,18 +29,18 @@ pub(super) struct OperationSchedule {
     /// By the tag that the queues see.
     slots: Vec<Option<ScheduleSlot>>,
     free: Vec<usize>,
-    /// How many operations each queue has, and can have.
+    /// The number of operations that each queue has, and can have.
     loads: Vec<(usize, usize)>,
-    /// The queue whose turn it is.
+    /// The queue that has the turn.
     turn: usize,
     next_number: u64,
-    /// Operations that change something and are not complete, by how many flushes were pushed before them. The first
-    /// counts those after `settled` flushes.
+    /// The number of operations that change something and are not complete, by the number of flushes that were pushed
+    /// before them. The first entry counts operations after `settled` flushes.
     epochs: VecDeque<usize>,
     settled: u64,
 }
 
-/// An operation, and the user who gets its completion.
+/// An operation, and the user that receives its completion.
 #[derive(Debug)]
 pub(super) struct PushedOperation {
     pub(super) user: usize,
@@ -91,7 +91,7 @@ impl OperationSchedule {
         }
     }
 
-    /// Takes an operation. The users see to it that there are not too many.
+    /// Takes an operation. The users ensure that there are not too many.
     pub(super) fn push(
         &mut self,
         PushedOperation { user, purpose, op: BlockOp { tag, kind } }: PushedOperation,
@@ -121,13 +121,13 @@ impl OperationSchedule {
             true => self.make_ready(WaitingOperation { slot, kind }),
             false => self.held.push_back(WaitingOperation { slot, kind }),
         }
-        // It begins at once where nothing is before it.
+        // The flush begins at once if no change is before it.
         if is_flush {
             self.release();
         }
     }
 
-    /// True where nothing that has begun, or that waits `ahead`, has the blocks of `slot`.
+    /// True if no operation that has begun, or that waits `ahead`, uses the blocks of `slot`.
     fn may_begin<'a>(
         &self,
         slot: &ScheduleSlot,
@@ -143,7 +143,7 @@ impl OperationSchedule {
         !self.overlaps.hold(range, slot.changes) && !ahead.any(meets)
     }
 
-    /// True where all changes are complete that were pushed before the flush with which `epoch` begins.
+    /// True if all changes that were pushed before the flush with which `epoch` begins are complete.
     fn epoch_is_over(&self, epoch: u64) -> bool {
         let before = epoch.saturating_sub(self.settled) as usize;
         self.epochs.iter().take(before).all(|count| *count == 0)
@@ -197,7 +197,7 @@ impl OperationSchedule {
         }
     }
 
-    /// Takes in a completion, which gets its own tag back. Returns its user, too.
+    /// Records a completion, and restores its original tag. Also returns its user.
     pub(super) fn completed(
         &mut self,
         mut done: BlockCompletion,
@@ -227,7 +227,7 @@ impl OperationSchedule {
         (slot.user, done)
     }
 
-    /// Lets those of the held operations begin that wait for nothing any more.
+    /// Makes held operations ready that need not wait any more.
     fn release(&mut self) {
         let mut at = 0;
         while at < self.held.len() {
@@ -250,7 +250,7 @@ impl OperationSchedule {
         self.loads[queue]
     }
 
-    /// Operations of a class that wait for a queue or for others; flushes without a class.
+    /// Operations of a class that wait for a queue or for other operations; flushes without a class.
     pub(super) fn waiting(&self, class: Option<OperationClass>) -> usize {
         let lines = self.ready.iter().chain([&self.held]).flatten();
         let slots = lines.filter_map(|waiting| self.slots[waiting.slot].as_ref());

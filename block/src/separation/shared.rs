@@ -11,17 +11,17 @@ use super::schedule::OperationSchedule;
 use super::{QueueState, SeparationOptions, USERS};
 use crate::{BlockCompletion, BlockDevice, DeviceClock, DeviceQueue, Errno, QueuePriority, Result};
 
-/// The longest sleep of whoever waits for all queues: a driver looks for commands that its device has lost.
+/// The longest sleep of a user that waits for all queues: a driver searches for commands that its device has lost.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// The longest sleep in a queue without a descriptor, in which the others have to wait.
+/// The longest sleep in a queue without a descriptor. The other users wait meanwhile.
 const SLICE: Duration = Duration::from_millis(1);
 
 /// Everything that the users share.
 pub(super) struct SeparationShared {
     state: Mutex<SeparationState>,
     clock: Arc<dyn DeviceClock>,
-    /// Ends the sleep of the user who waits for all queues.
+    /// An eventfd that ends the sleep of the user that waits for all queues.
     alarm: OwnedFd,
 }
 
@@ -31,20 +31,20 @@ pub(super) struct SeparationState {
     /// The priority of each lane.
     priorities: Vec<QueuePriority>,
     depth: u32,
-    /// A descriptor of each lane; `None` where one has none.
+    /// The descriptors of all lanes; `None` if a lane has no descriptor.
     ready: Option<Arc<Vec<OwnedFd>>>,
     /// The lanes are opened anew when nothing is in flight.
     stale: Option<Arc<dyn BlockDevice>>,
     /// By their number.
     users: Vec<Option<UserMailbox>>,
-    /// The user who sleeps on the lanes.
+    /// The user that sleeps on the lanes.
     leader: Option<usize>,
-    /// The lane without a descriptor that is waited for next.
+    /// The lane without a descriptor that is the next to wait for.
     turn: usize,
     reaped: Vec<BlockCompletion>,
 }
 
-/// A user as the others see it.
+/// The state of a user that other users change.
 #[derive(Default)]
 pub(super) struct UserMailbox {
     pub(super) done: Vec<BlockCompletion>,
@@ -104,7 +104,7 @@ impl SeparationShared {
         (0..state.lanes.len()).map(of).collect()
     }
 
-    /// Has the lanes opened anew.
+    /// Makes the lanes be opened anew.
     pub(super) fn renew(&self, device: &Arc<dyn BlockDevice>) {
         let mut state = self.lock();
         state.stale = Some(Arc::clone(device));
@@ -126,7 +126,7 @@ impl SeparationShared {
         Ok(user)
     }
 
-    /// Begins what can begin, and takes in what is complete, until neither changes anything.
+    /// Begins operations and takes in completions, until neither changes anything.
     pub(super) fn advance(&self, state: &mut SeparationState, me: usize) {
         let mut wakes_leader = false;
         loop {
@@ -156,7 +156,7 @@ impl SeparationShared {
     }
 
     fn ring_alarm(&self) {
-        // Full only where nobody has read a great many of them, and then it is readable.
+        // The counter is full only after very many unread writes, and then it is readable.
         let _ = rustix::io::write(&self.alarm, &1_u64.to_ne_bytes());
     }
 
@@ -183,13 +183,13 @@ impl SeparationShared {
             state = self.lead(state, me, timeout);
         }
         state.mail(me).woken = false;
-        // Somebody has to look at the lanes for those who wait.
+        // Another waiting user must wait on the lanes now.
         if state.leader.is_none() {
             state.call_another(me);
         }
     }
 
-    /// Sleeps until another user has brought a completion or left the lead.
+    /// Sleeps until another user has passed on a completion, or has stopped waiting on the lanes.
     fn follow<'a>(
         &'a self,
         mut state: MutexGuard<'a, SeparationState>,
@@ -251,12 +251,12 @@ impl SeparationShared {
 }
 
 impl SeparationState {
-    /// The mail of a user, who has joined.
+    /// The mailbox of a user that has joined.
     pub(super) fn mail(&mut self, user: usize) -> &mut UserMailbox {
         self.users[user].as_mut().expect("a user has joined until it leaves")
     }
 
-    /// Nobody uses the number any more.
+    /// Frees the number of a user.
     pub(super) fn leave(&mut self, user: usize) {
         self.users[user] = None;
     }
@@ -270,7 +270,7 @@ impl SeparationState {
         self.lanes.iter_mut().filter(|lane| lane.in_flight() > 0).for_each(|lane| lane.kick());
     }
 
-    /// Waits for a lane that has something, each time for another one.
+    /// Waits for a lane with operations in flight, each time for another one.
     fn wait_in_turn(&mut self, sleep: Duration) {
         let count = self.lanes.len();
         let mut all = (self.turn..self.turn + count).map(|lane| lane % count);
@@ -280,7 +280,7 @@ impl SeparationState {
         }
     }
 
-    /// Tells a user who waits that nobody looks at the lanes.
+    /// Wakes a waiting user, since no user waits on the lanes.
     fn call_another(&self, me: usize) {
         let others = self.users.iter().enumerate().filter(|(user, _)| *user != me);
         let mut waiting = others.filter_map(|(_, mail)| mail.as_ref().filter(|mail| mail.waits));
@@ -299,7 +299,7 @@ impl SeparationState {
             return;
         }
         let Some(device) = self.stale.take() else { return };
-        // The old ones are as good, only slower.
+        // The old lanes are as good, only slower.
         let Ok(lanes) = open_lanes(&*device, &self.priorities, self.depth) else { return };
         let same = lanes.iter().zip(&self.lanes).all(|(new, old)| new.depth() == old.depth());
         if let Ok(ready) = descriptors(&lanes)

@@ -25,8 +25,8 @@ fn modes() -> Vec<SeparationOptions> {
     separations
 }
 
-/// Pushes random operations, and checks that each read finds the writes that were pushed before it and none
-/// that was pushed after it.
+/// Pushes random operations, and checks that each read finds the writes that were pushed before it and none that was
+/// pushed after it.
 fn play(device: &Arc<dyn BlockDevice>, separation: &SeparationOptions, seed: u64) {
     let device = SeparatedDevice::new(Arc::clone(device), separation).unwrap();
     let mut queue = device.queue(32).unwrap();
@@ -290,7 +290,7 @@ fn use_own_blocks(device: &SeparatedDevice, user: u64) {
     }
 }
 
-/// A write that has begun holds the flush back, a read does not.
+/// A write that has begun delays the flush, a read does not.
 #[test]
 fn a_flush_waits_for_changes_of_all_users_and_for_no_read() {
     let separation = SeparationOptions::open(SeparationMode::Static, 2, 8);

@@ -69,7 +69,7 @@ impl DeviceQueue for SeparatedQueue {
 }
 
 impl Drop for SeparatedQueue {
-    /// Waits for what is in flight.
+    /// Waits for operations in flight.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.in_flight > 0 {

@@ -1,4 +1,4 @@
-//! The states in which a power failure can leave a device, by the rules of [`BlockDevice`](crate::BlockDevice).
+//! The possible states of a device after a power failure, by the rules of [`BlockDevice`](crate::BlockDevice).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use super::queue::torn;
 use crate::RamDevice;
 use crate::ram::BlockStore;
 
-/// Pieces up to which [`PowerCut::every`] lists all combinations.
+/// The largest number of pieces for which [`PowerCut::every`] lists all combinations.
 const FEW: usize = 10;
 
-/// The moments at which the power can fail: before the first event, and after each one.
+/// The moments at which the power can fail: before the first event, and after each event.
 pub struct PowerCuts {
     events: Vec<SimEvent>,
     at: usize,
     begun: bool,
     /// The content that survives for certain.
     base: BlockStore,
-    /// For blocks that were written: when the write in `base` began and ended.
+    /// For blocks that were written: the beginning and the end of the write in `base`.
     written: HashMap<u64, WriteSpan>,
-    /// Blocks that were discarded for certain, with what they held.
+    /// Blocks that were discarded for certain, with their former content.
     garbage: BTreeMap<u64, Option<Arc<[u8]>>>,
     /// Writes to single blocks that are there, absent or torn.
     open: Vec<WrittenBlock>,
@@ -76,7 +76,7 @@ impl PowerCuts {
         Some(PowerCut { cuts: self })
     }
 
-    /// Goes on to the moment after the last event.
+    /// Advances to the moment after the last event.
     pub fn last(&mut self) -> PowerCut<'_> {
         while !self.begun || self.at < self.events.len() {
             self.next();
@@ -104,7 +104,7 @@ impl PowerCuts {
         let is_flush = matches!(self.events[submitted], SimEvent::Flush);
         self.done.insert(submitted, self.at);
         if !durable {
-            // A failed write stays open for good: nobody knows what it left.
+            // A failed write stays open for good: its effect is unknown.
             return;
         }
         let now = self.at;
@@ -124,8 +124,8 @@ impl PowerCuts {
         matches!(self.events[done], SimEvent::Done { durable: true, .. })
     }
 
-    /// Puts a write that survives for certain into the base. What was complete before it began is
-    /// replaced; what was in flight at the same time may have won.
+    /// Puts a write that survives for certain into the base. It replaces writes that were complete before it began;
+    /// writes that were in flight at the same time may have won.
     fn settle(&mut self, piece: WrittenBlock) {
         let span = WriteSpan { begin: piece.submitted, end: self.done[&piece.submitted] };
         match self.written.get(&piece.block) {
@@ -155,13 +155,13 @@ impl PowerCuts {
     }
 }
 
-/// One moment at which the power can fail.
+/// A moment at which the power can fail.
 pub struct PowerCut<'a> {
     cuts: &'a PowerCuts,
 }
 
 impl PowerCut<'_> {
-    /// How many events happened before.
+    /// The number of events before this moment.
     pub fn at(&self) -> usize {
         self.cuts.at
     }
@@ -176,8 +176,8 @@ impl PowerCut<'_> {
         self.open() <= FEW
     }
 
-    /// Every combination of whole and absent writes, where [`is_small`](PowerCut::is_small); otherwise the two
-    /// with none and with all of them.
+    /// Every combination of whole and absent writes, if [`is_small`](PowerCut::is_small); otherwise only none and all
+    /// of them.
     pub fn every(&self) -> impl Iterator<Item = RamDevice> + '_ {
         let open = self.open();
         let masks: Vec<u64> = match self.is_small() {
@@ -195,7 +195,7 @@ impl PowerCut<'_> {
 
     /// A state by chance: each write is whole, absent, or torn between sectors of 512 bytes.
     pub fn sample(&self, random: &mut fastrand::Rng) -> RamDevice {
-        // Few states lie in the middle: those in which nearly all or nearly no writes are there matter.
+        // Extreme odds are frequent: states in which nearly all or nearly no writes are there matter most.
         let odds = [0.05, 0.3, 0.7, 0.95][random.usize(..4)];
         let tears = [0.0, 0.1, 0.5][random.usize(..3)];
         let fates = (0..self.open()).map(|_| match random.f64() {

@@ -22,7 +22,7 @@ pub(super) struct SimQueue {
 /// An operation in flight.
 struct SimOperation {
     op: BlockOp,
-    /// Its event, where it changes something or flushes.
+    /// The event of the operation, if it changes something or flushes.
     submitted: Option<usize>,
     result: Result<()>,
 }
@@ -69,7 +69,7 @@ impl SimQueue {
 }
 
 impl SimDeviceState {
-    /// Notes an operation that begins, and lets a fault strike it.
+    /// Records an operation that begins, and lets a fault strike it.
     fn begin(&mut self, kind: &BlockOpKind, block_size: u32) -> (Option<usize>, Result<()>) {
         let (block, blocks) = kind.range(block_size).unwrap_or_default();
         let victim = CandidateOperation { number: self.began, call: kind.call(), block, blocks };
@@ -109,14 +109,14 @@ impl SimDeviceState {
     }
 }
 
-/// The blocks that a write brings.
+/// The blocks that a write contains.
 fn contents(kind: &BlockOpKind, block_size: usize) -> Vec<Option<Arc<[u8]>>> {
     let BlockOpKind::Write { memory, .. } = kind else { return Vec::new() };
     let pieces = memory.pieces().iter();
     pieces.flat_map(|piece| piece.bytes().chunks(block_size)).map(|b| Some(Arc::from(b))).collect()
 }
 
-/// A block of which each sector is that of `old` or that of `new`.
+/// A block whose sectors come from `old` or `new`.
 pub(super) fn torn(
     old: Option<&Arc<[u8]>>,
     new: Option<&Arc<[u8]>>,
@@ -163,7 +163,7 @@ impl DeviceQueue for SimQueue {
     }
 
     fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
-        // Who polls and never waits is served, too, after a while.
+        // A user that polls and never waits gets completions, too, after a while.
         if self.done.is_empty() && !self.begun.is_empty() && self.sim.lock().random.bool() {
             self.complete_some();
         }

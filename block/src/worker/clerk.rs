@@ -1,4 +1,4 @@
-//! The thread that does the I/O, and the end of its operations if it fails.
+//! The I/O worker, and the end of its operations if it fails.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ pub(super) struct IoWorker {
     /// The operations in flight, by their numbers below.
     flights: Vec<Option<ForwardedOperation>>,
     free: Vec<usize>,
-    /// Operations that were reaped, and whose owners do not know it yet.
+    /// Completions that were reaped, and not passed to their owners yet.
     done: Vec<BlockCompletion>,
 }
 
@@ -37,15 +37,15 @@ struct ForwardedOperation {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum MemoryUse {
     Nothing,
-    /// Frames, which belong to the operation.
+    /// Frames, which the operation owns.
     Frames,
-    /// Memory of a caller, who has it again with the answer.
+    /// Memory of a caller, which the caller uses again after the answer.
     Callers,
 }
 
-/// Does the I/O until the last user has gone. A panic below ends it, and all operations fail.
+/// Performs the I/O until the last user has gone. A panic below ends the worker, and all operations fail.
 pub(super) fn serve(mut clerk: IoWorker) {
-    // After a panic nothing is used of the queue but its end.
+    // After a panic, the queue is only dropped, and not used.
     match catch_unwind(AssertUnwindSafe(|| clerk.run())) {
         Ok(()) => {}
         Err(panic) => clerk.fail(&*panic),
@@ -77,7 +77,7 @@ impl IoWorker {
         }
     }
 
-    /// Takes what has arrived. Returns false at the end.
+    /// Takes new operations from the inbox. Returns false at the end.
     fn take_in(&mut self) -> bool {
         // The queue is not called while the inbox is locked: it may panic.
         let idle = self.queue.in_flight() == 0;
@@ -109,7 +109,7 @@ impl IoWorker {
                 self.free.push(number);
                 return;
             };
-            // Before the queue has it: if that panics, the device may have it already.
+            // The operation is recorded before the push: if the push panics, the device may already use its memory.
             self.flights[number] =
                 Some(ForwardedOperation { owner, tag, uses: MemoryUse::of(&kind) });
             if let Err(BlockOp { kind, .. }) = self.queue.push(BlockOp { tag: number as u64, kind })
@@ -153,7 +153,7 @@ impl IoWorker {
         log::error!("{name}: the thread for its I/O has failed, and all I/O does: {}", text(panic));
         let mut arrived = self.inbox.lock();
         arrived.failed = true;
-        // Its queue is about to end.
+        // The queue of the waker is about to end.
         arrived.sleeper = None;
         let refused = std::mem::take(&mut arrived.ops);
         drop(arrived);
@@ -172,7 +172,7 @@ impl IoWorker {
 }
 
 impl ForwardedOperation {
-    /// Answers it. The device may use its memory: that does not come back.
+    /// Answers the operation with an error. The device may still use its memory, which is therefore not given back.
     fn fail(self) {
         let ForwardedOperation { owner, tag, .. } = self;
         owner.answer(BlockCompletion { tag, result: Err(Errno::IO), memory: MemorySegments::None });
@@ -191,8 +191,8 @@ impl MemoryUse {
     }
 }
 
-/// Ends a queue that has panicked, so that the device uses no memory of callers any more. A queue that has only frames is kept for
-/// ever, and they with it: nobody knows if it would wait for the device.
+/// Ends a queue that has panicked, so that the device uses no memory of callers any more. A queue that uses only frames
+/// is kept for ever, and the frames with it: dropping it might wait for the device for ever.
 fn end(queue: Box<dyn DeviceQueue>, uses: MemoryUse) {
     if uses == MemoryUse::Frames {
         std::mem::forget(queue);
@@ -200,7 +200,7 @@ fn end(queue: Box<dyn DeviceQueue>, uses: MemoryUse) {
     }
     let ended = catch_unwind(AssertUnwindSafe(|| drop(queue)));
     if ended.is_err() && uses == MemoryUse::Callers {
-        // The device may write to memory that its callers get back or wait for in vain.
+        // The device may write to memory that callers get back, or for which they wait in vain.
         log::error!("a queue of a device cannot be ended: the process ends, to protect its memory");
         std::process::abort();
     }

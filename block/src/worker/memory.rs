@@ -9,18 +9,18 @@ const MPOL_MF_MOVE: libc::c_ulong = 2;
 /// Nodes of one word.
 const NODES: u32 = libc::c_ulong::BITS - 1;
 
-/// The memory of `region` is on `node` from now on, as far as that has room.
+/// Moves the memory of `region` to `node`, as far as the node has room.
 ///
 /// # Errors
 ///
-/// `EINVAL` for a node that the machine does not have, and those of mbind(2).
+/// `EINVAL` for a node that the machine does not have, and the errors of mbind(2).
 pub(super) fn move_to(region: &MemoryRegion, node: u32) -> Result<()> {
     if node >= NODES {
         return Err(Errno::INVAL);
     }
     let mask: libc::c_ulong = 1 << node;
-    // SAFETY: the range is the mapping of the region, which lives as long as it; the call changes no byte of it,
-    // and reads one word of `mask`, which has one more than the kernel looks at.
+    // SAFETY: the range is the mapping of the region, which the borrow keeps alive; the call changes no byte in it, and
+    // reads one word of `mask`, whose stated length is one bit more than the kernel reads.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -53,8 +53,8 @@ mod tests {
             .map(|frame| region.start().wrapping_add(frame * crate::FRAME))
             .collect();
         let mut status = vec![-1_i32; pages.len()];
-        // SAFETY: the kernel reads `pages` and writes `status`, which have the length that it is told. Without nodes
-        // it moves nothing.
+        // SAFETY: the kernel reads `pages` and writes `status`, which have the length that is passed to it. Without
+        // nodes it moves nothing.
         let rc = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,

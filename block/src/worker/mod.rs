@@ -1,16 +1,17 @@
-//! A device whose I/O one thread does, near the device.
+//! A device whose I/O is performed by one thread, near the device.
 //!
-//! Any number of threads push to queues of a [`WorkerDevice`], and a single thread hands all of their operations to a single
-//! queue of the device below. It is bound to a processor of the NUMA node that the device is attached to, and registered
-//! memory is moved to that node. So buffers, queue and interrupts stay on one node, wherever the callers run.
+//! Any number of threads push to queues of a [`WorkerDevice`], and a single thread hands all of their operations to a
+//! single queue of the device below. It is bound to a processor of the NUMA node that the device is attached to, and
+//! registered memory is moved to that node. So buffers, queue and interrupts stay on one node, wherever the callers
+//! run.
 //!
-//! Every operation passes from one thread to another and back, which costs its callers some microseconds. It pays where
-//! the device is far from most processors, or has few queues.
+//! Every operation passes from one thread to another and back, which costs its callers some microseconds. This is worth
+//! its cost if the device is far from most processors, or has few queues.
 //!
-//! If the thread panics, which is a bug of the queue below, all operations fail with `EIO`: those that are under way, each once,
-//! and all later ones. The memory of those that the queue below has is not given back, because the device may still use it:
-//! frames stay taken for ever. An operation in memory of a caller ([`RawBuf`](crate::RawBuf)) is answered when the queue below
-//! has ended, which waits for the device.
+//! If the thread panics, which is a bug of the queue below, all operations fail with `EIO`: each operation in progress
+//! once, and all later ones. The memory of operations in the queue below is not given back, because the device may
+//! still use it: frames stay taken for ever. An operation in memory of a caller ([`RawBuf`](crate::RawBuf)) is answered
+//! when the queue below has ended, which waits for the device.
 
 mod clerk;
 mod memory;
@@ -35,13 +36,13 @@ pub use topology::{ThreadPlacement, use_sysfs};
 /// Operations in flight of the device below.
 const DEPTH: u32 = 256;
 
-/// A device whose I/O one thread does.
+/// A device whose I/O is performed by one thread.
 pub struct WorkerDevice {
     facts: DeviceProperties,
     crew: Arc<WorkerHandle>,
 }
 
-/// The thread, which ends with the last queue and device.
+/// The I/O worker, which ends with the last queue and device.
 struct WorkerHandle {
     device: Arc<dyn BlockDevice>,
     inbox: Arc<WorkerInbox>,
@@ -56,21 +57,21 @@ struct WorkerInbox(Mutex<WorkerInboxState>);
 #[derive(Default)]
 struct WorkerInboxState {
     ops: VecDeque<(Arc<CompletionOutbox>, BlockOp)>,
-    /// The thread sleeps, and wants to be woken.
+    /// The waker of the thread, while it sleeps.
     sleeper: Option<QueueWaker>,
-    /// There is new registered memory, for which a new queue is needed.
+    /// New memory was registered, for which a new queue is needed.
     renew: bool,
     ends: bool,
-    /// The thread has failed, and takes nothing any more.
+    /// The thread has failed, and takes no operations any more.
     failed: bool,
 }
 
 impl WorkerDevice {
-    /// Starts the thread for `device`. It takes a seat near the device if sysfs knows where that is.
+    /// Starts the thread for `device`. The thread is placed near the device if sysfs knows its node.
     ///
     /// # Errors
     ///
-    /// Those of [`BlockDevice::queue`], and `EAGAIN` where no thread can be started.
+    /// Fails with the errors of [`BlockDevice::queue`], and with `EAGAIN` if no thread can be started.
     pub fn over(device: Arc<dyn BlockDevice>) -> Result<WorkerDevice> {
         let facts = DeviceProperties { max_queues: u32::MAX, ..device.facts().clone() };
         let seat = ThreadPlacement::take(facts.numa_node);
@@ -80,11 +81,11 @@ impl WorkerDevice {
         let thread = thread::Builder::new().name("defuse-io".to_owned());
         let thread = thread.spawn(move || {
             signals::take_none();
-            // Before the queue, whose memory then comes from this node.
+            // The thread is placed before it makes the queue, whose memory then comes from this node.
             chair.sit();
             match below.queue(DEPTH) {
                 Ok(queue) => {
-                    // Nobody else holds the receiver's end.
+                    // The receiver waits for this message.
                     let _ = ready.send(Ok(()));
                     clerk::serve(IoWorker::new(below, theirs, queue));
                 }
@@ -112,7 +113,7 @@ impl BlockDevice for WorkerDevice {
         if let Some(node) = self.crew.seat.node
             && let Err(errno) = memory::move_to(region, node)
         {
-            // It works from any node.
+            // The memory works from any node.
             log::warn!("{}: no memory of node {node}: {errno}", self.facts.name);
         }
         self.crew.device.register(region)?;
@@ -143,7 +144,7 @@ impl WorkerInbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands operations to the thread, or refuses them if that has failed.
+    /// Hands operations to the thread, or refuses them if the thread has failed.
     fn send(&self, outbox: &Arc<CompletionOutbox>, pushed: &mut Vec<BlockOp>) {
         let ops = pushed.drain(..);
         let mut refused = None;
@@ -154,7 +155,7 @@ impl WorkerInbox {
         refused.into_iter().flatten().for_each(|op| outbox.refuse(op));
     }
 
-    /// Changes what waits for the thread, and wakes it.
+    /// Changes the inbox of the thread, and wakes it.
     fn tell(&self, change: impl FnOnce(&mut WorkerInboxState)) {
         let mut waiting = self.lock();
         change(&mut waiting);

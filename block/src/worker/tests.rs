@@ -93,7 +93,7 @@ fn one_thread_does_the_io_of_all_and_ends_with_the_last_queue() {
     assert!(crew.upgrade().is_none());
 }
 
-/// A device whose queues panic at one of their methods, after some operations.
+/// A device whose queues panic in one of their methods, after some operations.
 struct PanicDevice {
     inner: RamDevice,
     at: QueueMethod,
@@ -198,11 +198,11 @@ fn read_until_failure(worker: &WorkerDevice) {
         failures += i32::from(!errors.is_empty());
     }
     drop(queue);
-    // Frames that the queue below had are not free: its device might write to them.
+    // Frames of the queue below are not free: its device might write to them.
     assert!(region.free_frames() >= region.frames() - EIGHT as u32);
 }
 
-/// Reads into memory of this thread until that fails, and then once more.
+/// Reads into memory of this thread until a read fails, and then once more.
 fn read_own_memory_until_failure(worker: &WorkerDevice) {
     let Ok(mut line) = BlockingQueue::new(worker) else { return };
     let mut bytes = [0; 4096];
@@ -216,7 +216,7 @@ fn read_own_memory_until_failure(worker: &WorkerDevice) {
 fn a_panic_of_a_queue_fails_every_operation_once() {
     for at in [QueueMethod::Push, QueueMethod::Kick, QueueMethod::Reap, QueueMethod::Waker] {
         for (calls, raw) in [(0, false), (0, true), (40, false), (41, true)] {
-            // The thread asks for a waker before each sleep only.
+            // The thread calls this method only before each sleep.
             let calls = if at == QueueMethod::Waker { calls / 40 } else { calls };
             let left = Arc::new(AtomicUsize::new(calls));
             let broken = PanicDevice { inner: RamDevice::new(4096, 1024), at, left };

@@ -1,4 +1,4 @@
-//! NUMA nodes, their processors, and the nodes of devices, as sysfs tells them.
+//! NUMA nodes, their processors, and the nodes of devices, from sysfs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,7 +20,8 @@ fn sysfs() -> &'static Path {
     SYSFS.get_or_init(|| PathBuf::from("/sys"))
 }
 
-/// The NUMA node that a block device is attached to. `None` where sysfs does not say, as for devices without hardware.
+/// The NUMA node that a block device is attached to. `None` if sysfs has no node for it, as for devices without
+/// hardware.
 pub(crate) fn node_of(rdev: u64) -> Option<u32> {
     node_below(sysfs(), rdev)
 }
@@ -29,7 +30,8 @@ fn node_below(sysfs: &Path, rdev: u64) -> Option<u32> {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let dir = sysfs.join(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
     let top = sysfs.canonicalize().ok()?;
-    // A partition is in its disk, and that is in its controller, which has the node. -1 stands for none.
+    // The directory of a partition is in the directory of its disk, which is in the directory of its controller, which
+    // has the node. -1 stands for none.
     let above = dir.ancestors().take_while(|dir| *dir != top);
     let mut texts = above.flat_map(|dir| {
         ["device/numa_node", "numa_node"].map(|name| read_to_string(dir.join(name)).ok())
@@ -61,7 +63,7 @@ struct ReservedProcessor(u32);
 static TAKEN: Mutex<Option<HashMap<u32, u32>>> = Mutex::new(None);
 
 impl ThreadPlacement {
-    /// A seat near a device on `node`: the processor of the node that has the fewest seats.
+    /// A place near a device on `node`: the processor of the node with the fewest placed threads.
     pub(super) fn take(node: Option<u32>) -> ThreadPlacement {
         let allowed = sched_getaffinity(None).ok();
         let may = |cpu: u32| allowed.as_ref().is_none_or(|set| has(set, cpu));
@@ -129,7 +131,7 @@ impl Drop for ReservedProcessor {
     }
 }
 
-/// The numbers of a list such as `0-3,8`. Longer ones than machines have are cut off.
+/// The numbers of a list such as `0-3,8`. Lists longer than the lists of real machines are cut off.
 fn numbers(list: &str) -> Vec<u32> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -195,7 +197,7 @@ mod tests {
             ThreadPlacement::among(machine.path(), Some(1), |cpu| cpu == 902).processor,
             Some(902)
         );
-        // Nothing is known of the node, or none of its processors may be used.
+        // The node is unknown, or none of its processors may be used.
         assert_eq!(seat(None).processor, None);
         let none = ThreadPlacement::among(machine.path(), Some(1), |_| false);
         assert_eq!((none.node, none.processor), (Some(1), None));

@@ -1,4 +1,4 @@
-//! The promises of the traits as cases that any device of 2048 blocks of 4 KiB can be tested by, in this crate and in those of
+//! The promises of the traits as test cases for any device of 2048 blocks of 4 KiB, in this crate and in the crates of
 //! drivers.
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn
     let shared = Arc::new(frames(&region, 4, 2));
     // An odd address, which direct I/O cannot use.
     let mut odd = vec![3_u8; 2 * 4096 + 1];
-    // SAFETY: `odd` lives until `finish` has reaped the write, and nobody touches it.
+    // SAFETY: `odd` lives until `finish` has reaped the write, and nothing accesses it until then.
     let raw = unsafe { RawBuf::new(odd.as_mut_ptr().wrapping_add(1), 2 * 4096) };
     let given = OwnedBuf::new(vec![6; 4096 + 7], 7..4096 + 7);
     let lent = Arc::new(vec![7_u8; 3 * 4096]);
@@ -217,7 +217,7 @@ pub fn a_large_transfer_uses_frames_across_a_region(name: &str, device: &dyn Blo
     assert!(read.chunks(FRAME).enumerate().all(|(at, frame)| frame[5] == at as u8), "{name}");
 }
 
-/// The kernel may cancel what waits for one of its workers when the thread ends that handed it over.
+/// The kernel may cancel operations that wait for one of its workers when the submitting thread ends.
 pub fn operations_survive_the_thread_that_began_them(name: &str, device: &dyn BlockDevice) {
     let region = MemoryRegion::new(64).unwrap();
     for round in 0..5 {
