@@ -8,14 +8,14 @@ use crate::GlusterOptions;
 /// The parts of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeAddress {
-    /// The servers that know the volume, in the order in which they are asked. Empty: the server of this
-    /// machine, by its Unix socket.
+    /// The management servers that know the volume, in the order in which the client queries them. Empty: the server of
+    /// this machine, by its Unix socket.
     pub hosts: Vec<String>,
     /// The name of the volume.
     pub volume: String,
     /// The components of the directory that is served as the root.
     pub directory: Vec<CString>,
-    /// The file that describes the translators of the client; the servers are asked for it if there is none.
+    /// The volfile, which describes the translators of the client; without it, the client fetches it from the servers.
     pub volfile: Option<CString>,
 }
 
@@ -41,7 +41,7 @@ impl VolumeAddress {
         }
         let mut parts = path.split('/').filter(|part| !part.is_empty());
         let volume = parts.next().ok_or_else(|| wrong("it names no volume"))?;
-        // The names that `gluster volume create` accepts.
+        // `gluster volume create` accepts these characters.
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if !volume.bytes().all(fits) {
             return Err(wrong("the volume has other characters than letters, digits, - and _"));
@@ -65,7 +65,7 @@ impl VolumeAddress {
         Ok(address)
     }
 
-    /// The volume that a file describes. Its name is that of the file.
+    /// The volume that a volfile describes. It gets the name of the file.
     fn of_file(path: &str) -> Result<VolumeAddress, String> {
         let wrong = |why: &str| format!("source gluster:{path}: {why}: name a volume file");
         let name = Path::new(path).file_stem().ok_or_else(|| wrong("it names no file"))?;
@@ -78,7 +78,7 @@ impl VolumeAddress {
     }
 }
 
-/// The names on the way to a directory, or the reason why they cannot be.
+/// The names of the path to a directory, or the reason why they are invalid.
 fn names<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<CString>, &'static str> {
     let name = |part: &str| match part {
         "." | ".." => Err("the directory has . or .."),

@@ -1,12 +1,12 @@
-//! Names and attributes that are kept here, for several frontends of one client.
+//! The metadata cache: names and attributes that are kept in this process, for several frontends of one client.
 //!
-//! Servers do not tell a client of its own changes, so that its frontends, of which one does not hear of the changes of
-//! another, keep nothing. All of their changes come through here. An answer holds until this client begins or ends a
-//! change of what it is about, until a server tells of a change by another client, and at most for the time for which
-//! the servers do.
+//! Servers do not send a client messages about its own changes, so that its frontends, which do not learn of each
+//! other's changes, cache nothing. All of their changes come through here. An answer holds until this client begins or
+//! ends a change of its subject, until a server reports a change by another client, and at most for the time for which
+//! servers report changes.
 //!
-//! Nothing has to be taken back: an answer knows the moment before it was asked for, and holds while the last change is
-//! older. It is given only to callers with the user and the groups of the caller who asked.
+//! No invalidation is necessary: an answer records a moment before its query, and holds while the last change is older.
+//! It is only used for callers with the user and the groups of the original caller.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -18,18 +18,18 @@ use std::time::{Duration, Instant};
 use crate::upcalls::{UpcallInbox, UpcallSequence};
 use crate::volume::Gfid;
 
-/// Maximum number of inodes, so that their references take at most 40 MB. Beyond it, those that do not hold any more are
-/// searched for, at most once in [`SEARCH_EVERY`].
+/// Maximum number of inodes, so that their references take at most 40 MB. Beyond it, inodes whose answers do not hold
+/// any more are searched for, at most once in [`SEARCH_EVERY`].
 const FILES: usize = 1 << 15;
 /// Maximum number of names.
 const NAMES: usize = 1 << 16;
 const SEARCH_EVERY: Duration = Duration::from_secs(5);
 
-/// Time for which attributes of a directory hold, and names in it without a look at it: servers do not tell of every
-/// change of a directory.
+/// Time for which attributes of a directory hold, and for which names in it hold without a check of the directory:
+/// servers do not report every change of a directory.
 pub(crate) const DIRECTORIES_HOLD: Duration = Duration::from_secs(1);
 
-/// Number of places for the moments of own changes. Things that share one seem to change together.
+/// Number of places for the moments of own changes. Subjects that share a place seem to change together.
 const PLACES: usize = 1 << 15;
 
 /// A caller, as the servers know it.
@@ -40,14 +40,14 @@ pub(crate) struct CallerIdentity {
     pub groups: Arc<[u32]>,
 }
 
-/// The caller who asked, and a moment before.
+/// The caller of a query, and a moment before the query.
 #[derive(Clone, Debug)]
 pub(crate) struct QueryContext {
     pub since: UpcallSequence,
     pub who: CallerIdentity,
 }
 
-/// A thing that this client changes.
+/// A subject that this client changes.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(crate) enum ChangeSubject<'a> {
     /// Attributes of an inode.
@@ -58,12 +58,13 @@ pub(crate) enum ChangeSubject<'a> {
     Name(Gfid, &'a [u8]),
 }
 
-/// The answers. An inode is kept with a reference `R`, by which libgfapi delivers messages about it.
+/// The answers. An inode is kept with a reference `R`. libgfapi delivers messages about the inode only while there is a
+/// reference.
 pub(crate) struct MetadataCache<R> {
     inbox: Arc<UpcallInbox>,
     own: Arc<OwnChangeTimes>,
     kept: Mutex<CachedMetadata<R>>,
-    /// Number of answers that were given.
+    /// Number of queries that were answered from the cache.
     given: AtomicU64,
 }
 
@@ -78,25 +79,25 @@ struct CachedMetadata<R> {
 struct CachedStat<R> {
     stat: libc::stat,
     lacks: AbsentXattrs,
-    /// The directory whose listing told of it.
+    /// The directory whose listing contained the inode.
     listed_in: Option<Gfid>,
     asked: QueryContext,
     until: Instant,
     _reference: R,
 }
 
-/// Extended attributes for which programs ask of each file, and that a file is known not to have.
+/// Extended attributes that programs often read, and that a file is known not to have.
 #[derive(Clone, Default)]
 struct AbsentXattrs {
     /// A bit for each of [`OFTEN_ASKED`].
     names: u8,
-    /// A moment before the first of the questions.
+    /// A moment before the first of the queries.
     since: UpcallSequence,
     until: Option<Instant>,
 }
 
-/// The extended attributes for which programs ask of each file: ls(1) and cp(1), and a kernel before a write. Servers tell of their
-/// changes, because md-cache has asked for that.
+/// The extended attributes that programs read of each file: ls(1) and cp(1), and a kernel before a write. Servers
+/// report their changes, because md-cache has registered for that.
 const OFTEN_ASKED: [&[u8]; 3] =
     [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
 
@@ -106,7 +107,7 @@ fn bit_of(name: &[u8]) -> Option<u8> {
 
 struct CachedDirectory<R> {
     names: HashMap<Box<[u8]>, CachedChild>,
-    /// The last time when the servers were asked for its attributes.
+    /// The last time when the attributes of the directory were fetched from the servers.
     looked: Instant,
     _reference: R,
 }
@@ -118,11 +119,11 @@ struct CachedChild {
     until: Instant,
 }
 
-/// The answer to a name.
+/// The result of a search for a name.
 pub(crate) enum LookupAnswer {
     /// The inode.
     Inode(Gfid, libc::stat),
-    /// It holds if the directory has not changed, for which the servers must be asked first.
+    /// The answer holds if the directory has not changed, which the caller must check on the servers first.
     LookAtDirectory,
     /// None.
     Unknown,
@@ -141,7 +142,7 @@ impl<R> MetadataCache<R> {
         MetadataCache { inbox, own, kept: Mutex::new(kept), given: AtomicU64::new(0) }
     }
 
-    /// The inode with a name, for `who`.
+    /// The inode of a name, for the caller `who`.
     pub fn name(&self, who: &CallerIdentity, dir: Gfid, name: &[u8], now: Instant) -> LookupAnswer {
         let kept = self.lock();
         let Some(known) = kept.dirs.get(&dir) else { return LookupAnswer::Unknown };
@@ -149,7 +150,7 @@ impl<R> MetadataCache<R> {
         if !self.has_name(dir, name, child, now) || child.asked.who != *who {
             return LookupAnswer::Unknown;
         }
-        // That a name is missing is no answer for frontends.
+        // Frontends get no negative answers from here.
         let Some(gfid) = child.gfid else { return LookupAnswer::Unknown };
         let Some(stat) = self.stat(&kept, who, gfid, now) else { return LookupAnswer::Unknown };
         if now.duration_since(known.looked) >= DIRECTORIES_HOLD {
@@ -159,14 +160,15 @@ impl<R> MetadataCache<R> {
         LookupAnswer::Inode(gfid, stat)
     }
 
-    /// The attributes of an inode, for `who`.
+    /// The attributes of an inode, for the caller `who`.
     pub fn attributes(&self, who: &CallerIdentity, gfid: Gfid, now: Instant) -> Option<libc::stat> {
         let stat = self.stat(&self.lock(), who, gfid, now)?;
         self.given.fetch_add(1, Ordering::Relaxed);
         Some(stat)
     }
 
-    /// The inode with a name, and true if it is a directory, or that there is none, for any caller, if it is known.
+    /// The inode of a name, and true if it is a directory, or `Some(None)` if the name is missing, for any caller;
+    /// `None` if it is unknown.
     pub fn child(&self, dir: Gfid, name: &[u8], now: Instant) -> Option<Option<(Gfid, bool)>> {
         let kept = self.lock();
         let child = kept.dirs.get(&dir)?.names.get(name)?;
@@ -179,8 +181,8 @@ impl<R> MetadataCache<R> {
         Some(Some((gfid, mode & libc::S_IFMT == libc::S_IFDIR)))
     }
 
-    /// Keeps attributes until `until`. Those of a listing hold only until another client changes the directory: it may have begun to
-    /// before, and they may be those of another inode.
+    /// Keeps attributes until `until`. Attributes from a listing hold only until another client changes the directory:
+    /// that client may have begun the change before, and then they may belong to another inode.
     pub fn keep_attributes(
         &self,
         (gfid, stat, listed_in): (Gfid, &libc::stat, Option<Gfid>),
@@ -196,7 +198,7 @@ impl<R> MetadataCache<R> {
         let file = CachedStat { stat, lacks, listed_in, asked, until, _reference: reference };
         let replaced = kept.files.insert(gfid, file);
         drop(kept);
-        // Outside of the lock, because they call libgfapi.
+        // The references are dropped outside of the lock, because they call libgfapi.
         drop((old, replaced));
     }
 
@@ -213,8 +215,8 @@ impl<R> MetadataCache<R> {
         lacks
     }
 
-    /// Notes that an inode, whose attributes are kept, has no extended attribute of this name, as the servers said to a question
-    /// after `since`.
+    /// Records that an inode, whose attributes are kept, has no extended attribute of this name, by an answer of the
+    /// servers to a query after `since`.
     pub fn note_lack(&self, gfid: Gfid, name: &[u8], since: UpcallSequence, until: Instant) {
         let Some(bit) = bit_of(name) else { return };
         let mut kept = self.lock();
@@ -233,8 +235,8 @@ impl<R> MetadataCache<R> {
             && !lacks.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
-    /// The servers were asked for a directory. True if a reference to it is needed to keep its names, for
-    /// [`keep_dir`](MetadataCache::keep_dir).
+    /// Records that a directory was fetched from the servers. True if [`keep_dir`](MetadataCache::keep_dir) needs a
+    /// reference to the directory before names in it can be kept.
     pub fn looked_at(&self, dir: Gfid, now: Instant) -> bool {
         match self.lock().dirs.get_mut(&dir) {
             Some(dir) => {
@@ -245,7 +247,7 @@ impl<R> MetadataCache<R> {
         }
     }
 
-    /// Keeps a directory, whose names may then be kept.
+    /// Keeps a directory, so that names in it can be kept.
     pub fn keep_dir(&self, dir: Gfid, now: Instant, reference: R) {
         let new = CachedDirectory { names: HashMap::new(), looked: now, _reference: reference };
         let mut kept = self.lock();
@@ -256,7 +258,7 @@ impl<R> MetadataCache<R> {
         drop((old, replaced));
     }
 
-    /// Keeps a name until `until`, or that it is missing, if the directory is kept.
+    /// Keeps a name, or the fact that it is missing, until `until`, if the directory is kept.
     pub fn keep_name(
         &self,
         (dir, name): (Gfid, &[u8]),
@@ -275,19 +277,19 @@ impl<R> MetadataCache<R> {
         drop(old);
     }
 
-    /// This client changes things, until the result is dropped.
+    /// Records that this client changes the subjects, until the result is dropped.
     pub fn changing<'a>(&self, things: Vec<ChangeSubject<'a>>) -> OwnChangeGuard<'a> {
         let change = OwnChangeGuard { own: Arc::clone(&self.own), things };
         change.mark();
         change
     }
 
-    /// True if this client has changed an inode since it was asked for.
+    /// True if this client has changed an inode since the query.
     pub fn has_changed(&self, gfid: Gfid, asked: &QueryContext) -> bool {
         asked.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
-    /// The numbers of inodes, of names, and of answers that were given.
+    /// The numbers of inodes, of names, and of queries that were answered from the cache.
     pub fn counts(&self) -> [u64; 3] {
         let kept = self.lock();
         let (files, names) = (kept.files.len() as u64, kept.names as u64);
@@ -320,7 +322,7 @@ impl<R> MetadataCache<R> {
             && !since.is_before(self.place(ChangeSubject::Name(dir, name)))
     }
 
-    /// Removes what does not hold any more, or everything. Returns what was removed.
+    /// Removes answers that do not hold any more, or everything. Returns the removed references.
     fn make_room(&self, kept: &mut CachedMetadata<R>) -> Option<ReleasedReferences<R>> {
         let now = Instant::now();
         let mut removed = ReleasedReferences { files: Vec::new(), dirs: HashMap::new() };
@@ -367,7 +369,7 @@ struct ReleasedReferences<R> {
 /// The moments of changes by this client.
 struct OwnChangeTimes {
     inbox: Arc<UpcallInbox>,
-    /// The last change of any thing of a place.
+    /// The moment of the last change of any subject in a place.
     places: Box<[AtomicU64]>,
 }
 
@@ -377,7 +379,7 @@ impl OwnChangeTimes {
     }
 }
 
-/// Things that this client is changing: the change may become visible at any time until the answer.
+/// Subjects that this client is changing: the change may become visible at any time until the answer.
 pub(crate) struct OwnChangeGuard<'a> {
     own: Arc<OwnChangeTimes>,
     things: Vec<ChangeSubject<'a>>,
@@ -388,7 +390,7 @@ impl OwnChangeGuard<'_> {
         let OwnChangeTimes { inbox, .. } = &*self.own;
         for &thing in &self.things {
             match thing {
-                // Also those who may search a directory.
+                // A change of rights may also be a change of the permission to search a directory.
                 ChangeSubject::Rights(gfid) => inbox.note_rights(gfid),
                 _ => inbox.note(self.own.place(thing)),
             }
@@ -411,7 +413,7 @@ mod tests {
     const F: Gfid = [2; 16];
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The name `f` of a file is kept.
+    /// Makes a cache with the name `f` of a file.
     fn answers() -> (MetadataCache<()>, QueryContext) {
         let inbox: Arc<UpcallInbox> = Arc::default();
         let asked = QueryContext { since: inbox.now(), who: CallerIdentity::default() };
@@ -452,12 +454,12 @@ mod tests {
         answers.note_lack(D, capability, answers.inbox.now(), now + LONG);
         assert!(!answers.lacks(D, capability, now), "nothing else is known of it");
         assert!(!answers.lacks(F, capability, now + LONG));
-        // New attributes of the same file do not end it.
+        // New attributes of the same file keep this knowledge.
         keep(&answers, &asked);
         assert_eq!(lacks(&answers), [true, true, false]);
         let change = answers.changing(vec![ChangeSubject::Attributes(F)]);
         assert_eq!(lacks(&answers), [false; 3]);
-        // An answer during the change may be older than it.
+        // An answer during the change may be older than the change.
         note(acl);
         drop(change);
         assert_eq!(lacks(&answers), [false; 3]);
@@ -477,7 +479,7 @@ mod tests {
         assert_eq!(has(&answers), (true, true));
         let change = answers.changing(vec![ChangeSubject::Name(D, b"f")]);
         assert_eq!(has(&answers), (false, true));
-        // An answer during the change may be older than it.
+        // An answer during the change may be older than the change.
         let asked = QueryContext { since: answers.inbox.now(), who: CallerIdentity::default() };
         keep(&answers, &asked);
         assert_eq!(has(&answers), (true, true));
@@ -493,7 +495,7 @@ mod tests {
             let (answers, old) = answers();
             answers.inbox.put(changed, 1);
             assert_eq!(has(&answers), (false, changed == D));
-            // It was overtaken by the message.
+            // The message has overtaken this answer.
             keep(&answers, &old);
             assert_eq!(has(&answers), (false, changed == D));
             let asked = QueryContext { since: answers.inbox.now(), who: CallerIdentity::default() };
@@ -533,7 +535,7 @@ mod tests {
             assert!(answers.attributes(&who, F, now).is_none());
             assert!(matches!(answers.name(&who, D, b"f", now), LookupAnswer::Unknown));
         }
-        // A change concerns the inode, whoever found it.
+        // A change needs the inode of a name independently of the caller that found it.
         assert_eq!(answers.child(D, b"f", now), Some(Some((F, false))));
     }
 

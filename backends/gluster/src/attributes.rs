@@ -6,11 +6,11 @@ use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, StatFs, Timesta
 
 use crate::volume::{no_stat, set};
 
-/// The size of an efficient request, as of GlusterFS's own client. Servers do not agree on theirs: that of one
-/// file differs between their answers.
+/// The size of an efficient request, as in GlusterFS's own client. Servers do not agree on a size: the size in their
+/// answers about one file differs.
 const BLOCK: u32 = 128 << 10;
 
-/// The attributes in `stat`, which may be cached for `valid_for`. Fails with `EIO` for an unknown kind.
+/// The attributes in `stat`. They may be cached for `valid_for`. Fails with `EIO` for an unknown kind.
 pub fn attr(stat: &libc::stat, valid_for: Duration) -> Result<Attr> {
     let time =
         |secs: i64, nanos: i64| Timestamp { secs, nanos: nanos.clamp(0, 999_999_999) as u32 };
@@ -35,7 +35,7 @@ pub fn attr(stat: &libc::stat, valid_for: Duration) -> Result<Attr> {
     })
 }
 
-/// The new values in `change` but that of the size, and the bits of those that are set.
+/// The new values in `change`, except the size, and a bit for each value that is set.
 pub fn changes(change: &SetAttr) -> (libc::stat, i32) {
     let (mut stat, mut valid) = (no_stat(), 0);
     if let Some(perm) = change.perm {

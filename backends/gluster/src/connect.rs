@@ -1,4 +1,4 @@
-//! Opening a volume: errors that say what to do, within seconds.
+//! Opening a volume: errors appear within seconds, and name the next step.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -23,7 +23,7 @@ use crate::{GlusterOptions, ManagementTransport};
 /// The socket of the server on this machine.
 const SOCKET: &str = "/var/run/glusterd.socket";
 
-/// The port of the servers that know the volumes.
+/// The port of the management servers.
 const PORT: u16 = 24007;
 
 /// Time for each server to accept a connection.
@@ -102,8 +102,8 @@ pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster
     Ok(if options.keeps_here { gluster.keeping_answers() } else { gluster })
 }
 
-/// The questions to the servers whether they tell of changes by other clients, and the time for which frontends
-/// may keep what they know, or the reason why they may not.
+/// The query for the volfile, which shows if servers report changes by other clients, and the time for which frontends
+/// may cache, or the reason why they may not.
 fn asks(
     address: &VolumeAddress,
     servers: &[(String, u16)],
@@ -121,7 +121,7 @@ fn asks(
     Ok((asks, long))
 }
 
-/// The options of the translators of GlusterFS's client, which differ from those of the volume.
+/// The options of the client's translators that differ from the options of the volume.
 fn translators(
     volume: &str,
     options: &GlusterOptions,
@@ -140,8 +140,8 @@ fn translators(
         // Otherwise close(2) would return before the servers have the data, and the end of the process would
         // lose it.
         ("*-write-behind", "flush-behind", "off"),
-        // An open file must be readable after another client has removed it, and an open that is refused must fail. Without
-        // lazy opens, this translator still answers before the servers.
+        // An open file must be readable after another client has removed it, and an open that is refused must fail.
+        // Without lazy opens, this translator still answers before the servers.
         ("*-open-behind", "lazy-open", "no"),
         ("*-open-behind", "pass-through", "on"),
         // Frontends cache data and attributes. Caches below would make them older than promised, and serve
@@ -149,9 +149,9 @@ fn translators(
         ("*-quick-read", "max-file-size", "0"),
         ("*-io-cache", "cache-timeout", "0"),
         ("*-md-cache", "md-cache-timeout", "0"),
-        // Calls have threads, and transfers need none: another thread between would only have to be woken.
+        // Calls have threads, and transfers need none: an additional thread would only have to be woken.
         ("*-io-threads", "pass-through", "on"),
-        // Servers tell of changed access lists only if somebody says that they matter.
+        // Servers report changed access lists only to clients that register for them.
         ("*-md-cache", "cache-invalidation", if is_told { "on" } else { "off" }),
         ("*-md-cache", "cache-posix-acl", if is_told { "on" } else { "off" }),
         (volume, "log-level", level),
@@ -211,7 +211,7 @@ fn start(volume: Arc<VolumeConnection>, known: &str) -> Result<Arc<VolumeConnect
     let (send, started) = channel();
     let starting = Arc::clone(&volume);
     let run = move || {
-        // Nobody receives it after the time limit.
+        // After the time limit, the receiver is gone.
         let _ = send.send(starting.start());
     };
     std::thread::Builder::new()
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn a_server_that_refuses_connections_is_named_at_once() {
         let begun = Instant::now();
-        // Nobody listens on a port of which the listener is gone.
+        // The listener is dropped, so that its port refuses connections.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);

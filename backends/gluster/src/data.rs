@@ -41,7 +41,7 @@ impl Gluster {
         let flags = open_flags(args.flags);
         let handle = self.open_known(ino, |object| self.volume.open(object, flags))?;
         if !self.watch.is_on() {
-            // It has the size that another client has closed it with.
+            // Another client may have closed the file with a new size.
             drop(self.own_change_of(ino));
         }
         self.watch.opened(&self.nodes, &self.volume, ino);
@@ -56,21 +56,21 @@ impl Gluster {
         Ok(self.opened_file(file))
     }
 
-    /// Adds an open file, and tells the frontend of it.
+    /// Adds an open file, and makes the reply to the frontend.
     pub(crate) fn opened_file(&self, file: OpenVolumeFile) -> OpenReply {
         let fh = self.add_open(Open::File(Arc::new(file)));
         OpenReply { parallel_direct_writes: true, ..OpenReply::new(fh) }
     }
 
-    /// Writes out what the client of GlusterFS has delayed, and drops the locks of `owner`.
+    /// Flushes writes that the client of GlusterFS has delayed, and drops the locks of `owner`.
     pub(crate) fn flush_file(&self, file: &OpenVolumeFile, owner: LockOwner) -> Result<()> {
         if self.locks.drop_owner(file.ino, owner)? {
-            // The end of the owner's handle was a flush.
+            // Closing the owner's handle was a flush.
             file.writes.take_unflushed();
         }
         // Without `write-behind`, the servers have all writes that were acknowledged.
         if file.writes.take_unflushed() && self.watch.holds_writes() {
-            // The end of another handle is the only flush that libgfapi has.
+            // Closing another handle is the only flush of libgfapi.
             file.handle.duplicate()?.close()?;
         }
         Ok(())
@@ -172,8 +172,8 @@ impl Gluster {
         }
     }
 
-    /// Waits until the servers have all writes at offsets, before one at the end of the file. GlusterFS's client sends
-    /// both at the same time, so that the end may be that before the others.
+    /// Waits until the servers have all writes at offsets, before a write at the end of the file. GlusterFS's client
+    /// sends them at the same time, so that a server may determine the end before it has the other writes.
     fn wait_for_placed_writes(&self, file: &OpenVolumeFile) -> Result<()> {
         let open = self.nodes.open_files(file.ino);
         let writes =
@@ -181,14 +181,14 @@ impl Gluster {
         let held_back: Vec<_> =
             writes.filter_map(|writes| writes.held_back().map(|placed| (writes, placed))).collect();
         if !held_back.is_empty() {
-            // The client answers with the size after all writes.
+            // The client returns the size after all writes.
             file.handle.stat()?;
             held_back.iter().for_each(|(writes, placed)| writes.are_on_servers(*placed));
         }
         Ok(())
     }
 
-    /// Starts a transfer, which a thread of libgfapi finishes.
+    /// Starts a transfer. A thread of libgfapi finishes it.
     pub(crate) fn start(&self, io: Io) {
         let started = match io.op() {
             IoOp::Read { file, .. } | IoOp::Write { file, .. } | IoOp::Fsync { file, .. } => {
@@ -204,7 +204,7 @@ impl Gluster {
         let (handle, on) = (Arc::clone(&file.handle), self.settings.answer_on);
         match io.op() {
             IoOp::Read { args, len, .. } => {
-                // Of the access time.
+                // The read changes the access time.
                 let change = self.own_change_of(file.ino);
                 let file = TransferFile { handle, write: None, change };
                 transfer::read(io, (file, args.offset), len, &self.pool, on);
@@ -259,7 +259,7 @@ impl Gluster {
         let _change = self.watch.changing(&[gfid]);
         let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() {
-            // Before and after: a write in between asks for the mode again.
+            // The counter changes before and after the change: a write in between reads the mode again.
             let changes = || self.mode_changes.fetch_add(1, Ordering::AcqRel);
             changes();
             let changed = self.change((ino, fh), change, &acting);
@@ -282,8 +282,8 @@ impl Gluster {
         if valid != 0 {
             match self.set_named(ino, (&stat, valid)) {
                 Err(Errno::EPERM) if self.only_drops_set_id(ino, change, &acting.asked)? => {
-                    // A write by somebody else than the owner drops the bits. The frontend has allowed the
-                    // write; a server would only let the owner change them.
+                    // A write by a user other than the owner drops the bits. The frontend has allowed the write; a
+                    // server would only let the owner change them.
                     self.volume.act_as(0, 0, &[]);
                     self.set_named(ino, (&stat, valid))?;
                 }
@@ -296,7 +296,7 @@ impl Gluster {
         self.attributes(ino, &acting.asked)
     }
 
-    /// Drops set-user-id and set-group-id before a write for which the frontend asks for that. The servers drop file
+    /// Drops set-user-id and set-group-id before a write if the frontend requests it. The servers drop file
     /// capabilities by themselves, but write with the rights of root, and keep these bits.
     fn before_write(&self, cx: &Context<'_>, file: &OpenVolumeFile, args: WriteArgs) -> Result<()> {
         let changes = self.mode_changes.load(Ordering::Acquire);
@@ -358,7 +358,7 @@ impl Gluster {
     }
 }
 
-/// Changes an open file that has no name.
+/// Changes the attributes of an open file without a name.
 fn set_open(file: &OpenVolumeFile, (stat, valid): (&libc::stat, i32)) -> Result<()> {
     let old = file.handle.stat()?;
     if valid & set::MODE != 0 {

@@ -1,6 +1,7 @@
-//! Directories with a default access list, which replaces the umask of new files.
+//! A cache of the directories with a default access list, which replaces the umask of new files.
 //!
-//! The servers know no umask, so that each creation would ask them for the list of its directory first.
+//! The servers know no umask. Without the cache, each creation would first read the list of its directory from the
+//! servers.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::volume::Gfid;
 
-/// Maximum number of directories whose answers are kept.
+/// Maximum number of directories in the cache.
 const KEPT: usize = 1024;
 
 /// The answers of the servers.
@@ -25,7 +26,7 @@ struct DefaultAclState {
 }
 
 impl DefaultAclCache {
-    /// True if the directory has a default access list: by an answer that is not older than `valid`, or by
+    /// True if the directory has a default access list: by an answer that is not older than `valid`, or by a call of
     /// `ask`.
     pub fn has(&self, dir: Gfid, valid: Duration, ask: impl FnOnce() -> bool) -> bool {
         let before = {
@@ -38,7 +39,7 @@ impl DefaultAclCache {
         let asked = Instant::now();
         let has = ask();
         let mut inner = self.lock();
-        // An answer that a change has overtaken says nothing about the time after it.
+        // An answer that a change has overtaken is not valid after the change.
         if inner.changes == before && !valid.is_zero() {
             if inner.known.len() >= KEPT {
                 inner.known.clear();
@@ -48,7 +49,7 @@ impl DefaultAclCache {
         has
     }
 
-    /// This client has changed the list of a directory.
+    /// Records that this client has changed the list of a directory.
     pub fn changed(&self, dir: Gfid) {
         let mut inner = self.lock();
         inner.changes += 1;

@@ -1,7 +1,7 @@
 //! The functions of libgfapi, loaded when the first volume is opened.
 //!
-//! Each function is taken in the version whose types are declared here: libgfapi keeps older versions of a
-//! name with other arguments. A program of this project thus starts without the library.
+//! Each function is loaded in the version whose types are declared here: libgfapi keeps older versions of a name with
+//! other arguments. A program of this project thus starts without the library.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uchar, c_ulong, c_void};
 use std::sync::OnceLock;
@@ -20,11 +20,11 @@ pub struct GlfsFd(c_void);
 #[repr(C)]
 pub struct GlfsObject(c_void);
 
-/// `struct glfs_xreaddirp_stat`: what a listing tells of an entry.
+/// `struct glfs_xreaddirp_stat`: the data of an entry in a listing.
 #[repr(C)]
 pub struct GlfsXstat(c_void);
 
-/// `struct glfs_stat`, which this crate never reads.
+/// `struct glfs_stat`. This crate never reads it.
 #[repr(C)]
 pub struct GlfsStat(c_void);
 
@@ -32,7 +32,7 @@ pub struct GlfsStat(c_void);
 #[repr(C)]
 pub struct GlfsUpcall(c_void);
 
-/// `struct glfs_upcall_inode`: what a message says about an inode.
+/// `struct glfs_upcall_inode`: the content of a message about an inode.
 #[repr(C)]
 pub struct GlfsUpcallInode(c_void);
 
@@ -44,13 +44,13 @@ pub type IoCallback =
 /// The file of the library.
 const FILE: &CStr = c"libgfapi.so.0";
 
-/// Why the library cannot be used, with the next step.
+/// The reason why the library cannot be used, with the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingLibrary(pub String);
 
 macro_rules! functions {
     ($($name:ident $version:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions, as <glusterfs/api/glfs.h> and glfs-handles.h describe them.
+        /// The functions that <glusterfs/api/glfs.h> and glfs-handles.h declare.
         pub struct GfapiLibrary {
             // SAFETY: types; each call states why its arguments are valid.
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -58,8 +58,8 @@ macro_rules! functions {
 
         impl GfapiLibrary {
             fn load(file: &CStr) -> Result<GfapiLibrary, MissingLibrary> {
-                // SAFETY: the name ends with NUL, and the library has initializers only that any program
-                // which links it runs, too.
+                // SAFETY: the name ends with NUL, and loading the library runs only its initializers, as in any program
+                // that links it.
                 let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
                 if library.is_null() {
                     return Err(MissingLibrary(format!(
@@ -72,7 +72,7 @@ macro_rules! functions {
                     $name: {
                         let name = concat!(stringify!($name), "\0");
                         let version = concat!("GFAPI_", $version, "\0");
-                        // SAFETY: the handle is of dlopen, and both texts end with NUL.
+                        // SAFETY: the handle comes from dlopen, and both texts end with NUL.
                         let found = unsafe {
                             libc::dlvsym(library, name.as_ptr().cast(), version.as_ptr().cast())
                         };

@@ -19,9 +19,9 @@ pub struct GfapiHandle {
     is_dir: bool,
 }
 
-// SAFETY: libgfapi locks an open file by itself; listings, which it does not, are behind a mutex of the caller.
+// SAFETY: libgfapi locks an open file by itself; it does not lock listings, which the caller protects by a mutex.
 unsafe impl Send for GfapiHandle {}
-// SAFETY: see above.
+// SAFETY: libgfapi locks an open file by itself; it does not lock listings, which the caller protects by a mutex.
 unsafe impl Sync for GfapiHandle {}
 
 /// The lock owner of handles that take no locks.
@@ -44,7 +44,8 @@ impl GfapiHandle {
         }
         let handle = GfapiHandle { volume: Arc::clone(volume), raw, is_dir };
         if !is_dir {
-            // Without an owner, closing sends that of the last lock of this thread, which the servers drop.
+            // Without an owner, closing sends the owner of the last lock of this thread, whose locks the servers then
+            // drop.
             handle.set_lock_owner(NOBODY)?;
         }
         Ok(handle)
@@ -55,7 +56,7 @@ impl GfapiHandle {
         &self.volume
     }
 
-    /// The pointer of libgfapi, valid as long as this.
+    /// The pointer of libgfapi, valid as long as this handle.
     pub(crate) fn raw(&self) -> *mut GlfsFd {
         self.raw
     }
@@ -112,7 +113,7 @@ impl GfapiHandle {
     /// The attributes.
     pub fn stat(&self) -> Result<libc::stat> {
         let mut stat = MaybeUninit::zeroed();
-        // SAFETY: `stat` is set on success, and zeros are a value of it.
+        // SAFETY: `stat` is set on success, and all-zero bytes are a valid value.
         unsafe {
             check((self.volume.library().glfs_fstat)(self.raw, stat.as_mut_ptr()))?;
             Ok(stat.assume_init())
@@ -132,7 +133,7 @@ impl GfapiHandle {
         check(unsafe { (self.volume.library().glfs_fchmod)(self.raw, mode) }).map(drop)
     }
 
-    /// Sets owner and group, each of which is kept where it is `u32::MAX`.
+    /// Sets owner and group. `u32::MAX` keeps the present one.
     pub fn chown(&self, uid: u32, gid: u32) -> Result<()> {
         // SAFETY: the handle is open.
         check(unsafe { (self.volume.library().glfs_fchown)(self.raw, uid, gid) }).map(drop)
@@ -212,15 +213,15 @@ impl GfapiHandle {
     }
 
     /// The next entry of a listing, with attributes and identity if `plus` is set; `None` at the end. With `keeps`,
-    /// the inode stays known. The caller is the only one that lists through this handle now.
+    /// libgfapi keeps the inode. No other thread may list through this handle at the same time.
     pub fn next_entry(&self, plus: bool, keeps: bool) -> Result<Option<VolumeDirEntry>> {
         /// `GFAPI_XREADDIRP_STAT` and `GFAPI_XREADDIRP_HANDLE`.
         const PLUS: u32 = 3;
         let library = self.volume.library();
         let mut room = MaybeUninit::<libc::dirent64>::zeroed();
         let (mut xstat, mut entry) = (null_mut(), null_mut());
-        // SAFETY: `entry` is null or points to `room`, whose name ends with NUL; `xstat` and what it points to
-        // are ours until they are freed.
+        // SAFETY: `entry` is null or points to `room`, whose name ends with NUL; `xstat` and its target belong to this
+        // call until they are freed.
         unsafe {
             let next = library.glfs_xreaddirplus_r;
             let flags = if plus { PLUS } else { 0 };
@@ -258,7 +259,7 @@ impl GfapiHandle {
         }
         let library = self.volume.library();
         let close = if self.is_dir { library.glfs_closedir } else { library.glfs_close };
-        // SAFETY: called once, with no operation in flight: each owns a reference to this.
+        // SAFETY: called once, with no operation in flight: each operation owns a reference to this handle.
         check(unsafe { close(raw) }).map(drop)
     }
 }
@@ -304,17 +305,17 @@ fn closer() -> &'static Sender<GfapiHandle> {
 
 /// An entry of a listing.
 pub struct VolumeDirEntry {
-    /// Its name.
+    /// The name of the entry.
     pub name: Vec<u8>,
-    /// The number for programs.
+    /// The inode number for programs.
     pub ino: u64,
-    /// The position after it.
+    /// The position after the entry.
     pub next: u64,
     /// `d_type`.
     pub kind: u8,
     /// Identity and attributes, if the server sent them.
     pub found: Option<(Gfid, libc::stat)>,
-    /// Its inode.
+    /// The inode of the entry.
     pub kept: Cell<Option<RetainedObject>>,
 }
 
@@ -326,7 +327,7 @@ impl VolumeDirEntry {
     }
 }
 
-/// An offset as C has it. Fails with `EINVAL` for more than `OFFSET_MAX`.
+/// An offset as `off_t`. Fails with `EINVAL` for more than `OFFSET_MAX`.
 pub(crate) fn position(offset: u64) -> Result<i64> {
     i64::try_from(offset).map_err(|_| Errno::EINVAL)
 }

@@ -1,4 +1,4 @@
-//! The contract.
+//! The implementation of the trait `FileSystem`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::attributes::space;
 use crate::gluster::Gluster;
 use crate::locks::LockTarget;
 
-/// The mark of a failure domain that is a part of the volume. A namespace keeps 24 bits of it.
+/// The bit of failure domains that are subvolumes. A namespace keeps 24 bits of a domain.
 const OF_PARTS: u32 = 1 << 23;
 
 impl FileSystem for Gluster {
@@ -24,7 +24,7 @@ impl FileSystem for Gluster {
             readdir_entries: true,
             posix_acl: self.settings.posix_acl,
             locks: LockSupport::FileSystem,
-            // The servers clear file capabilities at each write. The bits are cleared here, before it.
+            // The servers clear file capabilities at each write. This crate clears the mode bits before the write.
             kill_suidgid: true,
             submits: self.settings.submits,
             negative_valid_for: Duration::ZERO,
@@ -43,7 +43,8 @@ impl FileSystem for Gluster {
             Some(name) => self.nodes.part_of_name(ino, name.as_bytes()),
             None => self.nodes.part(ino),
         };
-        // Directories are in all parts. Where nobody knows, each inode may be in one that is lost.
+        // Directories are in all subvolumes. If its subvolume is unknown, each inode may be in a lost one, and so is a
+        // domain of its own.
         let domain = part.map_or(ino.0 as u32 & !OF_PARTS, |part| OF_PARTS | u32::from(part.0));
         Some(FailureDomain(domain))
     }
@@ -138,7 +139,7 @@ impl FileSystem for Gluster {
         to: (Ino, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        // The protocol of GlusterFS has none, and a check before a rename would not be atomic.
+        // The protocol of GlusterFS has no flags, and a check before a rename would not be atomic.
         if flags != RenameFlags::default() {
             return Err(Errno::EINVAL);
         }
@@ -165,7 +166,7 @@ impl FileSystem for Gluster {
         };
         match open {
             Some((stat, is_told)) => self.attr_of(ino, &stat, (is_told, &acting.asked)),
-            // The handle of a directory, too.
+            // This also serves the handle of a directory.
             _ => self.attributes(ino, &acting.asked),
         }
     }
@@ -226,7 +227,7 @@ impl FileSystem for Gluster {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         let _acting = self.act_on_open(cx);
-        // Of the access time.
+        // The read changes the access time.
         let _read = self.own_change_of(file.ino);
         self.read_file(&*self.file(file.fh)?, args, out)
     }

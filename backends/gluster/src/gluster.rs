@@ -1,4 +1,4 @@
-//! The file system: its state, and the user that a call acts as.
+//! The file system: its state, and the user as whom a call acts.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -31,14 +31,14 @@ use crate::volume::{Gfid, InodeObject, RetainedObject, VolumeConnection};
 use crate::writes::WriteTracker;
 use crate::{GlusterOptions, connect};
 
-/// Time for which the groups of a process are not asked for again.
+/// Time for which the groups of a process are cached.
 const GROUPS_VALID_FOR: Duration = Duration::from_secs(1);
 
-/// Time for which a mode without set-user-id is not asked for again, before writes to an open file. Other clients may set the bit
-/// meanwhile; this one's changes count at once.
+/// Time for which a mode without set-user-id is cached, for writes to an open file. Other clients may set the bit
+/// meanwhile; changes by this client count at once.
 const MODE_VALID_FOR: Duration = Duration::from_secs(1);
 
-/// Maximum number of processes whose groups are kept.
+/// Maximum number of processes with cached groups.
 const GROUPS_KEPT: usize = 1024;
 
 /// A GlusterFS volume.
@@ -47,34 +47,34 @@ pub struct Gluster {
     pub(crate) nodes: Arc<GlusterInodes>,
     parts: Arc<SubvolumeMap>,
     pub(crate) watch: Arc<CacheCoherence>,
-    /// The questions to the servers that know the volume, if frontends may keep anything for long.
+    /// The query to the management servers, and the longest time for which frontends may cache, if they may for long.
     asks: Option<(VolfileQuery, Duration)>,
     pub(crate) open: RwLock<HashMap<u64, OpenObject>>,
     next_fh: AtomicU64,
     pub(crate) locks: VolumeLocks,
     pub(crate) defaults: DefaultAclCache,
     recent: RecentDirectories<RetainedObject>,
-    /// Answers that are kept here, and not in the frontends.
+    /// The answers that are kept here, and not in the frontends.
     answers: Option<MetadataCache<RetainedObject>>,
-    /// Turns of changes, if no kernel gives them.
+    /// The locks of changes, if no kernel serializes them.
     turns: Option<ChangeLocks>,
     pub(crate) pool: Arc<TransferBuffers>,
     pub(crate) settings: GlusterSettings,
     groups: Mutex<HashMap<ProcessCredentials, CachedGroups>>,
-    /// Changes of modes by this client, which end what is known of them.
+    /// The number of mode changes by this client. Each makes cached modes invalid.
     pub(crate) mode_changes: AtomicU64,
 }
 
 /// Process, user and group.
 type ProcessCredentials = (u32, u32, u32);
 
-/// The groups of a process, and the time when they were asked for.
+/// The groups of a process, and the time of the query.
 type CachedGroups = (Instant, Arc<[u32]>);
 
 /// The settings of a file system that do not change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GlusterSettings {
-    /// Threads of an application call: they get their user back.
+    /// Threads belong to an application: their user is restored after a call.
     pub restores: bool,
     /// The thread that answers transfers.
     pub answer_on: AnswerThread,
@@ -82,11 +82,11 @@ pub(crate) struct GlusterSettings {
     pub submits: bool,
     /// The servers keep access lists.
     pub posix_acl: bool,
-    /// The kernel of this machine knows labels of SELinux.
+    /// The kernel of this machine supports labels of SELinux.
     pub labels: bool,
     /// See [`GlusterOptions::untold_for`].
     pub untold_for: Duration,
-    /// No kernel keeps changes of one name apart.
+    /// No kernel serializes changes of one name.
     pub takes_turns: bool,
 }
 
@@ -94,9 +94,9 @@ pub(crate) struct GlusterSettings {
 #[derive(Clone, Copy)]
 pub(crate) struct EntryLocation<'a> {
     pub dir: Gfid,
-    /// Its name; without one, that of the entry is not kept.
+    /// The name of the inode. Without it, the name is not kept.
     pub name: Option<Name<'a>>,
-    /// A listing told of it, with its attributes.
+    /// A listing contained the inode, with its attributes.
     pub is_listed: bool,
 }
 
@@ -113,13 +113,13 @@ pub(crate) enum OpenObject {
 pub(crate) struct PlainModeCache(Mutex<Option<(Instant, u64)>>);
 
 impl PlainModeCache {
-    /// True if the file was seen so a moment ago, and this client has changed no mode since.
+    /// True if the file was seen without these bits a moment ago, and this client has changed no mode since.
     pub(crate) fn is_known(&self, changes: u64) -> bool {
         let seen = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         seen.is_some_and(|(at, before)| before == changes && at.elapsed() < MODE_VALID_FOR)
     }
 
-    /// The file had this mode after `changes`. Returns the mode that a write leaves, if it is another one.
+    /// Records that the file had this mode after `changes`. Returns the mode that a write leaves, if it differs.
     pub(crate) fn saw(&self, mode: u32, changes: u64) -> Option<u32> {
         let (perm, plain) = (mode & 0o7777, without_set_id(mode & 0o7777, true));
         if plain != perm {
@@ -135,7 +135,7 @@ pub(crate) struct OpenVolumeFile {
     pub ino: Ino,
     pub flags: OpenFlags,
     pub handle: Arc<GfapiHandle>,
-    /// A handle without `O_APPEND`, for a file whose flags were changed.
+    /// A handle without `O_APPEND`, for a file whose flags have changed.
     pub plain: Mutex<Option<Arc<GfapiHandle>>>,
     /// The writes that this client has acknowledged.
     pub writes: Arc<WriteTracker>,
@@ -181,7 +181,7 @@ impl Gluster {
         }
     }
 
-    /// Keeps answers here, for several frontends.
+    /// Keeps answers in this process, for several frontends.
     pub(crate) fn keeping_answers(mut self) -> Gluster {
         self.answers = Some(MetadataCache::new(Arc::clone(&self.watch.inbox)));
         self
@@ -200,7 +200,7 @@ impl Gluster {
         self.acting(CallerIdentity { uid, gid, groups })
     }
 
-    /// Acts as the caller on an open file, for which servers check nothing.
+    /// Acts as the caller on an open file, for which servers check no rights.
     pub(crate) fn act_on_open(&self, cx: &Context<'_>) -> ActingUser<'_> {
         let (uid, gid) = (cx.caller.uid, cx.caller.gid);
         self.volume.act_as(uid, gid, &[]);
@@ -213,7 +213,7 @@ impl Gluster {
         ActingUser { volume: &self.volume, restores: self.settings.restores, asked }
     }
 
-    /// Starts the thread that asks for the parts of the volume.
+    /// Starts the thread that queries the subvolumes of directories.
     pub(crate) fn start_asking_for_parts(&self) {
         let (volume, parts) = (Arc::clone(&self.volume), Arc::clone(&self.parts));
         let thread = std::thread::Builder::new().name("gluster-parts".to_owned());
@@ -222,7 +222,7 @@ impl Gluster {
         }
     }
 
-    /// Starts the threads that take messages of servers, and tell frontends of changes by other clients.
+    /// Starts the threads that take messages of servers, and that notify frontends of changes by other clients.
     pub(crate) fn start_telling(&self) {
         let Some((asks, long)) = self.asks.clone() else { return };
         if let Err(errno) = upcalls::take(&self.volume, &self.watch.inbox) {
@@ -249,7 +249,7 @@ impl Gluster {
         self.watch.note_reason(why);
     }
 
-    /// The supplementary groups of the caller; none where nobody knows them.
+    /// The supplementary groups of the caller; none if they are unknown.
     fn groups(&self, cx: &Context<'_>) -> Arc<[u32]> {
         if cx.groups_are_known() {
             return cx.supplementary_groups().unwrap_or_default().into();
@@ -275,14 +275,14 @@ impl Gluster {
         self.volume.object(self.nodes.gfid(ino)?).map_err(|errno| self.gone(ino, errno))
     }
 
-    /// A directory in which a name is used. libgfapi knows it for a while.
+    /// A reference to a directory in which a name is used. libgfapi keeps the directory for a while.
     pub(crate) fn directory(&self, gfid: Gfid) -> Result<InodeObject<'_>> {
         let object = self.volume.object(gfid)?;
         self.recent.keep(gfid, || self.volume.keep(gfid).ok());
         Ok(object)
     }
 
-    /// The answer of a lookup, which counts, of a name in a directory.
+    /// The answer to a lookup of a name in a directory. It counts as a lookup.
     pub(crate) fn entry(
         &self,
         (object, stat): (&InodeObject<'_>, &libc::stat),
@@ -293,7 +293,7 @@ impl Gluster {
         self.entry_of((object.gfid()?, stat), place, asked)
     }
 
-    /// The answer of a lookup, which counts, of an identity.
+    /// The answer to a lookup with a known identity. It counts as a lookup.
     pub(crate) fn entry_of(
         &self,
         (gfid, stat): (Gfid, &libc::stat),
@@ -326,13 +326,13 @@ impl Gluster {
             _ => self.watch.short(),
         };
         if is_listed {
-            // They are taken back with the name.
+            // The attributes are invalidated together with the name.
             attr.valid_for = attr.valid_for.min(valid_for);
         }
         Ok(Entry { ino, generation: 0, attr, valid_for })
     }
 
-    /// The attributes of an inode, which were asked for. Messages about it arrive if `is_told`.
+    /// The attributes of an inode, from the answer to a query. Messages about the inode arrive if `is_told`.
     pub(crate) fn attr_of(
         &self,
         ino: Ino,
@@ -346,21 +346,21 @@ impl Gluster {
         Ok(attr)
     }
 
-    /// The answers that are kept here, and the time for which; `None` if none are.
+    /// The metadata cache, and the time for which it keeps answers; `None` if it keeps none.
     fn keeps(&self) -> Option<(&MetadataCache<RetainedObject>, Duration)> {
         let time = self.watch.long().unwrap_or(self.settings.untold_for);
         self.answers.as_ref().filter(|_| !time.is_zero()).map(|answers| (answers, time))
     }
 
-    /// Takes messages of servers, if they tell of changes, before an answer that was kept is given.
+    /// Takes messages of servers, if they report changes, before a kept answer is used.
     fn take_messages(&self) {
         if self.watch.is_on() {
             upcalls::take_if_due(&self.volume, &self.watch.inbox);
         }
     }
 
-    /// Keeps the answer about an inode here, also by a name in a directory, if answers are kept here.
-    /// `refer` refers to the inode.
+    /// Keeps the answer about an inode, also for a name in a directory, if answers are kept here. `refer` makes a
+    /// reference to the inode.
     pub(crate) fn keep_answer(
         &self,
         (gfid, stat): (Gfid, &libc::stat),
@@ -384,14 +384,14 @@ impl Gluster {
         }
         let Some(EntryLocation { dir, name: Some(name), is_listed }) = place else { return };
         let name = name.as_bytes();
-        // Frontends do not keep it, so that no number is needed.
+        // Frontends do not keep this name, so that no number is needed.
         let is_single = is_dir || stat.st_nlink == 1;
         let child = NamedChild { ino: Ino(0), gfid, is_single, is_dir, is_listed };
         let valid = self.watch.name(dir, name, &child, asked.since);
         answers.keep_name((dir, name), Some(gfid), asked, now + name_holds(valid, long));
     }
 
-    /// Keeps here that a name is missing, for a renaming to it.
+    /// Keeps the fact that a name is missing, for a rename to this name.
     pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &QueryContext) {
         let Some((answers, long)) = self.keeps() else { return };
         let (gfid, ino) = (dir, Ino(0));
@@ -446,13 +446,13 @@ impl Gluster {
         answers.lacks(gfid, name.as_bytes(), Instant::now())
     }
 
-    /// Keeps here that an inode lacks an extended attribute.
+    /// Keeps the fact that an inode lacks an extended attribute.
     pub(crate) fn keep_lack(&self, gfid: Gfid, name: XattrName<'_>, asked: &QueryContext) {
         let Some((answers, long)) = self.keeps() else { return };
         answers.note_lack(gfid, name.as_bytes(), asked.since, Instant::now() + long);
     }
 
-    /// Asks for the attributes of a directory, to notice changes of which servers do not tell.
+    /// Fetches the attributes of a directory, to notice changes that servers do not report.
     pub(crate) fn look_at(&self, dir: Gfid, asked: &QueryContext) -> Result<libc::stat> {
         let stat = self.volume.stat(&self.directory(dir)?)?;
         let changed = (stat.st_ctime, stat.st_ctime_nsec);
@@ -461,8 +461,8 @@ impl Gluster {
         Ok(stat)
     }
 
-    /// True if no other client has changed a directory lately. Where the servers do not tell, the change time of the directory decides,
-    /// which has the clock of the client that changed it.
+    /// True if no other client has changed a directory lately. If the servers do not report changes, the change time of
+    /// the directory decides, which comes from the clock of the client that changed it.
     pub(crate) fn is_quiet(&self, dir: Gfid, asked: &QueryContext) -> bool {
         self.watch.is_quiet(&self.volume, dir).unwrap_or_else(|| {
             let Ok(stat) = self.look_at(dir, asked) else { return false };
@@ -492,7 +492,7 @@ impl Gluster {
         ]
     }
 
-    /// This client changes things, until the result is dropped.
+    /// Records that this client changes the subjects, until the result is dropped.
     pub(crate) fn own_change<'a>(
         &self,
         things: &[ChangeSubject<'a>],
@@ -500,19 +500,19 @@ impl Gluster {
         self.answers.as_ref().map(|answers| answers.changing(things.to_vec()))
     }
 
-    /// The turn of a look at a name; see [`ChangeLocks`].
+    /// The lock for a lookup of a name; see [`ChangeLocks`].
     pub(crate) fn turn_to_look(&self, (dir, name): (Gfid, Name<'_>)) -> Option<LookupGuard<'_>> {
         Some(self.turns.as_ref()?.look((dir, name.as_bytes())))
     }
 
-    /// The turn of a change of names.
+    /// The locks for a change of names.
     pub(crate) fn turn(&self, names: &[(Gfid, Name<'_>)]) -> Option<ChangeGuard<'_>> {
         let turns = self.turns.as_ref()?;
         let names: Vec<_> = names.iter().map(|(dir, name)| (*dir, name.as_bytes())).collect();
         Some(turns.names(&names))
     }
 
-    /// The turn of inodes `changed` whose names are changed in `dirs`, after that of the names.
+    /// The locks for the inodes `changed`, whose names are changed in `dirs`. Taken after the locks of the names.
     pub(crate) fn turn_of_inodes(
         &self,
         dirs: &[Gfid],
@@ -521,24 +521,24 @@ impl Gluster {
         Some(self.turns.as_ref()?.inodes(dirs, changed))
     }
 
-    /// The turn of a directory that moves to another one.
+    /// The lock for a directory that moves to another one.
     pub(crate) fn turn_to_move(&self) -> Option<RenameGuard<'_>> {
         Some(self.turns.as_ref()?.move_directory())
     }
 
-    /// True if no kernel has checked a change of a name just before, so that it is checked here.
+    /// True if no kernel has checked a change of a name just before, so that this crate must check it.
     pub(crate) fn checks_changes(&self) -> bool {
         self.turns.is_some()
     }
 
-    /// Like [`own_change`](Gluster::own_change), of the attributes of an inode that frontends know.
+    /// Records an [`own_change`](Gluster::own_change) of the attributes of an inode that frontends know.
     pub(crate) fn own_change_of(&self, ino: Ino) -> Option<OwnChangeGuard<'static>> {
         self.answers.as_ref()?;
         self.own_change(&[ChangeSubject::Attributes(self.nodes.gfid(ino).ok()?)])
     }
 
-    /// The inode with a name, and true if it is a directory, for a change of the name, which changes the attributes of the inode.
-    /// `None` if there is none, or a kernel knows.
+    /// The inode of a name, and true if it is a directory, for a change of the name that also changes the attributes of
+    /// the inode. `None` if there is none, or if the frontend is a kernel, which knows the inode.
     pub(crate) fn child(
         &self,
         (dir, gfid): (&InodeObject<'_>, Gfid),
@@ -572,12 +572,12 @@ impl Gluster {
         }
     }
 
-    /// Sees to it that messages about an inode arrive, if frontends may keep it for long.
+    /// Ensures that messages about an inode arrive, if frontends may keep it for long.
     pub(crate) fn listen(&self, ino: Ino, refer: impl FnOnce() -> Option<InodeReference>) -> bool {
         self.watch.listen(&self.nodes, ino, refer)
     }
 
-    /// Like `listen`, for a known inode, before it is asked for.
+    /// Performs `listen` for a known inode, before a query about it.
     pub(crate) fn listen_to(&self, ino: Ino) -> bool {
         self.nodes.gfid(ino).is_ok_and(|gfid| self.listen(ino, || self.refer(gfid)))
     }
@@ -630,8 +630,8 @@ impl Gluster {
         self.open.read().unwrap_or_else(PoisonError::into_inner).get(&fh.0).cloned()
     }
 
-    /// Runs `by_name` on an inode. If it has no name any more, runs `by_file` on one of its open files; fails with `ESTALE`
-    /// if there is none.
+    /// Runs `by_name` on an inode. If it has no name any more, runs `by_file` on one of its open files; fails with
+    /// `ESTALE` if there is none.
     pub(crate) fn reach<T>(
         &self,
         ino: Ino,
@@ -648,7 +648,7 @@ impl Gluster {
         }
     }
 
-    /// Opens a known inode, or asks for its attributes.
+    /// Opens a known inode, or fetches its attributes.
     pub(crate) fn open_known<T>(
         &self,
         ino: Ino,
@@ -659,9 +659,9 @@ impl Gluster {
         opened.map_err(|errno| self.gone(ino, errno))
     }
 
-    /// The error of an operation on an inode, which has no name of its own that could be missing. After `ESTALE`, the frontend
-    /// looks the name up again by which it found the inode: another client may have replaced it, and it was there all the time. No
-    /// answer that is kept here may then lead to the inode again.
+    /// The error of an operation on an inode, which has no name of its own that could be missing. After `ESTALE`, the
+    /// frontend looks up again the name by which it found the inode: another client may have replaced it, and then the
+    /// name existed all the time. No answer in the metadata cache may lead to the inode after that.
     pub(crate) fn gone(&self, ino: Ino, errno: Errno) -> Errno {
         if !matches!(errno, Errno::ENOENT | Errno::ESTALE) {
             return errno;
@@ -675,8 +675,9 @@ impl Gluster {
     }
 }
 
-/// Tries again a little later if an inode seems to be gone: while another client changes an inode, the bricks of a replicated volume
-/// differ for a moment, and that of a renamed directory has no path. The frontend asks only once more.
+/// Repeats an operation a little later if an inode seems to be gone: while another client changes an inode, the bricks
+/// of a replicated volume differ for a moment, and an inode of a renamed directory has no path. The frontend repeats
+/// only once more.
 pub(crate) fn try_again<T>(once: &dyn Fn() -> Result<T>) -> Result<T> {
     const PAUSES_MS: [u64; 4] = [2, 10, 40, 100];
     let mut done = once();
@@ -690,13 +691,13 @@ pub(crate) fn try_again<T>(once: &dyn Fn() -> Result<T>) -> Result<T> {
     done
 }
 
-/// The time for which a name is kept here that a frontend could keep for `valid`: for `long`, or for a short time. An answer that
-/// a message has overtaken does not hold anyway.
+/// The time for which this process keeps a name that a frontend could keep for `valid`: for `long`, or for a short
+/// time. An answer that a message has overtaken does not hold anyway.
 fn name_holds(valid: Duration, long: Duration) -> Duration {
     if valid == long { long } else { long.min(DIRECTORIES_HOLD) }
 }
 
-/// The hash by which a name has its part. Directories are in all parts.
+/// The hash by which the name of a file is assigned to a subvolume. Directories are in all subvolumes.
 fn hash_of(attr: &Attr, name: Option<Name<'_>>) -> Option<LayoutHash> {
     let is_file = attr.kind != FileKind::Directory;
     name.filter(|_| is_file).map(|name| LayoutHash::of(name.as_bytes()))
@@ -709,8 +710,8 @@ impl Drop for Gluster {
     }
 }
 
-/// True if a change at `seconds` of the clock has ended on all servers at `now`. A change in the future has not: the clock of another
-/// client is ahead.
+/// True if a change at `seconds` has ended on all servers at `now`. A change in the future has not: the clock of
+/// another client is ahead.
 fn is_past(seconds: i64, now: SystemTime) -> bool {
     let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
     now.saturating_sub(seconds) > CHANGES.as_secs() as i64

@@ -1,11 +1,12 @@
-//! Volume files: descriptions of translators, which are libraries that this process loads.
+//! Volfiles: descriptions of translators, which are libraries that this process loads.
 //!
-//! A translator is named by the path of its library below a directory of GlusterFS, and nothing keeps the name from leading
-//! out of it. So whoever writes the file decides on the code of this process, and a file is accepted like a program that
-//! the user executes: from root or from the user of this process, and not where anybody else may write to it.
+//! A translator is named by the path of its library below a directory of GlusterFS, and the name may lead out of that
+//! directory. So the author of the file decides on the code of this process. Therefore a file is accepted by the same
+//! rules as a program that the user executes: it must belong to root or to the user of this process, and no other user
+//! may have write access.
 //!
-//! The file is opened once. The checks and the text are those of the open file, and libgfapi reads a copy of the text
-//! that nobody can change.
+//! The file is opened once. The checks and the text refer to the open file, and libgfapi reads a copy of the text that
+//! cannot be changed.
 
 use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions};
@@ -16,7 +17,7 @@ use std::path::Path;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// Bytes of the largest file that is read. Those of GlusterFS have a few thousand.
+/// Bytes of the largest file that is read. Volfiles of GlusterFS have a few thousand.
 const LARGEST: u64 = 1 << 20;
 
 /// A copy of a volume file.
@@ -28,12 +29,12 @@ impl GraphFile {
     ///
     /// # Errors
     ///
-    /// A text that names the file and the next step: it cannot be read, it is no regular file, or somebody else could
+    /// A text that names the file and the next step: it cannot be read, it is no regular file, or another user could
     /// have written it.
     pub fn open(path: &Path) -> Result<GraphFile, String> {
         let wrong = |why: &str| format!("volume file {}: {why}", path.display());
         let failed = |error: std::io::Error| wrong(&format!("{error}: name another file"));
-        // A fifo must not wait for a writer, and a terminal must not become that of this process.
+        // A fifo must not wait for a writer, and a terminal must not become the terminal of this process.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
         let is_own = |uid| uid == 0 || uid == rustix::process::geteuid().as_raw();
@@ -46,7 +47,7 @@ impl GraphFile {
         sealed(&text).map(GraphFile).map_err(failed)
     }
 
-    /// The path by which this process finds the copy.
+    /// The path of the copy for this process.
     pub fn path(&self) -> CString {
         let path = format!("/proc/self/fd/{}", self.0.as_raw_fd());
         CString::new(path).unwrap_or_default()
@@ -65,7 +66,7 @@ fn check(file: &Metadata, is_own: impl Fn(u32) -> bool) -> Result<(), String> {
             file.uid()
         ));
     }
-    // With an access list, the bits of the group are those of everybody in it.
+    // With an access list, the bits of the group are the mask of all its entries.
     if file.mode() & 0o022 != 0 {
         return Err(format!(
             "its mode {:o} lets others write, who would decide which libraries this process loads: chmod go-w",
@@ -75,7 +76,7 @@ fn check(file: &Metadata, is_own: impl Fn(u32) -> bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Memory with this content, which nobody can change.
+/// Memory with this content, sealed against changes.
 fn sealed(text: &[u8]) -> std::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut memory = File::from(memfd_create("defuse-volume", flags)?);
@@ -126,7 +127,7 @@ mod tests {
         fs::read_to_string(std::ffi::OsStr::from_bytes(file.path().as_bytes())).unwrap()
     }
 
-    /// Whoever could write the file had their libraries loaded by the mount of another user.
+    /// Any user with write access to the file could have libraries loaded by the mount of another user.
     #[test]
     fn a_volume_file_that_others_could_have_written_is_refused() {
         let place = GraphFileDirectory::new("graph-others");
@@ -173,7 +174,7 @@ mod tests {
         assert!(refused(&large).contains("more than a megabyte"));
     }
 
-    /// A change between the checks and the use would have decided.
+    /// A change between the checks and the use would have been effective.
     #[test]
     fn the_text_of_a_volume_file_is_that_of_the_moment_when_it_was_checked() {
         let place = GraphFileDirectory::new("graph-copy");

@@ -72,13 +72,15 @@ fn defaults(frontend: &FrontendProperties) -> GlusterOptions {
         in_application: frontend.threads != CallingThreads::Serving,
         submits: frontend.threads == CallingThreads::Serving
             || frontend.locks == LockPlace::Frontend,
-        // Processes that each open the volume are not told of each other's changes in time.
+        // If processes open the volume separately, no process receives messages about the changes of the others in
+        // time.
         told_for: match frontend.concurrent && frontend.locks != LockPlace::FileSystem {
             true => Duration::ZERO,
             false => base.told_for,
         },
         keeps_here: frontend.locks == LockPlace::FileSystem,
-        // The programs of a run keep nothing, because they see each other's changes at once: all of these come through here.
+        // The programs of a run cache nothing, because they see each other's changes at once: all changes come through
+        // here.
         untold_for: match frontend.concurrent {
             true => base.valid_for,
             false => Duration::ZERO,
@@ -126,7 +128,7 @@ mod tests {
         let of_run = of(FrontendProperties { concurrent: true, ..server.clone() });
         assert!(of_run.keeps_here && of_run.valid_for.is_zero() && !of_run.told_for.is_zero());
         assert!(!of_run.untold_for.is_zero() && of_server.untold_for.is_zero());
-        // A process of several that each open the volume.
+        // One of several processes that each open the volume.
         let own = FrontendProperties { locks: LockPlace::Inherited, concurrent: true, ..server };
         let of_process = of(own);
         assert!(of_process.told_for.is_zero() && !of_process.keeps_here);

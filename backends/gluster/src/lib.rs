@@ -4,9 +4,9 @@
 //! are asynchronous; all other operations block their thread, as libgfapi has no other form of them. The
 //! servers check the rights of every caller, and keep POSIX locks for all clients.
 //!
-//! libgfapi is loaded when the first volume is opened, so that programs start and build without it. The crate
-//! caches no data, and has no file system checks of its own: the volume is what its servers say. It keeps names and
-//! attributes only for several frontends that share it, while servers tell of changes.
+//! libgfapi is loaded when the first volume is opened, so that programs start and build without it. The crate caches no
+//! data, and has no file system checks of its own: the servers define the volume. It keeps names and attributes only
+//! for several frontends that share it, while servers report changes.
 
 mod address;
 mod answers;
@@ -38,7 +38,7 @@ use std::time::Duration;
 pub use gluster::Gluster;
 pub use kind::KIND;
 
-/// The transport to the servers that know the volumes.
+/// The transport to the management servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ManagementTransport {
     /// TCP.
@@ -70,18 +70,18 @@ pub struct GlusterOptions {
     pub port: u16,
     /// Validity of names and attributes in frontends.
     pub valid_for: Duration,
-    /// The longest validity where servers tell of changes by other clients (`features.cache-invalidation`), at
-    /// most half of the time for which they do. Zero: never longer than `valid_for`.
+    /// The longest validity if servers report changes by other clients (`features.cache-invalidation`), at most half of
+    /// the time for which they do. Zero: never longer than `valid_for`.
     pub told_for: Duration,
-    /// Answers are kept for that time here, and not in the frontends. For several of them, which are not told of each
-    /// other's changes.
+    /// Answers are kept for that time in this process, and not in the frontends. For several frontends, which receive
+    /// no notifications of each other's changes.
     pub keeps_here: bool,
-    /// The time for which answers are kept here where servers do not tell of changes. With `keeps_here`.
+    /// The time for which this process keeps answers if servers do not report changes. With `keeps_here`.
     pub untold_for: Duration,
-    /// The threads of an application call, which goes on after the volume is closed.
+    /// The calling threads belong to an application, which continues after the volume is closed.
     pub in_application: bool,
-    /// Reads, writes and syncs are answered by threads of libgfapi, whose answers must wait for nobody: all others need these
-    /// threads.
+    /// Threads of libgfapi answer reads, writes and syncs. These answers must not wait for anything: all others need
+    /// these threads.
     pub submits: bool,
 }
 

@@ -30,15 +30,15 @@ struct ListingCursor {
     position: u64,
     /// The next entries.
     batch: VecDeque<VolumeDirEntry>,
-    /// They were asked with attributes.
+    /// The entries were requested with attributes.
     with: bool,
-    /// Their inodes and attributes are those of their names: nobody else was changing them.
+    /// The listed inodes and attributes belong to their names: no other client was changing the names.
     is_believed: bool,
     /// The time of the last answer.
     answered: Instant,
-    /// The listing has paused, and libgfapi may have asked for the next entries before.
+    /// The listing has paused, and libgfapi may have fetched the next entries before.
     has_paused: bool,
-    /// libgfapi asked for the entries after this.
+    /// The moment after which libgfapi fetched the entries.
     asked: QueryContext,
 }
 
@@ -50,7 +50,7 @@ impl ListingCursor {
         ListingCursor { position, batch, with, is_believed, answered, has_paused, asked }
     }
 
-    /// The listing goes on at `now`.
+    /// Continues the listing at `now`.
     fn resume(&mut self, now: Instant) {
         if self.position != 0 && now.duration_since(self.answered) > PAUSE {
             (self.has_paused, self.is_believed) = (true, false);
@@ -112,9 +112,10 @@ impl Gluster {
         }
     }
 
-    /// Takes the next entries from libgfapi, none at the end. A server that is carrying out a change may list a name with the inode
-    /// of the former file and the attributes of the new one. In a directory that another client has changed lately, inodes and
-    /// attributes of names are therefore not told, and frontends look the names up that they need.
+    /// Takes the next entries from libgfapi, none at the end. A server that is performing a change may list a name with
+    /// the inode of the former file and the attributes of the new one. In a directory that another client has changed
+    /// lately, inodes and attributes of names are therefore not returned, and frontends look up the names that they
+    /// need.
     fn take_entries(
         &self,
         dir: &OpenListing,
@@ -123,7 +124,8 @@ impl Gluster {
     ) -> Result<()> {
         at.with = plus;
         let keeps = plus && (self.watch.is_on() || self.keeps_listings());
-        // A replicated volume goes on with the brick with which a listing began, also if it is lost. Nothing was told of it yet.
+        // A replicated volume continues with the brick on which a listing began, even if the brick is lost. If no entry
+        // was returned yet, the listing may begin again.
         let mut may_begin_again = at.position == 0;
         while at.batch.len() < BATCH {
             match dir.handle.next_entry(plus, keeps) {
@@ -134,19 +136,20 @@ impl Gluster {
                     at.batch.clear();
                     dir.handle.seek_dir(0);
                 }
-                // After the entries before it.
+                // The error is reported after the entries before it.
                 Err(_) if !at.batch.is_empty() => break,
                 Err(errno) => return Err(errno),
             }
         }
-        // After the servers have listed them.
+        // This check comes after the servers have listed the entries.
         at.is_believed =
             plus && !at.has_paused && !at.batch.is_empty() && self.is_quiet(dir.gfid, now);
         Ok(())
     }
 
-    /// Looks a listed name up if the server sent no attributes, as for some directories, and for a name that another client is
-    /// just making or removing: without them, the number would be one of the server, and the kind unknown. False if it is missing.
+    /// Looks up a listed name if the server sent no attributes, as for some directories, and for a name that another
+    /// client is just making or removing: without them, the inode number would be a number of the server, and the kind
+    /// unknown. False if the name is missing.
     fn complete(&self, dir: &OpenListing, listed: &mut VolumeDirEntry, plus: bool) -> bool {
         let is_itself = listed.name == b"." || listed.name == b"..";
         if is_itself || !plus || listed.found.is_some() {
@@ -178,14 +181,14 @@ impl Gluster {
             return None;
         }
         let name = Name::new(&listed.name).ok()?;
-        // Until the entry has a reference of its own.
+        // The reference is kept until the entry has one of its own.
         let _kept = listed.kept.take();
         let (gfid, stat) = listed.found.as_ref()?;
         let place = EntryLocation { dir: dir.gfid, name: Some(name), is_listed: true };
         self.entry_of((*gfid, stat), place, asked).ok()
     }
 
-    /// Keeps the attributes of a listed name here, for which the frontend did not ask.
+    /// Keeps the attributes of a listed name in this process, although the frontend did not request them.
     fn keep_listed(&self, (dir, asked): (&OpenListing, &QueryContext), listed: &VolumeDirEntry) {
         if let Some((gfid, stat)) = &listed.found
             && listed.name != b"."
@@ -200,7 +203,7 @@ impl Gluster {
     /// Makes the names of a directory durable, if the servers can.
     pub(crate) fn sync_listing(&self, dir: &OpenListing, datasync: bool) -> Result<()> {
         match dir.handle.sync(datasync) {
-            // A file system says that it is needless.
+            // With these errors, a file system reports that the sync is not needed.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EBADF) => Err(Errno::ENOSYS),
             synced => synced,
         }
@@ -212,7 +215,7 @@ fn is_name(name: &[u8]) -> bool {
     name == b"." || name == b".." || Name::new(name).is_ok()
 }
 
-/// The kind of an entry: of its attributes, or of the listing.
+/// The kind of an entry: from its attributes, or from the listing.
 fn kind(listed: &VolumeDirEntry) -> FileKind {
     let mode = match &listed.found {
         Some((_, stat)) => stat.st_mode,

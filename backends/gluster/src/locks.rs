@@ -1,7 +1,7 @@
 //! POSIX locks, which the servers keep for all clients.
 //!
-//! A server knows the owner of a lock by a key of the handle through which it was taken, so that each owner
-//! has a handle of its own. flock(2) locks are kept here: GlusterFS has none, and would mix them with POSIX
+//! A server identifies the owner of a lock by a key of the handle through which the lock was taken, so that each owner
+//! has a handle of its own. flock(2) locks are kept in this process: GlusterFS has none, and would mix them with POSIX
 //! locks of the same program.
 
 use std::collections::HashMap;
@@ -16,15 +16,15 @@ use crate::file::{GfapiHandle, position};
 /// Maximum number of owners with locks.
 const MAX_OWNERS: usize = 1 << 14;
 
-/// Maximum number of waits, each of which is asked for again and again.
+/// Maximum number of lock waiters, for each of which the request is repeated periodically.
 const MAX_WAITS: usize = 256;
 
-/// Maximum number of owners, and of waits, of one user other than root, so that no user takes all.
+/// Maximum number of owners, and of waiters, of one user other than root, so that no user takes all.
 const OWNERS_OF_USER: usize = MAX_OWNERS / 4;
 const WAITS_OF_USER: usize = MAX_WAITS / 4;
 
-/// Time between two requests of a wait: the servers do not tell when a lock is free without a thread that
-/// waits, and that could not be interrupted.
+/// Time between two requests for a lock waiter: the servers report a free lock only to a thread that waits, and such a
+/// thread could not be interrupted.
 const ASK_EVERY: Duration = Duration::from_millis(20);
 
 /// The locks of a file system.
@@ -38,7 +38,7 @@ pub(crate) struct VolumeLocks {
 
 struct LockOwnerHandle {
     handle: Arc<GfapiHandle>,
-    /// The open file through which it took its first lock.
+    /// The open file through which the owner took its first lock.
     fh: Fh,
     uid: u32,
 }
@@ -48,7 +48,7 @@ pub(crate) struct LockTarget<'a> {
     pub ino: Ino,
     pub fh: Fh,
     pub handle: &'a GfapiHandle,
-    /// The user who asks.
+    /// The user that requests the lock.
     pub uid: u32,
 }
 
@@ -78,7 +78,7 @@ impl VolumeLocks {
         }
     }
 
-    /// Drops all locks of an owner, because it closed a descriptor of the file. True if it had some.
+    /// Drops all locks of an owner, because it closed a descriptor of the file. True if the owner had some.
     pub fn drop_owner(&self, ino: Ino, owner: LockOwner) -> Result<bool> {
         let dropped = self.lock().remove(&(ino, owner));
         match dropped {
@@ -99,7 +99,7 @@ impl VolumeLocks {
             .extract_if(|key, owner| key.0 == ino && owner.fh == fh)
             .map(|(_, o)| o)
             .collect();
-        // Closing them asks the servers.
+        // Closing the handles sends requests to the servers.
         drop(owners);
         drop(gone);
     }
@@ -172,35 +172,35 @@ fn from_c(lock: &libc::flock) -> Option<Lock> {
         ..=0 => OFFSET_MAX,
         len => start + len as u64 - 1,
     };
-    // The process may be one of another machine.
+    // The process may run on another machine.
     Some(Lock { typ, start, end, pid: lock.l_pid.max(0) as u32 })
 }
 
-/// A wait for a lock.
+/// A lock waiter.
 struct BlockedLock {
     wait: LockWait,
     handle: Arc<GfapiHandle>,
     lock: Lock,
 }
 
-/// True if `uid` may wait beside the users `waiting`.
+/// True if `uid` may add a waiter to waiters of the users `waiting`.
 fn may_wait(waiting: impl Iterator<Item = u32> + Clone, uid: u32) -> bool {
     let of_user = waiting.clone().filter(|&other| other == uid).count();
     waiting.count() < MAX_WAITS && (uid == 0 || of_user < WAITS_OF_USER)
 }
 
-/// The waits.
+/// The lock waiters.
 #[derive(Default)]
 struct BlockedLocks {
-    /// Those that are not being asked for now.
+    /// Waiters without a request in progress.
     idle: Vec<BlockedLock>,
-    /// The users of all waits.
+    /// The users of all waiters.
     users: Vec<u32>,
     /// The thread runs.
     running: bool,
 }
 
-/// All waits, and the thread that asks for them, which runs only while there are some.
+/// All lock waiters, and the lock poller, which runs only while there are some.
 #[derive(Default)]
 struct LockPoller {
     state: Mutex<BlockedLocks>,
@@ -266,7 +266,7 @@ impl LockPoller {
 }
 
 impl BlockedLock {
-    /// Asks once. `None` if the wait has ended.
+    /// Requests the lock once. `None` if the wait has ended.
     fn ask(self) -> Option<BlockedLock> {
         use defuse_fs::InterruptCheck;
         if self.wait.interrupt().interrupted() {
@@ -276,7 +276,7 @@ impl BlockedLock {
         match ask(&self.handle, &self.lock) {
             Err(Errno::EAGAIN) => Some(self),
             result => {
-                // Closed here rather than by the answer, which may release the file.
+                // The handle is closed here rather than by the answer, which may release the file.
                 let BlockedLock { wait, handle, .. } = self;
                 drop(handle);
                 wait.finish(result);

@@ -13,12 +13,12 @@ use crate::data::open_flags;
 use crate::gluster::{EntryLocation, Gluster, OpenVolumeFile, PlainModeCache, try_again};
 use crate::volume::{Gfid, InodeObject, c_name};
 
-/// A name, and the directory that has it.
+/// A name, and its directory.
 fn named(dir: Gfid, name: Name<'_>) -> [ChangeSubject<'_>; 2] {
     [ChangeSubject::Name(dir, name.as_bytes()), ChangeSubject::Attributes(dir)]
 }
 
-/// Tries of a look at a name after [`try_again`] has given up, of 150 ms each.
+/// Further lookups of a name after [`try_again`] has given up, of 150 ms each.
 const MORE_TRIES: u32 = 6;
 
 /// The default access list of a directory.
@@ -32,10 +32,10 @@ impl Gluster {
             return Ok(entry);
         }
         let _turn = self.turn_to_look((gfid, name));
-        // After the changes that were waited for.
+        // The moment is taken after the wait, so that it includes the changes that have ended.
         acting.asked.since = self.watch.inbox.now();
         if self.watch.needs_asking(gfid) {
-            // Then nothing is kept.
+            // If this fails, nothing is kept.
             let _ = self.look_at(gfid, &acting.asked);
         }
         let found = self.find(gfid, &c_name(name)?)?;
@@ -46,8 +46,8 @@ impl Gluster {
         self.entry((&object, &stat), (gfid, name), &acting.asked)
     }
 
-    /// Asks for a name of a directory. A name of a directory that is there leads to an inode or to none: `ESTALE` means that another
-    /// client is about to rename it, for as long as the slowest brick takes.
+    /// Looks up a name on the servers. A name of an existing directory leads to an inode or to none: `ESTALE` means
+    /// that another client is renaming it, and lasts as long as the slowest brick takes.
     fn find(&self, dir: Gfid, name: &CStr) -> Result<Option<(InodeObject<'_>, libc::stat)>> {
         let object = self.directory(dir)?;
         let ask = || match self.volume.look_up(Some(&object), name) {
@@ -66,7 +66,7 @@ impl Gluster {
         found
     }
 
-    /// The parent of a directory, in which it was found last.
+    /// The parent of a directory: the directory in which the last lookup found it.
     pub(crate) fn look_up_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         let acting = self.act(cx);
         let root = self.nodes.gfid(Ino::ROOT)?;
@@ -203,7 +203,7 @@ impl Gluster {
         let [of_name, of_dir] = named(self.nodes.gfid(parent)?, name);
         let gfid = self.nodes.gfid(parent)?;
         let place = (gfid, name.as_bytes());
-        // libgfapi has one call for both, which removes whatever it finds.
+        // libgfapi has one call for files and directories, which removes whatever it finds.
         let known = self.watch.leads_to(&self.nodes, &self.volume, place);
         let (dir, name) = (self.directory(gfid)?, c_name(name)?);
         let _change = self.watch.changing(&[gfid]);
@@ -225,8 +225,9 @@ impl Gluster {
         }
     }
 
-    /// Renames. The kernel never asks for a renaming of a directory to the name of a file, for the opposite, and for one between two names of
-    /// an inode. Each brick of a distributed volume would do of it what it can, so that a name is another thing on each.
+    /// Renames. The kernel never requests a rename of a directory to the name of a file, of a file to the name of a
+    /// directory, or between two names of an inode. Each brick of a distributed volume would perform what it can,
+    /// so that the bricks would disagree about the name.
     pub(crate) fn move_name(
         &self,
         cx: &Context<'_>,
@@ -267,8 +268,8 @@ impl Gluster {
         Ok(())
     }
 
-    /// Makes a name. A server may refuse it with `EEXIST` although it is missing: a look by one client, which met the removal by
-    /// another one, has left it in the server's memory, until the next look.
+    /// Makes a name. A server may refuse it with `EEXIST` although it is missing: a lookup by one client during the
+    /// removal by another client has left it in the server's memory, until the next lookup.
     fn make_missing<T>(
         &self,
         (dir, name): (&InodeObject<'_>, &CStr),
@@ -284,8 +285,8 @@ impl Gluster {
         }
     }
 
-    /// The permission bits to create with. The servers know no umask, but make the default access list of a
-    /// directory effective, which replaces it.
+    /// The permission bits to create with. The servers know no umask, but apply the default access list of a directory,
+    /// which replaces the umask.
     fn perm(&self, (dir, gfid): (&InodeObject<'_>, Gfid), node: &NewNode<'_>) -> u32 {
         let masked = node.perm & !(node.umask & 0o777);
         let ask =

@@ -14,7 +14,7 @@ use crate::volume::Gfid;
 #[derive(Debug)]
 pub struct GlusterInodes {
     inner: Mutex<GlusterInodesState>,
-    /// The time before which this client has made nothing.
+    /// A time before anything that this client has made.
     begun: Instant,
     parts: Arc<SubvolumeMap>,
 }
@@ -24,7 +24,7 @@ struct GlusterInodesState {
     by_number: HashMap<u64, GlusterInode>,
     by_gfid: HashMap<Gfid, u64>,
     next: u64,
-    /// Number of nodes that are kept for long.
+    /// Number of inodes that frontends keep for long.
     kept: usize,
     searched: Option<Instant>,
 }
@@ -35,29 +35,29 @@ const KEPT: usize = 1 << 15;
 /// Time between two searches for inodes that are no longer kept.
 const SEARCH_EVERY: Duration = Duration::from_secs(5);
 
-/// A reference by which libgfapi knows an inode, which costs more than a kilobyte.
+/// A reference by which libgfapi keeps an inode. It costs more than a kilobyte.
 pub type InodeReference = Box<dyn Any + Send + Sync>;
 
 #[derive(Debug)]
 struct UpcallReference {
     _reference: InodeReference,
-    /// The time when it was last asked for.
+    /// The time of the last query about the inode.
     asked: Instant,
-    /// Its attributes have changed since, and are not kept. Frontends may keep its name, about which messages go on to arrive
-    /// by the reference.
+    /// The attributes have changed since, and are not kept. Frontends may keep the name of the inode: the reference
+    /// ensures that messages about it continue to arrive.
     told: bool,
 }
 
-/// A known inode. There may be millions of them, so that it is small.
+/// A known inode. It is small, because there may be millions of inodes.
 #[derive(Debug)]
 struct GlusterInode {
     gfid: Gfid,
     lookups: u64,
-    /// The directory in which it was found last; [`NOWHERE`] if none is known.
+    /// The directory in which the last lookup found the inode; [`NOWHERE`] if none is known.
     parent: Gfid,
     /// Fields that few inodes need.
     more: Option<Box<RareInodeFields>>,
-    /// The time when this client made it, without attributes since.
+    /// The time when this client made the inode, if it has given it no extended attributes since.
     made: CreationTime,
     home: PackedSubvolume,
 }
@@ -82,7 +82,7 @@ impl CreationTime {
     }
 }
 
-/// The part of the volume that has an inode, or the beginning of the hash of the name by which it got there.
+/// The subvolume of an inode, or the beginning of the hash of the name by which the inode got there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PackedSubvolume(u16);
 
@@ -124,12 +124,12 @@ const NOWHERE: Gfid = [0; 16];
 struct RareInodeFields {
     /// A frontend keeps its attributes, or names in it, for long.
     kept: Option<UpcallReference>,
-    /// Its open files, by which it is reached after its last name was removed.
+    /// The inode's open files, through which it is reached after its last name was removed.
     open: Vec<Fh>,
 }
 
 impl GlusterInodes {
-    /// Only the root is known.
+    /// Makes a table in which only the root is known.
     pub fn new(root: Gfid, parts: Arc<SubvolumeMap>) -> GlusterInodes {
         let by_number = HashMap::from([(Ino::ROOT.0, GlusterInode::new(root))]);
         let by_gfid = HashMap::from([(root, Ino::ROOT.0)]);
@@ -146,12 +146,13 @@ impl GlusterInodes {
         }
     }
 
-    /// Adds a lookup of `gfid`, in the directory `parent` if that is given, by a name with this hash if it is a file.
+    /// Adds a lookup of `gfid`, in the directory `parent` if there is one, by a name with this hash if it is a file.
     pub fn look_up(&self, gfid: Gfid, parent: Option<Gfid>, hash: Option<LayoutHash>) -> Ino {
         self.look_up_from(gfid, parent, hash).0
     }
 
-    /// Adds a lookup, as [`GlusterInodes::look_up`] does. Returns the directory in which the inode was found before, if it was another one.
+    /// Adds a lookup, as [`GlusterInodes::look_up`] does. Returns the directory in which the inode was found before, if
+    /// it was another directory.
     pub fn look_up_from(
         &self,
         gfid: Gfid,
@@ -176,7 +177,7 @@ impl GlusterInodes {
         (Ino(number), left)
     }
 
-    /// The part of the volume that a file needs, as far as it is known.
+    /// The subvolume that a file needs, as far as it is known.
     pub fn part(&self, ino: Ino) -> Option<SubvolumeId> {
         let (parent, home) = self.with(ino, |node| (node.parent, node.home)).ok()?;
         match home.place() {
@@ -186,7 +187,7 @@ impl GlusterInodes {
         }
     }
 
-    /// The part of the volume that a name of a file in a directory needs, as far as it is known.
+    /// The subvolume that a name of a file in a directory needs, as far as it is known.
     pub fn part_of_name(&self, dir: Ino, name: &[u8]) -> Option<SubvolumeId> {
         self.parts.find(self.gfid(dir).ok()?, LayoutHash::of(name))
     }
@@ -203,7 +204,7 @@ impl GlusterInodes {
             let is_kept = removed.as_mut().is_some_and(|node| node.kept().is_some());
             inner.kept -= usize::from(is_kept);
             drop(inner);
-            // Outside of the lock, because it calls libgfapi.
+            // The reference is dropped outside of the lock, because that calls libgfapi.
             drop(removed);
         }
     }
@@ -218,12 +219,12 @@ impl GlusterInodes {
         self.lock().by_gfid.get(&gfid).map(|&number| Ino(number))
     }
 
-    /// The directory in which an inode was found last, as far as it is known.
+    /// The directory in which the last lookup found an inode, as far as it is known.
     pub fn parent(&self, ino: Ino) -> Result<Option<Gfid>> {
         self.with(ino, |node| (node.parent != NOWHERE).then_some(node.parent))
     }
 
-    /// An inode was moved to `parent`.
+    /// Records that an inode was moved to `parent`.
     pub fn moved(&self, gfid: Gfid, parent: Gfid) {
         let mut inner = self.lock();
         if let Some(number) = inner.by_gfid.get(&gfid).copied()
@@ -233,8 +234,8 @@ impl GlusterInodes {
         }
     }
 
-    /// A frontend is about to keep an inode for `long`, by a new reference if there is none. False without one,
-    /// or if there are too many.
+    /// Records that a frontend is about to keep an inode for `long`, by a new reference if there is none. False without
+    /// a reference, or if there are too many.
     pub fn keep(
         &self,
         ino: Ino,
@@ -263,14 +264,15 @@ impl GlusterInodes {
         self.with(ino, |node| node.kept().is_some_and(|kept| !kept.told)).unwrap_or(false)
     }
 
-    /// True if a frontend keeps attributes of an inode for long, which it shall do no longer. Messages about its name still
-    /// arrive: without a reference, libgfapi forgot the inode, and the message about its next renaming was lost.
+    /// Ends the time for which frontends may keep attributes of an inode. True if a frontend kept some for long.
+    /// Messages about the name of the inode still arrive: without a reference, libgfapi forgot the inode, and the
+    /// message about its next rename was lost.
     pub fn take_attributes(&self, ino: Ino) -> bool {
         let take = |kept: &mut UpcallReference| !std::mem::replace(&mut kept.told, true);
         self.with(ino, |node| node.kept().is_some_and(take)).unwrap_or(false)
     }
 
-    /// True if a frontend keeps an inode for long, with its name, which it shall do no longer.
+    /// Ends the time for which frontends may keep an inode and its name. True if a frontend kept it for long.
     pub fn take_kept(&self, ino: Ino) -> bool {
         let mut inner = self.lock();
         let node = inner.by_number.get_mut(&ino.0);
@@ -280,7 +282,7 @@ impl GlusterInodes {
         taken.is_some()
     }
 
-    /// All inodes that frontends keep for long, which they shall do no longer.
+    /// Ends the time for which frontends may keep inodes. Returns all inodes that frontends kept for long.
     pub fn take_all_kept(&self) -> Vec<Ino> {
         let taken = self.lock().take_kept(|_| true);
         taken.into_iter().map(|(ino, _)| ino).collect()
@@ -298,13 +300,13 @@ impl GlusterInodes {
         !old.is_empty()
     }
 
-    /// This client has made an inode at `now`.
+    /// Records that this client has made an inode at `now`.
     pub fn made(&self, ino: Ino, now: Instant) {
         let at = self.moment(now);
         let _ = self.with(ino, |node| node.made = CreationTime::at(at));
     }
 
-    /// This client may have given an inode extended attributes.
+    /// Records that this client may have given an inode extended attributes.
     pub fn has_attributes(&self, ino: Ino) {
         let _ = self.with(ino, |node| node.made = CreationTime::NEVER);
     }
@@ -319,12 +321,12 @@ impl GlusterInodes {
         self.with(ino, |node| is_early(node.made)).unwrap_or(false)
     }
 
-    /// Notes an open file.
+    /// Records an open file.
     pub fn opened(&self, ino: Ino, fh: Fh) {
         let _ = self.with(ino, |node| node.more().open.push(fh));
     }
 
-    /// An open file was released.
+    /// Records that an open file was released.
     pub fn released(&self, ino: Ino, fh: Fh) {
         let _ = self.with(ino, |node| {
             if let Some(more) = &mut node.more {
@@ -345,13 +347,13 @@ impl GlusterInodes {
         self.with(ino, |node| node.more.as_ref()?.open.last().copied()).ok().flatten()
     }
 
-    /// Number of known inodes, with the root.
+    /// Number of known inodes, including the root.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         self.lock().by_number.len()
     }
 
-    /// Microseconds until `at`.
+    /// Microseconds from `begun` until `at`.
     fn moment(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.begun).as_micros() as u64
     }
@@ -385,7 +387,8 @@ impl GlusterInode {
         GlusterInode { gfid, lookups: 0, parent: NOWHERE, more: None, made, home }
     }
 
-    /// It is in the directory `parent`, by a name with this hash. A file stays in its part when it is renamed.
+    /// Records the directory `parent` of the inode, with the hash of its name there. A file stays in its subvolume when
+    /// it is renamed.
     fn found(&mut self, parent: Gfid, hash: Option<LayoutHash>, parts: &SubvolumeMap) {
         let home = hash.map_or(PackedSubvolume::UNKNOWN, PackedSubvolume::by);
         match self.home.place() {
@@ -415,12 +418,12 @@ impl GlusterInode {
         taken
     }
 
-    /// Frees what it does not need any more.
+    /// Frees fields that are not needed any more.
     fn shrink(&mut self) {
         self.more.take_if(|more| more.kept.is_none() && more.open.is_empty());
     }
 
-    /// True if it is kept; it was asked for again.
+    /// Records a new query, if the inode is kept. True if it is.
     fn asked(&mut self, now: Instant) -> bool {
         self.kept().is_some_and(|kept| {
             (kept.asked, kept.told) = (now, false);
@@ -433,7 +436,8 @@ impl GlusterInode {
 mod tests {
     use super::*;
 
-    /// A file stays in its part under other names, and a client that met it by one of them first has nothing better.
+    /// A file stays in its subvolume under other names. A client that first met it by another name has no better
+    /// information.
     #[test]
     fn a_file_keeps_its_part_when_it_is_renamed() {
         let (parts, [dir, other]) = (Arc::new(SubvolumeMap::default()), [[5; 16], [6; 16]]);

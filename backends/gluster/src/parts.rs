@@ -1,8 +1,9 @@
-//! The parts of a distributed volume: bricks, or groups of bricks with the same files, that fail apart from each other.
+//! The subvolumes of a distributed volume: bricks, or groups of bricks with the same files, that fail independently.
 //!
-//! A new file goes to the part whose range has the hash of its name; each directory has ranges of its own. So the ranges of a
-//! directory, which are asked for once, tell the part of each name in it without a request. They err about a file that was renamed
-//! or moved by a rebalance before it was met here, whose part only a request for this file would tell.
+//! A new file goes to the subvolume whose range contains the hash of its name; each directory has ranges of its own. So
+//! one query for the ranges of a directory gives the subvolume of each name in the directory without further requests.
+//! The ranges are wrong for a file that was renamed or moved by a rebalance before this client met it; only a request
+//! for this file would return its subvolume.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,35 +11,35 @@ use std::time::{Duration, Instant};
 
 use crate::volume::{Gfid, VolumeConnection};
 
-/// Maximum number of directories whose ranges are kept.
+/// Maximum number of directories with cached ranges.
 const DIRECTORIES: usize = 8192;
 
 /// Maximum number of ranges of all of them, 12 bytes each.
 const RANGES: usize = 1 << 20;
 
-/// Bytes of the longest name of a part.
+/// Bytes of the longest name of a subvolume.
 const LONGEST_NAME: usize = 255;
 
-/// Maximum number of directories that wait to be asked for.
+/// Maximum number of directories that wait for a query.
 const WANTED: usize = 256;
 
-/// Maximum number of parts, and of ranges of a directory.
+/// Maximum number of subvolumes, and of ranges of a directory.
 const MOST: usize = 4096;
 
-/// Time after which a directory in use is asked for again: a rebalance gives it other ranges.
+/// Time after which the query about a directory in use is repeated: a rebalance gives it other ranges.
 const VALID_FOR: Duration = Duration::from_secs(600);
 
-/// The same for one about which there was no answer.
+/// Time after which the query about a directory is repeated if it failed.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// Time between two questions: a walk of many directories shall not take longer for them.
+/// Time between two queries, so that they do not slow down a walk of many directories.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A part of the volume, by a number of this client.
+/// A subvolume, by a number of this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubvolumeId(pub u16);
 
-/// The beginning of the hash of a name, by which a file has its place.
+/// The beginning of the hash of a name, which determines the subvolume of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutHash(u32);
 
@@ -51,7 +52,8 @@ impl LayoutHash {
         LayoutHash(davies_meyer(hashed_part(name)))
     }
 
-    /// Its first 15 bits. Those of a name at the edge of a range may belong to the range beside it.
+    /// The first 15 bits of the hash. If the hash is at the edge of a range, the shortened hash may belong to the
+    /// neighbouring range.
     pub fn short(self) -> u16 {
         (self.0 >> LayoutHash::LEFT_OUT) as u16
     }
@@ -62,14 +64,14 @@ impl LayoutHash {
     }
 }
 
-/// The ranges of hashes that a directory divides among the parts.
+/// The ranges of hashes that a directory assigns to the subvolumes.
 type LayoutRanges = Arc<[(u32, u32, SubvolumeId)]>;
 
-/// The parts of the names in directories that are in use.
+/// The subvolumes of the names in directories that are in use.
 #[derive(Debug, Default)]
 pub struct SubvolumeMap {
     state: Mutex<SubvolumeMapState>,
-    /// There is something to ask for, or nothing any more.
+    /// A directory waits for a query, or the thread must end.
     changed: Condvar,
 }
 
@@ -78,10 +80,10 @@ struct SubvolumeMapState {
     directories: HashMap<Gfid, DirectoryLayout>,
     /// Ranges of all directories.
     ranges: usize,
-    /// The numbers of the parts, by their names.
+    /// The numbers of the subvolumes, by their names.
     parts: HashMap<String, SubvolumeId>,
     wanted: VecDeque<Gfid>,
-    /// The volume has a single part, as far as is known until then.
+    /// The volume has a single subvolume, as far as is known until this time.
     is_whole_until: Option<Instant>,
     has_ended: bool,
 }
@@ -89,12 +91,13 @@ struct SubvolumeMapState {
 #[derive(Debug)]
 struct DirectoryLayout {
     ranges: Option<LayoutRanges>,
-    /// The time when it is asked for again.
+    /// The time of the next query.
     until: Instant,
 }
 
 impl SubvolumeMap {
-    /// The part for names with this hash in a directory, if it is known. Otherwise the directory will be asked for.
+    /// The subvolume of names with this hash in a directory, if it is known. Otherwise a query about the directory
+    /// follows.
     pub fn find(&self, dir: Gfid, hash: LayoutHash) -> Option<SubvolumeId> {
         let (mut state, now) = (self.lock(), Instant::now());
         if state.is_whole_until.is_some_and(|until| now < until) {
@@ -114,7 +117,7 @@ impl SubvolumeMap {
         found
     }
 
-    /// Asks the bricks for the ranges of directories that are wanted, until [`end`](SubvolumeMap::end).
+    /// Queries the bricks for the ranges of directories that are wanted, until [`end`](SubvolumeMap::end).
     pub fn ask(&self, volume: &Arc<VolumeConnection>) {
         volume.act_as_process();
         while let Some(dir) = self.next() {
@@ -124,7 +127,7 @@ impl SubvolumeMap {
         }
     }
 
-    /// Ends the thread that asks.
+    /// Ends the thread that sends the queries.
     pub fn end(&self) {
         self.lock().has_ended = true;
         self.changed.notify_all();
@@ -143,12 +146,12 @@ impl SubvolumeMap {
         }
     }
 
-    /// The bricks have told `text` of a directory.
+    /// Records the answer `text` of the bricks about a directory.
     pub fn answer(&self, dir: Gfid, text: Option<&str>, now: Instant) {
         let mut state = self.lock();
         state.wanted.retain(|&wanted| wanted != dir);
         let ranges = text.and_then(|text| state.ranges(text));
-        // A failure tells nothing new.
+        // After a failure, the former ranges stay.
         let old = state.directories.remove(&dir).and_then(|known| known.ranges);
         let valid = if ranges.is_some() { VALID_FOR } else { RETRY_AFTER };
         let is_whole = ranges.is_some() && state.parts.len() == 1;
@@ -196,7 +199,8 @@ impl SubvolumeMapState {
     }
 }
 
-/// The part of a name that decides: `NAME` in `.NAME.SUFFIX`, the temporary names of rsync, so that a renaming moves nothing.
+/// The part of a name that determines the hash: `NAME` in `.NAME.SUFFIX`, the temporary names of rsync, so that a
+/// rename moves no data.
 fn hashed_part(name: &[u8]) -> &[u8] {
     let Some(rest) = name.strip_prefix(b".") else { return name };
     match rest.iter().rposition(|&byte| byte == b'.') {
@@ -220,7 +224,7 @@ fn davies_meyer(text: &[u8]) -> u32 {
     for (place, bytes) in last.iter_mut().zip(words) {
         *place = word(bytes);
     }
-    // Bytes are signed there.
+    // GlusterFS uses signed bytes.
     let add = |word: u32, byte: &u8| word << 8 | byte.cast_signed() as u32;
     last[words.len()] = bytes.iter().fold(filler, add);
     let hash = mix(10, last, hash);
@@ -259,7 +263,7 @@ mod tests {
         parts.lock().wanted.len()
     }
 
-    /// Files of these names were there on the bricks of a volume with the ranges `TWO`, and the other way round.
+    /// Files of these names were on these bricks of a volume with the ranges `TWO`, and not on the opposite ones.
     #[test]
     fn names_are_where_the_ranges_say() {
         let parts = SubvolumeMap::default();
@@ -295,7 +299,7 @@ mod tests {
         parts.answer(DIR, Some(ONE), Instant::now());
         assert_eq!((find(&parts, b"a"), parts.find([4; 16], LayoutHash::of(b"a"))), (None, None));
         assert_eq!(wanted(&parts), 0);
-        // Until there may be more of them.
+        // The knowledge of a single subvolume expires.
         let long_ago = Instant::now().checked_sub(VALID_FOR).unwrap();
         parts.answer(DIR, Some(ONE), long_ago);
         find(&parts, b"a");

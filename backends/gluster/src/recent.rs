@@ -1,14 +1,14 @@
 //! References to the directories that were used last.
 //!
-//! libgfapi forgets an inode with its last object, and asks all bricks for it at the next use, before each
-//! operation on a name.
+//! libgfapi forgets an inode when its last object is closed. At the next use, before each operation on a name, it looks
+//! the inode up on all bricks.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::volume::Gfid;
 
-/// Maximum number of directories, each of which takes about a kilobyte.
+/// Maximum number of directories. Each reference takes about a kilobyte.
 const KEPT: usize = 1024;
 
 /// The directories.
@@ -35,7 +35,7 @@ impl<T> RecentDirectories<T> {
         let old = if kept.len() >= KEPT { std::mem::take(&mut *kept) } else { HashMap::new() };
         let other = kept.insert(dir, reference);
         drop(kept);
-        // Outside of the lock, because they call libgfapi.
+        // The references are dropped outside of the lock, because they call libgfapi.
         drop((old, other));
     }
 }

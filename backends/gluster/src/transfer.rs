@@ -64,24 +64,24 @@ enum TransferMemory {
     None,
     /// From [`Io::take_room`].
     Room(Buffer),
-    /// That of the frontend, for a read.
+    /// Memory of the frontend, for a read.
     Lent,
     /// From the pool, for a read.
     Pooled(Vec<u8>),
 }
 
-/// The writes of an open file, and the place of this one.
+/// The write tracker of an open file, and the position of this write.
 type TrackedWrite = (Arc<WriteTracker>, WritePosition);
 
 /// The open file of a transfer.
 pub struct TransferFile {
     pub handle: Arc<GfapiHandle>,
     pub write: Option<TrackedWrite>,
-    /// The change of its attributes, which ends before the answer.
+    /// The guard of the change of the file's attributes, which ends before the answer.
     pub change: Option<OwnChangeGuard<'static>>,
 }
 
-/// A transfer in flight, which owns everything that libgfapi uses.
+/// A transfer in flight. It owns everything that libgfapi uses.
 struct GfapiTransfer {
     io: Io,
     subject: TransferFile,
@@ -100,7 +100,7 @@ pub fn read(
 ) {
     let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
     let start_of = |room: &mut [u8]| {
-        // libgfapi writes so much, whoever promised the room.
+        // libgfapi writes up to `len` bytes, so that the frontend's room must have as many.
         assert!(room.len() >= len, "{} bytes of room for {len}", room.len());
         room.as_mut_ptr()
     };
@@ -114,13 +114,13 @@ pub fn read(
     };
     start(io, file, (memory, pool, on), |handle, done, data| {
         let read = handle.volume().library().glfs_pread_async;
-        // SAFETY: the room has at least `len` bytes, and belongs to the transfer until its end, or to the frontend, which lends it
-        // until then.
+        // SAFETY: the room has at least `len` bytes. It belongs to the transfer until its end, or to the frontend,
+        // which lends it until then.
         unsafe { read(handle.raw(), start_of_room.cast(), len, offset, 0, done, data) }
     });
 }
 
-/// The memory of the frontend for a read of `len` bytes, which stays where it is until the end of the operation.
+/// The memory of the frontend for a read of `len` bytes. It stays valid until the end of the operation.
 fn lent(io: &mut Io, len: usize) -> Option<NonNull<u8>> {
     let lend = |out: &mut ReadBuf<'_>| {
         if out.remaining() != len {
@@ -143,7 +143,7 @@ pub fn write(
 ) {
     let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
     let mut data = Vec::new();
-    // libgfapi copies the data before the call returns, so that lent memory is used without a copy of ours.
+    // libgfapi copies the data before the call returns, so that lent memory is passed to it without another copy.
     let mut lent: (*const u8, usize) = (std::ptr::null(), 0);
     let taken = io.with_write_buf(|_, source| {
         let len = source.remaining();
@@ -174,8 +174,8 @@ pub fn write(
     start(io, file, (TransferMemory::None, pool, on), |handle, done, data| {
         let write = handle.volume().library().glfs_pwrite_async;
         let Ok(len) = i32::try_from(lent.1) else { return -1 };
-        // SAFETY: lent memory is valid until the operation ends, which is after this call; the pooled one
-        // until the end of this function.
+        // SAFETY: lent memory is valid until the operation ends, which is after this call; pooled memory is valid until
+        // the end of this function.
         unsafe { write(handle.raw(), lent.0.cast(), len, offset, 0, done, data) }
     });
     if !data.is_empty() {
@@ -230,7 +230,7 @@ unsafe extern "C" fn done(
     // SAFETY: `data` is the transfer that `start` submitted, and this is called once.
     let transfer = unsafe { Box::from_raw(data.cast::<GfapiTransfer>()) };
     as_callback(|| {
-        // A panic must not enter C. The operation is then answered by EIO, because it is dropped.
+        // A panic must not enter C. It drops the operation, which answers it with EIO.
         let finish = AssertUnwindSafe(|| match transfer.answer_on {
             AnswerThread::Callback => transfer.finish(result),
             AnswerThread::OwnThread => drop(answerer().send((transfer, result))),
@@ -249,7 +249,8 @@ impl GfapiTransfer {
         {
             writes.add(at);
         }
-        // Before the answer, after which the frontend may release the file: that waits for no close here.
+        // The handle is dropped before the answer, after which the frontend may release the file: the release then
+        // waits for no close here.
         drop(handle);
         match memory {
             TransferMemory::None => io.finish(result),

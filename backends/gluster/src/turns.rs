@@ -1,47 +1,48 @@
-//! Turns of changes of names by this client, as a kernel gives them to the file system of a mount.
+//! Locks of changes of names by this client, as a kernel holds them for the file system of a mount.
 //!
-//! Without a kernel, several threads may change one name at once, and look it up meanwhile. GlusterFS's client relies on its kernel
-//! for that. On a distributed volume, all bricks have each directory: a look at a name that is being removed finds the
-//! directory on some of them, and makes it again on the others. A file of this name is then made beside it, and from that
-//! time on the name fails with `EIO` or `ESTALE`. A look at a replicated file that is being removed may likewise
-//! find an inode that is gone before it is used.
+//! Without a kernel, several threads may change one name at once, and look it up meanwhile. GlusterFS's client relies
+//! on its kernel for that. On a distributed volume, all bricks have each directory: a lookup of a name that is being
+//! removed finds the directory on some of them, and makes it again on the others. If a file of this name is then made,
+//! both exist, and from that time on the name fails with `EIO` or `ESTALE`. A lookup of a replicated file that is being
+//! removed may likewise find an inode that is gone before it is used.
 //!
-//! The kernel also checks kinds and numbers of links while nobody changes them. The users of this do the same after they have their turns.
+//! The kernel also checks kinds and numbers of links while they cannot change. Users of these locks make the same
+//! checks while they hold them.
 //!
-//! The kernel locks whole directories. Here, names take turns, and then inodes: changes in one directory go on at the same
-//! time if neither their names nor their inodes are the same.
+//! The kernel locks whole directories. Here, names are locked, and then inodes: changes in one directory run at the
+//! same time if they share neither names nor inodes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::volume::Gfid;
 
-/// Number of turns of each kind. Names may share one. A change waits for servers meanwhile.
+/// Number of locks of each kind. Names may share a lock. A change waits for servers while it holds its locks.
 const TURNS: usize = 1024;
 
 /// A name in a directory.
 type NameInDirectory<'a> = (Gfid, &'a [u8]);
 
-/// The turns of a client.
+/// The locks of a client.
 #[derive(Debug)]
 pub(crate) struct ChangeLocks {
     names: LockStripes,
-    /// Taken after names, by those who have them.
+    /// Locks of inodes, taken after the locks of names.
     inodes: LockStripes,
-    /// Taken last.
+    /// The lock of moves of directories, taken last.
     moves: Mutex<()>,
 }
 
-/// The turns of one kind.
+/// The locks of one kind.
 type LockStripes = Box<[RwLock<()>]>;
 
-/// Ends when it is dropped.
+/// The lock of a lookup. Dropping it ends the lookup.
 pub(crate) type LookupGuard<'a> = RwLockReadGuard<'a, ()>;
 
-/// Ends when it is dropped.
+/// The lock of a move of a directory. Dropping it ends the move.
 pub(crate) type RenameGuard<'a> = MutexGuard<'a, ()>;
 
-/// Turns of a change, which end when it is dropped.
+/// The locks of a change. Dropping them ends the change.
 #[derive(Debug, Default)]
 pub(crate) struct ChangeGuard<'a> {
     _alone: Vec<RwLockWriteGuard<'a, ()>>,
@@ -56,32 +57,33 @@ impl Default for ChangeLocks {
 }
 
 impl ChangeLocks {
-    /// Waits until nobody changes this name. No change of it begins until the result is dropped.
+    /// Waits until no thread changes this name. No change of the name begins until the result is dropped.
     pub fn look(&self, name: NameInDirectory<'_>) -> LookupGuard<'_> {
         self.names[place(&name)].read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody changes these names or looks them up.
+    /// Waits until no thread changes these names or looks them up.
     pub fn names(&self, names: &[NameInDirectory<'_>]) -> ChangeGuard<'_> {
         take(&self.names, names.iter().map(|name| (place(name), true)).collect())
     }
 
-    /// Waits until nobody gives names to the inodes `changed` or takes some away, or removes or moves the directories `dirs`, in which
-    /// names are changed. The caller has the turns of these names.
+    /// Waits until no thread adds or removes names of the inodes `changed`, or removes or moves the directories `dirs`,
+    /// in which names are changed. The caller holds the locks of these names.
     pub fn inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> ChangeGuard<'_> {
         let dirs = dirs.iter().map(|dir| (place(dir), false));
         take(&self.inodes, dirs.chain(changed.iter().map(|gfid| (place(gfid), true))).collect())
     }
 
-    /// Waits until no other directory moves to another one. Two of them could move into each other, each on one brick first.
+    /// Waits until no other directory moves to another one. Two such moves could move the directories into each other,
+    /// each on one brick first.
     pub fn move_directory(&self) -> RenameGuard<'_> {
         self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Takes turns, alone or with others.
+/// Takes locks, exclusively or shared.
 fn take(turns: &LockStripes, mut wanted: Vec<(usize, bool)>) -> ChangeGuard<'_> {
-    // In one order for all, and alone before shared where both are wanted.
+    // All threads take locks in one order. If a lock is wanted both ways, it is taken exclusively.
     wanted.sort_unstable_by_key(|&(at, alone)| (at, !alone));
     wanted.dedup_by_key(|(at, _)| *at);
     let mut taken = ChangeGuard::default();
@@ -107,17 +109,17 @@ mod tests {
     const D: Gfid = [1; 16];
     const F: Gfid = [2; 16];
 
-    /// True if nobody has the turn.
+    /// True if no thread has the lock.
     fn is_free(turns: &LockStripes, at: usize) -> bool {
         turns[at].try_write().is_ok()
     }
 
-    /// True if somebody has the turn alone.
+    /// True if a thread has the lock exclusively.
     fn is_alone(turns: &LockStripes, at: usize) -> bool {
         turns[at].try_read().is_err()
     }
 
-    /// Looks at a name that was being removed led to an inode that was gone (`ESTALE`), or made a directory again.
+    /// Lookups of a name that was being removed led to an inode that was gone (`ESTALE`), or made a directory again.
     #[test]
     fn a_look_at_a_name_and_a_change_of_it_wait_for_each_other() {
         let turns = ChangeLocks::default();
@@ -138,7 +140,7 @@ mod tests {
         let other = turns.inodes(&[D], &[F]);
         assert!(!is_alone(&turns.inodes, place(&D)) && is_alone(&turns.inodes, place(&F)));
         drop((one, other));
-        // A directory is renamed into itself, which the servers refuse.
+        // A rename of a directory into itself, which the servers refuse, uses these locks.
         let removal = turns.inodes(&[D], &[D]);
         assert!(is_alone(&turns.inodes, place(&D)) && is_free(&turns.inodes, place(&F)));
         drop(removal);

@@ -12,7 +12,7 @@ use crate::ffi::{GfapiLibrary, Glfs, GlfsObject};
 use crate::file::GfapiHandle;
 use crate::graph_file::GraphFile;
 
-/// The number by which GlusterFS identifies an inode, on all servers and for ever.
+/// The identity of an inode, unique on all servers and for ever.
 pub type Gfid = [u8; 16];
 
 /// A connection to a volume.
@@ -23,13 +23,13 @@ pub struct VolumeConnection {
     own: (u32, u32),
     started: AtomicBool,
     ends: bool,
-    /// A start that takes longer than anybody waits for it may still open it.
+    /// The volfile is kept, because a start that exceeds its time limit may still open it.
     _graph: Option<Arc<GraphFile>>,
 }
 
 // SAFETY: libgfapi locks its state by itself; any thread may call it.
 unsafe impl Send for VolumeConnection {}
-// SAFETY: see above.
+// SAFETY: libgfapi locks its state by itself; any thread may call it.
 unsafe impl Sync for VolumeConnection {}
 
 /// The servers and settings of a connection.
@@ -39,7 +39,7 @@ pub struct ConnectParameters {
     pub volume: CString,
     /// `tcp` or `unix`.
     pub transport: CString,
-    /// The translators of the client, in place of servers that know them.
+    /// The file with the translators of the client, in place of management servers.
     pub graph: Option<Arc<GraphFile>>,
     /// Hosts with their ports, or the path of a socket with 0.
     pub servers: Vec<(CString, u16)>,
@@ -47,7 +47,7 @@ pub struct ConnectParameters {
     pub log_level: u8,
     /// Options of translators: name of the translator, key, value.
     pub translators: Vec<(CString, CString, CString)>,
-    /// The process goes on after the connection has ended, so that its memory and threads must be freed.
+    /// The process continues after the connection has ended, so that its memory and threads must be freed.
     pub ends: bool,
 }
 
@@ -100,7 +100,7 @@ impl VolumeConnection {
         Ok(())
     }
 
-    /// The text in which libgfapi tells about itself, a file below `/.meta`. Asks no server.
+    /// A text of libgfapi about its own state, a file below `/.meta`. No server is contacted.
     pub(crate) fn internal(self: &Arc<Self>, path: &CStr) -> Result<Vec<u8>> {
         // SAFETY: the path ends with NUL.
         let fd = unsafe { (self.library.glfs_open)(self.fs, path.as_ptr(), libc::O_RDONLY) };
@@ -111,7 +111,7 @@ impl VolumeConnection {
         Ok(text)
     }
 
-    /// The pointer of libgfapi, valid as long as this.
+    /// The pointer of libgfapi, valid as long as this connection.
     pub(crate) fn raw(&self) -> *mut Glfs {
         self.fs
     }
@@ -123,8 +123,8 @@ impl VolumeConnection {
 
     /// Makes this thread act as a user from now on.
     pub fn act_as(&self, uid: u32, gid: u32, groups: &[u32]) {
-        // SAFETY: the groups are copied. The state belongs to this thread. A failure, which only a lack of
-        // memory has, leaves the former user: the next call then fails for the same reason.
+        // SAFETY: the groups are copied. The state belongs to this thread. A failure, which only occurs without memory,
+        // leaves the former user: the next call then fails for the same reason.
         unsafe {
             (self.library.glfs_setfsuid)(uid);
             (self.library.glfs_setfsgid)(gid);
@@ -137,7 +137,7 @@ impl VolumeConnection {
         self.act_as(self.own.0, self.own.1, &[]);
     }
 
-    /// The inode `gfid`, without asking a server if the connection knows it.
+    /// The inode `gfid`. No server is contacted if the connection knows the inode.
     pub fn object(&self, mut gfid: Gfid) -> Result<InodeObject<'_>> {
         // SAFETY: the handle is as long as stated.
         let raw = unsafe {
@@ -146,7 +146,7 @@ impl VolumeConnection {
         self.known(raw)
     }
 
-    /// A lasting reference to the inode `gfid`, without asking a server if the connection knows it.
+    /// A lasting reference to the inode `gfid`. No server is contacted if the connection knows the inode.
     pub(crate) fn keep(self: &Arc<Self>, gfid: Gfid) -> Result<RetainedObject> {
         let object = std::mem::ManuallyDrop::new(self.object(gfid)?);
         Ok(RetainedObject { volume: Arc::clone(self), raw: object.raw })
@@ -173,12 +173,12 @@ impl VolumeConnection {
         mode: u32,
     ) -> Result<(InodeObject<'_>, libc::stat)> {
         self.with_stat(|stat| {
-            // SAFETY: see look_up.
+            // SAFETY: the name ends with NUL, and the directory is of this volume.
             unsafe { (self.library.glfs_h_mkdir)(self.fs, dir.raw, name.as_ptr(), mode, stat) }
         })
     }
 
-    /// Creates a file, device, fifo or socket, whose kind `mode` contains.
+    /// Creates a file, device, fifo or socket. `mode` contains the kind.
     pub fn mknod(
         &self,
         dir: &InodeObject<'_>,
@@ -187,7 +187,7 @@ impl VolumeConnection {
         rdev: u64,
     ) -> Result<(InodeObject<'_>, libc::stat)> {
         self.with_stat(|stat| {
-            // SAFETY: see look_up.
+            // SAFETY: the name ends with NUL, and the directory is of this volume.
             unsafe {
                 (self.library.glfs_h_mknod)(self.fs, dir.raw, name.as_ptr(), mode, rdev, stat)
             }
@@ -203,7 +203,7 @@ impl VolumeConnection {
     ) -> Result<(InodeObject<'_>, libc::stat)> {
         self.with_stat(|stat| {
             let (name, target) = (name.as_ptr(), target.as_ptr());
-            // SAFETY: see look_up.
+            // SAFETY: both texts end with NUL, and the directory is of this volume.
             unsafe { (self.library.glfs_h_symlink)(self.fs, dir.raw, name, target, stat) }
         })
     }
@@ -220,7 +220,7 @@ impl VolumeConnection {
         let flags = flags | libc::O_CREAT | libc::O_EXCL;
         let (object, stat) = self.with_stat(|stat| {
             let name = name.as_ptr();
-            // SAFETY: see look_up; `fd` is set on success.
+            // SAFETY: the name ends with NUL, and the directory is of this volume; `fd` is set on success.
             unsafe {
                 (self.library.glfs_h_creat_open)(
                     self.fs,
@@ -236,15 +236,15 @@ impl VolumeConnection {
         Ok((object, stat, GfapiHandle::of(self, fd, false)?))
     }
 
-    /// Removes a name: also of an empty directory.
+    /// Removes a name, also the name of an empty directory.
     pub fn unlink(&self, dir: &InodeObject<'_>, name: &CStr) -> Result<()> {
-        // SAFETY: see look_up.
+        // SAFETY: the name ends with NUL, and the directory is of this volume.
         unsafe { check((self.library.glfs_h_unlink)(self.fs, dir.raw, name.as_ptr())) }.map(drop)
     }
 
     /// Makes another name of an inode.
     pub fn link(&self, object: &InodeObject<'_>, dir: &InodeObject<'_>, name: &CStr) -> Result<()> {
-        // SAFETY: see look_up.
+        // SAFETY: the name ends with NUL, and both objects are of this volume.
         let made =
             unsafe { (self.library.glfs_h_link)(self.fs, object.raw, dir.raw, name.as_ptr()) };
         check(made).map(drop)
@@ -257,7 +257,7 @@ impl VolumeConnection {
         to: (&InodeObject<'_>, &CStr),
     ) -> Result<()> {
         let (old, new) = (from.1.as_ptr(), to.1.as_ptr());
-        // SAFETY: see look_up.
+        // SAFETY: both names end with NUL, and both directories are of this volume.
         unsafe { check((self.library.glfs_h_rename)(self.fs, from.0.raw, old, to.0.raw, new)) }
             .map(drop)
     }
@@ -276,14 +276,14 @@ impl VolumeConnection {
     /// The attributes of an inode.
     pub fn stat(&self, object: &InodeObject<'_>) -> Result<libc::stat> {
         let mut stat = MaybeUninit::zeroed();
-        // SAFETY: `stat` is set on success, and zeros are a value of it.
+        // SAFETY: `stat` is set on success, and all-zero bytes are a valid value.
         unsafe {
             check((self.library.glfs_h_stat)(self.fs, object.raw, stat.as_mut_ptr()))?;
             Ok(stat.assume_init())
         }
     }
 
-    /// Sets those attributes of `stat` that `valid` names ([`set`]).
+    /// Sets the attributes of `stat` that `valid` names ([`set`]).
     pub fn set_attributes(
         &self,
         object: &InodeObject<'_>,
@@ -306,7 +306,7 @@ impl VolumeConnection {
     /// Space and inodes.
     pub fn statvfs(&self, object: &InodeObject<'_>) -> Result<libc::statvfs> {
         let mut answer = MaybeUninit::zeroed();
-        // SAFETY: `answer` is set on success, and zeros are a value of it.
+        // SAFETY: `answer` is set on success, and all-zero bytes are a valid value.
         unsafe {
             check((self.library.glfs_h_statfs)(self.fs, object.raw, answer.as_mut_ptr()))?;
             Ok(answer.assume_init())
@@ -330,7 +330,7 @@ impl VolumeConnection {
         Ok(len as usize)
     }
 
-    /// The text in which the bricks of a file or directory tell about themselves.
+    /// The description that the bricks of a file or directory send of themselves.
     pub fn path_info(&self, object: &InodeObject<'_>) -> Result<String> {
         let (mut text, name) = (vec![0; 1 << 14], c"glusterfs.pathinfo");
         let len = match self.get_xattr(object, Some(name), &mut text) {
@@ -362,7 +362,7 @@ impl VolumeConnection {
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, object: &InodeObject<'_>, name: &CStr) -> Result<()> {
-        // SAFETY: see look_up.
+        // SAFETY: the name ends with NUL, and the object is of this volume.
         let done =
             unsafe { (self.library.glfs_h_removexattrs)(self.fs, object.raw, name.as_ptr()) };
         check(done).map(drop)
@@ -388,7 +388,7 @@ impl VolumeConnection {
     ) -> Result<(InodeObject<'_>, libc::stat)> {
         let mut stat = MaybeUninit::zeroed();
         let object = self.known(make(stat.as_mut_ptr()))?;
-        // SAFETY: it is set on success, and zeros are a value of it.
+        // SAFETY: `stat` is set on success, and all-zero bytes are a valid value.
         Ok((object, unsafe { stat.assume_init() }))
     }
 
@@ -398,15 +398,15 @@ impl VolumeConnection {
 }
 
 impl Drop for VolumeConnection {
-    /// Ends the connection on a thread of its own, because that takes up to ten seconds. At the end of a
-    /// daemon it is left to the kernel.
+    /// Ends the connection on a thread of its own, because that takes up to ten seconds. A daemon that ends leaves this
+    /// to the kernel.
     fn drop(&mut self) {
         if !self.ends || !*self.started.get_mut() {
             return;
         }
         let (end, fs) = (self.library.glfs_fini, self.fs as usize);
         let run = move || {
-            // SAFETY: open files have references to the volume, so that nothing of it is in use.
+            // SAFETY: open files have references to the volume, so that no part of the connection is in use.
             unsafe { end(fs as *mut Glfs) };
         };
         if let Err(error) = std::thread::Builder::new().name("gluster-end".to_owned()).spawn(run) {
@@ -415,8 +415,7 @@ impl Drop for VolumeConnection {
     }
 }
 
-/// A reference to an inode of the volume. It costs more than a kilobyte, so that it is held by running
-/// operations only.
+/// A reference to an inode of the volume. It costs more than a kilobyte, so that only running operations hold it.
 pub struct InodeObject<'a> {
     volume: &'a VolumeConnection,
     raw: *mut GlfsObject,
@@ -443,19 +442,19 @@ pub struct RetainedObject {
     raw: *mut GlfsObject,
 }
 
-// SAFETY: see Volume.
+// SAFETY: libgfapi locks its state by itself; any thread may use the object.
 unsafe impl Send for RetainedObject {}
-// SAFETY: see Volume.
+// SAFETY: libgfapi locks its state by itself; any thread may use the object.
 unsafe impl Sync for RetainedObject {}
 
 impl RetainedObject {
     /// A copy of `object`, which is valid during the call.
-    // SAFETY: the caller says so.
+    // SAFETY: the caller guarantees that `object` is valid.
     pub(crate) unsafe fn copy(
         volume: &Arc<VolumeConnection>,
         object: *mut GlfsObject,
     ) -> Option<RetainedObject> {
-        // SAFETY: see above.
+        // SAFETY: the caller guarantees that `object` is valid.
         let raw = unsafe { (volume.library.glfs_object_copy)(object) };
         (!raw.is_null()).then(|| RetainedObject { volume: Arc::clone(volume), raw })
     }
@@ -468,7 +467,7 @@ impl Drop for RetainedObject {
     }
 }
 
-/// The identity of the inode of an object, which may belong to somebody else.
+/// The identity of the inode of an object. The object may have another owner.
 pub(crate) fn extract(library: &GfapiLibrary, object: *mut GlfsObject) -> Result<Gfid> {
     let mut gfid = [0; 16];
     // SAFETY: the room is as long as stated.
@@ -494,7 +493,7 @@ pub mod set {
 
 /// Attributes that are all 0.
 pub fn no_stat() -> libc::stat {
-    // SAFETY: zeros are a value of it.
+    // SAFETY: all-zero bytes are a valid value.
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The acknowledged writes of an open file.
 #[derive(Debug, Default)]
 pub struct WriteTracker {
-    /// There are some since the last flush.
+    /// Writes were acknowledged since the last flush.
     unflushed: AtomicBool,
-    /// Number of those at an offset.
+    /// Number of acknowledged writes at an offset.
     placed: AtomicU64,
-    /// Number of those at an offset that the servers have for sure.
+    /// Number of writes at an offset that the servers have for certain.
     placed_on_servers: AtomicU64,
 }
 
@@ -21,7 +21,7 @@ pub enum WritePosition {
 }
 
 impl WriteTracker {
-    /// A write was acknowledged, and its caller does not know it yet.
+    /// Records that a write was acknowledged. Its caller does not know it yet.
     pub fn add(&self, at: WritePosition) {
         if at == WritePosition::Offset {
             self.placed.fetch_add(1, Ordering::AcqRel);
@@ -29,7 +29,7 @@ impl WriteTracker {
         self.unflushed.store(true, Ordering::Release);
     }
 
-    /// True if a flush is needed, which the caller makes.
+    /// True if a flush is needed. The caller must perform it.
     pub fn take_unflushed(&self) -> bool {
         self.unflushed.swap(false, Ordering::AcqRel)
     }
@@ -41,7 +41,7 @@ impl WriteTracker {
         (placed > on_servers).then_some(placed)
     }
 
-    /// The servers have this number of writes at an offset.
+    /// Records that the servers have this number of writes at an offset.
     pub fn are_on_servers(&self, placed: u64) {
         self.placed_on_servers.fetch_max(placed, Ordering::AcqRel);
     }

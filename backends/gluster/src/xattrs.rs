@@ -16,7 +16,7 @@ const LARGEST: usize = 1 << 16;
 /// The label of a file for SELinux.
 const LABEL: &[u8] = b"security.selinux";
 
-/// Attempts to read a value whose size changes.
+/// Attempts to read a value with a changing size.
 const ATTEMPTS: usize = 8;
 
 /// True for an attribute that belongs to the users. The others control GlusterFS itself, and are not served.
@@ -51,11 +51,11 @@ impl Gluster {
         room: usize,
     ) -> Result<Xattr> {
         served(name)?;
-        // ls(1) asks for it of each file. GlusterFS's own client answers likewise.
+        // ls(1) reads this attribute of each file. GlusterFS's own client answers in this way, too.
         if name.as_bytes() == LABEL && !self.settings.labels {
             return Err(Errno::ENODATA);
         }
-        // The kernel asks for it before the first write to a file.
+        // The kernel reads this attribute before the first write to a file.
         let is_capability = name.as_bytes() == b"security.capability";
         if is_capability && self.nodes.is_new(ino, self.watch.short(), Instant::now()) {
             return Err(Errno::ENODATA);
@@ -185,7 +185,7 @@ impl Gluster {
 mod tests {
     use super::*;
 
-    /// They start repairs, move files between servers, or change the identity of files.
+    /// These attributes start repairs, move files between servers, or change the identity of files.
     #[test]
     fn attributes_that_control_glusterfs_are_not_served() {
         for name in [

@@ -1,8 +1,9 @@
 //! The messages of servers that have arrived in libgfapi.
 //!
-//! They are asked for. With a callback in place of that, libgfapi makes a task with a stack of 2 MiB for each message,
-//! on the threads that receive the answers of servers. While another client wrote to files that this one knows, these
-//! threads fell behind on a busy machine: each answer of a server waited for minutes behind messages of the same server.
+//! This process polls for them. With a callback in place of polling, libgfapi makes a task with a stack of 2 MiB for
+//! each message, on the threads that receive the answers of servers. While another client wrote to files that this one
+//! knows, these threads fell behind on a busy machine: each answer of a server waited for minutes behind messages of
+//! the same server.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,17 +17,18 @@ use crate::volume::{VolumeConnection, check, extract};
 /// `GLFS_UPCALL_INODE_INVALIDATE`.
 const INVALIDATE: i32 = 1;
 
-/// Bits of the flags in a message. The name of a file has changed, it has more or fewer of them, or the servers
-/// have forgotten it.
+/// Bits of the flags in a message: the name of a file has changed, its number of names has changed, or the servers have
+/// forgotten the file.
 pub const NAME_CHANGED: u64 = 0x1 | 0x80 | 0x100 | 0x200;
 
-/// Time between two questions while messages arrive, and the longest one while none do. Neither messages nor requests have come for
-/// [`IDLE_AFTER`]: the longest one then, a half of the time in which changes by others are seen.
+/// Time between two polls: while messages arrive, the longest while none arrive, and the longest after neither messages
+/// nor requests have come for [`IDLE_AFTER`]. The last is half of the time within which changes by other clients become
+/// visible.
 const SOON: Duration = Duration::from_millis(5);
 const LATEST: Duration = Duration::from_millis(40);
 const IDLE: Duration = Duration::from_millis(500);
 
-/// Time after which nobody is waiting for the change of another client.
+/// Time after which no user is waiting for the change of another client.
 const IDLE_AFTER: Duration = Duration::from_secs(2);
 
 /// Maximum number of messages that are taken before a pause. Another client may cause any number of them.
@@ -37,7 +39,7 @@ pub(crate) fn receive(volume: &Arc<VolumeConnection>, inbox: &UpcallInbox) {
     let (mut wait, mut used) = (SOON, Instant::now());
     while !inbox.ends_within(wait) {
         let has_some = take(volume, inbox).is_ok_and(|count| count > 0);
-        // Also requests of the kernel, which may have kept answers for minutes.
+        // The kernel may have cached answers for minutes, so that its requests count, too.
         if inbox.is_used() || has_some {
             used = Instant::now();
         }
@@ -45,7 +47,7 @@ pub(crate) fn receive(volume: &Arc<VolumeConnection>, inbox: &UpcallInbox) {
     }
 }
 
-/// Takes the messages before an answer that is kept here is given, unless somebody has done so just now.
+/// Takes the messages before a kept answer is used, unless another thread has done so just now.
 pub(crate) fn take_if_due(volume: &VolumeConnection, inbox: &UpcallInbox) {
     if inbox.is_due(SOON)
         && let Err(errno) = take(volume, inbox)
@@ -54,7 +56,7 @@ pub(crate) fn take_if_due(volume: &VolumeConnection, inbox: &UpcallInbox) {
     }
 }
 
-/// The time until the next question, `wait` after the last one.
+/// The time until the next poll, `wait` after the last one.
 fn next(wait: Duration, has_some: bool, unused: Duration) -> Duration {
     match (has_some, unused < IDLE_AFTER) {
         (true, _) => SOON,
@@ -63,8 +65,9 @@ fn next(wait: Duration, has_some: bool, unused: Duration) -> Duration {
     }
 }
 
-/// Puts the messages that have arrived into `inbox`. Returns their number. libgfapi keeps messages from the first call on. A server
-/// sends its messages before its later answers, so that those about a file are here if they were sent before the last answer.
+/// Puts the messages that have arrived into `inbox`. Returns their number. libgfapi keeps messages from the first call
+/// on. A server sends its messages before its later answers, so that messages about a file are here if they were sent
+/// before the last answer.
 ///
 /// # Errors
 ///
@@ -72,7 +75,8 @@ fn next(wait: Duration, has_some: bool, unused: Duration) -> Duration {
 pub(crate) fn take(volume: &VolumeConnection, inbox: &UpcallInbox) -> Result<usize> {
     let (library, _turn) = (volume.library(), inbox.turn());
     for count in 0..IN_A_ROW {
-        // It stays if there is no message. libgfapi replaces it by null for a message about an inode that nobody knows.
+        // The pointer stays unchanged if there is no message. libgfapi replaces it by null for a message about an inode
+        // that this client does not know.
         let mut none = 0_u8;
         let none: *mut GlfsUpcall = (&raw mut none).cast();
         let mut message = none;
@@ -82,7 +86,7 @@ pub(crate) fn take(volume: &VolumeConnection, inbox: &UpcallInbox) -> Result<usi
             return Ok(count);
         }
         if !message.is_null() {
-            // SAFETY: the message is ours, and is not used after it was freed.
+            // SAFETY: the message belongs to this call, and is not used after it was freed.
             unsafe {
                 put(library, message, inbox);
                 (library.glfs_free)(message.cast());
@@ -95,7 +99,7 @@ pub(crate) fn take(volume: &VolumeConnection, inbox: &UpcallInbox) -> Result<usi
 /// Puts the inodes of a message into the inbox.
 // SAFETY: the message is valid.
 unsafe fn put(library: &GfapiLibrary, message: *mut GlfsUpcall, inbox: &UpcallInbox) {
-    // SAFETY: the message is valid, and an invalidation of an inode, whose objects live as long as it does.
+    // SAFETY: the message is valid, and an invalidation of an inode. The objects in it live as long as the message.
     unsafe {
         if (library.glfs_upcall_get_reason)(message) != INVALIDATE {
             return;

@@ -1,4 +1,4 @@
-//! Messages of servers about changes by other clients, until the thread that passes them on takes them.
+//! Messages of servers about changes by other clients, until the upcall notifier takes them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::volume::Gfid;
 
-/// Maximum number of inodes that wait to be passed on. With more, all of them have changed.
+/// Maximum number of inodes that wait to be passed on. Beyond it, all inodes count as changed.
 const WAITING: usize = 1 << 16;
 
 /// Number of places for the times of messages.
@@ -18,31 +18,31 @@ const PLACES: usize = 1024;
 pub struct UpcallSequence(u64);
 
 impl UpcallSequence {
-    /// True if the last change of a place is not older.
+    /// True if the last change of a place is newer than this moment.
     pub fn is_before(self, place: &AtomicU64) -> bool {
         place.load(Ordering::SeqCst) > self.0
     }
 }
 
-/// Messages that nobody has taken, and the moments when inodes were last in one.
+/// Messages that were not taken yet, and the moments when inodes were last in a message.
 #[derive(Debug)]
 pub struct UpcallInbox {
     state: Mutex<UpcallInboxState>,
     arrived: Condvar,
-    /// Nobody needs messages any more.
+    /// Notified when messages are not needed any more.
     ended: Condvar,
     /// Number of messages.
     count: AtomicU64,
-    /// The last message about any inode of a place. An inode that shares its place with a changed one counts
-    /// as changed, which is right but needless.
+    /// The last message about any inode of a place. An inode that shares its place with a changed one counts as
+    /// changed, which is correct but unnecessary.
     places: [AtomicU64; PLACES],
     /// The last message about all inodes.
     all: AtomicU64,
-    /// Frontends know of the messages until this one.
+    /// Frontends know of the messages up to this one.
     passed_on: AtomicU64,
-    /// The time when libgfapi was last asked for messages.
+    /// The time when libgfapi was last polled for messages.
     turn: Mutex<Option<Instant>>,
-    /// A request has come since this was last asked for.
+    /// A request has come since the last call of [`is_used`](UpcallInbox::is_used).
     used: AtomicBool,
 }
 
@@ -60,13 +60,13 @@ struct UpcallInboxState {
 pub struct UpcallBatch {
     /// Changed inodes, with the flags of all messages about them.
     pub told: Vec<(Gfid, u64)>,
-    /// Names in directories that frontends shall not keep, although no inode has changed.
+    /// Names in directories that frontends must not keep, although no inode has changed.
     pub names: Vec<(Gfid, Box<[u8]>)>,
     /// Any other inode may have changed, too.
     pub lost: bool,
-    /// Nobody needs them any more.
+    /// Messages are not needed any more.
     pub ended: bool,
-    /// The moment when they were taken.
+    /// The moment when the messages were taken.
     pub until: UpcallSequence,
 }
 
@@ -90,8 +90,8 @@ impl UpcallInbox {
     /// Adds a message about an inode.
     pub fn put(&self, gfid: Gfid, flags: u64) {
         let mut state = self.lock();
-        // Before it can be taken: an answer that was held before then is either seen as old, or recorded
-        // where the thread that takes the message finds it.
+        // The place is updated before the message can be taken: an answer that was recorded before then is either seen
+        // as old, or recorded where the thread that takes the message finds it.
         self.places[place(gfid)].fetch_max(self.next(), Ordering::SeqCst);
         if state.told.len() < WAITING || state.told.contains_key(&gfid) {
             *state.told.entry(gfid).or_default() |= flags;
@@ -103,7 +103,7 @@ impl UpcallInbox {
         self.arrived.notify_one();
     }
 
-    /// Adds a message about a name, which this client has given to an inode.
+    /// Adds a message about a name that this client has given to an inode.
     pub fn put_name(&self, dir: Gfid, name: &[u8]) {
         let mut state = self.lock();
         if state.names.len() < WAITING {
@@ -137,19 +137,19 @@ impl UpcallInbox {
         UpcallBatch { told, names, lost, ended, until: self.now() }
     }
 
-    /// Frontends know of all messages until `until`.
+    /// Records that frontends know of all messages until `until`.
     pub fn passed_on(&self, until: UpcallSequence) {
         self.passed_on.store(until.0, Ordering::SeqCst);
     }
 
-    /// True if a message about an inode has arrived, of which frontends may not know yet.
+    /// True if a message about an inode has arrived that frontends may not know yet.
     pub fn is_behind(&self, gfid: Gfid) -> bool {
         self.told_since(gfid, UpcallSequence(self.passed_on.load(Ordering::SeqCst)))
     }
 
-    /// A request has come.
+    /// Records that a request has come.
     pub fn uses(&self) {
-        // A write by each thread would move the line between processors.
+        // If each thread wrote, the cache line would move between processors.
         if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::Relaxed);
         }
@@ -160,38 +160,39 @@ impl UpcallInbox {
         self.used.swap(false, Ordering::Relaxed)
     }
 
-    /// The turn to ask libgfapi for messages: no other thread has one that is not here yet.
+    /// The right to poll libgfapi for messages. While a thread holds it, no other thread has a message that is not in
+    /// the inbox yet.
     pub fn turn(&self) -> MutexGuard<'_, Option<Instant>> {
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         *turn = Some(Instant::now());
         turn
     }
 
-    /// True if nobody has asked libgfapi for messages in the last `time`.
+    /// True if no thread has polled libgfapi for messages in the last `time`.
     pub fn is_due(&self, time: Duration) -> bool {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         turn.is_none_or(|asked| asked.elapsed() >= time)
     }
 
-    /// Nobody needs messages any more.
+    /// Ends the inbox: messages are not needed any more.
     pub fn end(&self) {
         self.lock().ended = true;
         self.arrived.notify_one();
         self.ended.notify_all();
     }
 
-    /// True if nobody needs messages any more after `wait`, or before.
+    /// True if the inbox ends within `wait`.
     pub fn ends_within(&self, wait: Duration) -> bool {
         let waited = self.ended.wait_timeout_while(self.lock(), wait, |state| !state.ended);
         waited.unwrap_or_else(PoisonError::into_inner).0.ended
     }
 
-    /// This client changes a thing, of which nobody has to be told.
+    /// Records a change by this client for which no frontend needs a notification.
     pub fn note(&self, place: &AtomicU64) {
         place.fetch_max(self.next(), Ordering::SeqCst);
     }
 
-    /// This client changes who may use an inode.
+    /// Records that this client changes the rights to use an inode.
     pub fn note_rights(&self, gfid: Gfid) {
         self.note(&self.places[place(gfid)]);
     }

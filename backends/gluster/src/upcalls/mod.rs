@@ -1,11 +1,11 @@
-//! Changes by other clients, of which the servers tell: what frontends may keep for long, and how it is taken
-//! back.
+//! Cache coherence with other clients: servers report their changes, so that frontends may cache for long. This module
+//! decides what they may cache, and invalidates it.
 //!
-//! A server remembers which clients have asked for a file, for the time of
-//! `features.cache-invalidation-timeout`, and tells them of changes by others. Frontends keep attributes of
-//! files and names for at most half of this time. Attributes of directories are kept for a short time only:
-//! servers do not tell of every change of a directory. A name that another file replaces, of which this client
-//! does not know, is noticed by the change time of its directory.
+//! A server remembers which clients have queried a file, for the time of `features.cache-invalidation-timeout`, and
+//! sends them messages about changes by others. Frontends keep attributes of files and names for at most half of this
+//! time. Attributes of directories are kept for a short time only: servers do not report every change of a directory.
+//! If another client replaces a name by a file that this client does not know, the change time of the directory shows
+//! it.
 
 mod events;
 mod inbox;
@@ -29,16 +29,16 @@ pub(crate) use names::CHANGES;
 use names::{EntryName, FrontendNames};
 pub(crate) use teller::{UpcallNotifier, VolfileQuery};
 
-/// The answers that frontends keep, and their times.
+/// The answers that frontends keep, and the times for which they may.
 pub(crate) struct CacheCoherence {
     pub inbox: Arc<UpcallInbox>,
-    /// The time where servers do not tell of changes.
+    /// The time if servers do not report changes.
     short: Duration,
-    /// The time where they do, in milliseconds; 0 while they do not.
+    /// The time if servers report changes, in milliseconds; 0 while they do not.
     long_ms: AtomicU64,
     names: Mutex<FrontendNames>,
     frontends: Mutex<Vec<Arc<dyn Notify>>>,
-    /// Frontends keep nothing for long, and are not told: the answers are kept here.
+    /// Frontends keep nothing for long, and receive no notifications: this process keeps the answers.
     keeps_here: bool,
     attached: AtomicBool,
     /// The reason why everything is kept for a short time, while it is.
@@ -51,15 +51,17 @@ pub(crate) struct CacheCoherence {
 pub(crate) struct NamedChild {
     pub ino: Ino,
     pub gfid: Gfid,
-    /// It has one name only, as far as is known.
+    /// The child has only one name, as far as is known.
     pub is_single: bool,
     pub is_dir: bool,
-    /// A listing told of it: with the attributes of another inode, if another client was just changing its name.
+    /// The child comes from a listing: it has the attributes of another inode if another client was just changing its
+    /// name.
     pub is_listed: bool,
 }
 
 impl CacheCoherence {
-    /// Everything is kept for a `short` time. With `keeps_here`, frontends never keep it for longer.
+    /// Makes a state in which everything is kept for a `short` time. With `keeps_here`, frontends never keep it for
+    /// longer.
     pub fn new(short: Duration, keeps_here: bool) -> CacheCoherence {
         CacheCoherence {
             inbox: Arc::default(),
@@ -74,8 +76,8 @@ impl CacheCoherence {
         }
     }
 
-    /// Adds a frontend. True if it is the first. With two, nothing is kept for long: servers do not tell of
-    /// changes that come from here.
+    /// Adds a frontend. True if it is the first. With two, nothing is kept for long: servers do not report changes by
+    /// this client.
     pub fn attach(&self, notify: Arc<dyn Notify>) -> bool {
         if self.keeps_here {
             return !self.attached.swap(true, Ordering::AcqRel);
@@ -83,23 +85,24 @@ impl CacheCoherence {
         let mut frontends = lock(&self.frontends);
         frontends.push(notify);
         if frontends.len() == 2 {
-            // Before what was kept is taken back.
+            // The time is cleared before cached answers are invalidated.
             self.long_ms.store(0, Ordering::SeqCst);
             self.inbox.put_all();
         }
         frontends.len() == 1
     }
 
-    /// Servers tell of changes for twice this time after they were asked; zero for those that do not.
+    /// Sets the time for which frontends may cache. Servers report changes for twice this time after a query; zero if
+    /// they do not.
     pub fn keep_for(&self, long: Duration) {
-        // A second frontend does not come in between.
+        // The lock prevents that a second frontend attaches meanwhile.
         let frontends = lock(&self.frontends);
         let is_longer = frontends.len() <= 1 && long > self.short;
         let long = if is_longer { long.as_millis() as u64 } else { 0 };
         self.long_ms.store(long, Ordering::SeqCst);
     }
 
-    /// The reason why everything is kept for a short time, for as long as it is.
+    /// Sets the reason why everything is kept for a short time, while it is.
     pub fn note_reason(&self, reason: impl Into<String>) {
         *lock(&self.why_short) = reason.into();
     }
@@ -115,7 +118,8 @@ impl CacheCoherence {
         }
     }
 
-    /// The configuration says if a translator of the client may acknowledge writes before the servers have them.
+    /// Records whether, by its configuration, a translator of the client may acknowledge writes before the servers have
+    /// them.
     pub fn note_writes(&self, are_held: bool) {
         self.holds_writes.store(are_held, Ordering::Release);
     }
@@ -125,7 +129,7 @@ impl CacheCoherence {
         self.holds_writes.load(Ordering::Acquire)
     }
 
-    /// The time for which everything else is kept.
+    /// The time for which answers are kept that are not kept for long.
     pub fn short(&self) -> Duration {
         self.short
     }
@@ -135,8 +139,8 @@ impl CacheCoherence {
         self.long().is_some()
     }
 
-    /// Sees to it that messages about an inode arrive. Before it is asked for, or while there is another
-    /// reference to it.
+    /// Ensures that messages about an inode arrive. Must be called before a query about the inode, or while there is
+    /// another reference to the inode.
     pub fn listen(
         &self,
         nodes: &GlusterInodes,
@@ -146,14 +150,15 @@ impl CacheCoherence {
         !self.keeps_here && self.long().is_some_and(|long| nodes.keep(ino, long, refer))
     }
 
-    /// The time for which attributes are valid that were asked for after `since`, of an inode about which
-    /// messages [arrive](CacheCoherence::listen).
+    /// The time for which attributes from a query after `since` are valid. Messages about the inode must
+    /// [arrive](CacheCoherence::listen).
     pub fn attributes(&self, gfid: Gfid, since: UpcallSequence) -> Duration {
         let Some(long) = self.long() else { return self.short };
         if self.inbox.told_since(gfid, since) { Duration::ZERO } else { long }
     }
 
-    /// The time for which attributes of a directory are valid that were asked for after `since`. Compares them with those before.
+    /// The time for which attributes of a directory from a query after `since` are valid. Compares the attributes with
+    /// the former ones.
     pub fn directory(&self, gfid: Gfid, changed: (i64, i64), since: UpcallSequence) -> Duration {
         let asked = (changed, since);
         if self.long().is_some() && lock(&self.names).asked(gfid, asked, Instant::now()) {
@@ -162,7 +167,7 @@ impl CacheCoherence {
         self.short
     }
 
-    /// The time for which a name is valid that was asked for after `since`.
+    /// The time for which a name from a query after `since` is valid.
     pub fn name(
         &self,
         dir: Gfid,
@@ -173,7 +178,7 @@ impl CacheCoherence {
         let Some(long) = self.long() else { return self.short };
         let now = Instant::now();
         let mut names = lock(&self.names);
-        // Of a file with several names, nobody tells that one of them was replaced.
+        // If a file has several names, no server reports that one of them was replaced.
         let is_sure = child.is_single && !names.has_moved(dir, since);
         if !is_sure || !names.hold(dir, name, child, (now, long)) {
             return self.short;
@@ -184,7 +189,8 @@ impl CacheCoherence {
         if is_old { Duration::ZERO } else { long }
     }
 
-    /// The inode of a name, and true if it is a directory, as far as frontends know by messages of the servers; `None` if they do not.
+    /// The inode of a name, and true if it is a directory, as far as frontends know by messages of the servers; `None`
+    /// if they do not.
     pub fn leads_to(
         &self,
         nodes: &GlusterInodes,
@@ -200,7 +206,8 @@ impl CacheCoherence {
         (!is_behind(dir) && !is_behind(gfid)).then_some((gfid, is_dir))
     }
 
-    /// True if no other client has changed a directory lately, false if one has, as far as servers tell; `None` if nobody knows.
+    /// True if no other client has changed a directory lately, false if one has, as far as servers report it; `None` if
+    /// this is unknown.
     pub fn is_quiet(&self, volume: &VolumeConnection, dir: Gfid) -> Option<bool> {
         let long = self.long()?;
         take_if_due(volume, &self.inbox);
@@ -212,13 +219,13 @@ impl CacheCoherence {
         names.is_asked(dir, long, now).then_some(true)
     }
 
-    /// True if names are kept for long, but servers may soon not tell of changes of `dir` any more: it must be
-    /// asked for.
+    /// True if names are kept for long, but servers may soon stop reporting changes of `dir`: a new query about it is
+    /// necessary.
     pub fn needs_asking(&self, dir: Gfid) -> bool {
         self.long().is_some_and(|long| !lock(&self.names).is_asked(dir, long, Instant::now()))
     }
 
-    /// This client changes directories, until the result is dropped.
+    /// Records that this client changes directories, until the result is dropped.
     pub fn changing(&self, dirs: &[Gfid]) -> DirectoryChangeGuard<'_> {
         let changing = DirectoryChangeGuard {
             watch: self,
@@ -229,9 +236,9 @@ impl CacheCoherence {
         changing
     }
 
-    /// This client has renamed, after `since`. Frontends keep the new name for as long as the former one. If nobody would take it
-    /// back, or a message has arrived meanwhile, which may have taken back the former name only, it is taken back now. True if the
-    /// inode is known, and its directory noted.
+    /// Records a rename by this client, after `since`. Frontends keep the new name for as long as the former one. If no
+    /// message would invalidate it later, or if a message has arrived meanwhile, which may have invalidated only the
+    /// former name, it is invalidated now. True if the inode is known, and its directory recorded.
     pub fn moved(
         &self,
         nodes: &GlusterInodes,
@@ -251,8 +258,9 @@ impl CacheCoherence {
         gfid.is_some()
     }
 
-    /// A file was opened. Frontends ask for its size again, which ends a read, if another client may have changed it since they
-    /// asked: before the file was opened, the messages of the servers are here.
+    /// Records that a file was opened. If another client may have changed the file since frontends last fetched its
+    /// size, frontends fetch it again, since the size ends a read. Before the open, the messages of the servers have
+    /// arrived.
     pub fn opened(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) {
         let is_known = || {
             let gfid = nodes.gfid(ino).ok()?;
@@ -262,21 +270,22 @@ impl CacheCoherence {
         };
         if !self.keeps_here && is_known().is_none() {
             for frontend in self.frontends() {
-                // It does not know the inode.
+                // The frontend may not know the inode.
                 let _ = frontend.invalidate_inode(ino, None);
             }
         }
     }
 
-    /// This client has given a further name to an inode: of its names, nobody tells from now on that one was replaced.
+    /// Records that this client has given a further name to an inode: from now on, no server reports that one of its
+    /// names was replaced.
     pub fn linked(&self, gfid: Gfid) {
         if self.long().is_some() {
             self.inbox.put(gfid, NAME_CHANGED);
         }
     }
 
-    /// An inode was found in another directory than before: its names in `dir` are taken back. When a server tells of the inode, only
-    /// its names in the directory where it was found last are.
+    /// Records that an inode was found in another directory than before: its names in `dir` are invalidated. A message
+    /// about the inode invalidates only its names in the directory where it was found last.
     pub fn left(&self, dir: Gfid, ino: Ino) {
         if self.long().is_some() {
             let taken = lock(&self.names).take_child(dir, ino);
@@ -284,7 +293,7 @@ impl CacheCoherence {
         }
     }
 
-    /// The time for which something may be kept for long, if at all.
+    /// The time for which answers may be kept for long, if they may.
     pub fn long(&self) -> Option<Duration> {
         match self.long_ms.load(Ordering::SeqCst) {
             0 => None,
@@ -306,7 +315,7 @@ pub(crate) struct DirectoryChangeGuard<'a> {
 
 impl DirectoryChangeGuard<'_> {
     fn mark(&self, begins: bool) {
-        // A change that has begun must end.
+        // The end of a change that has begun must always be recorded.
         if !begins || self.watch.long().is_some() {
             let at = self.watch.inbox.advance();
             let mut names = lock(&self.watch.names);

@@ -1,6 +1,6 @@
-//! The names that frontends keep for long, by directory, so that they can be taken back.
+//! The names that frontends keep for long, by directory, so that they can be invalidated.
 //!
-//! A server tells of a changed directory, but not which of its names has changed.
+//! A server reports a changed directory, but not which of its names has changed.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::volume::Gfid;
 const NAMES: usize = 1 << 18;
 const DIRS: usize = 1 << 16;
 
-/// Time for which the names of a directory that another client has changed are kept for a short time only, and listings of it are
-/// not believed. A server that answers a look while it carries the change out may list the name with the former inode, until the
-/// next look at the name.
+/// Time for which, after a change by another client, the names of a directory are kept for a short time only, and its
+/// listings are not trusted. A server that answers a lookup while it performs the change may list the name with the
+/// former inode, until the next lookup of the name.
 const RESTLESS: Duration = Duration::from_secs(30);
 
-/// Time after which all servers have carried out a change, and have told of it.
+/// Time after which all servers have performed a change, and have reported it.
 pub const CHANGES: Duration = Duration::from_secs(5);
 
 /// Time between two searches for names that are no longer kept.
@@ -43,11 +43,13 @@ pub struct FrontendNames {
 #[derive(Debug, Default)]
 struct FrontendDirectory {
     names: HashMap<NameBytes, FrontendName>,
-    /// Number of names of each child. Most have none when they are asked for, and a search takes as long as there are names.
+    /// Number of names of each child. Most children have none when this is checked, and a search would take as long as
+    /// there are names.
     children: HashMap<Ino, u32>,
-    /// The time when the servers were last asked for it. They tell of its changes for some time after.
+    /// The time of the last query about the directory. The servers report changes of the directory for some time after
+    /// it.
     asked: Option<Instant>,
-    /// Its change time then, and a moment before that question.
+    /// The change time of the directory then, and a moment before that query.
     changed: Option<((i64, i64), UpcallSequence)>,
     /// The moment when a change by this client last began or ended.
     ours: Option<UpcallSequence>,
@@ -55,7 +57,7 @@ struct FrontendDirectory {
     moved: Option<UpcallSequence>,
     /// Number of changes by this client that run now.
     running: u32,
-    /// The time when another client was last known to have changed it.
+    /// The time when another client was last known to have changed the directory.
     told: Option<Instant>,
 }
 
@@ -64,13 +66,13 @@ struct FrontendName {
     until: Instant,
     child: Ino,
     is_dir: bool,
-    /// The time when a listing told of the inode, and of its attributes.
+    /// The time of the listing from which the inode and its attributes come.
     listed: Option<Instant>,
 }
 
 impl FrontendNames {
-    /// The servers were asked for a directory after `since`, which was last changed at `changed`. True if another client has
-    /// changed it while its names were kept. Answers may come in another order than the questions.
+    /// Records a query after `since` about a directory, which was last changed at `changed`. True if another client has
+    /// changed it while its names were kept. Answers may come in another order than the queries.
     pub fn asked(
         &mut self,
         dir: Gfid,
@@ -87,7 +89,7 @@ impl FrontendNames {
         old != changed && !is_ours && !dir.names.is_empty()
     }
 
-    /// A change of a directory by this client begins at `at`, or ends.
+    /// Records that a change of a directory by this client begins at `at`, or ends.
     pub fn changed_by_us(&mut self, dir: Gfid, at: UpcallSequence, begins: bool) {
         if let Some(dir) = self.dirs.get_mut(&dir) {
             dir.ours = Some(at);
@@ -97,8 +99,8 @@ impl FrontendNames {
         }
     }
 
-    /// Keeps a name until `now` + `long`, for `child`. False if that cannot be done: the directory is restless,
-    /// or the servers were not asked for it in the last `long`.
+    /// Keeps a name until `now` + `long`, for `child`. False if that cannot be done: the directory is restless, or
+    /// there was no query about it in the last `long`.
     pub fn hold(
         &mut self,
         dir: Gfid,
@@ -134,13 +136,13 @@ impl FrontendNames {
         self.dirs.get(&dir).is_some_and(|dir| dir.is_restless(now))
     }
 
-    /// True if the servers were asked for the directory in the last `time`.
+    /// True if there was a query about the directory in the last `time`.
     pub fn is_asked(&self, dir: Gfid, time: Duration, now: Instant) -> bool {
         self.dirs.get(&dir).is_some_and(|dir| dir.is_asked(time, now))
     }
 
-    /// This client has renamed, until `at`: frontends keep the new name for as long as the former one. Returns the inode if both are
-    /// known here, so that the new one is taken back in time.
+    /// Records a rename by this client, until `at`: frontends keep the new name for as long as the former one. Returns
+    /// the inode if both names are known here, so that the new one is invalidated in time.
     pub fn moved(
         &mut self,
         (old_dir, old): EntryName<'_>,
@@ -162,13 +164,14 @@ impl FrontendNames {
         Some(child)
     }
 
-    /// True if this client has renamed from or to `dir` after `since`: an answer about a name may be about another one in the
-    /// frontend.
+    /// True if this client has renamed from or to `dir` after `since`: an answer about a name may refer to another name
+    /// in the frontend.
     pub fn has_moved(&self, dir: Gfid, since: UpcallSequence) -> bool {
         self.dirs.get(&dir).and_then(|dir| dir.moved).is_some_and(|moved| moved > since)
     }
 
-    /// Another client has changed a directory: takes all names back. Each has its inode if its attributes came by a listing lately.
+    /// Records that another client has changed a directory: removes and returns all names. Each has its inode if its
+    /// attributes come from a recent listing.
     pub fn take(&mut self, dir: Gfid, now: Instant) -> Vec<(NameBytes, Option<Ino>)> {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
         dir.told = Some(now);
@@ -179,7 +182,7 @@ impl FrontendNames {
         dir.names.drain().map(|(name, held)| (name, child(held))).collect()
     }
 
-    /// Takes the names of `child` back.
+    /// Removes and returns the names of `child`.
     pub fn take_child(&mut self, dir: Gfid, child: Ino) -> Vec<NameBytes> {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
         if dir.children.remove(&child).is_none() {
@@ -191,14 +194,14 @@ impl FrontendNames {
         taken
     }
 
-    /// Takes all names back.
+    /// Removes and returns all names.
     pub fn take_all(&mut self) -> Vec<(Gfid, Vec<NameBytes>)> {
         self.count = 0;
         let taken = self.dirs.drain().map(|(dir, it)| (dir, it.names.into_keys().collect()));
         taken.collect()
     }
 
-    /// Looks for names that are no longer kept if there is no room.
+    /// Searches for names that are no longer kept if there is no room.
     fn has_room(&mut self, now: Instant) -> bool {
         let full = |names: &FrontendNames| names.count >= NAMES || names.dirs.len() >= DIRS;
         let is_early = |searched: Instant| now.duration_since(searched) < SEARCH_EVERY;
@@ -219,7 +222,7 @@ impl FrontendNames {
 }
 
 impl FrontendDirectory {
-    /// Adds a name, in place of the one that is known.
+    /// Adds a name, and replaces a known one.
     fn insert(&mut self, name: &[u8], held: FrontendName) {
         *self.children.entry(held.child).or_default() += 1;
         match self.names.get_mut(name) {
@@ -237,7 +240,7 @@ impl FrontendDirectory {
         Some(held)
     }
 
-    /// A child has one name less.
+    /// Records that a child has one name less.
     fn lose(&mut self, child: Ino) {
         if let Some(count) = self.children.get_mut(&child) {
             *count -= 1;
@@ -280,7 +283,8 @@ mod tests {
         names
     }
 
-    /// The invalidation of a file that this client had renamed named its former name, and its new one stayed for minutes.
+    /// The invalidation of a file that this client had renamed named its former name, and its new one stayed for
+    /// minutes.
     #[test]
     fn a_name_is_kept_after_a_renaming_and_taken_back_with_its_file() {
         const E: Gfid = [3; 16];
@@ -317,7 +321,8 @@ mod tests {
         assert!(names.hold(D, b"a", &child(2, false), (now + RESTLESS, LONG)));
     }
 
-    /// The attributes of one file were kept for minutes as those of another, which a listing had mixed up.
+    /// The attributes of one file were kept for minutes as the attributes of another file, because a listing had mixed
+    /// them up.
     #[test]
     fn attributes_of_a_listing_are_taken_back_with_its_names() {
         let now = Instant::now();
@@ -381,7 +386,7 @@ mod tests {
         let mut names = with_names(Instant::now());
         assert_eq!(names.take_child(D, Ino(3)), [NameBytes::from(*b"b")]);
         assert_eq!((names.take_child(D, Ino(9)).len(), names.count), (0, 1));
-        // A name of another file now, and two of one.
+        // The name belongs to another file now, and this file has two names.
         let now = Instant::now();
         assert!(names.hold(D, b"a", &child(5, false), (now, LONG)));
         assert!(names.hold(D, b"b", &child(5, false), (now, LONG)));
@@ -403,7 +408,7 @@ mod tests {
         assert!(!names.hold(D, b"more", &child(2, false), (now, LONG)));
         let late = now + LONG;
         names.asked(D, ((1, 1), UpcallSequence::default()), late);
-        // All were old, so that the directory was given up, too.
+        // All names were old, so that the directory was removed, too.
         assert!(!names.hold(D, b"more", &child(2, false), (late, LONG)) && names.count == 0);
         names.asked(D, ((1, 1), UpcallSequence::default()), late);
         assert!(names.hold(D, b"more", &child(2, false), (late, LONG)));

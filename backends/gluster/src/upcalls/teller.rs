@@ -1,4 +1,5 @@
-//! The thread that passes messages of servers on to frontends, and notices when a server cannot send any.
+//! The upcall notifier: a thread that passes messages of servers on to frontends, and notices when a server cannot send
+//! any.
 
 use std::ffi::CString;
 use std::io::Result;
@@ -17,35 +18,36 @@ use crate::ManagementTransport;
 use crate::nodes::GlusterInodes;
 use crate::volume::{Gfid, VolumeConnection};
 
-/// Time between two looks at the connections. libgfapi connects again after three seconds at the earliest.
+/// Time between two checks of the connections. libgfapi connects again after three seconds at the earliest.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Time between two questions for the configuration of the volume.
+/// Time between two queries for the configuration of the volume.
 const ASK_EVERY: Duration = Duration::from_secs(30);
 
-/// Time after which an invalidation is repeated: it may have overtaken an answer on its way to the frontend.
+/// Time after which an invalidation is repeated: it may have overtaken an answer that the frontend had not received
+/// yet.
 const REPEAT_AFTER: Duration = Duration::from_millis(200);
 
-/// Time in which messages about one inode become one. A file that another client writes all the time would
+/// Time in which messages about one inode are combined. A file to which another client writes all the time would
 /// otherwise keep a processor busy.
 const GATHER: Duration = Duration::from_millis(5);
 
 /// Time for a server to answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// The questions to the servers that know the volumes.
+/// The parameters of queries to the management servers.
 #[derive(Clone, Debug)]
 pub(crate) struct VolfileQuery {
     /// Hosts with their ports, or the path of a socket.
     pub servers: Vec<(String, u16)>,
     pub transport: ManagementTransport,
     pub volume: String,
-    /// The longest time for which frontends keep anything.
+    /// The longest time for which frontends may cache.
     pub at_most: Duration,
 }
 
 impl VolfileQuery {
-    /// The time for which frontends may keep what they know, or the reason why they may not.
+    /// The time for which frontends may cache, or the reason why they may not.
     pub fn long(&self) -> std::result::Result<Duration, String> {
         if self.at_most.is_zero() {
             return Err("upcalls=0".to_owned());
@@ -101,7 +103,7 @@ enum FrontendNotice {
     Name(Ino, NameBytes),
 }
 
-/// The thread.
+/// The state of the upcall notifier.
 pub(crate) struct UpcallNotifier {
     pub watch: Arc<CacheCoherence>,
     pub nodes: Arc<GlusterInodes>,
@@ -109,17 +111,17 @@ pub(crate) struct UpcallNotifier {
     pub asks: VolfileQuery,
     /// The time that the configuration allows.
     pub long: Duration,
-    /// The reason why it allows none.
+    /// The reason why the configuration allows none.
     pub refusal: Option<String>,
 }
 
 /// The state of the connections, as last seen.
 #[derive(Default, PartialEq, Eq)]
 struct BrickConnections {
-    /// The configuration with which libgfapi runs.
+    /// The configuration that libgfapi uses.
     text: Vec<u8>,
     bricks: Vec<Brick>,
-    /// All of them are connected.
+    /// All bricks are connected.
     are_up: bool,
 }
 
@@ -169,11 +171,11 @@ impl UpcallNotifier {
         }
     }
 
-    /// Everything that frontends keep of an inode, which they keep no longer.
+    /// The notices for everything that frontends keep of an inode. They may not keep it any more.
     fn notices(&self, gfid: Gfid, flags: u64) -> Vec<FrontendNotice> {
         let (mut notices, ino) = (Vec::new(), self.nodes.ino(gfid));
         let mut names = lock(&self.watch.names);
-        // Also where no frontend knows the directory.
+        // The names are removed even if no frontend knows the directory.
         let of_dir = names.take(gfid, Instant::now());
         let Some(ino) = ino else { return notices };
         let is_name = flags & NAME_CHANGED != 0;
@@ -215,8 +217,8 @@ impl UpcallNotifier {
         }
     }
 
-    /// Looks at the connections. A server that was away has forgotten what this client knows, and has not told
-    /// of changes.
+    /// Checks the connections. A server that was away has forgotten which files this client knows, and has not reported
+    /// changes.
     fn look(&self, seen: &mut BrickConnections) {
         let now = self.connections(seen);
         if now == *seen {
@@ -226,7 +228,7 @@ impl UpcallNotifier {
         *seen = now;
         let text = String::from_utf8_lossy(&seen.text);
         self.watch.note_writes(!seen.are_up || volfile::holds_writes(&text));
-        // In this order: what is asked for from now on is told of.
+        // In this order, servers report changes of everything that is fetched from now on.
         self.keep(seen);
         if had_some {
             log::info!("a server of GlusterFS was away, or the volume has new options");
@@ -234,14 +236,14 @@ impl UpcallNotifier {
         }
     }
 
-    /// Frontends keep what they know for as long as configuration and connections allow.
+    /// Lets frontends cache for as long as configuration and connections allow.
     fn keep(&self, seen: &BrickConnections) {
         if !seen.are_up {
             self.watch.note_reason("not all of its servers are connected");
         } else if let Some(reason) = &self.refusal {
             self.watch.note_reason(reason.as_str());
         } else {
-            // If it is no longer than the short time.
+            // This is the reason if that time is no longer than the short time.
             self.watch.note_reason(format!("its servers tell of changes for {:?}", 2 * self.long));
         }
         self.watch.keep_for(if seen.are_up { self.long } else { Duration::ZERO });
@@ -266,7 +268,7 @@ impl UpcallNotifier {
         String::from_utf8_lossy(&text).lines().any(|line| line.trim() == "connected = 1")
     }
 
-    /// Asks whether the option is still on, or on again.
+    /// Queries whether the option is still on, or on again.
     fn ask(&mut self, seen: &BrickConnections) {
         let asked = self.asks.long();
         if let Err(reason) = &asked
@@ -284,7 +286,7 @@ impl UpcallNotifier {
 }
 
 impl FrontendNotice {
-    /// Frontends that do not know the inode keep nothing of it.
+    /// Sends the notice to a frontend. A frontend that does not know the inode has nothing cached.
     fn send(&self, frontend: &dyn Notify) {
         match self {
             // Data stays: the kernel compares size and times before it uses it.

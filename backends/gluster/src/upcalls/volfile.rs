@@ -1,6 +1,7 @@
-//! The configuration of a volume, as the servers that know the volumes send it: whether bricks tell of changes.
+//! The volfile, the configuration of a volume, as the management servers send it. It shows whether bricks report
+//! changes.
 //!
-//! libgfapi reads the same text, but tells nothing of it before it has connected.
+//! libgfapi reads the same text, but makes it available only after it has connected.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 /// The longest text that is read.
 const LONGEST: usize = 1 << 20;
 
-/// The time after which a brick forgets that a client knows a file, unless the volume has another one.
+/// The time after which a brick forgets that a client knows a file, unless the volume configures another time.
 const USUAL: Duration = Duration::from_secs(60);
 
 /// The program "GlusterFS Handshake" of ONC RPC (RFC 5531) with its procedure GETSPEC.
@@ -19,26 +20,25 @@ const GETSPEC: u32 = 2;
 /// A brick of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brick {
-    /// The name of the part of libgfapi that talks to it.
+    /// The name of the translator of libgfapi that communicates with the brick.
     pub client: String,
     host: String,
     path: String,
 }
 
 impl Brick {
-    /// The name of its own configuration.
+    /// The name of the brick's own configuration.
     pub fn key(&self, volume: &str) -> String {
         let path = self.path.trim_start_matches('/').replace('/', "-");
         format!("{volume}.{}.{path}", self.host)
     }
 }
 
-/// Asks for the configuration `key`: the name of a volume, or the [key](Brick::key) of a brick.
+/// Fetches the configuration `key`: the name of a volume, or the [key](Brick::key) of a brick.
 ///
 /// # Errors
 ///
-/// The errors of the stream, `InvalidData` for an answer that is none, and `NotFound` if there is no such
-/// configuration.
+/// The errors of the stream, `InvalidData` for an invalid answer, and `NotFound` if there is no such configuration.
 pub fn fetch(stream: &mut (impl Read + Write), key: &str) -> Result<String> {
     stream.write_all(&request(key))?;
     answer(&receive(stream)?)
@@ -62,8 +62,8 @@ pub fn holds_writes(text: &str) -> bool {
     is_held || bricks(text).is_empty()
 }
 
-/// The time for which the brick with this configuration tells a client of changes, after the client has asked
-/// for a file. `None` if it does not.
+/// The time for which the brick with this configuration reports changes to a client, after the client has accessed a
+/// file. `None` if it does not report changes.
 pub fn tells_for(text: &str) -> Option<Duration> {
     let part = parts(text).find(|part| part.kind == "features/upcall")?;
     if !matches!(part.option("cache-invalidation"), Some("on" | "yes" | "true" | "enable" | "1")) {
@@ -73,7 +73,7 @@ pub fn tells_for(text: &str) -> Option<Duration> {
     Some(seconds.and_then(std::result::Result::ok).map_or(USUAL, Duration::from_secs))
 }
 
-/// A part of a configuration.
+/// A section of a volfile.
 struct VolfileSection<'a> {
     name: &'a str,
     kind: &'a str,
@@ -101,8 +101,8 @@ fn parts(text: &str) -> impl Iterator<Item = VolfileSection<'_>> {
     })
 }
 
-/// The call, in XDR, as one record. Servers give the configuration to clients that say which versions they
-/// understand.
+/// The call, in XDR, as one record. Servers send the configuration only to clients that state which versions they
+/// support.
 fn request(key: &str) -> Vec<u8> {
     let mut versions = Vec::new();
     let pairs = [("min-op-version", "1"), ("max-op-version", "100000")];
