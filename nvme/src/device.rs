@@ -19,7 +19,7 @@ use crate::spec::{
 /// Blocks of a range of a command at most.
 const MAX_BLOCKS: u64 = 1 << 16;
 
-/// Bytes of the unit of erasing, where the device does not say.
+/// Bytes of the erase unit, if the device does not report it.
 const ERASE_UNIT: u32 = 2 << 20;
 
 /// Settings of the driver.
@@ -31,8 +31,8 @@ pub struct NvmeOptions {
     pub timeout: Duration,
     /// Pairs of I/O queues at most.
     pub max_queues: u16,
-    /// The controller reaches no memory of callers: all data is copied. For controllers that are not trusted where
-    /// memory that was once used for I/O is used for other things later.
+    /// The controller reaches no memory of callers: all data is copied. This option is for a controller that is not
+    /// trusted, if memory that was once used for I/O is used for other things later.
     pub copy_all: bool,
 }
 
@@ -43,7 +43,7 @@ impl Default for NvmeOptions {
     }
 }
 
-/// A failure to open a controller or to ask it.
+/// A failure to open or to query a controller.
 #[derive(Debug)]
 pub enum NvmeError {
     /// The controller cannot be used, for a reason of its own.
@@ -125,7 +125,7 @@ impl NvmeDevice {
         NvmeDevice::open_shared(Arc::new(transport), options)
     }
 
-    /// As [`open`](NvmeDevice::open), on a transport that others have, too.
+    /// Opens a namespace as [`open`](NvmeDevice::open) does, on a transport that has other owners, too.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl NvmeDevice {
             id,
             why,
         })?;
-        // Limits of single commands: not every version has this structure.
+        // These are the limits of single commands. Not every version of NVMe has this structure.
         let limits = controller.identify(6, id).unwrap_or_else(|_| vec![0; PAGE]);
         controller.watch_events(facts.events);
         let mut space = space(&name, &facts, &namespace, &limits, options);
@@ -197,12 +197,12 @@ impl NvmeDevice {
         entries.map_err(|failure| self.failed("read the error log of", failure))
     }
 
-    /// Takes the asynchronous events that came since the last call, the last 64 at most.
+    /// Takes the asynchronous events since the last call, the last 64 at most.
     pub fn events(&self) -> Vec<ControllerEvent> {
         self.controller.events()
     }
 
-    /// How often the controller was reset within the last ten minutes.
+    /// The number of resets within the last ten minutes.
     pub fn resets(&self) -> usize {
         self.controller.resets()
     }
@@ -217,8 +217,8 @@ impl NvmeDevice {
     ///
     /// # Errors
     ///
-    /// [`NvmeError::System`] with `EOPNOTSUPP` where the controller has no Compare command, `EINVAL` outside of the namespace, and those
-    /// of reading.
+    /// [`NvmeError::System`] with `EOPNOTSUPP` if the controller has no Compare command, `EINVAL` outside of the
+    /// namespace, and the errors of reads.
     pub fn compare(&self, block: u64, data: &[u8]) -> Result<bool, NvmeError> {
         let failed = |errno| {
             let name = self.space.facts.name.clone();
@@ -272,7 +272,7 @@ impl NvmeError {
     }
 }
 
-/// The facts about a namespace and its limits, by what the controller says.
+/// The facts about a namespace and its limits, from the answers of the controller.
 fn space(
     name: &str,
     controller: &ControllerFacts,

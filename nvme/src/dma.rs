@@ -1,4 +1,4 @@
-//! Memory that a controller reads and writes at any time, whatever it has been told.
+//! Memory that a controller may read and write at any time, independently of its commands.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -10,8 +10,9 @@ use defuse_block::{Errno, FRAME, FrameRun, MemoryRegion, Result};
 
 use crate::spec::PAGE;
 
-/// A piece of memory with one range of addresses for the controller, on whole pages. Clones are the same memory. Nothing here hands
-/// out references to it, because the controller may change it at any time: words are atomic, and data is copied.
+/// A piece of memory with one range of addresses for the controller, on whole pages. Clones are the same memory. This
+/// type gives out no references to the memory, because the controller may change it at any time: words are atomic, and
+/// data is copied.
 #[derive(Clone)]
 pub struct DmaMemory {
     inner: Arc<DmaAllocation>,
@@ -30,11 +31,11 @@ struct DmaAllocation {
 
 // SAFETY: the memory lives as long as the owner (`DmaMemory::new`), and all access is atomic or a copy of raw bytes.
 unsafe impl Send for DmaAllocation {}
-// SAFETY: as above.
+// SAFETY: the memory lives as long as the owner (`DmaMemory::new`), and all access is atomic or a copy of raw bytes.
 unsafe impl Sync for DmaAllocation {}
 
 impl DmaMemory {
-    /// The `len` bytes from `start` on, which the controller reaches from the address `bus` on.
+    /// The `len` bytes from `start` on. The controller reaches them from the address `bus` on.
     ///
     /// # Safety
     ///
@@ -50,7 +51,7 @@ impl DmaMemory {
         DmaMemory { inner: Arc::new(DmaAllocation { start, len, bus, _owner: owner }) }
     }
 
-    /// Zeroed memory of the heap, of whole pages, for controllers that live in this process.
+    /// Zeroed memory of the heap, of whole pages, for controllers in this process.
     pub(crate) fn heap(bytes: usize, bus: u64) -> Result<Self> {
         let bytes = bytes.next_multiple_of(PAGE);
         let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Errno::NOMEM)?;
@@ -63,12 +64,12 @@ impl DmaMemory {
             return Err(Errno::NOMEM);
         }
         let owner = Box::new(HeapAllocation { start, layout });
-        // SAFETY: `HeapAllocation` keeps the allocation, which is aligned so, and nobody else knows it.
+        // SAFETY: `HeapAllocation` keeps the allocation, which has this alignment, and nothing else refers to it.
         Ok(unsafe { DmaMemory::new(start, bytes, bus, owner) })
     }
 
-    /// All frames of `region`. The controller may access the frames of commands that it has been given, whose
-    /// owners wait for them.
+    /// All frames of `region`. The controller may access the frames of its commands, whose owners wait for the
+    /// commands.
     ///
     /// `keep` is dropped before the region, and ends the access of the controller.
     pub(crate) fn region(
@@ -78,21 +79,21 @@ impl DmaMemory {
     ) -> Self {
         let owner = Box::new((keep, Arc::clone(region)));
         // SAFETY: the mapping of a region begins on a page and lives as long as the region. The frames that are
-        // accessed belong to operations in flight, whose memory nobody else uses (`defuse_block::Memory`).
+        // accessed belong to operations in flight, whose memory nothing else uses (`defuse_block::OperationMemory`).
         unsafe { DmaMemory::new(region.start(), region.bytes(), bus, owner) }
     }
 
-    /// The memory of `frames`, which belongs to the controller and the driver until it is dropped.
+    /// The memory of `frames`. It belongs to the controller and the driver until the value is dropped.
     pub(crate) fn frames(frames: FrameRun, bus: u64) -> Self {
         let at = frames.index() as usize * FRAME;
         let (start, len) =
             (frames.region().start().wrapping_add(at), frames.count() as usize * FRAME);
-        // SAFETY: the frames lie within the mapping of their region. Their owner is given away, and nobody makes
-        // a reference from it.
+        // SAFETY: the frames lie within the mapping of their region. Their owner is moved into the value, and no
+        // reference is made from it.
         unsafe { DmaMemory::new(start, len, bus, Box::new(frames)) }
     }
 
-    /// Its length in bytes.
+    /// The length of the memory in bytes.
     pub fn len(&self) -> usize {
         self.inner.len
     }
@@ -102,12 +103,12 @@ impl DmaMemory {
         self.inner.len == 0
     }
 
-    /// The address of its first byte for the controller.
+    /// The address of the memory's first byte for the controller.
     pub fn bus(&self) -> u64 {
         self.inner.bus
     }
 
-    /// The word of 32 bits at `at`, a multiple of 4; what the controller wrote before it is seen, too.
+    /// The word of 32 bits at `at`, a multiple of 4. Everything that the controller wrote before it is visible, too.
     pub fn read32(&self, at: usize) -> u32 {
         u32::from_le(self.word32(at).load(Ordering::Acquire))
     }
@@ -130,8 +131,9 @@ impl DmaMemory {
     /// Copies the bytes from `at` on to `out`.
     pub fn copy_out(&self, at: usize, out: &mut [u8]) {
         self.check(at, out.len());
-        // SAFETY: the range lies within the memory (`check`), and `out` is other memory: no reference leads to
-        // this one (`DmaMemory::new`). What the controller changes meanwhile makes the copy anything, but valid bytes.
+        // SAFETY: the range lies within the memory (`check`), and `out` is other memory: no reference leads to this
+        // memory (`DmaMemory::new`). If the controller changes bytes meanwhile, the copy has any values, but valid
+        // bytes.
         unsafe {
             let from = self.inner.start.add(at);
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
@@ -141,14 +143,15 @@ impl DmaMemory {
     /// Copies `data` to `at`.
     pub fn copy_in(&self, at: usize, data: &[u8]) {
         self.check(at, data.len());
-        // SAFETY: as in `copy_out`.
+        // SAFETY: the range lies within the memory (`check`), and `data` is other memory: no reference leads to this
+        // memory (`DmaMemory::new`).
         unsafe {
             let to = self.inner.start.add(at);
             std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len());
         }
     }
 
-    /// Fills all of it with zeros.
+    /// Fills the whole memory with zeros.
     pub fn clear(&self) {
         (0..self.inner.len).step_by(8).for_each(|at| self.write64(at, 0));
     }
@@ -166,20 +169,20 @@ impl DmaMemory {
     fn word32(&self, at: usize) -> &AtomicU32 {
         self.check(at, 4);
         assert!(at.is_multiple_of(4), "a word at {at}");
-        // SAFETY: the word lies within the memory, is aligned, and everybody's access to it is atomic.
+        // SAFETY: the word lies within the memory, is aligned, and all access to it is atomic.
         unsafe { AtomicU32::from_ptr(self.inner.start.add(at).cast()) }
     }
 
     fn word64(&self, at: usize) -> &AtomicU64 {
         self.check(at, 8);
         assert!(at.is_multiple_of(8), "a word at {at}");
-        // SAFETY: as in `word32`.
+        // SAFETY: the word lies within the memory, is aligned, and all access to it is atomic.
         unsafe { AtomicU64::from_ptr(self.inner.start.add(at).cast()) }
     }
 }
 
 impl WeakDmaMemory {
-    /// The memory, if its owner still has it.
+    /// The memory, if its owner still exists.
     pub(crate) fn get(&self) -> Option<DmaMemory> {
         self.0.upgrade().map(|inner| DmaMemory { inner })
     }
@@ -205,12 +208,12 @@ struct HeapAllocation {
 
 // SAFETY: only the drop uses the pointer.
 unsafe impl Send for HeapAllocation {}
-// SAFETY: as above.
+// SAFETY: only the drop uses the pointer.
 unsafe impl Sync for HeapAllocation {}
 
 impl Drop for HeapAllocation {
     fn drop(&mut self) {
-        // SAFETY: the allocation of `DmaMemory::heap`, with its layout.
+        // SAFETY: `DmaMemory::heap` has made the allocation, with this layout.
         unsafe { dealloc(self.start, self.layout) };
     }
 }

@@ -1,4 +1,4 @@
-//! Controllers as devices that are named.
+//! Controllers as devices with names.
 
 use std::sync::Arc;
 

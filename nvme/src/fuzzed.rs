@@ -14,12 +14,12 @@ use crate::{ControllerModel, NvmeDevice, NvmeOptions};
 /// Operations of a run.
 const OPERATIONS: u64 = 48;
 
-/// Runs operations on a controller whose registers and completions `script` falsifies, from the first register on or, for an
-/// odd first byte, from the first operation on.
+/// Runs operations on a controller whose registers and completions `script` falsifies: from the first register on, or,
+/// for an odd first byte, from the first operation on.
 ///
 /// # Panics
 ///
-/// When an operation has not exactly one answer, memory does not come back, or a run does not end.
+/// Panics if an operation does not have exactly one answer, memory does not come back, or a run does not end.
 pub fn controller(script: &[u8]) {
     let shape =
         ModelProperties { maps: false, queues: 2, entries: 64, ..ModelProperties::default() };
@@ -35,7 +35,7 @@ pub fn controller(script: &[u8]) {
     if !from_the_start {
         model.falsify(script);
     }
-    // Whatever it claims to be, its facts are in bounds.
+    // The facts are in bounds, independently of the controller's claims.
     let facts = device.facts();
     assert!(facts.block_size >= 512 && facts.block_size.is_power_of_two(), "{facts:?}");
     assert!(facts.max_transfer >= facts.block_size && facts.blocks > 0, "{facts:?}");
@@ -85,7 +85,7 @@ fn operation(
     }
 }
 
-/// Checks that an error is one that operations of a device have.
+/// Checks that an error is a possible error of operations of a device.
 fn known(result: Result<()>) {
     let Err(errno) = result else { return };
     let all = [

@@ -12,8 +12,8 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::spec::{COMPLETION, SUBMISSION};
 use crate::{ControllerModel, ControllerTransport, DmaMemory};
 
-/// A controller that answers each command of its first I/O queue with success when the doorbell rings, and moves no data: what remains
-/// is the cost of the driver. Everything else is done by a [`ControllerModel`].
+/// A controller that answers each command of its first I/O queue with success when the doorbell rings, and moves no
+/// data: what remains is the cost of the driver. A [`ControllerModel`] does everything else.
 pub struct InstantController {
     model: ControllerModel,
     line: Mutex<Option<QueuePairMemory>>,
@@ -63,7 +63,7 @@ impl RandomReadTest {
     ///
     /// # Errors
     ///
-    /// Those of the device.
+    /// Fails with the errors of the device.
     pub fn run(&self, device: &dyn BlockDevice) -> Result<ReadCost> {
         let facts = device.facts();
         let frames = facts.block_size.div_ceil(4096);
@@ -105,7 +105,7 @@ fn process_cpu() -> Duration {
 }
 
 impl InstantController {
-    /// A controller with the facts of `model`, which has no queues yet.
+    /// A controller with the facts of `model`. `model` must not have queues yet.
     pub fn new(model: ControllerModel) -> Self {
         InstantController { model, line: Mutex::default(), clock: MonotonicClock::default() }
     }

@@ -21,10 +21,10 @@ pub(crate) struct QueuePair {
     submission_doorbell: u32,
     completion_doorbell: u32,
     tail: u16,
-    /// The tail that the controller knows.
+    /// The tail that was last written to the doorbell.
     told: u16,
     head: u16,
-    /// Completions were taken of which the controller does not know.
+    /// Completions were taken, but not yet released by the doorbell.
     taken: bool,
     phase: bool,
 }
@@ -36,7 +36,7 @@ pub(crate) enum NextCompletion {
     Empty,
     /// A completion.
     Done(CompletionEntry),
-    /// A completion that cannot be one of this queue.
+    /// A completion that cannot belong to this queue.
     Invalid,
 }
 
@@ -95,7 +95,7 @@ impl QueuePair {
         self.tail = if self.tail + 1 == self.entries { 0 } else { self.tail + 1 };
     }
 
-    /// Tells the controller of all commands that were written.
+    /// Rings the doorbell for all written commands.
     #[inline]
     pub(crate) fn ring(&mut self) {
         if self.told != self.tail {
@@ -131,7 +131,7 @@ impl QueuePair {
         }
     }
 
-    /// Tells the controller which completions were taken.
+    /// Releases the completions that were taken, by the doorbell.
     #[inline]
     pub(crate) fn release(&mut self) {
         if self.taken {

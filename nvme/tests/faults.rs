@@ -51,7 +51,7 @@ fn finish(queue: &mut dyn DeviceQueue) -> Vec<Result<(), Errno>> {
 /// Results by tag, how often the controller was enabled and shut down, and the first bytes of blocks.
 type SixteenWrites = (Vec<Result<(), Errno>>, (u64, u64), Vec<u8>);
 
-/// The results of sixteen writes, of which the fourth and the tenth command meet `fault`.
+/// The results of sixteen writes. The fourth and the tenth command meet `fault`.
 fn sixteen(fault: ControllerFault) -> SixteenWrites {
     let (ram, model, disk) = open(ModelProperties::default());
     let region = MemoryRegion::new(64).unwrap();
@@ -125,7 +125,7 @@ fn a_controller_that_needs_too_many_resets_is_given_up_on_all_queues() {
     }
     model.heal();
     push_writes(&mut *queues[0], &region, 1);
-    // The next commands are answered, or the controller was given up: nothing hangs, and nothing is lost.
+    // The next commands are answered, or the controller is not used any more: nothing hangs, and nothing is lost.
     finish(&mut *queues[0]);
     drop(queues);
     assert_eq!(region.free_frames(), 64);
@@ -196,7 +196,7 @@ fn events_and_logs_reach_the_user() {
     assert_eq!((smart.temperature_k, smart.reads, smart.power_cycles), (300, 1, 1));
     assert_eq!(disk.errors().unwrap(), []);
     assert_eq!(disk.controller_facts().model, "defuse: model");
-    // More than the requests that are open at a time: each is asked for again.
+    // These are more events than open requests: each request is sent again.
     for _ in 0..9 {
         // Time for the requests to arrive.
         disk.smart().unwrap();

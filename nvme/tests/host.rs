@@ -1,4 +1,4 @@
-//! Controllers of a machine, by a tree of files as sysfs has it.
+//! Controllers of a machine, by a tree of files like sysfs.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -19,14 +19,14 @@ fn read(root: &Path, path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap()
 }
 
-/// Lets the device have a driver.
+/// Assigns a driver to the device.
 fn drive(root: &Path, driver: &str) {
     let link = root.join(format!("sys/bus/pci/devices/{ADDRESS}/driver"));
     let _ = fs::remove_file(&link);
     symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();
 }
 
-/// A machine with a controller of two partitions, which nobody uses, and a network card.
+/// A machine with an unused controller of two partitions, and a network card.
 fn machine() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
@@ -86,7 +86,7 @@ fn a_controller_in_use_is_refused_with_its_user_and_keeps_its_driver() {
             write(root, "proc/self/mountinfo", line);
         }),
         ("nvme0n1p1 is mounted at /data", |root| {
-            // btrfs has numbers of its own.
+            // btrfs has device numbers of its own.
             let line = "30 22 0:40 /data /data rw - btrfs /dev/nvme0n1p1 rw\n";
             write(root, "proc/self/mountinfo", line);
         }),
@@ -109,7 +109,7 @@ fn a_controller_in_use_is_refused_with_its_user_and_keeps_its_driver() {
     }
 }
 
-/// A link in /dev would let whoever made it choose the device that is claimed.
+/// The creator of a link in /dev could choose the device that is claimed.
 #[test]
 fn a_node_that_cannot_be_claimed_is_refused() {
     let dir = machine();
@@ -124,7 +124,7 @@ fn a_node_that_cannot_be_claimed_is_refused() {
 fn a_free_controller_is_taken_from_one_driver_and_given_to_the_other() {
     let dir = machine();
     let root = dir.path();
-    // Nobody plays the kernel here, so the driver stays, which is noticed.
+    // No kernel acts on the files here, so that the driver stays, which is noticed.
     let error = bind(root).unwrap_err();
     assert!(matches!(error, HostError::Refused { .. }), "{error:?}");
     let driver_override = format!("sys/bus/pci/devices/{ADDRESS}/driver_override");
@@ -176,7 +176,7 @@ fn without_vfio_a_controller_is_not_opened() {
     write(dir.path(), "dev/vfio/vfio", "");
     write(dir.path(), "dev/vfio/7", "");
     assert!(error(&host).contains("dev/vfio/vfio: Inappropriate"), "{}", error(&host));
-    // Without both files of iommufd, the group is taken.
+    // Unless both files of iommufd exist, the group is used.
     let device = format!("sys/bus/pci/devices/{ADDRESS}/vfio-dev/vfio3/dev");
     write(dir.path(), &device, "511:3\n");
     write(dir.path(), "dev/vfio/devices/vfio3", "");

@@ -1,5 +1,5 @@
-//! A wait looks for answers that come soon, and sleeps until an interrupt for those that come late; it learns from the
-//! controller which it has. Time is virtual.
+//! A wait polls for answers that come soon, and sleeps until an interrupt for answers that come late; it learns from
+//! the controller which of the two to do. Time is virtual.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,11 +12,11 @@ use defuse_block::{
 use defuse_nvme::model::{ControllerFault, ModelProperties};
 use defuse_nvme::{ControllerModel, ControllerTransport, DmaMemory, NvmeDevice, NvmeOptions};
 
-/// Microseconds of a command that comes soon, and of one that comes late.
+/// Microseconds of a command that comes soon, and of a command that comes late.
 const SOON: (u64, u64) = (3, 7);
 const LATE: (u64, u64) = (300, 500);
 
-/// Looks at the clock that a sleeper loses when it wakes up: more time than the driver ever looks.
+/// Readings of the clock that a sleeper loses when it wakes up: more time than the driver ever polls.
 const WAKING: usize = 50;
 
 /// A model that counts the sleeps for I/O queues.
@@ -80,7 +80,7 @@ impl ControllerTransport for SleepCountingModel {
         let begin = self.model.now();
         self.model.sleep(vector, timeout);
         if self.vectors() == 0 {
-            // Nothing ends this sleep but its time.
+            // Only the end of its time ends this sleep.
             while timeout.is_some_and(|timeout| self.model.now() < begin + timeout) {}
         }
         for _ in 0..WAKING {
@@ -172,7 +172,7 @@ fn where_answers_come_late_a_wait_sleeps_at_once() {
     bench.reads(10);
     let course = bench.reads(1000);
     assert!(course.sleeps >= 1000, "{course:?}");
-    // A look before each sleep would take a twentieth of this time, or more.
+    // Polling before each sleep would take a twentieth of this time, or more.
     assert!(course.awake * 40 < course.asleep, "{course:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Power cuts of a controller with a volatile cache: what was flushed survives, whatever else happens.
+//! Power cuts of a controller with a volatile cache: flushed data survives in any case.
 
 use defuse_block::{
     BlockDevice, BlockOp, BlockOpKind, BlockingQueue, DeviceQueue, MemoryRegion, MemorySegments,
@@ -6,8 +6,8 @@ use defuse_block::{
 };
 use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
-/// Writes one block in each of `rounds` rounds, each followed by a flush or written with FUA, and tells after how many events of the simulation it
-/// was durable.
+/// Writes one block in each of `rounds` rounds, each followed by a flush or written with FUA. Returns for each the
+/// number of events of the simulation after which it was durable.
 fn write(sim: &SimDevice, rounds: u64) -> Vec<usize> {
     let model = ControllerModel::new(sim, 5).unwrap();
     let disk = NvmeDevice::open(model, &NvmeOptions::default()).unwrap();
@@ -41,7 +41,7 @@ fn write(sim: &SimDevice, rounds: u64) -> Vec<usize> {
     durable
 }
 
-/// True where all rounds that were durable at a cut are there after it.
+/// True if all rounds that were durable before a cut are there after it.
 fn holds(sim: &SimDevice, durable: &[usize]) -> bool {
     let mut cuts = sim.cuts();
     let mut holds = true;
@@ -64,7 +64,7 @@ fn what_was_flushed_or_written_through_survives_a_power_cut() {
     assert!(holds(&sim, &durable));
 }
 
-/// The other test can fail.
+/// This test shows that the other one can fail.
 #[test]
 fn a_controller_whose_flushes_lie_is_noticed() {
     let sim = SimDevice::new(64, 3);

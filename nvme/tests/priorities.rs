@@ -1,4 +1,4 @@
-//! Priorities of queues: what the controller is told, and the time that an urgent read then takes.
+//! Priorities of queues: the priorities that the controller receives, and the time that an urgent read then takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use defuse_nvme::{ControllerModel, ControllerTransport, NvmeDevice, NvmeOptions}
 /// Queues of low priority.
 const CROWD: usize = 8;
 
-/// Operations in flight of each of these.
+/// Operations in flight of each queue of low priority.
 const DEPTH: u64 = 16;
 
 fn open(priorities: bool) -> (ControllerModel, NvmeDevice) {
@@ -41,7 +41,7 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
     ];
     let told = [(1, 2), (2, 1), (3, 3), (4, 3)];
     assert_eq!(model.priorities(), told);
-    // A reset forgets them, and the queues are made as they were.
+    // A reset forgets the queues, and they are made again with their priorities.
     model.fail(|victim| (victim.number == 0).then_some(ControllerFault::Break));
     queues[1].push(BlockOp { tag: 0, kind: BlockOpKind::Flush }).unwrap();
     for queue in &mut queues {
@@ -73,7 +73,7 @@ fn separated_queues_of_small_operations_are_of_high_priority() {
     let (model, disk) = open(true);
     let separated =
         SeparatedDevice::new(Arc::new(disk), &SeparationOptions::divided(4, 8)).unwrap();
-    // Small reads, large reads, writes, and what nobody waits for.
+    // Small reads, large reads, writes, and operations for which no caller waits.
     assert_eq!(model.priorities(), [(1, 1), (2, 2), (3, 2), (4, 3)]);
     drop(separated);
 }

@@ -1,4 +1,5 @@
-//! The driver on the controller of QEMU, which was written by others: what it reads and writes is in the file underneath.
+//! The driver on the controller of QEMU, an independent implementation: the data that it reads and writes is in the
+//! file underneath.
 
 use std::fs::File;
 use std::io;
@@ -49,7 +50,7 @@ fn operations_at_depth_reach_the_file_below_another_controller() {
     let region = MemoryRegion::new(2048).unwrap();
     let mut queue = disk.queue(32).unwrap();
     let frames = |count| region.take(count).unwrap();
-    // From one page to the largest transfer, which needs a list.
+    // The sizes reach from one page to the largest transfer, which needs a list.
     let largest = facts.max_transfer / 4096;
     let sizes = [1, 2, 3, 17, largest, 1, 5, 64];
     let mut expected = vec![0; BYTES as usize];
@@ -119,7 +120,7 @@ fn small_blocks_small_transfers_and_few_queues_of_another_controller() {
     let queues = [disk.queue(4).unwrap(), disk.queue(4).unwrap()];
     assert_eq!(disk.queue(4).err(), Some(Errno::BUSY));
     drop(queues);
-    // Its blocks are counted by the controller, too.
+    // The controller counts blocks of this size, too.
     assert_eq!(line.read(BYTES / 512, &mut [0; 512]), Err(Errno::INVAL));
     assert_eq!(line.read(BYTES / 512 - 1, &mut [0; 512]), Ok(()));
 }

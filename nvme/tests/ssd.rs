@@ -1,4 +1,4 @@
-//! A modelled controller with an SSD behind it: commands take the time of its parts, which are stated, and the driver takes none.
+//! A modelled controller with an SSD behind it: commands take the stated times of its parts, and the driver takes none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,7 +53,7 @@ struct TransferTimes {
     waited: Duration,
 }
 
-/// Carries out transfers with as many in flight as `depth` says.
+/// Performs transfers with `depth` of them in flight.
 fn run(device: &dyn BlockDevice, depth: u32, steps: &[BlockTransfer]) -> TransferTimes {
     let region = MemoryRegion::new((depth * 16).next_power_of_two()).unwrap();
     device.register(&region).unwrap();
@@ -77,7 +77,7 @@ fn run(device: &dyn BlockDevice, depth: u32, steps: &[BlockTransfer]) -> Transfe
     TransferTimes { took: clock.now() - begin, waited }
 }
 
-/// Carries out one operation, and returns its time.
+/// Performs one operation, and returns its time.
 fn one(disk: &NvmeDevice, queue: &mut dyn DeviceQueue, kind: BlockOpKind) -> Duration {
     let begin = disk.clock().now();
     queue.push(BlockOp { tag: 0, kind }).unwrap();
@@ -197,7 +197,7 @@ fn a_read_passes_a_queue_that_is_full_of_writes() {
         for block in 0..64 {
             writes.push(BlockTransfer::Write(block, 1).op(block, &region)).unwrap();
         }
-        // Some go to the buffer, which is full then.
+        // Some writes go to the buffer, which is full then.
         while disk.clock().now() < begin + parts.program / 4 {
             writes.wait(Some(parts.program / 20));
             writes.reap(&mut Vec::new());
@@ -246,7 +246,7 @@ fn reads(count: usize) -> Vec<BlockTransfer> {
     (0..count).map(&mut step).collect()
 }
 
-/// The answers of all queues are seen when they come, although one queue at a time is waited for.
+/// The answers of all queues are seen when they come, although the test waits for one queue at a time.
 #[test]
 fn several_queues_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() {
     for mode in [SeparationMode::Off, SeparationMode::Learned] {
@@ -321,7 +321,8 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
     }
 }
 
-/// The driver resets the controller at a wrong completion, while writes wait for the buffer: they are sent again, and take no time twice.
+/// The driver resets the controller at a wrong completion, while writes wait for the buffer: they are sent again, and
+/// take no time twice.
 #[test]
 fn commands_are_sent_again_after_a_reset_amid_work_that_is_forgotten() {
     let parts =

@@ -1,4 +1,4 @@
-//! The admin queue: commands with tickets, so that nobody has to wait for one.
+//! The admin queue: commands with tickets, so that no thread has to wait for a command.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ const ENTRIES: u16 = 32;
 /// Bits of a command's number that name its slot.
 const SLOT_BITS: u32 = 5;
 
-/// The claim to the answer of a command.
+/// The claim of a caller to the completion of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CommandTicket {
     slot: usize,
     serial: u16,
 }
 
-/// The answer to a command: a completion with any status, or `EIO` where a reset swallowed it.
+/// The answer to a command: a completion with any status, or `EIO` if a reset discarded the command.
 pub(crate) type AdminResult = Result<CompletionEntry>;
 
 pub(crate) struct AdminQueue {
@@ -34,7 +34,7 @@ pub(crate) struct AdminQueue {
 struct AdminSlot {
     state: AdminSlotState,
     serial: u16,
-    /// The answer is wanted until then; never for an event.
+    /// The deadline of the answer; `None` for an event request.
     deadline: Option<Duration>,
     /// Memory that the controller may use until it has answered.
     _keep: Option<DmaMemory>,
@@ -61,7 +61,7 @@ enum CompletionUse {
 pub(crate) struct ReapedCompletions {
     /// Results of Asynchronous Event Requests.
     pub(crate) events: Vec<u32>,
-    /// There was a completion of no command.
+    /// A completion belonged to no command.
     pub(crate) invalid: bool,
 }
 
@@ -76,7 +76,7 @@ impl AdminQueue {
         Ok(AdminQueue { ring, slots })
     }
 
-    /// The register AQA, and addresses of both queues.
+    /// The register AQA, and the addresses of the admin queues.
     pub(crate) fn registers(&self) -> (u32, (u64, u64)) {
         let last = u32::from(self.ring.entries()) - 1;
         (last << 16 | last, self.ring.addresses())
@@ -88,7 +88,7 @@ impl AdminQueue {
         self.ring.clear();
     }
 
-    /// Answers all commands with an error, when the controller will not.
+    /// Answers all commands with an error, because the controller will not answer them.
     pub(crate) fn lose(&mut self) {
         for slot in &mut self.slots {
             if let AdminSlotState::Sent(wants) = slot.state {
@@ -111,7 +111,7 @@ impl AdminQueue {
         self.put(command, keep, Some(deadline), CompletionUse::Ticket)
     }
 
-    /// Sends a command whose answer nobody wants. False where the queue is full.
+    /// Sends a command whose answer is not needed. False if the queue is full.
     pub(crate) fn send_off(
         &mut self,
         command: SubmissionEntry,
@@ -121,7 +121,7 @@ impl AdminQueue {
         self.put(command, keep, Some(deadline), CompletionUse::Nothing).is_some()
     }
 
-    /// Sends a request for an event, which may take for ever.
+    /// Sends a request for an event. Its answer may never come.
     pub(crate) fn send_event_request(&mut self, command: SubmissionEntry) -> bool {
         self.put(command, None, None, CompletionUse::Event).is_some()
     }
@@ -178,7 +178,7 @@ impl AdminQueue {
         found
     }
 
-    /// True where a command has not been answered in time.
+    /// True if the deadline of a command is over.
     pub(crate) fn is_overdue(&self, now: Duration) -> bool {
         self.slots.iter().any(|slot| {
             matches!(slot.state, AdminSlotState::Sent(_))

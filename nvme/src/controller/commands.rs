@@ -1,4 +1,4 @@
-//! Admin commands that are waited for.
+//! Admin commands whose answers the caller waits for.
 
 use std::fmt;
 
@@ -69,7 +69,8 @@ impl NvmeController {
         Ok(ErrorEntry::parse_all(&bytes))
     }
 
-    /// The commands that make a completion and a submission queue. The priority means nothing to a controller that has none.
+    /// The commands that make a completion and a submission queue. A controller without priorities ignores the
+    /// priority.
     pub(crate) fn creation(
         &self,
         ring: &QueuePair,
@@ -108,11 +109,11 @@ impl NvmeController {
 /// A failure of an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminFailure {
-    /// The controller refused it.
+    /// The controller refused the command.
     Status(CommandStatus),
-    /// The controller was reset or given up meanwhile.
+    /// The controller was reset meanwhile, or is not used any more.
     Lost,
-    /// There was no memory for its data.
+    /// There was no memory for the data of the command.
     Memory(Errno),
 }
 

@@ -1,4 +1,4 @@
-//! The life of a controller, in steps of which none waits: reset, enabling, work, and the end.
+//! The life of a controller, in steps that never wait: reset, enabling, work, and the end.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::spec::{
 };
 use crate::{ControllerTransport, DmaMemory};
 
-/// Resets within [`RESET_WINDOW`] at most. A controller that needs more is given up.
+/// Resets within [`RESET_WINDOW`] at most. A controller that needs more is not used any more.
 const MAX_RESETS: usize = 4;
 
 /// See [`MAX_RESETS`].
@@ -21,21 +21,21 @@ const RESET_WINDOW: Duration = Duration::from_secs(600);
 /// Requests for events at a time.
 const EVENT_REQUESTS: u32 = 4;
 
-/// The feature Arbitration: 16 commands of a queue of high priority for 4 of a medium and 1 of a low one, each less one; and 8 commands of
-/// a queue at a time, as a power of two.
+/// The feature Arbitration: 16 commands of a queue of high priority for 4 of a medium and 1 of a low one, each less
+/// one; and 8 commands of a queue at a time, as a power of two.
 const ARBITRATION: u32 = 15 << 24 | 3 << 16 | 3;
 
-/// Events that are kept for whoever asks.
+/// Events that are kept until a caller takes them.
 const MAX_EVENTS: usize = 64;
 
 /// The state of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ControllerPhase {
-    /// Until then it must not be ready any more.
+    /// The controller must stop being ready by this deadline.
     Disabling(Duration),
-    /// Until then it must be ready.
+    /// The controller must become ready by this deadline.
     Enabling(Duration),
-    /// It is asked for queues.
+    /// The controller must answer how many queues it grants.
     Settings(CommandTicket),
     Running,
     Dead,
@@ -44,11 +44,11 @@ pub(crate) enum ControllerPhase {
 /// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerEvent {
-    /// Its type: 0 is an error, 1 a warning about health, 2 a notice.
+    /// The type of the event: 0 is an error, 1 a warning about health, 2 a notice.
     pub kind: u8,
     /// Further information, by type.
     pub info: u8,
-    /// The log page that tells more.
+    /// The log page with the details.
     pub log: u8,
 }
 
@@ -61,18 +61,18 @@ pub(crate) struct ControllerCore {
     pub(super) generation: u64,
     pub(super) resets: VecDeque<Duration>,
     pub(super) events: VecDeque<ControllerEvent>,
-    /// Events at all.
+    /// The number of all events so far.
     pub(super) events_seen: u64,
-    /// A page for log pages that are read to let their events go on.
+    /// A page for log pages that are read to enable further events.
     scratch: DmaMemory,
     /// The limit of an admin command.
     pub(super) limit: Duration,
     wanted_queues: u16,
-    /// Pairs of I/O queues that it grants.
+    /// Pairs of I/O queues that the controller grants.
     pub(super) granted: u16,
-    /// Numbers of queues that nobody has.
+    /// Unused numbers of queues.
     pub(super) free: Vec<u16>,
-    /// Requests for events that it takes at a time, once known.
+    /// Requests for events that the controller takes at a time, once known.
     pub(super) event_requests: u32,
 }
 
@@ -126,7 +126,7 @@ impl ControllerCore {
         self.phase = ControllerPhase::Disabling(now + self.capabilities.timeout());
     }
 
-    /// Gives the controller up. It reaches no memory afterwards.
+    /// Ends the use of the controller, which reaches no memory afterwards.
     pub(super) fn die(&mut self, why: &str) {
         if self.phase != ControllerPhase::Dead || self.generation == 0 {
             log::error!("{}: {why}: it is given up", self.transport.name());
@@ -136,7 +136,7 @@ impl ControllerCore {
         self.phase = ControllerPhase::Dead;
     }
 
-    /// Goes on as far as possible without waiting.
+    /// Advances as far as possible without waiting.
     pub(super) fn advance(&mut self) {
         match self.phase {
             ControllerPhase::Disabling(until) => self.disable(until),
@@ -206,11 +206,11 @@ impl ControllerCore {
                 }
                 self.generation += 1;
                 self.phase = ControllerPhase::Running;
-                // Errors, health, and namespaces that change.
+                // The events for errors, health, and namespaces that change.
                 let deadline = self.transport.now() + self.limit;
                 self.admin.send_off(features(0x0b, 0x11f), None, deadline);
                 if self.capabilities.has_priorities() {
-                    // A controller that refuses has weights of its own.
+                    // A controller that refuses this uses weights of its own.
                     self.admin.send_off(features(0x01, ARBITRATION), None, deadline);
                 }
                 self.ask_for_events();
@@ -250,7 +250,7 @@ impl ControllerCore {
         }
     }
 
-    /// Keeps an event, reads its log page, and asks for the next one.
+    /// Keeps an event, reads its log page, and requests the next event.
     fn note(&mut self, event: ControllerEvent) {
         self.events_seen += 1;
         if self.events_seen <= MAX_EVENTS as u64 {

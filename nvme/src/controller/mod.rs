@@ -18,13 +18,13 @@ use crate::spec::{
 };
 use crate::{ControllerTransport, NvmeError, NvmeOptions};
 
-/// The time between two looks at what has no interrupt.
+/// The time between two polls of a controller without interrupts.
 const NAP: Duration = Duration::from_micros(100);
 
 /// The longest time that a controller may take to shut down.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 
-/// The state of a controller as queues see it.
+/// The state of a controller for its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum ControllerState {
@@ -38,7 +38,7 @@ pub struct NvmeController {
     pub(crate) transport: Arc<dyn ControllerTransport>,
     pub(crate) capabilities: ControllerCapabilities,
     core: Mutex<ControllerCore>,
-    /// Copies of what the core says, for queues that do not lock it.
+    /// Copies of the core's state, for queues that do not lock the core.
     generation: AtomicU64,
     life: AtomicU8,
 }
@@ -70,7 +70,7 @@ impl NvmeController {
         };
         let vectors = match transport.vectors() {
             0 => u16::MAX,
-            // The first one is that of the admin queue.
+            // The first vector belongs to the admin queue.
             vectors => vectors - 1,
         };
         let queues = (1..=options.max_queues.min(vectors)).take_while(|queue| room(*queue)).count();
@@ -111,14 +111,15 @@ impl NvmeController {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Goes on with what has to be done, without waiting.
+    /// Advances the state of the controller, without waiting.
     pub(crate) fn step(&self) {
         let mut core = self.lock();
         core.advance();
         self.publish(&core);
     }
 
-    /// Tells queues what the core says. The controller was stopped, or cut off, before a change shows.
+    /// Publishes the core's state to the queues. A change becomes visible only after the controller was stopped or cut
+    /// off.
     fn publish(&self, core: &ControllerCore) {
         let life = match core.phase {
             ControllerPhase::Running => ControllerState::Running,
@@ -138,7 +139,7 @@ impl NvmeController {
         }
     }
 
-    /// Looks if the controller is there and well, and resets or ends it otherwise.
+    /// Checks if the controller is present and works, and resets or ends it otherwise.
     pub(crate) fn examine(&self, generation: u64) {
         match self.transport.read32(register::CSTS) {
             register::GONE => {
@@ -156,7 +157,7 @@ impl NvmeController {
         }
     }
 
-    /// Asks for the end of a command. Nobody waits for the answer.
+    /// Sends an Abort for a command. The answer is not needed.
     pub(crate) fn abort(&self, queue: u16, command: u16) {
         let which = u32::from(queue) | u32::from(command) << 16;
         let mut core = self.lock();
@@ -189,7 +190,7 @@ impl NvmeController {
         core.admin.take(ticket)
     }
 
-    /// Begins to ask for asynchronous events, `at_a_time` of them.
+    /// Begins to send requests for asynchronous events, `at_a_time` of them.
     pub(crate) fn watch_events(&self, at_a_time: u32) {
         let mut core = self.lock();
         core.event_requests = at_a_time;
@@ -198,13 +199,13 @@ impl NvmeController {
         }
     }
 
-    /// Takes the events that came.
+    /// Takes the events that have arrived.
     pub(crate) fn events(&self) -> Vec<ControllerEvent> {
         self.step();
         self.lock().events.drain(..).collect()
     }
 
-    /// How often the controller was reset in the last minutes.
+    /// The number of resets in the last minutes.
     pub(crate) fn resets(&self) -> usize {
         self.lock().resets.len()
     }
@@ -219,7 +220,7 @@ impl NvmeController {
         self.lock().free.pop()
     }
 
-    /// Gives the number of a queue back.
+    /// Returns the number of a queue.
     pub(crate) fn give_number(&self, number: u16) {
         self.lock().free.push(number);
     }
@@ -234,7 +235,7 @@ impl NvmeController {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the status has `value` under `mask`. False where it never has.
+    /// Waits until the status has `value` under `mask`. False if that does not happen in time.
     fn reaches(&self, mask: u32, value: u32, limit: Duration) -> bool {
         let until = self.transport.now() + limit;
         loop {
@@ -251,7 +252,7 @@ impl NvmeController {
 }
 
 impl Drop for NvmeController {
-    /// Tells the controller to write its caches, and stops it: it must not use memory any more.
+    /// Shuts the controller down, so that it writes its caches, and stops it: it must not use memory any more.
     fn drop(&mut self) {
         if self.life() == ControllerState::Running {
             let settings = self.capabilities.settings();

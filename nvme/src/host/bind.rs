@@ -12,9 +12,9 @@ use super::{HostController, PciAddress, SysfsHost, VFIO};
 pub enum HostError {
     /// There is no device.
     None(PciAddress),
-    /// It is something else.
+    /// The device is no NVMe controller.
     NotNvme(PciAddress),
-    /// Somebody uses it.
+    /// The controller is in use.
     Used {
         /// The controller.
         address: PciAddress,
@@ -25,11 +25,11 @@ pub enum HostError {
     NoIommu(PciAddress),
     /// The kernel has no vfio-pci.
     NoDriver,
-    /// User space does not have it.
+    /// User space does not have the controller.
     NotBound {
         /// The controller.
         address: PciAddress,
-        /// The driver that has it.
+        /// The driver of the controller.
         driver: Option<String>,
     },
     /// A file of the system cannot be written or opened.
@@ -39,17 +39,17 @@ pub enum HostError {
         /// The error.
         error: io::Error,
     },
-    /// The kernel did as it was told, but another driver has the controller, or none.
+    /// The kernel accepted the request, but another driver has the controller, or none.
     Refused {
         /// The controller.
         address: PciAddress,
-        /// The driver that has it.
+        /// The driver of the controller.
         driver: Option<String>,
     },
 }
 
 impl SysfsHost {
-    /// Gives the controller to vfio-pci, and so to user space. Nothing happens to one that is there already.
+    /// Gives the controller to vfio-pci, and so to user space. Does nothing if vfio-pci already has the controller.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl SysfsHost {
         if !self.driver(VFIO).exists() {
             return Err(HostError::NoDriver);
         }
-        // Nobody can begin to use it from here on until it has changed its driver.
+        // No process can begin to use the controller from here on until it has changed its driver.
         let claims = self.claim_all(&found)?;
         self.change(address, VFIO, found.driver.as_deref())?;
         drop(claims);
@@ -88,7 +88,7 @@ impl SysfsHost {
         }
         let group = found.iommu_group.unwrap_or_default();
         let path = self.path(&format!("dev/vfio/{group}"));
-        // A group has one user; the kernel would wait for it.
+        // A group has one user. The kernel would wait for its end.
         match File::open(&path) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
                 let holders = vec![format!("a process has {} open", path.display())];
@@ -99,7 +99,7 @@ impl SysfsHost {
         self.change(address, "\n", Some(VFIO))
     }
 
-    /// Makes sure that nobody uses the block devices of a controller, and keeps it so.
+    /// Claims the block devices of a controller, so that they are unused, and stay unused.
     fn claim_all(&self, found: &HostController) -> Result<Vec<File>, HostError> {
         let used = |holders| HostError::Used { address: found.address.clone(), holders };
         if !found.holders.is_empty() {
@@ -115,7 +115,7 @@ impl SysfsHost {
         Ok(claims)
     }
 
-    /// Says which driver is to have the device, takes it from the one that has it, and lets the kernel find the next.
+    /// Selects the next driver of the device, unbinds the present one, and lets the kernel probe the next.
     fn change(&self, address: &PciAddress, to: &str, from: Option<&str>) -> Result<(), HostError> {
         write(&self.device(address).join("driver_override"), to)?;
         if let Some(from) = from {

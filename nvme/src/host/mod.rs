@@ -1,4 +1,4 @@
-//! NVMe controllers of this machine, and which driver has them: by sysfs(5), below a root directory that tests choose.
+//! NVMe controllers of this machine, and their drivers: by sysfs(5), below a root directory that tests choose.
 
 mod bind;
 mod usage;
@@ -12,7 +12,7 @@ pub use bind::HostError;
 /// The class of NVMe controllers.
 const CLASS: &str = "0x010802";
 
-/// The driver through which user space has a device.
+/// The driver that gives a device to user space.
 pub(crate) const VFIO: &str = "vfio-pci";
 
 /// The address of a device on PCI, such as `0000:01:00.0`.
@@ -22,23 +22,23 @@ pub struct PciAddress(String);
 /// A controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostController {
-    /// Its address.
+    /// The address of the controller.
     pub address: PciAddress,
     /// The vendor and the device, such as `144d:a808`.
     pub id: String,
-    /// The driver that has it.
+    /// The driver of the controller.
     pub driver: Option<String>,
     /// The IOMMU group.
     pub iommu_group: Option<u32>,
     /// The NUMA node.
     pub numa_node: Option<u32>,
-    /// Block devices of its namespaces, while the kernel's driver has it.
+    /// Block devices of its namespaces, while the driver of the kernel has the controller.
     pub namespaces: Vec<String>,
     /// Users of these block devices, each as `nvme0n1p1 is mounted at /home`.
     pub holders: Vec<String>,
 }
 
-/// The machine whose root directory is `root`.
+/// The machine with the root directory `root`.
 #[derive(Clone, Debug)]
 pub struct SysfsHost {
     pub(crate) root: PathBuf,
@@ -85,7 +85,7 @@ impl SysfsHost {
     ///
     /// # Errors
     ///
-    /// Those of reading sysfs. A machine without PCI has no controllers.
+    /// Fails with the errors of reading sysfs. A machine without PCI has no controllers.
     pub fn controllers(&self) -> io::Result<Vec<HostController>> {
         let entries = match self.path("sys/bus/pci/devices").read_dir() {
             Ok(entries) => entries,
@@ -157,7 +157,7 @@ impl SysfsHost {
     }
 }
 
-/// The last part of the path that a symbolic link has.
+/// The last part of the target path of a symbolic link.
 fn target(link: &Path) -> Option<String> {
     let path = std::fs::read_link(link).ok()?;
     Some(path.file_name()?.to_string_lossy().into_owned())

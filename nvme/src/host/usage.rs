@@ -1,4 +1,4 @@
-//! Users of a block device: mounts, swap, and devices that are made of it.
+//! Users of a block device: mounts, swap, and devices that are built on it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::SysfsHost;
 
-/// Entries of a directory, by name; none where it cannot be read.
+/// Entries of a directory, by name; none if it cannot be read.
 fn names(directory: &Path) -> Vec<String> {
     let entries = directory.read_dir().into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -80,20 +80,20 @@ impl SysfsHost {
         users
     }
 
-    /// Opens the block device `name` and its partitions so that nobody can mount them, or make anything of them,
-    /// meanwhile.
+    /// Opens the block device `name` and its partitions exclusively, so that they cannot be mounted, or become a part
+    /// of another device, meanwhile.
     pub(super) fn claim(&self, name: &str) -> Result<Vec<File>, (String, io::Error)> {
         let claim = |part: String| {
             let mut options = OpenOptions::new();
             options.read(true).custom_flags(libc::O_EXCL | libc::O_NONBLOCK | libc::O_NOFOLLOW);
             match options.open(self.path("dev").join(&part)) {
                 Ok(file) => Ok(Some(file)),
-                // Without a node nobody can open it.
+                // A device without a node cannot be opened.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
                 Err(error) => Err((part, error)),
             }
         };
-        // A claim of the whole device would be in the way of those of its partitions.
+        // A claim of the whole device would conflict with the claims of its partitions.
         let parts = self.parts(name);
         let parts = if parts.len() > 1 { parts[1..].to_vec() } else { parts };
         let claims: Result<Vec<Option<File>>, _> = parts.into_iter().map(claim).collect();
@@ -101,7 +101,7 @@ impl SysfsHost {
     }
 }
 
-/// The place at which a line of mountinfo has the device with this number (`259:1`) or node mounted.
+/// The mount point in a line of mountinfo, if it mounts the device with this number (`259:1`) or node.
 fn mounted(line: &str, number: &str, node: &str) -> Option<String> {
     let (before, after) = line.split_once(" - ")?;
     let fields: Vec<&str> = before.split(' ').collect();

@@ -6,7 +6,7 @@ use super::chip::{
 use crate::spec::{CommandStatus, PAGE, SubmissionEntry};
 
 impl ControllerModelState {
-    /// Carries out an admin command. `None` where it is answered later.
+    /// Performs an admin command. `None` if it is answered later.
     pub(super) fn admin(&mut self, command: &SubmissionEntry) -> Option<CommandResult> {
         Some(match command.opcode() {
             0x00 => self.delete(command, true),

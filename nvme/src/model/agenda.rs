@@ -1,4 +1,4 @@
-//! The work of the modelled controller that is to be done, by its time.
+//! The pending work of the modelled controller, by its time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -17,7 +17,7 @@ pub(super) struct FetchedCommand {
 }
 
 pub(super) enum ModelEvent {
-    /// The controller becomes ready, or is ready no more.
+    /// The controller becomes ready, or stops being ready.
     Ready(bool),
     Command(FetchedCommand),
 }
@@ -38,7 +38,7 @@ impl ModelEventQueue {
         ModelEventQueue { timing: parts.map(CommandTiming::new), ..ModelEventQueue::default() }
     }
 
-    /// Forgets everything. Dies go on with what they have begun.
+    /// Forgets everything. Dies continue the work that they have begun.
     pub(super) fn clear(&mut self) {
         self.moments.clear();
         self.works.clear();
@@ -48,14 +48,14 @@ impl ModelEventQueue {
         }
     }
 
-    /// Has `work` done at a moment.
+    /// Schedules `work` for a time.
     pub(super) fn add(&mut self, at: Duration, work: ModelEvent) {
         self.serial += 1;
         self.moments.push(Reverse((at, self.serial)));
         self.works.insert(self.serial, work);
     }
 
-    /// Has the SSD work on a command, with the load that it is to it. Gives the command back where there is no SSD.
+    /// Schedules a command on the SSD, with its load there. Returns the command if there is no SSD.
     pub(super) fn begin(
         &mut self,
         job: FetchedCommand,
@@ -73,14 +73,14 @@ impl ModelEventQueue {
         self.timing.as_ref().is_none_or(|timing| timing.takes(usize::from(queue)))
     }
 
-    /// The next moment at which something happens.
+    /// The time of the next event.
     pub(super) fn next(&self) -> Option<Duration> {
         let own = self.moments.peek().map(|Reverse((at, _))| *at);
         let of_ssd = self.timing.as_ref().and_then(CommandTiming::next);
         own.into_iter().chain(of_ssd).min()
     }
 
-    /// Goes on to the next moment. Returns the work that is then to be done; `None` for a step within the SSD.
+    /// Advances to the next event. Returns the work that is due then; `None` for a step within the SSD.
     pub(super) fn take(&mut self) -> Option<ModelEvent> {
         let next = self.next()?;
         if let Some(Reverse((at, serial))) = self.moments.peek().copied()

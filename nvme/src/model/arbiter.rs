@@ -1,4 +1,4 @@
-//! The choice of the queue from which the modelled controller takes its next command.
+//! The arbitration: it chooses the queue from which the modelled controller takes its next command.
 
 /// The priority "urgent".
 const URGENT: u8 = 0;
@@ -16,12 +16,12 @@ pub(super) struct QueueArbiter {
 }
 
 impl QueueArbiter {
-    /// Arbitration as it is when a controller is enabled.
+    /// The arbitration of a controller that was just enabled.
     pub(super) fn new(weighted: bool) -> Self {
         QueueArbiter { weighted, weights: [1; 3], left: [1; 3], last: 0 }
     }
 
-    /// Takes the value of the feature Arbitration.
+    /// Sets the value of the feature Arbitration.
     pub(super) fn set(&mut self, value: u32) {
         self.weights = [24, 16, 8].map(|shift| (value >> shift & 0xff) + 1);
         self.left = self.weights;
@@ -32,7 +32,8 @@ impl QueueArbiter {
         self.weighted.then_some(self.weights)
     }
 
-    /// The queue whose turn it is among `queues`, which have commands: numbers in ascending order, and priorities.
+    /// The queue that has the turn among `queues`, all of which have commands: numbers in ascending order, and
+    /// priorities.
     pub(super) fn next(&mut self, queues: impl Iterator<Item = (u16, u8)>) -> Option<u16> {
         let queues: Vec<(u16, u8)> = queues.collect();
         if !self.weighted {
@@ -52,7 +53,7 @@ impl QueueArbiter {
                     return Some(queue);
                 }
             }
-            // No class that has commands may send more in this round.
+            // No class with commands may send more in this round.
             self.left = self.weights;
         }
         None

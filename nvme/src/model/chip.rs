@@ -14,12 +14,12 @@ use super::faults::{CandidateCommand, ControllerFault, FaultInjector};
 use super::memory::ModelMemory;
 use crate::spec::{COMPLETION, CommandStatus, SUBMISSION, SubmissionEntry, register};
 
-/// The time from a change of CC.EN to that of CSTS.RDY.
+/// The time from a change of CC.EN to the change of CSTS.RDY.
 const READY_AFTER: Duration = Duration::from_millis(2);
 
 pub(super) struct ControllerModelState {
     pub(super) shape: Arc<ModelProperties>,
-    /// The range of times that a command takes, where no SSD says it.
+    /// The range of times of a command, if no SSD determines its time.
     pub(super) latency_us: (u64, u64),
     pub(super) memory: ModelMemory,
     pub(super) line: BlockingQueue,
@@ -53,7 +53,7 @@ pub(super) struct ModelSubmissionQueue {
     pub(super) base: u64,
     pub(super) entries: u16,
     pub(super) head: u16,
-    /// The tail that the doorbell told.
+    /// The tail that was written to the doorbell.
     tail: u16,
     pub(super) completions: u16,
     pub(super) priority: u8,
@@ -216,15 +216,15 @@ impl ControllerModelState {
         self.now = end;
     }
 
-    /// Goes on to the next moment at which something happens that the host can see, or to the end of `timeout`. False where
-    /// nothing will ever happen.
+    /// Advances to the next event that is visible to the host, or to the end of `timeout`. False if nothing will ever
+    /// happen.
     pub(super) fn advance(&mut self, timeout: Option<Duration>) -> bool {
         let end = timeout.map(|timeout| self.now + timeout);
         while let Some(next) = self.agenda.next()
             && end.is_none_or(|end| next <= end)
         {
             if self.step() {
-                // With all that happens at the same moment.
+                // All events of the same time happen together.
                 self.pass(Duration::ZERO);
                 return true;
             }
@@ -233,7 +233,7 @@ impl ControllerModelState {
         end.is_some()
     }
 
-    /// Goes on to the next moment. False where the host sees nothing of it.
+    /// Advances to the next event. False if the event is not visible to the host.
     fn step(&mut self) -> bool {
         self.now = self.agenda.next().map_or(self.now, |at| self.now.max(at));
         match self.agenda.take() {
@@ -260,7 +260,7 @@ impl ControllerModelState {
         self.fetch_all();
     }
 
-    /// Fetches commands as long as there is room for them: those of the admin queue first.
+    /// Fetches commands as long as there is room for them: commands of the admin queue first.
     fn fetch_all(&mut self) {
         loop {
             let waiting = |(_, queue): &(&u16, &ModelSubmissionQueue)| queue.head != queue.tail;

@@ -18,7 +18,7 @@ pub struct CandidateCommand {
 /// A misbehaviour of the controller at one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControllerFault {
-    /// It is refused with this status.
+    /// The command is refused with this status.
     Refuse(CommandStatus),
     /// A write succeeds, and changes nothing.
     Lose,
@@ -28,11 +28,11 @@ pub enum ControllerFault {
     Tear,
     /// There is no answer before the command is aborted.
     Ignore,
-    /// There is no answer, and it cannot be aborted.
+    /// There is no answer, and the command cannot be aborted.
     Forget,
-    /// It is answered twice.
+    /// The command is answered twice.
     AnswerTwice,
-    /// It is answered, and so is a command that nobody sent.
+    /// The command is answered, and so is a command that was never sent.
     Invent,
     /// The answer names another submission queue.
     NameOtherQueue,
@@ -71,7 +71,7 @@ impl FaultInjector {
         }
     }
 
-    /// A completion as it is written to memory, in words of 32 bits, and how often.
+    /// A completion as written to memory, in words of 32 bits, and the number of times that it is written.
     pub(super) fn completion(&mut self, mut words: [u32; 4]) -> ([u32; 4], usize) {
         let Some(byte) = self.script.pop() else { return (words, 1) };
         let mut next = || self.script.pop().unwrap_or(0);

@@ -11,8 +11,8 @@ use crate::spec::{CommandStatus, SubmissionEntry};
 const FUA: u32 = 1 << 30;
 
 impl ControllerModelState {
-    /// The work of a command for the SSD: it has blocks of 4 KiB, and a part of one takes as long as all of it. A command that
-    /// will be refused takes the time of the controller alone.
+    /// The work of a command for the SSD, which has blocks of 4 KiB: a part of a block takes as long as the whole
+    /// block. A command that will be refused only takes the time of the controller.
     pub(super) fn load(&self, command: &SubmissionEntry) -> SsdWork {
         let range = range(command);
         let moves = command.namespace() == 1 && self.bytes(range).is_ok();
@@ -115,7 +115,7 @@ impl ControllerModelState {
         if command.get(12) & FUA == 0 {
             return self.line.write(block, &data).map_err(status);
         }
-        // Frames, so that the device below hears of FUA, too.
+        // The data is in frames, so that the device below receives FUA, too.
         let frames = data.len().div_ceil(FRAME) as u32;
         let region = MemoryRegion::new(frames.next_power_of_two()).map_err(status)?;
         let mut run = region.take(frames).ok_or(CommandStatus::INTERNAL)?;
@@ -149,7 +149,7 @@ impl ControllerModelState {
     }
 }
 
-/// The first block of a command that has blocks, and how many.
+/// The first block and the number of blocks of a command that has blocks.
 fn range(command: &SubmissionEntry) -> (u64, u64) {
     (command.0[5], u64::from(command.get(12) & 0xffff) + 1)
 }

@@ -1,10 +1,10 @@
-//! The memory that the modelled controller reaches, and the ways to data in it.
+//! The memory that the modelled controller reaches, and the data of commands in it.
 
 use crate::DmaMemory;
 use crate::dma::WeakDmaMemory;
 use crate::spec::{DataPointer, PAGE, SubmissionEntry};
 
-/// The first bus address: 0 and what is near it are no addresses.
+/// The first bus address: 0 and addresses near it are not used.
 const FIRST: u64 = 1 << 32;
 
 /// Ranges of one command at most.
@@ -100,7 +100,7 @@ impl ModelMemory {
         }
     }
 
-    /// The pages of a PRP list, which may go on in further lists.
+    /// The pages of a PRP list, which may continue in further lists.
     fn pages(&self, first: u64, second: u64, bytes: usize) -> Option<Vec<(u64, usize)>> {
         let offset = (first % PAGE as u64) as usize;
         let mut ranges = vec![(first, bytes.min(PAGE - offset))];

@@ -1,20 +1,22 @@
 //! A model of a controller, in this process and in virtual time.
 //!
-//! It works on the real queues: it reads commands from the memory of the driver when a doorbell rings, follows PRP lists and SGLs, and
-//! writes completions with their phase. Its blocks are those of any device of `defuse-block`: over a simulation of power
-//! failures the states after a power cut are known. Its clock advances when somebody sleeps or looks at it, so that time-outs take no
-//! time, and a run is the same for the same seed if one thread uses it.
+//! The model works on the real queues: it reads commands from the memory of the driver when a doorbell rings, follows
+//! PRP lists and SGLs, and writes completions with their phase. Any device of `defuse-block` provides its blocks: with
+//! a simulation of power failures the states after a power cut are known. Its clock advances when a thread sleeps or
+//! reads it, so that time-outs take no real time, and a run is always the same for the same seed if one thread uses the
+//! model.
 //!
-//! The time of a command comes by chance, or from the parts of an SSD ([`ModelProperties::parts`]): its dies and channels, its write
-//! buffer, and a limited number of commands at work, as [`defuse_block::model`] has them. Then nothing is left to chance. An
-//! admin command takes the time of the controller alone. A flush lasts until the pages are programmed that were in the write
-//! buffer before it, and a write with FUA until its own are. A reset forgets commands, but the dies go on. A shutdown does not
-//! wait for the write buffer.
+//! The time of a command comes by chance, or from the parts of an SSD ([`ModelProperties::parts`]): its dies and
+//! channels, its write buffer, and a limited number of commands at work, as in [`defuse_block::model`]. Then nothing is
+//! left to chance. An admin command takes only the time of the controller. A flush lasts until the pages that were in
+//! the write buffer before it are programmed, and a write with FUA until its own pages are. A reset forgets commands,
+//! but the dies continue. A shutdown does not wait for the write buffer.
 //!
-//! A look at [`now`](ControllerTransport::now), by which the driver times commands, takes 1 us, or with an SSD 20 ns: little beside the
-//! times of its parts, and not 0, so that whoever polls comes to an end. Commands at work go on meanwhile. With an SSD the driver
-//! does not poll ([`wakes_at_once`](ControllerTransport::wakes_at_once)). A look at the [`clock`](ControllerTransport::clock), by which the device is
-//! measured, takes no time, and neither does the code of the driver.
+//! A call of [`now`](ControllerTransport::now), by which the driver times commands, takes 1 us, or with an SSD 20 ns:
+//! little beside the times of its parts, and not 0, so that a thread that polls comes to an end. Commands at work
+//! continue meanwhile. With an SSD the driver does not poll ([`wakes_at_once`](ControllerTransport::wakes_at_once)). A
+//! reading of the [`clock`](ControllerTransport::clock), which measures the device, takes no time, and neither does the
+//! code of the driver.
 
 mod admin;
 mod agenda;
@@ -45,13 +47,13 @@ pub use shape::ModelProperties;
 /// Bytes of registers: doorbells of 1023 pairs of queues.
 const REGISTERS: u64 = 0x1000 + 8 * 1024;
 
-/// Virtual time that passes when somebody looks at the clock.
+/// Virtual time that a reading of the clock takes.
 const LOOK: Duration = Duration::from_micros(1);
 
-/// The time of such a look where the parts of an SSD have their own times.
+/// Virtual time that a reading of the clock takes if the parts of an SSD have their own times.
 const LOOK_AT_SSD: Duration = Duration::from_nanos(20);
 
-/// A modelled controller. Clones are the same one.
+/// A modelled controller. Clones share the controller.
 #[derive(Clone)]
 pub struct ControllerModel {
     chip: Arc<Mutex<ControllerModelState>>,
@@ -60,36 +62,36 @@ pub struct ControllerModel {
 }
 
 impl ControllerModel {
-    /// A controller whose only namespace is `device`. `seed` decides about times.
+    /// A controller with the only namespace `device`. `seed` determines times.
     ///
     /// # Errors
     ///
-    /// Those of [`BlockDevice::queue`].
+    /// Fails with the errors of [`BlockDevice::queue`].
     pub fn new(device: &dyn BlockDevice, seed: u64) -> Result<Self> {
         ControllerModel::with(device, seed, ModelProperties::default())
     }
 
-    /// A controller of a certain shape.
+    /// A controller with the properties `shape`.
     ///
     /// # Errors
     ///
-    /// As for [`new`](ControllerModel::new).
+    /// Fails with the errors of [`new`](ControllerModel::new).
     ///
     /// # Panics
     ///
-    /// Where the [parts](ModelProperties::parts) make no SSD.
+    /// Panics if the [parts](ModelProperties::parts) make no SSD.
     pub fn with(device: &dyn BlockDevice, seed: u64, shape: ModelProperties) -> Result<Self> {
         let shape = Arc::new(shape);
         let chip = ControllerModelState::new(device, seed, Arc::clone(&shape))?;
         Ok(ControllerModel { chip: Arc::new(Mutex::new(chip)), sleepers: Arc::default(), shape })
     }
 
-    /// From now on a command takes a time from this range, of microseconds, unless the controller has an SSD.
+    /// Sets the range of the times of commands, in microseconds, from now on, unless the controller has an SSD.
     pub fn pace(&self, latency_us: (u64, u64)) {
         self.lock().latency_us = latency_us;
     }
 
-    /// Asks `fault` about every command from now on, when it is fetched.
+    /// Calls `fault` for every command from now on, when it is fetched.
     pub fn fail(
         &self,
         fault: impl FnMut(&CandidateCommand) -> Option<ControllerFault> + Send + 'static,
@@ -102,7 +104,7 @@ impl ControllerModel {
         self.lock().faults.hook = None;
     }
 
-    /// From now on `bytes`, until they are used up, falsify registers and completions.
+    /// Falsifies registers and completions by `bytes` from now on, until they are used up.
     pub fn falsify(&self, bytes: &[u8]) {
         self.lock().faults.falsify(bytes);
     }
@@ -118,24 +120,25 @@ impl ControllerModel {
         self.wake_all();
     }
 
-    /// How many commands were fetched from I/O queues.
+    /// The number of commands that were fetched from I/O queues.
     pub fn commands(&self) -> u64 {
         self.lock().fetched
     }
 
-    /// The priorities of the I/O queues that there are, by number: 0 is urgent, 1 high, 2 medium, 3 low; as the driver wrote them.
+    /// The priorities of the present I/O queues, by number: 0 is urgent, 1 high, 2 medium, 3 low; as the driver wrote
+    /// them.
     pub fn priorities(&self) -> Vec<(u16, u8)> {
         let chip = self.lock();
         let queues = chip.submissions.iter().filter(|(number, _)| **number > 0);
         queues.map(|(number, queue)| (*number, queue.priority)).collect()
     }
 
-    /// Commands of a round that classes of high, medium and low priority have; `None` in round robin.
+    /// Commands of a round for the classes of high, medium and low priority; `None` in round robin.
     pub fn weights(&self) -> Option<[u32; 3]> {
         self.lock().arbiter.weights()
     }
 
-    /// How often the controller was enabled, and how often it was shut down in order.
+    /// The number of times that the controller was enabled, and that it was shut down in order.
     pub fn lives(&self) -> (u64, u64) {
         let chip = self.lock();
         (chip.enabled, chip.shut_down)
@@ -236,7 +239,7 @@ impl ControllerTransport for ControllerModel {
     fn sleep(&self, vector: u16, timeout: Option<Duration>) {
         let sleeper = self.sleeper(vector);
         if sleeper.park(Some(Duration::ZERO)) {
-            // The interrupt came before, and no time passes.
+            // The interrupt came before the sleep, and no time passes.
             return;
         }
         let mut chip = self.lock();
@@ -249,7 +252,8 @@ impl ControllerTransport for ControllerModel {
         }
     }
 
-    /// True with an SSD: a look at one queue would take virtual time in which nobody sees the answers of the others.
+    /// True with an SSD: polling one queue would take virtual time in which no thread sees the answers of the other
+    /// queues.
     fn wakes_at_once(&self) -> bool {
         self.shape.parts.is_some()
     }
@@ -272,7 +276,7 @@ impl ControllerTransport for ControllerModel {
     }
 }
 
-/// The clock of a model. A look at it takes no time.
+/// The clock of a model. A reading takes no time.
 #[derive(Debug)]
 struct ModelClock(ControllerModel);
 

@@ -11,26 +11,28 @@ pub struct ModelProperties {
     pub queues: u16,
     /// Entries of a queue.
     pub entries: u16,
-    /// It has Write Zeroes.
+    /// The controller has Write Zeroes.
     pub writes_zeroes: bool,
-    /// It takes scatter gather lists.
+    /// The controller takes scatter gather lists.
     pub sgl: bool,
-    /// It reaches the memory of callers. Otherwise all data is copied.
+    /// The controller reaches the memory of callers. Otherwise all data is copied.
     pub maps: bool,
-    /// It has interrupts.
+    /// The controller has interrupts.
     pub interrupts: bool,
-    /// It has Compare.
+    /// The controller has Compare.
     pub compares: bool,
     /// Queues can have priorities.
     pub priorities: bool,
-    /// Commands of I/O queues that it works on at a time. It takes the next one by the arbitration that its driver chose.
+    /// Commands of I/O queues that the controller works on at a time. It takes the next one by the arbitration that its
+    /// driver chose.
     pub slots: usize,
-    /// A command takes a time from this range, of microseconds, by chance: the order of completions is not that of the commands. It has
-    /// no meaning with `parts`.
+    /// The range of the random times of commands, in microseconds: the order of completions differs from the order of
+    /// commands. It has no meaning with `parts`.
     pub latency_us: (u64, u64),
-    /// The SSD behind the controller, whose parts decide about the time of each command (see the [module](crate::model)). It takes
-    /// commands while both `slots` and the limits of the SSD allow it. [`ControllerModel::with`](super::ControllerModel::with) panics where it lacks
-    /// dies, channels, pages, commands or a buffer.
+    /// The SSD behind the controller. Its parts determine the time of each command (see the [module](crate::model)). It
+    /// takes commands while both `slots` and the limits of the SSD allow it.
+    /// [`ControllerModel::with`](super::ControllerModel::with) panics if it lacks dies, channels, pages, commands or a
+    /// buffer.
     pub parts: Option<SsdParameters>,
     /// Blocks that an aligned write replaces atomically, less one (NAWUPF), and the boundary (NABSPF).
     pub atomic: (u16, u16),

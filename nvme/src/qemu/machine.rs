@@ -19,7 +19,7 @@ const BAR: u64 = 0xe000_0000;
 /// The class of NVMe controllers.
 const CLASS: u64 = 0x01_08_02;
 
-/// Frames of the first MiB, in which a PC has other things than memory.
+/// Frames of the first MiB, where a PC has other things than memory.
 const LOW: u32 = 256;
 
 pub(super) struct QemuMachine {
@@ -31,7 +31,7 @@ pub(super) struct QemuMachine {
 }
 
 impl QemuMachine {
-    /// Starts QEMU, and returns the bytes of registers, too.
+    /// Starts QEMU. Also returns the size of the registers in bytes.
     pub(super) fn start(
         image: &File,
         memory: &Arc<MemoryRegion>,
@@ -45,7 +45,7 @@ impl QemuMachine {
         command.args(arguments(image, memory, options));
         command.stdin(OwnedFd::from(theirs)).stdout(output).stderr(complaints.try_clone()?);
         let child = command.spawn()?;
-        // It has the other end of the socket, and must be the only one.
+        // The command has the other end of the socket, which only the child may keep.
         drop(command);
         let mut machine = QemuMachine {
             child,
@@ -92,7 +92,7 @@ impl QemuMachine {
         }
     }
 
-    /// Finds the controller, and gives its registers an address. Returns how many bytes they have.
+    /// Finds the controller, and assigns an address to its registers. Returns their size in bytes.
     fn find(&mut self) -> io::Result<u64> {
         for slot in 0..32 {
             self.slot = slot;
@@ -101,7 +101,7 @@ impl QemuMachine {
                 let size = !(self.configuration(0x10)? as u32 & !0xf);
                 self.configure(0x10, BAR)?;
                 self.configure(0x14, 0)?;
-                // Memory, and access to memory.
+                // Enables the registers in memory, and access to memory.
                 self.configure(4, 6)?;
                 return Ok(u64::from(size) + 1);
             }
@@ -144,7 +144,7 @@ fn low(memory: &Arc<MemoryRegion>) -> Option<FrameRun> {
     None
 }
 
-/// Files are named by descriptors of this process, which QEMU opens anew: no path is followed.
+/// The arguments of QEMU. Files are named by descriptors of this process, which QEMU opens anew: no path is followed.
 fn arguments(image: &File, memory: &MemoryRegion, options: &QemuOptions) -> Vec<String> {
     let path = |fd: i32| format!("/proc/{}/fd/{fd}", std::process::id());
     let (image, ram) = (path(image.as_raw_fd()), path(memory.as_fd().as_raw_fd()));
@@ -175,7 +175,7 @@ fn arguments(image: &File, memory: &MemoryRegion, options: &QemuOptions) -> Vec<
     arguments
 }
 
-/// The error, with what QEMU has printed.
+/// The error, with the output of QEMU.
 fn explain(complaints: &mut File, error: &io::Error) -> io::Error {
     let mut text = String::new();
     let read = complaints.seek(SeekFrom::Start(0)).and_then(|_| {

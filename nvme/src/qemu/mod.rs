@@ -1,9 +1,10 @@
-//! The controller that QEMU emulates, without a guest: an implementation that knows nothing of this driver, for tests and
-//! development.
+//! The controller that QEMU emulates, without a guest: an implementation that is independent of this driver, for tests
+//! and development.
 //!
-//! QEMU runs with a stopped processor. Registers are read and written over its test protocol, on a socket that has no name;
-//! the memory of the machine is a memfd that both processes map, so that data needs no copies in between. The image is handed over by
-//! its descriptor. It has no interrupts, and is slow: about 30 us for each access to a register.
+//! QEMU runs with a stopped processor. Registers are read and written over its test protocol, on a socket without a
+//! name. The memory of the machine is a memfd that both processes map, so that data needs no copies in between. QEMU
+//! gets the image by its descriptor. The controller has no interrupts, and is slow: about 30 us for each access to a
+//! register.
 
 mod machine;
 mod protocol;
@@ -50,7 +51,7 @@ impl Default for QemuOptions {
     }
 }
 
-/// A controller in QEMU. It ends with the value.
+/// A controller in QEMU. Dropping the value ends QEMU.
 pub struct QemuController {
     machine: Mutex<QemuMachine>,
     memory: Arc<MemoryRegion>,
@@ -60,11 +61,11 @@ pub struct QemuController {
 }
 
 impl QemuController {
-    /// Starts QEMU with a controller whose only namespace is `image`.
+    /// Starts QEMU with a controller that has the only namespace `image`.
     ///
     /// # Errors
     ///
-    /// `NotFound` without the program; others with what QEMU says.
+    /// `NotFound` without the program; other errors contain the output of QEMU.
     pub fn start(image: &File, options: &QemuOptions) -> io::Result<QemuController> {
         let frames = (options.memory / PAGE as u32).max(2048);
         let memory = MemoryRegion::new(frames)?;

@@ -18,7 +18,7 @@ impl BounceBuffers {
         Ok(BounceBuffers { memory, free: (0..pages).rev().collect() })
     }
 
-    /// Takes pages for `bytes` bytes; `None` while others have too many.
+    /// Takes pages for `bytes` bytes; `None` while other operations have too many.
     pub(super) fn take(&mut self, bytes: usize) -> Option<Vec<u32>> {
         let pages = bytes.div_ceil(PAGE);
         let rest = self.free.len().checked_sub(pages)?;

@@ -5,13 +5,13 @@ use defuse_block::MemorySegments;
 use crate::DmaMemory;
 use crate::spec::{DataPointer, PAGE};
 
-/// Entries of the list of a command, which has one page.
+/// Entries of the list of a command. The list has one page.
 pub(crate) const LIST: usize = PAGE / 8;
 
 /// Descriptors of the list of a command.
 const DESCRIPTORS: usize = PAGE / 16;
 
-/// A range of memory as the controller sees it.
+/// A range of memory by its address for the controller.
 pub(super) type BusRange = (u64, usize);
 
 /// Bus addresses of regions by their numbers.
@@ -19,13 +19,13 @@ pub(super) type BusRange = (u64, usize);
 pub(crate) struct RegionAddresses(pub(crate) Vec<(u64, u64)>);
 
 impl RegionAddresses {
-    /// The ranges of `memory` for the controller; `None` where a part is in no region that it reaches.
+    /// The ranges of `memory` for the controller; `None` if a part is in no region that the controller reaches.
     fn ranges(&self, memory: &MemorySegments, out: &mut Vec<BusRange>) -> Option<()> {
         for piece in memory.pieces() {
             let (region, at) = piece.place()?;
             let (_, bus) = self.0.iter().find(|(id, _)| *id == region.id())?;
             let start = bus + at as u64;
-            // Both PRPs and SGLs are addresses of double words.
+            // PRPs and SGLs are addresses of double words.
             if !start.is_multiple_of(4) {
                 return None;
             }

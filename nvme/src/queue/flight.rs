@@ -1,4 +1,4 @@
-//! Operations in flight, and the commands that carry them out.
+//! Active operations, and the commands that perform them.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::spec::{DataPointer, IoOpcode, PAGE, SubmissionEntry};
 #[derive(Default)]
 pub(super) struct CommandSlot {
     pub(super) flight: Option<ActiveOperation>,
-    /// A part of the numbers of its commands, so that an answer to an old one is noticed.
+    /// A part of the numbers of the slot's commands, so that an answer to an old command is noticed.
     pub(super) sequence: u16,
-    /// The controller has a command of it.
+    /// The controller has a command of the operation.
     pub(super) sent: bool,
-    /// That command did not come back in time.
+    /// The command did not come back in time.
     pub(super) late: bool,
     pub(super) deadline: Duration,
     pub(super) tries: u8,
@@ -25,9 +25,9 @@ pub(super) struct CommandSlot {
 pub(super) struct ActiveOperation {
     pub(super) tag: u64,
     pub(super) kind: BlockOpKind,
-    /// Pages that stand in for its memory.
+    /// Pages that stand in for the operation's memory.
     pub(super) pages: Vec<u32>,
-    /// The first block that is not done, and how many: zeroing and discarding take several commands.
+    /// The first block that is not done, and the number of these blocks: zeroing and discarding take several commands.
     pub(super) block: u64,
     pub(super) left: u64,
     /// Blocks of the command that is in flight.
@@ -37,7 +37,7 @@ pub(super) struct ActiveOperation {
 /// A command that can be sent now, or not.
 pub(super) enum CommandReadiness {
     Yes(SubmissionEntry),
-    /// Others have the pages that it needs.
+    /// Other operations have the pages that it needs.
     Later,
 }
 
@@ -47,7 +47,7 @@ impl ActiveOperation {
         ActiveOperation { tag: op.tag, kind: op.kind, pages: Vec::new(), block, left, step: 0 }
     }
 
-    /// Notes that a command is done. True where the operation is, too.
+    /// Records that a command is done. True if the operation is, too.
     pub(super) fn advance(&mut self) -> bool {
         self.block += self.step;
         self.left = self.left.saturating_sub(self.step);
@@ -108,7 +108,7 @@ impl NvmeQueue {
         }))
     }
 
-    /// The pointer to the data of a read or write; `None` while others have the pages that it needs.
+    /// The pointer to the data of a read or write; `None` while other operations have the pages that it needs.
     #[inline]
     fn pointer(
         &mut self,
@@ -142,7 +142,7 @@ impl NvmeQueue {
         Ok(Some(prp(&self.ranges, list)))
     }
 
-    /// Dataset Management with one range, which lies in the page of the slot.
+    /// A Dataset Management command with one range, which lies in the page of the slot.
     fn deallocate(&self, slot: usize, block: u64, blocks: u32) -> SubmissionEntry {
         let list = PointerListPage { memory: &self.lists, at: slot * PAGE };
         list.memory.write64(list.at, u64::from(blocks) << 32);
@@ -151,7 +151,7 @@ impl NvmeQueue {
         command.data(DataPointer::Prp(list.bus(), 0)).dword(11, 1 << 2)
     }
 
-    /// A write all of whose pages are the same page of zeros.
+    /// A write of zeros: all its pages are the same page of zeros.
     fn write_of_zeros(&mut self, slot: usize, block: u64, blocks: u32) -> Result<CommandReadiness> {
         if self.zeros.is_none() {
             self.zeros = Some(self.controller.transport.allocate(PAGE)?);

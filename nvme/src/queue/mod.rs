@@ -31,7 +31,7 @@ const SLOT_BITS: u32 = 9;
 /// Operations in flight of a queue at most.
 pub(crate) const MAX_DEPTH: u32 = 1 << SLOT_BITS;
 
-/// How often a command is sent that the controller did not refuse for good.
+/// The number of times that a command is sent, if the controller did not refuse it for good.
 const TRIES: u8 = 4;
 
 /// The longest sleep while something is in flight: then the controller is examined.
@@ -41,7 +41,7 @@ const CHECK: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct QueueParameters {
     pub(crate) priority: QueuePriority,
-    /// Writes of this queue compare: their data is what the blocks must hold.
+    /// Writes of this queue are Compare commands: their data is the expected content of the blocks.
     pub(crate) compares: bool,
 }
 
@@ -51,13 +51,13 @@ pub(crate) struct NvmeQueue {
     space: Arc<NamespaceParameters>,
     ring: QueuePair,
     line: QueuePairState,
-    /// The generation of the controller that knows the ring.
+    /// The generation of the controller in which the ring was registered.
     generation: u64,
     slots: Vec<CommandSlot>,
     free: Vec<u16>,
     /// Slots whose commands have not been written yet.
     waiting: VecDeque<u16>,
-    /// Slots whose commands were written since the last look at the clock.
+    /// Slots whose commands were written since the last reading of the clock.
     fresh: Vec<u16>,
     done: Vec<BlockCompletion>,
     /// A page for each slot.
@@ -92,7 +92,7 @@ impl NvmeQueue {
             use_,
             ring,
             line: QueuePairState::Lost,
-            // Its ring is made when it finds that the controller is in another one.
+            // The ring is made when the queue notices that the controller is in another generation.
             generation: 0,
             slots: (0..depth).map(|_| CommandSlot::default()).collect(),
             free: (0..depth).rev().collect(),
@@ -118,7 +118,7 @@ impl NvmeQueue {
         if queue.line == QueuePairState::Live { Ok(queue) } else { Err(Errno::BUSY) }
     }
 
-    /// Writes commands that waited, as many as can be.
+    /// Writes waiting commands, as many as possible.
     fn send_waiting(&mut self) {
         while self.line == QueuePairState::Live
             && let Some(slot) = self.waiting.pop_front()
@@ -138,7 +138,7 @@ impl NvmeQueue {
                 let place = &mut self.slots[usize::from(slot)];
                 place.sequence = place.sequence.wrapping_add(1) & (u16::MAX >> SLOT_BITS);
                 (place.sent, place.late) = (true, false);
-                // It has no time until the doorbell rings.
+                // The deadline begins when the doorbell rings.
                 place.deadline = Duration::MAX;
                 self.ring.put(&command.id(slot | place.sequence << SLOT_BITS));
                 self.fresh.push(slot);
@@ -152,7 +152,7 @@ impl NvmeQueue {
         }
     }
 
-    /// Moves what is complete to `done`, and goes on with what is not.
+    /// Moves completed operations to `done`, and continues the others.
     fn gather(&mut self) {
         let (life, generation) = (self.controller.life(), self.controller.generation());
         let mut broken = false;
@@ -187,7 +187,7 @@ impl NvmeQueue {
         }
     }
 
-    /// Takes a completion. False where no command is in flight that it can belong to.
+    /// Takes a completion. False if it belongs to no command in flight.
     #[inline]
     fn complete(&mut self, completion: CompletionEntry) -> bool {
         let number = completion.id & ((1 << SLOT_BITS) - 1);
@@ -222,7 +222,7 @@ impl NvmeQueue {
         true
     }
 
-    /// Ends the operation of a slot. The controller uses its memory no more.
+    /// Ends the operation of a slot. The controller does not use its memory any more.
     fn answer(&mut self, number: u16, result: Result<()>) {
         let slot = &mut self.slots[usize::from(number)];
         (slot.sent, slot.late, slot.tries) = (false, false, 0);
@@ -241,7 +241,7 @@ impl NvmeQueue {
         self.done.push(BlockCompletion { tag, result, memory: kind.into_memory() });
     }
 
-    /// Tells the controller of written commands, which have their time from now on.
+    /// Rings the doorbell for written commands. Their deadlines begin now.
     fn ring_doorbell(&mut self) {
         if self.fresh.is_empty() {
             return;

@@ -1,37 +1,37 @@
-//! The choice between looking for answers and sleeping until an interrupt.
+//! The choice between polling for answers and sleeping until an interrupt.
 //!
-//! A look finds an answer as soon as it is there, and takes a processor. A sleep gives the processor away, and costs some
-//! microseconds to wake up. So a wait begins with a look where answers usually come soon. A time that was slept includes
-//! waking up, and says too little about a controller that has become fast: now and then a wait looks all the same, and
-//! goes on with it as long as that succeeds.
+//! Polling finds an answer as soon as it is there, and takes a processor. A sleep gives the processor away, and waking
+//! up costs some microseconds. So a wait begins with polling if answers usually come soon. The time of a sleep includes
+//! waking up, and does not show if a controller has become fast: now and then a wait polls nevertheless, and following
+//! waits do the same as long as that succeeds.
 
 use std::time::Duration;
 
-/// Below this time of waiting, a look is cheaper than sleeping.
+/// The waiting time below which polling is cheaper than sleeping.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// The longest wait that is learned from: a single late answer does not end looking.
+/// The longest waiting time that is learned: a single late answer does not end polling.
 const LONGEST: Duration = Duration::from_micros(80);
 
-/// Waits without a look after which one is tried.
+/// The number of waits without polling after which polling is tried.
 const TRIAL: u32 = 32;
 
 /// The times of answers so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PollingPolicy {
-    /// A moving average of the time that an answer was waited for.
+    /// A moving average of the waiting times for answers.
     usual: Duration,
-    /// Waits without a look since the last one.
+    /// Waits without polling since the last polling.
     blind: u32,
 }
 
 impl PollingPolicy {
-    /// Knows nothing: the first wait looks.
+    /// A policy without knowledge: the first wait polls.
     pub(super) fn new() -> Self {
         PollingPolicy { usual: LOOK, blind: TRIAL }
     }
 
-    /// The time for a look at the beginning of a wait.
+    /// The time for polling at the beginning of a wait.
     pub(super) fn look(&self) -> Duration {
         if self.usual < LOOK {
             2 * self.usual
@@ -42,18 +42,19 @@ impl PollingPolicy {
         }
     }
 
-    /// An answer was found by a look, after this time. It may be longer than the look: the processor had other work.
+    /// Records that polling found an answer after this time. It may be longer than the time for polling: the processor
+    /// had other work.
     pub(super) fn seen(&mut self, after: Duration) {
         self.blind = if after <= self.look() { TRIAL } else { 0 };
         self.learn(after);
     }
 
-    /// A look, if there was one, has found nothing: the wait goes on with a sleep.
+    /// Records that polling, if there was any, has found nothing: the wait continues with a sleep.
     pub(super) fn sleeps(&mut self) {
         self.blind = if self.look().is_zero() { self.blind + 1 } else { 0 };
     }
 
-    /// An answer came within a sleep, after this time of waiting in all.
+    /// Records that an answer came within a sleep, after this total waiting time.
     pub(super) fn slept(&mut self, after: Duration) {
         self.learn(after);
     }
@@ -69,7 +70,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_micros(5);
     const LATE: Duration = Duration::from_micros(500);
-    /// An answer that comes soon is found so late by a sleep.
+    /// The time after which a sleep finds an answer that came soon.
     const WOKEN: Duration = Duration::from_micros(40);
 
     /// Waits `count` times for answers that come after `time`, and returns how many of them slept.
@@ -109,7 +110,7 @@ mod tests {
         assert_eq!(looks, 100);
     }
 
-    /// A look that loses its processor finds the answer late, although it came soon.
+    /// A poller that loses its processor finds the answer late, although it came soon.
     #[test]
     fn where_processors_are_short_few_waits_look() {
         let mut patience = PollingPolicy::new();

@@ -1,4 +1,4 @@
-//! Time-outs, resets and the end of a controller, as a queue lives through them.
+//! Time-outs, resets and the end of a controller, from the side of a queue.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::controller::{CommandTicket, ControllerState};
 /// The state of a pair of queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum QueuePairState {
-    /// The controller forgot it, and is not ready.
+    /// The controller forgot the pair, and is not ready.
     Lost,
-    /// It is to be made: first the completion queue.
+    /// The pair is to be made: first the completion queue.
     New,
     /// The completion queue is being made.
     Completions(CommandTicket),
@@ -21,7 +21,7 @@ pub(super) enum QueuePairState {
     /// The submission queue is being made.
     Submissions(CommandTicket),
     Live,
-    /// It never works again.
+    /// The pair never works again.
     Dead,
 }
 
@@ -32,7 +32,7 @@ impl QueuePairState {
 }
 
 impl NvmeQueue {
-    /// Goes on with a reset, with making the queue anew, or with its end.
+    /// Continues a reset, the making of the queue after it, or its end.
     pub(super) fn recover(&mut self) {
         if self.controller.life() == ControllerState::Resetting {
             self.controller.step();
@@ -53,7 +53,8 @@ impl NvmeQueue {
         self.grow();
     }
 
-    /// The controller was stopped, so it uses no memory of commands: they are answered, or sent again.
+    /// Begins again after a reset. The controller was stopped, so it uses no memory of commands: they are answered, or
+    /// sent again.
     fn begin_again(&mut self) {
         self.ring.clear();
         self.fresh.clear();
@@ -110,12 +111,12 @@ impl NvmeQueue {
                 log::error!("{name}: it makes no queue {number}: {}", completion.status);
                 self.end();
             }
-            // A reset came between; the next one begins anew.
+            // A reset happened meanwhile; the next call begins anew.
             Some(Err(_)) => self.line = QueuePairState::Lost,
         }
     }
 
-    /// Answers everything: the controller has been cut off, or has no queue of ours.
+    /// Answers everything: the controller has been cut off, or has no queue for this driver.
     fn end(&mut self) {
         self.line = QueuePairState::Dead;
         self.waiting.clear();
@@ -126,7 +127,7 @@ impl NvmeQueue {
         }
     }
 
-    /// Looks for commands that are late, and now and then at the controller.
+    /// Searches for late commands, and examines the controller now and then.
     pub(super) fn look_after(&mut self) {
         let now = self.controller.transport.now();
         if now < self.next_check {

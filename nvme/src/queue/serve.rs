@@ -1,4 +1,4 @@
-//! The queue as its user sees it.
+//! The interface of the queue to its user.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{CHECK, NvmeQueue};
 use crate::controller::ControllerState;
 
 impl NvmeQueue {
-    /// Looks until `end`. True where an answer came.
+    /// Polls until `end`. True if an answer came.
     fn looked(&mut self, end: Duration) -> bool {
         while self.controller.transport.now() < end {
             self.gather();
@@ -118,7 +118,7 @@ impl DeviceQueue for NvmeQueue {
 }
 
 impl Drop for NvmeQueue {
-    /// Waits for what is in flight. A time-out ends that in the worst case.
+    /// Waits for operations in flight. In the worst case a time-out ends the wait.
     fn drop(&mut self) {
         while self.free.len() < self.slots.len() {
             self.wait(None);

@@ -38,7 +38,7 @@ pub enum IoOpcode {
     Compare = 0x05,
     /// Write Zeroes.
     WriteZeroes = 0x08,
-    /// Dataset Management, which deallocates.
+    /// Dataset Management, used to deallocate.
     DatasetManagement = 0x09,
 }
 
@@ -101,7 +101,7 @@ impl SubmissionEntry {
         self
     }
 
-    /// The command with a range of logical blocks, at most 65,536, as reads and writes have it.
+    /// The command with a range of logical blocks, at most 65,536, in the fields of reads and writes.
     #[must_use]
     pub fn range(self, block: u64, blocks: u32) -> Self {
         let mut words = self.0;
@@ -114,7 +114,7 @@ impl SubmissionEntry {
         self.0[0] as u8
     }
 
-    /// Its number.
+    /// The number of the command.
     pub fn number(&self) -> u16 {
         (self.0[0] >> 16) as u16
     }

@@ -19,7 +19,7 @@ pub struct CompletionEntry {
     pub status: CommandStatus,
 }
 
-/// The status of a command: 15 bits, of which the lowest eight are a code and the next three its type.
+/// The status of a command: 15 bits. The lowest eight are a code, and the next three its type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CommandStatus(pub u16);
 
@@ -77,7 +77,7 @@ impl CommandStatus {
             0x81 => Errno::NOSPC,
             0x20 => Errno::ROFS,
             0x182 => Errno::PERM,
-            // As in a compare of SCSI: a miscompare.
+            // The value of a miscompare, as for a compare of SCSI.
             0x285 => Errno::ILSEQ,
             0x286 => Errno::ACCESS,
             _ => Errno::IO,

@@ -25,17 +25,17 @@ pub struct ControllerFacts {
     pub error_entries: u32,
     /// Number of namespaces.
     pub namespaces: u32,
-    /// It has Compare.
+    /// The controller has Compare.
     pub compares: bool,
-    /// It has Dataset Management.
+    /// The controller has Dataset Management.
     pub deallocates: bool,
-    /// It has Write Zeroes.
+    /// The controller has Write Zeroes.
     pub writes_zeroes: bool,
-    /// It has a volatile write cache.
+    /// The controller has a volatile write cache.
     pub volatile_cache: bool,
     /// Blocks that are written atomically at a power failure (AWUPF).
     pub atomic_blocks: u32,
-    /// It takes scatter gather lists with any alignment that data here can have.
+    /// The controller takes scatter gather lists with any alignment that data here can have.
     pub sgl: bool,
 }
 
@@ -51,7 +51,7 @@ pub struct BlockFormat {
 /// A namespace, by Identify Namespace (CNS 00h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceFacts {
-    /// Its number.
+    /// The number of the namespace.
     pub id: u32,
     /// Blocks.
     pub blocks: u64,
@@ -59,25 +59,25 @@ pub struct NamespaceFacts {
     pub format: BlockFormat,
     /// Blocks that an aligned write replaces whole or not at all at a power failure.
     pub atomic_blocks: u32,
-    /// Blocks that are best deallocated together; 0 if it does not say.
+    /// Blocks that are best deallocated together; 0 if the namespace does not report it.
     pub deallocate_blocks: u32,
 }
 
 /// A reason why a namespace cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsupportedNamespace {
-    /// It has no blocks, or is none.
+    /// The namespace has no blocks, or does not exist.
     Empty,
     /// Blocks of this many bytes are no power of two from 512 to 65,536.
     BlockSize(u8),
-    /// Its blocks carry metadata.
+    /// The blocks carry metadata.
     Metadata(u16),
-    /// It has more bytes than a number of 64 bits.
+    /// The number of bytes does not fit into 64 bits.
     Huge,
 }
 
 impl ControllerFacts {
-    /// Reads the structure. Nothing in it can be invalid, since it only narrows what is done.
+    /// Reads the structure. No value in it can be invalid, since it only restricts the driver.
     pub fn parse(bytes: &[u8]) -> Self {
         let (oncs, sgls) = (u16_at(bytes, 520), u32_at(bytes, 536));
         let mdts = bytes.get(77).copied().unwrap_or(0);

@@ -38,15 +38,15 @@ pub struct SmartLog {
 /// An entry of the Error Information log page (01h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorEntry {
-    /// How many errors there were before; 0 is no entry.
+    /// The number of errors before this one; 0 is no entry.
     pub count: u64,
     /// The queue of the command.
     pub queue: u16,
     /// The number of the command.
     pub command: u16,
-    /// Its status.
+    /// The status of the command.
     pub status: u16,
-    /// Its first block.
+    /// The first block of the command.
     pub block: u64,
 }
 

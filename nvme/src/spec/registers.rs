@@ -41,7 +41,7 @@ pub mod register {
     pub const SHUTDOWN_STATE: u32 = 3 << 2;
     /// CSTS: the shutdown is complete.
     pub const SHUTDOWN_DONE: u32 = 2 << 2;
-    /// A register of a device that is no longer there.
+    /// The value of registers of a device that is no longer there.
     pub const GONE: u32 = u32::MAX;
 }
 
@@ -55,7 +55,7 @@ impl ControllerCapabilities {
         (self.0 & 0xffff) as u32 + 1
     }
 
-    /// The longest time in which the controller becomes ready, or stops being so; at least a second.
+    /// The longest time in which the controller becomes ready, or stops being ready; at least a second.
     pub fn timeout(self) -> Duration {
         Duration::from_millis(500 * (self.0 >> 24 & 0xff)).max(Duration::from_secs(1))
     }

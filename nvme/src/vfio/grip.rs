@@ -1,4 +1,4 @@
-//! The hold on a device: its files, its registers, and letting it go.
+//! The lease of a device: its files, its registers, and releasing it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -34,7 +34,7 @@ pub(super) struct OpenVfioDevice {
     pub(super) group: Option<OwnedFd>,
 }
 
-/// A device in use, as long as the system leaves it here.
+/// A device in use, until the system revokes it.
 pub(super) struct VfioLease {
     registers: MappedRegisters,
     configuration: u64,
@@ -77,7 +77,7 @@ fn by_iommufd(path: PathBuf, device: OwnedFd, iommufd: OwnedFd) -> Result<OpenVf
     Ok(OpenVfioDevice { path, device, iommu, group: None })
 }
 
-/// The kernel calls the device of another process an invalid one.
+/// Converts the error of a device in use. The kernel reports the device of another process as invalid.
 fn busy(errno: Errno) -> io::Error {
     if errno == Errno::INVAL { Errno::BUSY.into() } else { errno.into() }
 }
@@ -143,7 +143,7 @@ impl VfioLease {
     pub(super) fn release(&self) {
         self.stop();
         if let Err(errno) = self.registers.leave() {
-            // The kernel goes on waiting for it, and says so.
+            // The kernel continues to wait for the device, and logs that.
             log::error!("the registers of a device cannot be left: {errno}");
             return;
         }

@@ -1,4 +1,5 @@
-//! The address space of a device: a container of VFIO with the IOMMU of type 1, or a space of an iommufd (linux/iommufd.h).
+//! The address space of a device: a container of VFIO with the IOMMU of type 1, or a space of an iommufd
+//! (linux/iommufd.h).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use defuse_block::{Errno, MemoryRegion, Result};
 
 use super::sys::{by_reference, size};
 
-/// The request number `nr` of iommufd, `_IO(';', nr)`, as a number of VFIO, which begin at 100.
+/// The request number `nr` of iommufd, `_IO(';', nr)`, as a number of VFIO. VFIO's numbers begin at 100.
 const fn of_iommufd(nr: u64) -> u64 {
     nr - 100
 }
@@ -18,7 +19,7 @@ pub(super) struct IommuContext {
     pub(super) fd: OwnedFd,
     /// The number of a space of an iommufd; `None` for a container.
     pub(super) space: Option<u32>,
-    /// Nothing is mapped any more, nor can be.
+    /// No memory is mapped any more, and none can be.
     is_over: AtomicBool,
 }
 
@@ -76,7 +77,7 @@ struct IoasUnmap {
 }
 
 impl IommuContext {
-    /// The address space of a container that has an IOMMU.
+    /// The address space of a container with an IOMMU.
     pub(super) fn of_container(fd: OwnedFd) -> Self {
         IommuContext { fd, space: None, is_over: AtomicBool::new(false) }
     }
@@ -104,7 +105,7 @@ impl IommuContext {
         unmapped
     }
 
-    /// Notes that the device reaches nothing any more.
+    /// Records that the device reaches no memory any more.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
     }
@@ -118,13 +119,13 @@ impl IommuContext {
             // The flags: the device reads and writes.
             let argsz = size::<VfioDmaMap>();
             let mut map = VfioDmaMap { argsz, flags: 1 | 2, vaddr: start, iova, size: bytes };
-            // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until `IommuMapping` ends the access of
-            // the device, which is told to use only frames of operations in flight.
+            // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until `IommuMapping` ends the
+            // access of the device, whose commands use only frames of operations in flight.
             return unsafe { by_reference(self.fd.as_fd(), 13, &mut map).map(drop) };
         };
         let mut map = IoasMap {
             size: size::<IoasMap>(),
-            // The given address; the device writes and reads.
+            // The flags: the address is fixed; the device writes and reads.
             flags: 1 | 2 | 4,
             ioas_id,
             reserved: 0,
@@ -132,7 +133,8 @@ impl IommuContext {
             length: bytes,
             iova,
         };
-        // SAFETY: IOMMU_IOAS_MAP reads and fills this structure. The region stays, as above.
+        // SAFETY: IOMMU_IOAS_MAP reads and fills this structure. The region stays mapped until `IommuMapping` ends the
+        // access of the device.
         unsafe { by_reference(self.fd.as_fd(), of_iommufd(0x85), &mut map).map(drop) }
     }
 
@@ -149,7 +151,7 @@ impl IommuContext {
     }
 }
 
-/// A region that a device reaches, as long as this is there.
+/// A region that a device reaches, as long as this value exists.
 pub(super) struct IommuMapping {
     iommu: Arc<IommuContext>,
     region: Arc<MemoryRegion>,
@@ -172,7 +174,7 @@ impl Drop for IommuMapping {
     fn drop(&mut self) {
         let unmapped = self.iommu.unmap(0, self.iova, self.region.bytes() as u64);
         if unmapped.is_err() && !self.iommu.is_over.load(Ordering::Acquire) {
-            // The memory may still be reached, so nobody else may have it.
+            // The device may still reach the memory, so that it must not be used for anything else.
             std::mem::forget(Arc::clone(&self.region));
         }
     }
@@ -193,7 +195,7 @@ mod tests {
         assert_eq!(requests, [0x3b81, 0x3b85, 0x3b86]);
     }
 
-    /// A file takes none of these requests: what fails is an error, and maps nothing.
+    /// A file takes none of these requests: they fail, and map nothing.
     #[test]
     fn a_file_is_no_address_space() {
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());

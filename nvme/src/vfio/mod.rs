@@ -1,9 +1,9 @@
-//! Controllers of this machine that vfio-pci has (the kernel's Documentation/driver-api/vfio.rst): registers are mapped, an IOMMU limits the
-//! device to memory that was given to it, and interrupts count in eventfds. Whoever owns the files in /dev/vfio needs no
-//! other rights.
+//! Controllers of this machine that vfio-pci drives (the kernel's Documentation/driver-api/vfio.rst): registers are
+//! mapped, an IOMMU limits the device to memory that was mapped for it, and interrupts count in eventfds. A user that
+//! owns the files in /dev/vfio needs no other rights.
 //!
-//! Where the kernel has them, a device is opened by its own file, and memory by an iommufd; otherwise by the group of the
-//! device, and a container with the IOMMU of type 1.
+//! Where the kernel has them, a device is opened by its own file, and memory by an iommufd; otherwise by the group of
+//! the device, and a container with the IOMMU of type 1.
 
 mod grip;
 mod iommu;
@@ -28,23 +28,24 @@ use space::DeviceAddressSpace;
 /// Interrupts that are used at most.
 const VECTORS: u32 = 65;
 
-/// A controller that vfio-pci has. Closing it resets the controller.
+/// A controller that vfio-pci drives. Closing it resets the controller.
 ///
-/// When the kernel asks for the device back, because somebody takes it out or gives it to another driver, it is closed at once: a
-/// user that keeps it would let the kernel wait for ever. Its registers then read all ones, as those of a device that is gone.
+/// When the kernel requests the device back, because it is being removed or given to another driver, it is closed at
+/// once: a user that keeps it would make the kernel wait for ever. Its registers then read all ones, as for a device
+/// that is gone.
 pub struct VfioController {
     name: String,
     numa_node: Option<u32>,
     interrupts: Arc<Vec<OwnedFd>>,
     grip: Arc<VfioLease>,
     memory: Arc<DeviceAddressSpace>,
-    /// Regions of callers, which the device reaches as long as this is open.
+    /// Regions of callers. The device reaches them as long as the controller is open.
     kept: Mutex<Vec<DmaMemory>>,
     clock: MonotonicClock,
     _watch: Option<ReleaseWatcher>,
 }
 
-/// The thread that waits for the kernel to ask for the device back.
+/// The thread that waits until the kernel requests the device back.
 struct ReleaseWatcher {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -55,7 +56,8 @@ impl VfioController {
     ///
     /// # Errors
     ///
-    /// [`HostError::NotBound`] where another driver has it, [`HostError::System`] with the file that cannot be used.
+    /// [`HostError::NotBound`] if the controller has another driver, [`HostError::System`] with the file that cannot be
+    /// used.
     pub fn open(host: &SysfsHost, address: &PciAddress) -> Result<Self, HostError> {
         let found = host.controller(address)?;
         if found.driver.as_deref() != Some(VFIO) {
@@ -121,13 +123,13 @@ fn counter() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
-/// Lets an eventfd count.
+/// Increments the counter of an eventfd.
 fn count(counter: &OwnedFd) {
     let _ = rustix::io::write(counter, &1_u64.to_ne_bytes());
 }
 
 impl ReleaseWatcher {
-    /// Waits for `wanted`, and lets the device go then. Sleepers wake up.
+    /// Waits for `wanted`, and then releases the device. Sleepers wake up.
     fn start(
         name: &str,
         wanted: OwnedFd,

@@ -1,4 +1,4 @@
-//! Registers that are mapped.
+//! Mapped registers.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -19,7 +19,7 @@ pub(super) struct MappedRegisters {
 
 // SAFETY: all access is by single volatile reads and writes, which the device orders.
 unsafe impl Send for MappedRegisters {}
-// SAFETY: as above.
+// SAFETY: all access is by single volatile reads and writes, which the device orders.
 unsafe impl Sync for MappedRegisters {}
 
 impl MappedRegisters {
@@ -57,27 +57,27 @@ impl MappedRegisters {
     }
 
     pub(super) fn read64(&self, at: u32) -> u64 {
-        // SAFETY: as in `read32`.
+        // SAFETY: the register lies within the mapping and is aligned (`place`).
         u64::from_le(unsafe { self.place(at, 8).cast::<u64>().read_volatile() })
     }
 
     pub(super) fn write32(&self, at: u32, value: u32) {
-        // Memory that the register tells of is written before.
+        // Memory to which the register refers is written before.
         fence(Ordering::SeqCst);
-        // SAFETY: as in `read32`.
+        // SAFETY: the register lies within the mapping and is aligned (`place`).
         unsafe { self.place(at, 4).cast::<u32>().write_volatile(value.to_le()) };
     }
 
     pub(super) fn write64(&self, at: u32, value: u64) {
         fence(Ordering::SeqCst);
-        // SAFETY: as in `read32`.
+        // SAFETY: the register lies within the mapping and is aligned (`place`).
         unsafe { self.place(at, 8).cast::<u64>().write_volatile(value.to_le()) };
     }
 }
 
 impl MappedRegisters {
-    /// Puts memory in the place of the registers, all of whose bits are set, as those of a device that is not there.
-    /// The device is then not in use by this mapping.
+    /// Replaces the registers by memory whose bits are all set, as for a device that is gone. This mapping then does
+    /// not keep the device in use.
     pub(super) fn leave(&self) -> Result<()> {
         let gone = MemfdFlags::CLOEXEC;
         let memory = File::from(rustix::fs::memfd_create(c"registers", gone)?);
@@ -85,8 +85,8 @@ impl MappedRegisters {
         memory.write_all_at(&ones, 0).map_err(|_| Errno::NOMEM)?;
         let (prot, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
-        // SAFETY: the range is the mapping of `new`, which is replaced in one step. Accesses are volatile, and all values
-        // are valid.
+        // SAFETY: the range is the mapping that `new` has made, which is replaced in one step. Accesses are volatile,
+        // and all values are valid.
         unsafe { rustix::mm::mmap(self.start.cast(), self.len, prot, flags, &memory, 0)? };
         Ok(())
     }
@@ -94,7 +94,7 @@ impl MappedRegisters {
 
 impl Drop for MappedRegisters {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, to which no reference leads.
+        // SAFETY: `new` has made the mapping, and no reference leads to it.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }
 }

@@ -9,10 +9,10 @@ use rustix::process::{Resource, getrlimit};
 use super::iommu::{IommuContext, IommuMapping};
 use crate::DmaMemory;
 
-/// The first address of memory for the device, above what machines have at fixed addresses.
+/// The first address of memory for the device. Machines have fixed addresses only below it.
 const FIRST: u64 = 1 << 32;
 
-/// The end of the addresses that every IOMMU has.
+/// The end of the addresses that every IOMMU supports.
 const END: u64 = 1 << 39;
 
 /// Bytes that suffice for the commands that read or make a file system.
@@ -24,10 +24,11 @@ pub(super) struct DeviceAddressSpace {
     addresses: Mutex<AddressAllocator>,
 }
 
-/// The kernel pins what a device reaches, and counts it as locked memory of the process.
+/// A limit of locked memory: the kernel pins the memory that the device reaches, and counts it as locked memory of the
+/// process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LockedMemoryShortage {
-    /// Bytes that the device reaches, and those that it was to reach in addition.
+    /// Bytes that the device reaches, and the additional bytes of the request.
     needed: u64,
     /// Bytes that the process may lock.
     limit: u64,
@@ -72,18 +73,18 @@ impl DeviceAddressSpace {
         Ok(DmaMemory::region(region, bus, Box::new(reached)))
     }
 
-    /// The limit that the last mapping has met, if it has met one.
+    /// The limit that made the last mapping fail, if it did.
     pub(super) fn shortage(&self) -> Option<String> {
         self.addresses().shortage.map(|shortage| shortage.to_string())
     }
 
     /// Ends all access of the device.
     pub(super) fn cut(&self) {
-        // Older kernels cannot do it for all; a device without access to the bus reaches nothing either.
+        // Older kernels cannot unmap everything; but a device without access to the bus reaches nothing either.
         let _ = self.iommu.unmap_all();
     }
 
-    /// Notes that the device has left this address space.
+    /// Records that the device has left this address space.
     pub(super) fn end(&self) {
         self.iommu.end();
     }
@@ -106,7 +107,7 @@ impl AddressAllocator {
         Some(start)
     }
 
-    /// Notes that the device reaches `bytes` at `bus`, or why it does not.
+    /// Records that the device reaches `bytes` at `bus`, or the reason why it does not.
     fn note(&mut self, bytes: usize, bus: u64, error: Option<Errno>) {
         let needed = self.reached + bytes as u64;
         if error.is_some() {
@@ -120,13 +121,13 @@ impl AddressAllocator {
 }
 
 impl LockedMemoryShortage {
-    /// The limit that `error` comes from, where that can be.
+    /// The limit that may have caused `error`, if one may.
     fn of(error: Option<Errno>, needed: u64, limit: Option<u64>) -> Option<Self> {
         let limit = limit.filter(|limit| error == Some(Errno::NOMEM) && needed > *limit)?;
         Some(LockedMemoryShortage { needed, limit })
     }
 
-    /// A limit that leaves room for the queues and buffers that come after what has failed.
+    /// A limit that leaves room for the queues and buffers that follow after the failed request.
     fn enough(&self) -> u64 {
         (self.needed + self.needed / 4).next_multiple_of(ROOM)
     }

@@ -24,7 +24,7 @@ pub(super) const CONFIGURATION: u32 = 7;
 /// The interrupts by MSI-X.
 pub(super) const MSIX: u32 = 2;
 
-/// The interrupt by which the kernel asks for the device back (VFIO_PCI_REQ_IRQ_INDEX).
+/// The interrupt by which the kernel requests the device back (VFIO_PCI_REQ_IRQ_INDEX).
 pub(super) const WANTED_BACK: u32 = 4;
 
 /// VFIO_GROUP_FLAGS_VIABLE: all devices of the group belong to user space.
@@ -100,9 +100,10 @@ pub(super) fn by_value(fd: BorrowedFd<'_>, nr: u64, value: u64) -> Result<i32> {
 ///
 /// # Safety
 ///
-/// `T` is the structure of the request, or longer, and says its length in `argsz`.
+/// `T` is the structure of the request, or longer, and states its length in `argsz`.
 pub(super) unsafe fn by_reference<T>(fd: BorrowedFd<'_>, nr: u64, value: &mut T) -> Result<i32> {
-    // SAFETY: the kernel reads and writes at most the structure (the caller), which is borrowed here.
+    // SAFETY: the kernel reads and writes at most the structure, as the caller guarantees. The structure is borrowed
+    // here.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request(nr) as _, std::ptr::from_mut(value)) })
 }
 
@@ -113,7 +114,7 @@ fn check(result: i32) -> Result<i32> {
     }
 }
 
-/// Checks the version of the interface of a container, and that it has the IOMMU that is used here.
+/// Checks the version of the interface of a container, and that it has the required IOMMU.
 pub(super) fn check_container(container: BorrowedFd<'_>) -> Result<()> {
     let version = by_value(container, 0, 0)?;
     let has_type1 = by_value(container, 1, TYPE1V2)?;
@@ -129,7 +130,7 @@ pub(super) fn is_viable(group: BorrowedFd<'_>) -> Result<bool> {
     Ok(status.flags & VIABLE != 0)
 }
 
-/// Puts a group into a container, and gives that an IOMMU.
+/// Puts a group into a container, and sets the IOMMU of the container.
 pub(super) fn join(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> Result<()> {
     let mut number: i32 = container.as_raw_fd();
     // SAFETY: VFIO_GROUP_SET_CONTAINER reads a descriptor.
@@ -142,11 +143,11 @@ pub(super) fn device(group: BorrowedFd<'_>, name: &str) -> Result<OwnedFd> {
     let name = std::ffi::CString::new(name).map_err(|_| Errno::INVAL)?;
     // SAFETY: VFIO_GROUP_GET_DEVICE_FD reads a string that ends with 0.
     let fd = check(unsafe { libc::ioctl(group.as_raw_fd(), request(6) as _, name.as_ptr()) })?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Gives a device, opened by its own file, the address space `space` of an iommufd.
+/// Attaches a device, opened by its own file, to the address space `space` of an iommufd.
 pub(super) fn attach(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>, space: u32) -> Result<()> {
     let iommufd = iommufd.as_raw_fd();
     let mut bind =
@@ -182,12 +183,12 @@ pub(super) fn set_interrupts(device: BorrowedFd<'_>, index: u32, eventfds: &[Raw
     let mut words = vec![0, 1 << 2 | 1 << 5, index, 0, eventfds.len() as u32];
     words.extend(eventfds.iter().map(|fd| *fd as u32));
     words[0] = (words.len() * 4) as u32;
-    // SAFETY: VFIO_DEVICE_SET_IRQS reads as many bytes as the first word says, which are those of `words`.
+    // SAFETY: VFIO_DEVICE_SET_IRQS reads the number of bytes in the first word, which is the length of `words`.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), request(10) as _, words.as_mut_ptr()) };
     check(result).map(drop)
 }
 
-/// Resets a device, which then does nothing any more by itself.
+/// Resets a device, which then does nothing by itself any more.
 pub(super) fn reset(device: BorrowedFd<'_>) -> Result<()> {
     by_value(device, 11, 0).map(drop)
 }
