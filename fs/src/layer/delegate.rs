@@ -23,9 +23,9 @@
 /// ```
 /// use defuse_fs::*;
 ///
-/// struct NamespaceRef<F> { inner: F }
+/// struct WithoutLinks<F> { inner: F }
 ///
-/// impl<F: FileSystem> FileSystem for NamespaceRef<F> {
+/// impl<F: FileSystem> FileSystem for WithoutLinks<F> {
 ///     delegate!(to inner, except link);
 ///
 ///     fn link(&self, _: &Context<'_>, _: Ino, _: Ino, _: Name<'_>) -> Result<Entry> {
