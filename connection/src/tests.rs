@@ -446,8 +446,9 @@ fn each_method_of_the_contract_is_written_and_checked() {
         let checks = ["self.check(", "self.submitted(", "self.check_wait("];
         let checked = checks.iter().any(|text| body.contains(text));
         assert_eq!(checked, !unchecked.contains(&name), "{name}");
-        let given =
-            ["Entry", "OpenReply"].iter().any(|given| body.split('{').next().unwrap().contains(given));
+        let given = ["Entry", "OpenReply"]
+            .iter()
+            .any(|given| body.split('{').next().unwrap().contains(given));
         let accounted = ["self.gave(", "self.found(", "self.opened(", "self.created("];
         assert_eq!(given, accounted.iter().any(|text| body.contains(text)), "{name}");
         count += 1;
