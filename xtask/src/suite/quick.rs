@@ -66,6 +66,7 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
     cargo.args(own.iter().flat_map(|program| ["--test", program]));
     let mut result = parts.run_tests(&mut cargo);
 
+    let built = build_program(&packages)?;
     for program in shortest_first(&dependents(&packages, &changed), time_of) {
         if result.is_err() || time_of(&program) > left() {
             left_out.push(program);
@@ -73,12 +74,22 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
         }
         // All of the workspace, so that dependencies have the features that they have in step `test`.
         let mut cargo = command::cargo();
+        cargo.env("DEFUSE_PROGRAM", &built);
         result = parts.run_tests(cargo.args(["test", "--workspace", "--test", program]));
     }
     if !left_out.is_empty() {
         println!("left to `cargo xtask test`: {}", left_out.join(", "));
     }
     result
+}
+
+/// Builds the program that tests of other packages start, as step `test` does. Each of those tests would build another one.
+fn build_program(packages: &[CargoPackage]) -> Result<PathBuf> {
+    let program = packages.iter().find(|package| package.name == "defuse");
+    let test =
+        program.and_then(|package| package.tests.first()).context("a test of the program")?;
+    command::run(command::cargo().args(["test", "--workspace", "--no-run", "--test", test]))?;
+    command::program_under_test()
 }
 
 fn names<'a>(packages: &[&'a CargoPackage]) -> Vec<&'a str> {

@@ -34,10 +34,13 @@ impl RecordedTimes {
         self.seconds.get(program).map(|seconds| Duration::from_secs_f64(seconds.max(0.0)))
     }
 
-    /// Adds the times of a run, and writes the record.
+    /// Adds the times of a run, and writes the record. Programs of one name, which cargo starts together, have one time.
     pub fn add(&mut self, times: &[ProgramTime]) -> Result<()> {
         for time in times {
-            self.seconds.insert(time.program.clone(), time.took.as_secs_f64());
+            self.seconds.remove(&time.program);
+        }
+        for time in times {
+            *self.seconds.entry(time.program.clone()).or_default() += time.took.as_secs_f64();
         }
         let text = serde_json::to_vec_pretty(&self.seconds)?;
         fs::write(&self.file, text).with_context(|| format!("cannot write {}", self.file.display()))
