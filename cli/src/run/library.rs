@@ -13,9 +13,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use defuse_preload_plan::settled::{private, settled};
+use defuse_preload_plan::settled::{create_settled, open_trusted, private};
 use defuse_preload_plan::{LIBRARY, MARK, analysis};
-use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::StatVfsMountFlags;
 
 use crate::error::{CommandFailure, Result};
 
@@ -149,21 +149,20 @@ fn unpack(homes: &[PathBuf], library: &[u8]) -> Result<PathBuf> {
 }
 
 fn unpack_into(home: &Path, library: &[u8]) -> io::Result<PathBuf> {
-    let base = home.parent().unwrap_or(home);
-    // The directory of a user's caches itself, where a new user has none.
-    let _ = DirBuilder::new().mode(0o700).create(base);
     if !can_be_named(home) {
         return Err(io::Error::other(
             "LD_PRELOAD can name no path with a space, a colon or a dollar sign",
         ));
     }
-    let home = private_directory(&settled(base)?.join(home.file_name().unwrap_or_default()))?;
+    // A new user has no directory for caches.
+    let base = create_settled(home.parent().unwrap_or(home))?;
+    let home = private_directory(&base.join(home.file_name().unwrap_or_default()))?;
     let mut hasher = DefaultHasher::new();
     hasher.write(library);
     let name = format!("{UNPACKED}{:016x}", hasher.finish());
     let directory = private_directory(&home.join(&name))?;
     let path = directory.join(LIBRARY);
-    if let Ok(file) = open(&path)
+    if let Ok(file) = open_trusted(&path)
         && has_content(file, library)
     {
         // The time of the last use, within a day: a run writes nothing otherwise.
@@ -216,18 +215,6 @@ fn remove_unused(home: &Path, keep: &str) {
 
 fn age(since: SystemTime) -> Duration {
     SystemTime::now().duration_since(since).unwrap_or_default()
-}
-
-/// Opens a regular file of this user or root for reading, without following a link.
-fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    let meta = file.metadata()?;
-    let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
-    if meta.is_file() && own && meta.mode() & 0o022 == 0 {
-        return Ok(file);
-    }
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, "others could have written it"))
 }
 
 /// True if the file is as long and begins with the same page, which has the build id (ld(1), `--build-id`). The rest is

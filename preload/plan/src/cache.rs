@@ -26,7 +26,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::codec::{MalformedState, ValueReader, ValueWriter};
 use crate::plan::{PatchSite, decode_sites, encode_sites};
-use crate::settled::settled;
+use crate::settled::{create_settled, is_trusted, open_trusted, settled};
 
 /// The first bytes of a file. The digit is the version of the analysis.
 const MAGIC: &[u8; 8] = b"dfsites6";
@@ -80,9 +80,7 @@ impl AnalysisCache {
 
     /// The cache of the user with this home directory, which is not created.
     fn in_home(home: &Path) -> Option<Self> {
-        let base = settled(home).ok()?.join(".cache");
-        let _ = DirBuilder::new().mode(0o700).create(&base);
-        Self::below(&base)
+        Self::below(&create_settled(&home.join(".cache")).ok()?)
     }
 
     /// The cache in `base`, unless another user could exchange that directory for a link. After su(1) or `sudo -E`, the
@@ -103,12 +101,12 @@ impl AnalysisCache {
 
     /// The sites of the object file with this build id and stamp; `None` if they are not known.
     pub fn sites(&self, build_id: &[u8], stamp: FileStamp) -> Option<Vec<PatchSite>> {
-        let mut file = open(&self.path(build_id)?)?;
-        let meta = file.metadata().ok()?;
-        if !meta.is_file() || !is_trusted(&meta) || meta.size() > MOST_BYTES {
+        let mut file = open_trusted(&self.path(build_id)?).ok()?;
+        let size = file.metadata().ok()?.size();
+        if size > MOST_BYTES {
             return None;
         }
-        let mut bytes = Vec::with_capacity(meta.size() as usize);
+        let mut bytes = Vec::with_capacity(size as usize);
         file.read_to_end(&mut bytes).ok()?;
         decode(&bytes, build_id, stamp).ok()
     }
@@ -154,18 +152,6 @@ impl AnalysisCache {
             let _ = fs::remove_file(path);
         }
     }
-}
-
-/// Opens a file for reading, unless it is a symbolic link or opening it would block.
-fn open(path: &Path) -> Option<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
-}
-
-/// True if only root and this user can have written to it.
-fn is_trusted(meta: &Metadata) -> bool {
-    let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
-    own && meta.mode() & 0o022 == 0
 }
 
 fn encode(build_id: &[u8], stamp: FileStamp, sites: &[PatchSite]) -> Vec<u8> {

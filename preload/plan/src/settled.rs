@@ -1,9 +1,11 @@
 //! Directories whose paths can be used more than once: those that no other user can exchange.
 
-use std::fs::{self, Metadata};
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
 
 /// A directory without symbolic links in its path, which only root and this user can exchange for another one: each
 /// directory on the way belongs to one of them, and others can remove no name from it. Its path can be used
@@ -24,6 +26,50 @@ pub fn settled(directory: &Path) -> io::Result<PathBuf> {
         }
     }
     Ok(directory)
+}
+
+/// Like [`settled`], and creates the directory for this user alone if it is missing and its parent is settled. Nothing is created
+/// where another user could lead the path elsewhere.
+///
+/// # Errors
+///
+/// As for [`settled`].
+pub fn create_settled(directory: &Path) -> io::Result<PathBuf> {
+    let missing = match settled(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => error,
+        result => return result,
+    };
+    let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Err(missing);
+    };
+    let new = settled(parent)?.join(name);
+    match DirBuilder::new().mode(0o700).create(&new) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => settled(&new),
+    }
+}
+
+/// Opens a regular file for reading that only root and this user can have written to. A symbolic link is not followed.
+///
+/// # Errors
+///
+/// `PermissionDenied` for any other file, and the errors of open(2).
+pub fn open_trusted(path: &Path) -> io::Result<File> {
+    // A fifo would block.
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let meta = file.metadata()?;
+    if meta.is_file() && is_trusted(&meta) {
+        return Ok(file);
+    }
+    let text = format!("another user could have written {}", path.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+/// True if only root and this user can have written to the file.
+pub(crate) fn is_trusted(meta: &Metadata) -> bool {
+    let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
+    own && meta.mode() & 0o022 == 0
 }
 
 /// Returns the result of [`settled`], for a directory in which only this user and root can create names.
@@ -66,6 +112,26 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    /// A variable of another user, as after `sudo -E`, named a place, and root made a directory there.
+    #[test]
+    fn a_directory_is_created_only_where_no_other_user_can_exchange_its_parent() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        for name in ["own", "open"] {
+            fs::create_dir(top.join(name)).unwrap();
+        }
+        fs::set_permissions(top.join("open"), fs::Permissions::from_mode(0o777)).unwrap();
+        let new = top.join("own/new");
+        assert_eq!(create_settled(&new).unwrap(), new);
+        assert_eq!(create_settled(&new).unwrap(), new);
+        assert_eq!(fs::metadata(&new).unwrap().mode() & 0o777, 0o700);
+        let error = create_settled(&top.join("open/new")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(!top.join("open/new").exists());
+        let error = create_settled(&top.join("own/no/new")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
 
     #[test]
     fn a_directory_is_settled_if_no_other_user_can_exchange_it() {
