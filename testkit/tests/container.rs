@@ -200,11 +200,11 @@ const PROGRAMS: &[(&str, &str)] = &[
     ),
     (
         "tar",
-        "tar -C /usr/share -cf /x/t.tar perl5 doc/bash && mkdir /x/to && tar -C /x/to -xf /x/t.tar && diff -r /usr/share/doc/bash /x/to/doc/bash && echo done",
+        "mkdir -p /x/d/e /x/to && seq 20000 > /x/d/a && cp /bin/sh /x/d/e/b && tar -C /x -cf /x/t.tar d && tar -C /x/to -xf /x/t.tar && diff -r /x/d /x/to/d && echo done",
     ),
     (
         "rsync",
-        "rsync -a /usr/share/doc/bash /x/ && rsync -ac --itemize-changes /usr/share/doc/bash /x/ && echo done",
+        "mkdir -p /x/d/e && seq 20000 > /x/d/a && cp /bin/sh /x/d/e/b && rsync -a /x/d/ /x/to && test -z \"$(rsync -ac --itemize-changes /x/d/ /x/to)\" && echo done",
     ),
     (
         "make",
