@@ -32,10 +32,12 @@ pub(super) fn device_of(stat: &Stat, access: DeviceAccess) -> Option<PathBuf> {
 
 /// The backing file of an open loop device. `None` for any other file, and where the file is out of reach.
 pub(super) fn file_of(stat: &Stat) -> Option<Stat> {
-    let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
+        return None;
+    }
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
     let disk = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    backing_file(&disk).filter(|_| is_block)
+    backing_file(&disk)
 }
 
 /// The backing file of the loop device with this directory in sysfs. Its path there follows renames.
