@@ -3,11 +3,10 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use anyhow::{Result, ensure};
 
-use crate::command;
 use crate::parts::RunRecord;
+use crate::{command, workspace};
 
 /// Test programs that wait for mounts, servers and other programs more than they compute. Each
 /// works in directories of its own, and expects no absolute time.
@@ -56,22 +55,14 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
 
 /// The names of all test programs that need no feature which is off by default.
 fn programs() -> Result<Vec<String>> {
-    let metadata = command::metadata()?;
-    let packages = metadata["packages"].as_array().context("cargo names no packages")?;
-    let targets = packages.iter().filter_map(|package| package["targets"].as_array()).flatten();
-    let tests = targets.filter(|target| {
-        let kinds = target["kind"].as_array();
-        kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind == "test"))
-    });
-    let needs_nothing =
-        |target: &&Value| target["required-features"].as_array().is_none_or(Vec::is_empty);
-    let (names, left_out): (Vec<_>, Vec<_>) = tests.partition(needs_nothing);
-    let name = |target: &Value| target["name"].as_str().map(str::to_owned);
-    let mut names: Vec<String> = names.into_iter().filter_map(name).collect();
+    let packages = workspace::packages()?;
+    let (names, left_out): (Vec<_>, Vec<_>) =
+        packages.into_iter().map(|package| (package.tests, package.tests_with_features)).unzip();
+    let mut names = names.concat();
     names.sort_unstable();
     names.dedup();
     // Cargo takes a name for all programs that have it, and refuses it if one of them needs a feature.
-    let shared = left_out.into_iter().filter_map(name).find(|name| names.contains(name));
+    let shared = left_out.concat().into_iter().find(|name| names.contains(name));
     ensure!(shared.is_none(), "two test programs are called {}", shared.unwrap_or_default());
     Ok(names)
 }

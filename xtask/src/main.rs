@@ -29,6 +29,7 @@ mod parts;
 mod rings;
 mod runs;
 mod suite;
+mod workspace;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

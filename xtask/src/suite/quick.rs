@@ -9,11 +9,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 
 use super::times::RecordedTimes;
 use crate::command;
 use crate::parts::RunRecord;
+use crate::workspace::{CargoPackage, packages};
 
 /// The steps before the tests.
 pub const CHECKS: &[&str] = &["fmt", "structure", "clippy"];
@@ -23,19 +23,6 @@ const BUDGET: Duration = Duration::from_secs(180);
 
 /// The time that is assumed for a program without a record.
 const UNKNOWN: Duration = Duration::from_secs(10);
-
-/// A package of the workspace.
-#[derive(Debug, Default)]
-struct CargoPackage {
-    name: String,
-    /// Its directory, relative to the root of the project.
-    dir: PathBuf,
-    /// The directories of the packages that it names, also for its tests.
-    needs: Vec<PathBuf>,
-    has_library: bool,
-    /// The test programs that need no feature which is off by default.
-    tests: Vec<String>,
-}
 
 /// Runs the tests of the changed crates, then the tests of their dependents until the time is over.
 pub fn test(parts: &mut RunRecord) -> Result<()> {
@@ -57,16 +44,16 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
         reserved += time_of(&program);
         if reserved <= left() { own.push(program) } else { left_out.push(program) }
     }
+    let built = build_program(&packages)?;
     let mut cargo = command::cargo();
-    cargo.args(["test", "--no-fail-fast", "--bins"]);
+    cargo.env("DEFUSE_PROGRAM", &built).args(["test", "--no-fail-fast", "--bins"]);
     if changed.iter().any(|package| package.has_library) {
         cargo.arg("--lib");
     }
     cargo.args(names(&changed).iter().flat_map(|name| ["--package", name]));
     cargo.args(own.iter().flat_map(|program| ["--test", program]));
-    let mut result = parts.run_tests(&mut cargo);
+    let mut result = parts.run_tests_if_any(&mut cargo);
 
-    let built = build_program(&packages)?;
     for program in shortest_first(&dependents(&packages, &changed), time_of) {
         if result.is_err() || time_of(&program) > left() {
             left_out.push(program);
@@ -83,7 +70,7 @@ pub fn test(parts: &mut RunRecord) -> Result<()> {
     result
 }
 
-/// Builds the program that tests of other packages start, as step `test` does. Each of those tests would build another one.
+/// Builds the program that tests start, as step `test` does. Tests of other packages would each build another one.
 fn build_program(packages: &[CargoPackage]) -> Result<PathBuf> {
     let program = packages.iter().find(|package| package.name == "defuse");
     let test =
@@ -148,36 +135,6 @@ fn changed_files() -> Result<Vec<PathBuf>> {
     Ok(said.lines().map(PathBuf::from).collect())
 }
 
-/// The packages of the workspace.
-fn packages() -> Result<Vec<CargoPackage>> {
-    let metadata = command::metadata()?;
-    let packages = metadata["packages"].as_array().context("cargo names no packages")?;
-    packages.iter().map(package).collect()
-}
-
-fn package(described: &Value) -> Result<CargoPackage> {
-    let relative = |path: &Path| path.strip_prefix(command::root()).map(Path::to_owned);
-    let list = |name: &str| described[name].as_array().cloned().unwrap_or_default();
-    let manifest = described["manifest_path"].as_str().map(Path::new).context("a manifest")?;
-    let dir =
-        manifest.parent().and_then(|dir| relative(dir).ok()).context("a manifest elsewhere")?;
-    let needs = list("dependencies");
-    let needs = needs.iter().filter_map(|need| relative(Path::new(need["path"].as_str()?)).ok());
-    let targets = list("targets");
-    let has_library = targets.iter().any(|target| target["kind"].to_string().contains("lib"));
-    let tests = targets.iter().filter(|target| {
-        target["kind"][0] == "test"
-            && target["required-features"].as_array().is_none_or(Vec::is_empty)
-    });
-    Ok(CargoPackage {
-        name: described["name"].as_str().context("a package without a name")?.to_owned(),
-        dir,
-        needs: needs.collect(),
-        has_library,
-        tests: tests.filter_map(|test| test["name"].as_str().map(str::to_owned)).collect(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,6 +145,7 @@ mod tests {
             dir: dir.into(),
             needs: needs.iter().map(PathBuf::from).collect(),
             has_library: true,
+            tests_with_features: Vec::new(),
             tests: tests.iter().map(|&test| test.to_owned()).collect(),
         };
         vec![
