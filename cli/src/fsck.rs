@@ -35,6 +35,9 @@ pub struct FsckArgs {
     /// complete; without this, nothing is repaired then
     #[arg(long, requires = "repair", value_enum)]
     newest: Option<RepairChoice>,
+    /// Give an image without errors the features of new images; older versions of defuse then refuse it
+    #[arg(long)]
+    upgrade: bool,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -61,16 +64,22 @@ impl From<RepairChoice> for NewestChanges {
 /// Checks the image, and prints the findings. Returns the exit code.
 pub fn run(args: &FsckArgs) -> Result<u8> {
     let image = paths::image(&args.image);
-    let opened = images::open(&image, args.repair)?;
+    let opened = images::open(&image, args.repair || args.upgrade)?;
     let repairs = match args.repair {
         true => opened.repair(args.newest.map(NewestChanges::from))?,
         false => Vec::new(),
     };
     let checked = opened.check()?;
+    let upgrades = match args.upgrade && checked.problems.is_empty() {
+        true => opened.upgrade()?,
+        false => Vec::new(),
+    };
+    let report = FsckReport { image: &image, repairs, upgrades, checked: &checked };
     match args.json {
-        true => print(&format!("{:#}\n", as_json(&image, &repairs, &checked)))?,
-        false => print(&text(&image, &repairs, &checked))?,
+        true => print(&format!("{:#}\n", report.as_json()))?,
+        false => print(&report.text())?,
     }
+    let repairs = report.repairs;
     Ok(match (checked.problems.is_empty(), repairs.is_empty()) {
         (true, true) => CLEAN,
         (true, false) => REPAIRED,
@@ -96,27 +105,43 @@ pub fn report(outcome: Result<u8>) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn text(image: &Path, repairs: &[String], checked: &CheckResult) -> String {
-    let figures =
-        checked.figures.iter().map(|(name, value)| format!("{value} {}", name.replace('_', " ")));
-    let figures = figures.collect::<Vec<_>>().join(", ");
-    let (shown, problems) = (image.display(), checked.problems.len());
-    let repaired: String = repairs.iter().map(|change| format!("  repaired: {change}\n")).collect();
-    if problems == 0 {
-        return format!("{shown}: clean: {figures}\n{repaired}");
-    }
-    let lines: String = checked.problems.iter().map(|problem| format!("  {problem}\n")).collect();
-    format!("{shown}: {problems} problems: {figures}\n{repaired}{lines}")
+/// The outcome of a check, and of what was done before and after it.
+struct FsckReport<'a> {
+    image: &'a Path,
+    /// Changes of a repair, a line each.
+    repairs: Vec<String>,
+    /// Features that the image did not have.
+    upgrades: Vec<&'static str>,
+    checked: &'a CheckResult,
 }
 
-fn as_json(image: &Path, repairs: &[String], checked: &CheckResult) -> Value {
-    let figures: Map<String, Value> =
-        checked.figures.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
-    json!({
-        "image": image.to_string_lossy(),
-        "clean": checked.problems.is_empty(),
-        "problems": checked.problems,
-        "repairs": repairs,
-        "figures": figures,
-    })
+impl FsckReport<'_> {
+    fn text(&self) -> String {
+        let (shown, problems) = (self.image.display(), &self.checked.problems);
+        let figures = self.checked.figures.iter();
+        let figures = figures.map(|(name, value)| format!("{value} {}", name.replace('_', " ")));
+        let figures = figures.collect::<Vec<_>>().join(", ");
+        let first = match problems.len() {
+            0 => format!("{shown}: clean: {figures}\n"),
+            count => format!("{shown}: {count} problems: {figures}\n"),
+        };
+        let repairs = self.repairs.iter().map(|change| format!("  repaired: {change}\n"));
+        let upgrades = self.upgrades.iter().map(|name| format!("  upgraded: {name}\n"));
+        let problems = problems.iter().map(|problem| format!("  {problem}\n"));
+        std::iter::once(first).chain(repairs).chain(upgrades).chain(problems).collect()
+    }
+
+    fn as_json(&self) -> Value {
+        let figures = self.checked.figures.iter();
+        let figures: Map<String, Value> =
+            figures.map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
+        json!({
+            "image": self.image.to_string_lossy(),
+            "clean": self.checked.problems.is_empty(),
+            "problems": self.checked.problems,
+            "repairs": self.repairs,
+            "upgrades": self.upgrades,
+            "figures": figures,
+        })
+    }
 }

@@ -430,3 +430,75 @@ fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
         assert_eq!(end.err.contains(said), !takes, "{}", end.err);
     }
 }
+
+/// An image of an earlier version of the format, which the tests of the crate keep as a list of the bytes that are no
+/// zeros: offset (8 bytes), length (4 bytes), bytes.
+fn write_earlier_image(path: &Path) {
+    let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/../backends/uhs/images/v1-ended.sparse");
+    let kept = fs::read(kept).unwrap();
+    let image = fs::File::create(path).unwrap();
+    image.set_len(16 << 20).unwrap();
+    let mut rest = &kept[..];
+    while let Some((head, after)) = rest.split_at_checked(12) {
+        let offset = u64::from_le_bytes(head[..8].try_into().unwrap());
+        let len = u32::from_le_bytes(head[8..].try_into().unwrap()) as usize;
+        image.write_all_at(&after[..len], offset).unwrap();
+        rest = &after[len..];
+    }
+}
+
+#[test]
+fn an_image_of_an_earlier_version_is_upgraded_and_keeps_its_files() {
+    let Some(place) = with_image() else { return };
+    write_earlier_image(&place.path("earlier"));
+    let said = place.run(&["fsck", "--upgrade", "earlier"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    for feature in ["padded records", "table of chunks"] {
+        assert!(said.out.contains(&format!("upgraded: {feature}\n")), "{}", said.out);
+    }
+    let json = place.run(&["fsck", "--upgrade", "--json", "earlier"]);
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!((&json["clean"], &json["upgrades"]), (&true.into(), &serde_json::json!([])));
+    place.ok(&["mount", "uhs:earlier", "mnt"]);
+    assert_eq!(fs::read(place.path("mnt/dir/below/small")).unwrap(), b"a few bytes");
+    fs::write(place.path("mnt/new"), "new").unwrap();
+    place.ok(&["umount", "mnt"]);
+    place.ok(&["fsck", "earlier"]);
+    // A damaged image is repaired first.
+    damage(&place, 100);
+    let said = place.run(&["fsck", "--upgrade", "img"]);
+    assert_eq!((said.code, said.out.contains("upgraded")), (Some(4), false), "{}", said.out);
+}
+
+/// Without a root no path leads to a file: such a mount succeeded, and everything in it was `ESTALE`.
+#[test]
+fn an_image_without_a_root_is_refused_with_the_next_step() {
+    let Some(place) = with_image() else { return };
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    fs::write(place.path("mnt/file"), "file").unwrap();
+    place.ok(&["umount", "mnt"]);
+    // Without a snapshot, which a clean end leaves, the next mount reads all inodes.
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    place.signal(Signal::KILL);
+    place.ok(&["umount", "mnt"]);
+    let image = fs::read(place.path("img")).unwrap();
+    let is_root = |slot: &[u8]| slot.starts_with(b"UHSS") && slot[40..48] == 1_u64.to_le_bytes();
+    let slots = image.chunks(4096).enumerate().filter(|(_, slot)| is_root(slot));
+    let slots: Vec<u64> = slots.map(|(block, _)| block as u64).collect();
+    assert!(!slots.is_empty());
+    slots.iter().for_each(|block| damage(&place, block * 4096 + 200));
+    for command in
+        [&["mount", "uhs:img", "mnt"][..], &["run", "--mount", "/x=uhs:img", "--", "true"]]
+    {
+        let said = place.run(command);
+        assert!(said.code != Some(0), "{command:?}");
+        assert!(said.err.contains("no root directory"), "{}", said.err);
+        assert!(said.err.contains("defuse fsck --repair"), "{}", said.err);
+    }
+    assert_eq!(place.run(&["fsck", "--repair", "img"]).code, Some(1));
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    let found = fs::read_dir(place.path("mnt/lost+found")).unwrap().next();
+    let found = found.map_or_else(|| place.path("mnt/file"), |found| found.unwrap().path());
+    assert_eq!(fs::read(found).unwrap(), b"file");
+    place.ok(&["umount", "mnt"]);
+}

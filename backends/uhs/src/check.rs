@@ -28,6 +28,8 @@ pub struct CheckReport {
     /// Blocks of copies of the superblock that a power failure may have left half written. A mount that may write
     /// writes them anew.
     pub unfinished_superblocks: Vec<u64>,
+    /// Blocks of copies of the list of inode slots that hold something else. A mount that may write writes them anew.
+    pub lost_tables: Vec<u64>,
     /// The snapshot of the last clean end is damaged. A mount then reads all inodes.
     pub has_damaged_snapshot: bool,
 }
@@ -57,6 +59,7 @@ pub(crate) fn check_watched(
         unfinished: survey.found.void.len(),
         lost_superblocks: copies.lost,
         unfinished_superblocks: copies.torn,
+        lost_tables: copies.tables,
         has_damaged_snapshot: snapshot::is_damaged(&**device, &survey.superblock),
     })
 }

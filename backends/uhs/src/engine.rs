@@ -45,6 +45,7 @@ use figures::ReadCounters;
 use merge::ScatteredUnits;
 pub(crate) use queues::MOST_QUEUES;
 use rounds::SyncRounds;
+pub(crate) use rounds::WantedFiles;
 pub(crate) use submitted::{SubmissionThreads, is_direct};
 
 /// Only this process changes the file system, so answers stay valid until it sends a notification.
@@ -126,7 +127,8 @@ pub(crate) fn make(
     let pool = Arc::new(BlockPool::new(load::space(&survey.superblock)));
     let gate = GroupLock::new(CommitRules::ALL.full_group);
     let names = NameStore::empty(Arc::clone(&pool), &gate.enter(), root);
-    let batch = names.and_then(|names| group::close(&gate.close(), &names, &pool, false));
+    let batch = names
+        .and_then(|names| group::close(&gate.close(), &names, &pool, &WantedFiles::All, false));
     let batch = batch.map_err(|_| StoreError::Full)?;
     let group = store.commit(store.turn(), batch.changes, true, &mut |_, _| None)?;
     store.sync(group)

@@ -11,7 +11,7 @@ use crate::commit::{CurrentCopy, RecoveredState};
 use crate::content::{BlockPool, INODE_MEMORY};
 use crate::format::inode::{BlockPointer, DecodedBody, DiskInode, POINTERS_OF_BLOCK, pointers_of};
 use crate::format::snapshot::{SnapshotHeader, SnapshotSegment};
-use crate::format::superblock::{COPIES, SlotChunk, Superblock};
+use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::names::{InodeLoader, LoadProblem, LoadedInode, NameStore, SnapshotSlots};
 use crate::space::{BlockRun, BlockSpace, UNIT_MEMORY};
@@ -151,7 +151,7 @@ fn recovered(
     let SnapshotSlots { live, stale, removals } = told;
     let blocks = live.iter().chain(&stale).map(|(_, block)| *block);
     let blocks = blocks.chain(removals.iter().map(|(block, _)| *block));
-    if !are_slots(&superblock.chunks, blocks) {
+    if !are_slots(superblock, blocks) {
         return None;
     }
     let counts = live.iter().map(|(ino, block)| (*ino, CurrentCopy { block: *block, stamp: 0 }));
@@ -167,8 +167,9 @@ fn recovered(
 }
 
 /// True if each of these blocks is a slot, and none is there twice.
-fn are_slots(chunks: &[SlotChunk], mut blocks: impl Iterator<Item = u64>) -> bool {
-    let mut seen: Vec<(u64, Vec<bool>)> = chunks
+fn are_slots(superblock: &Superblock, mut blocks: impl Iterator<Item = u64>) -> bool {
+    let mut seen: Vec<(u64, Vec<bool>)> = superblock
+        .chunks
         .iter()
         .map(|chunk| {
             let slots = u64::from(chunk.units) * UNIT_BLOCKS;
@@ -176,12 +177,13 @@ fn are_slots(chunks: &[SlotChunk], mut blocks: impl Iterator<Item = u64>) -> boo
         })
         .collect();
     seen.sort_unstable_by_key(|(first, _)| *first);
-    blocks.all(|block| {
+    let mut is_new = |block: u64| {
         let after = seen.partition_point(|(first, _)| *first <= block);
         let chunk = after.checked_sub(1).map(|at| &mut seen[at]);
         let slot = chunk.and_then(|(first, slots)| slots.get_mut((block - *first) as usize));
         slot.is_some_and(|seen| !std::mem::replace(seen, true))
-    })
+    };
+    superblock.table_blocks().iter().copied().all(&mut is_new) && blocks.all(is_new)
 }
 
 /// The space of a file system without files.

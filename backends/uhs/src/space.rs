@@ -9,6 +9,7 @@ mod set;
 #[cfg(test)]
 mod tests;
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -209,6 +210,20 @@ impl BlockSpace {
         longest
     }
 
+    /// The units of the longest runs of free units, of which there are at most `runs`.
+    pub(crate) fn longest_runs(&self, runs: usize) -> u64 {
+        let mut lengths = Vec::new();
+        let mut at = 0;
+        while let Some(first) = self.free.next(at) {
+            let length = (first..self.units.len()).take_while(|unit| self.free.contains(*unit));
+            let length = length.count();
+            lengths.push(length as u64);
+            at = first + length;
+        }
+        lengths.sort_unstable_by_key(|length| Reverse(*length));
+        lengths.iter().take(runs).sum()
+    }
+
     /// Marks blocks as used. False, with nothing changed, where one is in use already or does not exist.
     pub(crate) fn claim(&mut self, run: BlockRun) -> bool {
         let is_free = |(unit, from, end): (usize, u32, u32)| match self.units[unit] {
@@ -335,7 +350,7 @@ impl BlockSpace {
         let all = (0..self.units.len()).filter(|unit| u32::from(self.room[*unit]) >= least);
         let all = all.filter(|unit| is_small(unit) && !kept(unit) && !without.contains(unit));
         let mut all: Vec<usize> = all.filter(|unit| !self.closed.contains(unit)).collect();
-        all.sort_unstable_by_key(|unit| (std::cmp::Reverse(self.room[*unit]), *unit));
+        all.sort_unstable_by_key(|unit| (Reverse(self.room[*unit]), *unit));
         let (mut held, mut room) = (0, self.units().small_free_blocks);
         let fits = |unit: &usize| {
             let free = u64::from(self.room[*unit]);

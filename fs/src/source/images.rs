@@ -72,6 +72,16 @@ pub trait SourceImage {
     /// complete, the error names these changes, and nothing is written unless `newest` decides.
     fn repair(&self, newest: Option<NewestChanges>) -> SourceResult<Vec<String>>;
 
+    /// Gives the file system the features that a new one has, and that it lacks. Returns their names; none for a file
+    /// system that has all, which is not written to. Older programs then refuse the image. A power failure leaves the
+    /// old features or the new ones, and all files.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceOpenError::Failed`](super::SourceOpenError::Failed) for an image with problems, which a repair must mend
+    /// first; see [`SourceImage`] for others.
+    fn upgrade(&self) -> SourceResult<Vec<&'static str>>;
+
     /// Makes the file system larger. A power failure leaves the old size or the new one, and all files.
     ///
     /// # Errors

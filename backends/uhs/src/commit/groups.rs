@@ -172,6 +172,32 @@ impl CommitState {
         self.slots.add(chunk);
     }
 
+    /// Takes `count` slots for which `fits` is true, to be overwritten by the table of chunks.
+    pub(crate) fn take_for_table(
+        &mut self,
+        count: usize,
+        fits: &dyn Fn(&u64) -> bool,
+    ) -> Option<Vec<u64>> {
+        let reusable = self.reusable();
+        self.slots.take_where(count, reusable, fits)
+    }
+
+    /// Records that the table of chunks durably lies in these blocks: what was in their slots is gone.
+    pub(crate) fn hold_table(&mut self, blocks: impl Iterator<Item = u64>) {
+        for block in blocks {
+            let former = self.slots.get(block).owner();
+            self.slots.set(block, InodeSlot { owner: NOBODY, live: true, writing: false });
+            if let Some(ino) = former {
+                self.forget_copy(ino, block);
+            }
+        }
+    }
+
+    /// Records that no superblock leads to these blocks of a former table.
+    pub(crate) fn release_table(&mut self, blocks: &[u64]) {
+        blocks.iter().for_each(|block| self.slots.release(*block, 0));
+    }
+
     /// Units all of whose slots may be overwritten, but only so many that `keep` such slots remain.
     pub(crate) fn empty_units(&mut self, keep: usize) -> Vec<u32> {
         let reusable = self.reusable();

@@ -19,6 +19,7 @@ pub(crate) use recover::{CurrentCopy, RecoveredState, ScannedSlot, recover};
 pub(crate) use slots::SlotTable;
 
 use crate::format::UNIT_BLOCKS;
+use crate::format::superblock::CHUNKS;
 
 /// The sentences of the commit rule that tests switch off, to prove that the crash suite notices. Every other build has
 /// all of them.
@@ -42,6 +43,8 @@ pub(crate) struct CommitRules {
     pub(crate) mount_flushes_first: bool,
     /// A unit of slots leaves the superblock before data uses its blocks.
     pub(crate) units_leave_first: bool,
+    /// The table of chunks is durable before a superblock points to it.
+    pub(crate) tables_come_first: bool,
     /// Data is durable before an inode that points to it is written.
     pub(crate) data_is_first: bool,
     /// A group waits for data that was begun before it closed.
@@ -52,14 +55,22 @@ pub(crate) struct CommitRules {
     pub(crate) tails_move: bool,
     /// A block that a durable inode has at another page of the file is not overwritten.
     pub(crate) shifted_blocks_move: bool,
+    /// The data of a file waits for another group only if nothing else of the inode has changed.
+    pub(crate) changes_do_not_wait: bool,
+    /// The data of a file waits for another group only if the file has given up no block.
+    pub(crate) lost_blocks_do_not_wait: bool,
     /// A snapshot is void before anything else is written.
     pub(crate) snapshots_are_voided: bool,
     /// A clean end leaves a snapshot.
     pub(crate) snapshots: bool,
     /// Inodes that one thread changes before it writes the group.
     pub(crate) full_group: usize,
+    /// Pages to be written for which a file may wait while another one is synced.
+    pub(crate) waiting_pages: usize,
     /// Pages of a run of new data that is written before its group closes.
     pub(crate) early_run: u64,
+    /// Chunks that the superblock lists itself.
+    pub(crate) listed_chunks: usize,
     /// Slots that may be used: with few of them, each is used again soon.
     pub(crate) usable: usize,
     /// Bytes that a scan keeps of the bodies of inodes: beyond them, slots are read a second time.
@@ -80,16 +91,22 @@ impl CommitRules {
         mount_is_recorded: true,
         mount_flushes_first: true,
         units_leave_first: true,
+        tables_come_first: true,
         data_is_first: true,
         groups_wait_for_early: true,
         blocks_wait_for_group: true,
         tails_move: true,
         shifted_blocks_move: true,
+        changes_do_not_wait: true,
+        lost_blocks_do_not_wait: true,
         snapshots_are_voided: true,
         snapshots: true,
         // Closing stops all changes for some tenths of a millisecond, and writes are long.
         full_group: 1024,
+        // Less data costs about as much as a group of its own.
+        waiting_pages: 64,
         early_run: UNIT_BLOCKS,
+        listed_chunks: CHUNKS,
         usable: usize::MAX,
         // Enough for more than a million inodes with names of usual length.
         kept: 256 << 20,

@@ -151,6 +151,30 @@ impl SlotTable {
         Some(found)
     }
 
+    /// Takes `count` slots as [`take`](SlotTable::take) does, in ascending order, and only such for which `fits` is true.
+    pub(crate) fn take_where(
+        &mut self,
+        count: usize,
+        durable: u64,
+        fits: &dyn Fn(&u64) -> bool,
+    ) -> Option<Vec<u64>> {
+        self.settle(durable);
+        let free = self.chunks.iter().flat_map(|run| {
+            let slots = (0..run.slots.len()).filter(|at| run.is_free(*at));
+            slots.map(|at| run.first + at as u64)
+        });
+        let found: Vec<u64> = free.filter(fits).take(count).collect();
+        if found.len() < count {
+            return None;
+        }
+        for block in &found {
+            let (chunk, at) = self.find_place(*block);
+            self.chunks[chunk].set_free(at, false);
+        }
+        self.free -= count;
+        Some(found)
+    }
+
     /// All slots.
     pub(crate) fn count(&self) -> usize {
         self.chunks.iter().map(|run| run.slots.len()).sum()

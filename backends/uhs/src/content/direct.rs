@@ -263,6 +263,7 @@ impl FileContent {
 
     /// Gives up blocks that the file no longer has, once no device overwrites them.
     pub(super) fn give_up(&mut self, pool: &BlockPool, runs: Vec<BlockRun>) {
+        self.lost_blocks |= !runs.is_empty();
         let flights = &self.direct.flights;
         if flights.is_empty() {
             return pool.give_up(runs);

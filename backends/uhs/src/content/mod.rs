@@ -44,6 +44,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
+use crate::commit::CommitRules;
 use crate::format::inode::{DiskExtent, INLINE, InodeData};
 use ahead::ReadaheadState;
 use direct::DirectWrites;
@@ -88,6 +89,8 @@ pub(crate) struct FileContent {
     replaced: BTreeMap<u64, u64>,
     /// Stuck pages were given up, and no caller has received the error yet.
     given_up: bool,
+    /// Blocks that the durable inode may have were given up since the last group.
+    lost_blocks: bool,
     /// From this page on blocks have moved since the last group: durable until this batch is, the inode
     /// has them elsewhere.
     shifted: Option<(u64, u64)>,
@@ -155,6 +158,16 @@ impl FileContent {
         let blocks = kept + self.promised.len() as u64;
         let dirty = !self.dirty.is_empty() || !self.early.is_empty() || self.is_shifting();
         ContentSummary { size: self.size, blocks, dirty, records: self.outside.copy_blocks() }
+    }
+
+    /// True if the group may leave the data to the next one: it is much, and the inode on the device has no block that
+    /// others may take when the group is durable.
+    pub(crate) fn may_wait(&self, rules: CommitRules) -> bool {
+        let early: u64 = self.early.iter().map(|run| run.end - run.start).sum();
+        let pages = self.dirty.len() + early as usize;
+        let keeps = !self.lost_blocks || !rules.lost_blocks_do_not_wait;
+        let is_whole = self.stuck.is_empty() && self.replaced.is_empty() && !self.is_shifting();
+        pages >= rules.waiting_pages && keeps && is_whole
     }
 
     /// Gives up all blocks and pages.

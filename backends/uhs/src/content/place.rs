@@ -38,10 +38,13 @@ impl FileContent {
         }
         self.placed = std::mem::take(&mut self.early);
         if self.dirty.is_empty() {
+            self.lost_blocks = false;
             return Ok(!self.placed.is_empty());
         }
         let (wanting, dirty) = self.take_waiting(skip_stuck);
         let changed = self.place_pages(pool, batch, (&wanting, &dirty), data)?;
+        // The group that writes the inode without these blocks frees them.
+        self.lost_blocks = false;
         // The blocks of these pages have replaced the promises.
         pool.forget_pages(dirty.len(), 0);
         Ok(changed)

@@ -8,6 +8,7 @@ use super::batches::BatchTracker;
 use super::frames::FrameCache;
 use crate::commit::CommitRules;
 use crate::format::UNIT_BLOCKS;
+use crate::format::chunks::table_blocks;
 use crate::space::{BlockRun, BlockSpace};
 
 /// Units that data leaves to inodes.
@@ -122,7 +123,7 @@ impl BlockPool {
         let _ = self.rules.set(rules);
     }
 
-    pub(super) fn rules(&self) -> CommitRules {
+    pub(crate) fn rules(&self) -> CommitRules {
         *self.rules.get().unwrap_or(&CommitRules::ALL)
     }
 
@@ -262,26 +263,39 @@ impl BlockPool {
         }
         let blocks = space.free_blocks().saturating_sub(self.promised.load(Ordering::Relaxed));
         let units = u64::from(space.free_units()).min(blocks / UNIT_BLOCKS);
-        let most = if surely { self.chunks.load(Ordering::Relaxed) } else { u64::MAX };
-        let units = units.saturating_sub(KEEP_UNITS.into()).min(most);
-        let all = self.slots.load(Ordering::Relaxed) + units * UNIT_BLOCKS;
-        all.saturating_sub(self.inodes.load(Ordering::Relaxed))
+        let units = units.saturating_sub(KEEP_UNITS.into());
+        let chunks = self.chunks.load(Ordering::Relaxed);
+        let most = match surely {
+            true => chunks,
+            // Where there can be few chunks, each is a long run of units that is left, or a part of it.
+            false if chunks < units => space.longest_runs((chunks - chunks.div_ceil(8)) as usize),
+            false => units,
+        };
+        // Each unit may be a chunk of the table.
+        let listed = if surely { 0 } else { table_blocks(units as usize) };
+        let all = self.slots.load(Ordering::Relaxed) + units.min(most) * UNIT_BLOCKS;
+        all.saturating_sub(self.inodes.load(Ordering::Relaxed) + listed as u64)
     }
 
     /// Takes up to `wanted` units for slots, but no promised ones. Returns the first unit and the number of units.
     pub(crate) fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {
         let mut space = self.space();
+        let most = self.unpromised_units(&space).max(self.kept_units(&space));
+        take_units(&mut space, wanted.min(most))
+    }
+
+    /// Takes units, as [`take_units`](BlockPool::take_units), but none of those that are kept.
+    pub(crate) fn take_more_units(&self, wanted: u32) -> Option<(u32, u32)> {
+        let mut space = self.space();
+        let most = self.unpromised_units(&space).saturating_sub(self.kept_units(&space));
+        if most == 0 { None } else { take_units(&mut space, wanted.min(most)) }
+    }
+
+    /// Free units that may be taken although the blocks that were promised are needed.
+    fn unpromised_units(&self, space: &BlockSpace) -> u32 {
         let promised = self.promised.load(Ordering::Relaxed) + KEEP_BLOCKS;
-        let spare = space.free_blocks().saturating_sub(promised) / UNIT_BLOCKS;
-        let spare = u32::try_from(spare).unwrap_or(u32::MAX).max(self.kept_units(&space));
-        let wanted = wanted.min(spare);
-        let found = space.find_units(wanted).or_else(|| {
-            space.give_back_all_ahead();
-            space.find_units(wanted)
-        });
-        let (first, count) = found?;
-        space.reserve(first, count);
-        Some((first, count))
+        let units = space.free_blocks().saturating_sub(promised) / UNIT_BLOCKS;
+        u32::try_from(units).unwrap_or(u32::MAX)
     }
 
     /// Records of many extents lie in leaves from now on, if the format has them.
@@ -442,4 +456,15 @@ impl BlockPool {
     pub(crate) fn released(&self) -> u64 {
         self.released.load(Ordering::Relaxed)
     }
+}
+
+/// Takes up to `wanted` neighbouring units that nothing uses.
+fn take_units(space: &mut BlockSpace, wanted: u32) -> Option<(u32, u32)> {
+    let found = space.find_units(wanted).or_else(|| {
+        space.give_back_all_ahead();
+        space.find_units(wanted)
+    });
+    let (first, count) = found?;
+    space.reserve(first, count);
+    Some((first, count))
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
-use super::{EngineSlots, UhsEngine, lock};
+use super::rounds::SyncRound;
+use super::{EngineSlots, UhsEngine, WantedFiles, lock};
 use crate::commit::{CommitState, InodeChange};
 use crate::content::FileContent;
 use crate::format::inode::{DiskInode, RecordWriter};
@@ -28,6 +29,8 @@ const IN_FLIGHT: usize = 3;
 /// The extent of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SyncScope {
+    /// The data of this file, and all changes but the data of other files and times as below.
+    File(u64),
     /// Everything but times of directories that come from their entries after a crash.
     Changes,
     Everything,
@@ -64,8 +67,13 @@ impl UhsEngine {
     pub(super) fn commit_for(&self, purpose: QueuePurpose, extent: SyncScope) -> Result<()> {
         let EngineSlots::Store(store) = &self.store else { return Ok(()) };
         let mut round = None;
-        if extent == SyncScope::Changes {
-            round = self.rounds.join()?;
+        let of_round = match extent {
+            SyncScope::File(ino) => Some(Some(ino)),
+            SyncScope::Changes => Some(None),
+            SyncScope::Everything => None,
+        };
+        if let Some(ino) = of_round {
+            round = self.rounds.join(ino)?;
             if round.is_none() {
                 return Ok(());
             }
@@ -76,10 +84,11 @@ impl UhsEngine {
         if self.is_read_only() {
             return Err(Errno::EIO);
         }
-        if let Some(round) = &mut round {
-            round.close();
+        let wanted = round.as_mut().map_or(WantedFiles::All, SyncRound::close);
+        if extent == SyncScope::Everything {
+            self.write_times(store, purpose)?;
         }
-        let (group, slots) = self.write_running(store, extent, purpose)?;
+        let (group, slots) = self.write_running(store, &wanted, purpose)?;
         drop(writing);
         if let Some(slots) = slots {
             store.finish(slots).map_err(|error| self.fail(&error))?;
@@ -92,20 +101,18 @@ impl UhsEngine {
         Ok(())
     }
 
-    /// Writes all changes made so far. Returns the number of the newest group, and its slots if they are in flight.
+    /// Writes all changes made so far, but of data only that of `wanted` files. Returns the number of the newest group,
+    /// and its slots if they are in flight.
     fn write_running(
         &self,
         store: &InodeStore,
-        extent: SyncScope,
+        wanted: &WantedFiles,
         purpose: QueuePurpose,
     ) -> Result<(u64, Option<GroupWrite>)> {
         self.pending.store(false, Ordering::Relaxed);
-        if extent == SyncScope::Everything {
-            self.write_times(store, purpose)?;
-        }
         self.list_stuck();
         let group = match self.gate.has_changes() {
-            true => self.begin_group(store, true, purpose),
+            true => self.begin_group(store, wanted, true, purpose),
             // Threads that wrote before this one have closed their groups, so that these have numbers.
             false => Ok((store.newest(), None)),
         };
@@ -222,7 +229,7 @@ impl UhsEngine {
         now: bool,
         purpose: QueuePurpose,
     ) -> Result<u64, StoreError> {
-        match self.begin_group(store, now, purpose)? {
+        match self.begin_group(store, &WantedFiles::All, now, purpose)? {
             (_, Some(slots)) => store.finish(slots),
             (group, None) => Ok(group),
         }
@@ -234,6 +241,7 @@ impl UhsEngine {
     fn begin_group(
         &self,
         store: &InodeStore,
+        wanted: &WantedFiles,
         now: bool,
         purpose: QueuePurpose,
     ) -> Result<(u64, Option<GroupWrite>), StoreError> {
@@ -245,13 +253,17 @@ impl UhsEngine {
             store.sync(newest)?;
             self.release(newest);
         }
-        let batch = group::close(&self.gate.close(), &self.names, &self.pool, !now);
+        let batch = group::close(&self.gate.close(), &self.names, &self.pool, wanted, !now);
         let mut batch = batch.map_err(|_| StoreError::Full)?;
+        if batch.waiting > 0 {
+            self.has_changes();
+        }
         (batch.purpose, batch.now) = (purpose, now);
         self.scattered.add(&batch.scattered);
         let mut stored = Vec::new();
         let units = &mut |wanted, need| match need {
             UnitUse::Slots => self.pool.take_units(wanted),
+            UnitUse::MoreSlots => self.pool.take_more_units(wanted),
             UnitUse::Runs => self.pool.take_spare_units(wanted),
         };
         let written = self.write_before(store, &mut batch, &mut stored).and_then(|()| {
@@ -288,7 +300,8 @@ impl UhsEngine {
                 return Ok(());
             }
             self.lose(&batch.contents, &lost, round > 0);
-            let since = group::close(&self.gate.close(), &self.names, &self.pool, true);
+            let all = &WantedFiles::All;
+            let since = group::close(&self.gate.close(), &self.names, &self.pool, all, true);
             batch.extend(since.map_err(|_| StoreError::Full)?);
         }
         Err(failed("write data")(defuse_block::Errno::IO))

@@ -9,9 +9,9 @@ use crate::content::SharedContent;
 use crate::names::ContentState;
 
 impl UhsEngine {
-    /// Makes everything durable. `EIO` also where that failed for bytes of this inode.
+    /// Makes a file durable, and all names. `EIO` also where that failed for bytes of this inode.
     pub(crate) fn sync_file(&self, ino: u64) -> Result<()> {
-        self.commit(super::SyncScope::Changes)?;
+        self.commit(super::SyncScope::File(ino))?;
         match self.names.content(ino) {
             Ok(ContentState::Here(content)) if lock(&content).has_failed() => Err(Errno::EIO),
             _ => Ok(()),

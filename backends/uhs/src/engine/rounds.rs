@@ -3,7 +3,7 @@
 //! A *round* is open to all callers until its leader closes it, which is before the group closes. So every member has
 //! made its changes before. While the leader waits for its turn, others join; and each of them is woken once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use defuse_fs::{Errno, Result};
@@ -26,8 +26,41 @@ struct RoundState {
     /// The round that is open.
     open: u64,
     has_leader: bool,
+    /// What the members of the open round want to be durable.
+    wanted: WantedFiles,
     /// Rounds that have waiting members.
     waiting: BTreeMap<u64, RoundMembers>,
+}
+
+/// The files whose data a sync makes durable, beside all other changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum WantedFiles {
+    All,
+    These(HashSet<u64>),
+}
+
+impl WantedFiles {
+    pub(crate) fn contains(&self, ino: u64) -> bool {
+        match self {
+            WantedFiles::All => true,
+            WantedFiles::These(inos) => inos.contains(&ino),
+        }
+    }
+
+    /// Adds a file, or all for `None`.
+    fn add(&mut self, ino: Option<u64>) {
+        match (&mut *self, ino) {
+            (WantedFiles::All, _) => {}
+            (WantedFiles::These(inos), Some(ino)) => drop(inos.insert(ino)),
+            (WantedFiles::These(_), None) => *self = WantedFiles::All,
+        }
+    }
+}
+
+impl Default for WantedFiles {
+    fn default() -> Self {
+        WantedFiles::These(HashSet::new())
+    }
 }
 
 #[derive(Default)]
@@ -47,14 +80,16 @@ pub(super) struct SyncRound<'a> {
 }
 
 impl SyncRounds {
-    /// Returns the open round to its first member, the leader. The others wait; `None` if everything is durable then.
+    /// Returns the open round to its first member, the leader. The others wait; `None` if everything is durable then
+    /// that they want: the data of the file `ino`, or of all files.
     ///
     /// # Errors
     ///
     /// `EIO` where the leader has failed.
-    pub(super) fn join(&self) -> Result<Option<SyncRound<'_>>> {
+    pub(super) fn join(&self, ino: Option<u64>) -> Result<Option<SyncRound<'_>>> {
         let mut state = lock(&self.state);
         let number = state.open;
+        state.wanted.add(ino);
         if !state.has_leader {
             state.has_leader = true;
             return Ok(Some(SyncRound {
@@ -81,14 +116,16 @@ impl SyncRounds {
 }
 
 impl SyncRound<'_> {
-    /// Closes the round: from now on, callers join the next one.
-    pub(super) fn close(&mut self) {
-        if !self.is_closed {
-            self.is_closed = true;
-            let mut state = lock(&self.rounds.state);
-            state.open += 1;
-            state.has_leader = false;
+    /// Closes the round: from now on, callers join the next one. Returns what its members want.
+    pub(super) fn close(&mut self) -> WantedFiles {
+        if self.is_closed {
+            return WantedFiles::default();
         }
+        self.is_closed = true;
+        let mut state = lock(&self.rounds.state);
+        state.open += 1;
+        state.has_leader = false;
+        std::mem::take(&mut state.wanted)
     }
 
     /// Ends the round: all changes of its members are durable.
@@ -120,7 +157,7 @@ mod tests {
         let (rounds, members) = (Arc::clone(rounds), rounds.members());
         let member = thread::spawn({
             let rounds = Arc::clone(&rounds);
-            move || rounds.join().map(|round| assert!(round.is_none(), "there is a leader"))
+            move || rounds.join(None).map(|round| assert!(round.is_none(), "there is a leader"))
         });
         while rounds.members() == members {
             thread::yield_now();
@@ -137,10 +174,10 @@ mod tests {
     #[test]
     fn members_wait_for_the_leader_of_their_round() {
         let rounds = Arc::new(SyncRounds::default());
-        let mut first = rounds.join().unwrap().expect("the first one leads");
+        let mut first = rounds.join(None).unwrap().expect("the first one leads");
         let early = [join_in_thread(&rounds), join_in_thread(&rounds)];
         first.close();
-        let second = rounds.join().unwrap().expect("another round has another leader");
+        let second = rounds.join(None).unwrap().expect("another round has another leader");
         let late = join_in_thread(&rounds);
         // A later round may be over before.
         second.end();
@@ -154,11 +191,29 @@ mod tests {
     #[test]
     fn a_leader_that_fails_or_panics_fails_for_all_members() {
         let rounds = Arc::new(SyncRounds::default());
-        let round = rounds.join().unwrap().expect("the first one leads");
+        let round = rounds.join(None).unwrap().expect("the first one leads");
         let member = join_in_thread(&rounds);
         drop(round);
         assert_eq!(member.join().unwrap(), Err(Errno::EIO));
-        assert!(rounds.join().unwrap().is_some(), "the next round is open");
+        assert!(rounds.join(None).unwrap().is_some(), "the next round is open");
+    }
+
+    #[test]
+    fn a_round_wants_what_its_members_want() {
+        let rounds = SyncRounds::default();
+        let mut round = rounds.join(Some(5)).unwrap().expect("the first one leads");
+        let wanted = round.close();
+        assert!(wanted.contains(5) && !wanted.contains(6));
+        round.end();
+        // The next round does not want it, and a member that wants all files wins.
+        let rounds = Arc::new(rounds);
+        let mut round = rounds.join(Some(7)).unwrap().expect("the first one leads");
+        let member = join_in_thread(&rounds);
+        assert_eq!(round.close(), WantedFiles::All);
+        round.end();
+        assert_eq!(member.join().unwrap(), Ok(()));
+        let mut round = rounds.join(Some(8)).unwrap().expect("the first one leads");
+        assert_eq!(round.close(), WantedFiles::These(HashSet::from([8])));
     }
 
     #[test]
@@ -170,7 +225,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..2000 {
                         let change = made.fetch_add(1, Ordering::SeqCst) + 1;
-                        if let Some(mut round) = rounds.join().unwrap() {
+                        if let Some(mut round) = rounds.join(None).unwrap() {
                             round.close();
                             let now = made.load(Ordering::SeqCst);
                             durable.fetch_max(now, Ordering::SeqCst);

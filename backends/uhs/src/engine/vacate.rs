@@ -13,6 +13,8 @@ use super::compact::MOST;
 use super::{EngineSlots, UhsEngine, lock};
 use crate::format::UNIT_BLOCKS;
 use crate::store::InodeStore;
+#[cfg(test)]
+use crate::store::UnitUse;
 
 /// Slots that may be overwritten and that stay, plus one for each so many inodes: while an operation waits for space,
 /// before that, and while there is much space.
@@ -117,6 +119,18 @@ impl UhsEngine {
         }
         self.compaction.slots_moved.add(inos.len() as u64);
         self.commit_for(QueuePurpose::Reclaim, SyncScope::Changes)
+    }
+
+    /// Adds slots although there is no need.
+    #[cfg(test)]
+    pub(crate) fn add_slots_anyway(&self) {
+        let EngineSlots::Store(store) = &self.store else { return };
+        let units = &mut |wanted, need| match need {
+            UnitUse::Slots => self.pool.take_units(wanted),
+            UnitUse::MoreSlots | UnitUse::Runs => None,
+        };
+        store.add_slots(units).unwrap();
+        self.note_slots(store);
     }
 
     fn note_slots(&self, store: &InodeStore) {

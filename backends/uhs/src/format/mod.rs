@@ -1,6 +1,7 @@
 //! The bytes on the device: pure codecs, without I/O. SPEC.md has every field.
 
 pub(crate) mod bytes;
+pub(crate) mod chunks;
 pub(crate) mod inode;
 pub(crate) mod slot;
 pub(crate) mod snapshot;

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::bytes::{ByteReader, ByteWriter};
+use super::chunks::{TABLE_COPIES, TablePointer};
 use super::snapshot;
 use super::{BLOCK, NUMBERS, UNIT_BLOCKS, VERSION};
 
@@ -20,11 +21,20 @@ pub(crate) const MOST_UNITS: u64 = u32::MAX as u64;
 /// Chunks that the superblock lists at most.
 pub(crate) const CHUNKS: usize = 220;
 
+/// The place of the first chunk in a copy, and that of the pointer to the table.
+const FIRST_CHUNK: usize = 112;
+const TABLE: usize = FIRST_CHUNK + CHUNKS * 16;
+/// The end of the pointer to the table.
+const TABLE_END: usize = TABLE + 20;
+
 /// The feature that records may be padded, so that a change of one extent writes the blocks that it concerns.
 pub(crate) const PADDED_RECORDS: u64 = 1;
 
-/// Features of the format that this program knows.
-const KNOWN: u64 = PADDED_RECORDS;
+/// The feature that the list of chunks may continue in a table.
+pub(crate) const CHUNK_TABLE: u64 = 2;
+
+/// The features of new file systems, which are those that this program knows.
+pub(crate) const FEATURES: u64 = PADDED_RECORDS | CHUNK_TABLE;
 
 /// Neighbouring units that hold slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +43,34 @@ pub(crate) struct SlotChunk {
     pub(crate) units: u32,
     /// A random number that the slots repeat.
     pub(crate) key: u64,
+}
+
+impl SlotChunk {
+    pub(super) fn encode(&self, out: &mut ByteWriter) {
+        out.u32(self.first_unit).u32(self.units).u64(self.key);
+    }
+
+    pub(super) fn decode(from: &mut ByteReader<'_>) -> Option<SlotChunk> {
+        let (first_unit, units, key) = (from.u32()?, from.u32()?, from.u64()?);
+        Some(SlotChunk { first_unit, units, key })
+    }
+
+    /// True if the unit belongs to the chunk.
+    pub(crate) fn holds(&self, unit: u64) -> bool {
+        let first = u64::from(self.first_unit);
+        (first..first + u64::from(self.units)).contains(&unit)
+    }
+}
+
+/// The part of the list of chunks that lies outside of the superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChunkTable {
+    /// The first block.
+    pub(crate) first: TablePointer,
+    /// The number of chunks that the superblock itself lists.
+    pub(crate) listed: usize,
+    /// All blocks of the table, with both copies of each. Empty until the table is read.
+    pub(crate) blocks: Vec<u64>,
 }
 
 /// The superblock.
@@ -49,7 +87,9 @@ pub(crate) struct Superblock {
     pub(crate) next_ino: u64,
     /// The snapshot that the last clean end has left, if nothing was written since.
     pub(crate) snapshot: Option<snapshot::SnapshotPointer>,
+    /// All chunks: those that the superblock lists come first, then those of the table, once it is read.
     pub(crate) chunks: Vec<SlotChunk>,
+    pub(crate) table: Option<ChunkTable>,
     /// Features that a program must know to use the file system.
     pub(crate) features: u64,
 }
@@ -61,6 +101,11 @@ pub enum SuperblockError {
     Other,
     /// A superblock whose bytes have changed since they were written.
     Damaged,
+    /// Neither copy of a block of the table of chunks can be used. The superblock is whole.
+    Table {
+        /// The blocks of the copies.
+        blocks: [u64; TABLE_COPIES],
+    },
     /// A superblock of a newer program.
     Newer {
         /// The version of the format.
@@ -80,10 +125,11 @@ impl Superblock {
         let none = snapshot::SnapshotPointer { block: 0, blocks: 0, crc: 0 };
         let snapshot = self.snapshot.unwrap_or(none);
         out.u64(self.durable).u64(self.next_ino).u64(snapshot.block).u32(snapshot.crc);
-        out.u32(snapshot.blocks).u32(self.chunks.len() as u32).u32(0);
-        for chunk in &self.chunks {
-            out.u32(chunk.first_unit).u32(chunk.units).u64(chunk.key);
-        }
+        let listed = &self.chunks[..self.listed()];
+        out.u32(snapshot.blocks).u32(listed.len() as u32).u32(0);
+        listed.iter().for_each(|chunk| chunk.encode(&mut out));
+        out.pad(TABLE);
+        TablePointer::encode(self.table.as_ref().map(|table| table.first), &mut out);
         out.pad(BLOCK - 4);
         let crc = crc32c::crc32c(out.as_slice());
         out.u32(crc);
@@ -120,27 +166,36 @@ impl Superblock {
             crc,
         });
         let (count, _) = (from.u32()? as usize, from.u32()?);
-        let mut chunks = Vec::new();
-        for _ in 0..count.min(CHUNKS + 1) {
-            let (first_unit, units, key) = (from.u32()?, from.u32()?, from.u64()?);
-            chunks.push(SlotChunk { first_unit, units, key });
-        }
+        let chunks = (0..count.min(CHUNKS + 1)).map(|_| SlotChunk::decode(&mut from));
+        let chunks: Vec<SlotChunk> = chunks.collect::<Option<_>>()?;
+        let mut from = ByteReader::new(bytes.get(TABLE - MAGIC.len()..)?);
+        let first = TablePointer::decode(&mut from)?.filter(|_| incompatible & CHUNK_TABLE != 0);
+        let listed = chunks.len();
+        let table = first.map(|first| ChunkTable { first, listed, blocks: Vec::new() });
         let features = incompatible;
-        let superblock =
-            Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks, features };
-        Some((superblock, version, incompatible & !KNOWN | read_only))
+        let superblock = Superblock {
+            uuid,
+            epoch,
+            blocks,
+            durable,
+            next_ino,
+            snapshot,
+            chunks,
+            table,
+            features,
+        };
+        Some((superblock, version, incompatible & !FEATURES | read_only))
     }
 
     /// True if `bytes` may be a mix of sectors of this version and of versions that are written beside it. Then every
     /// field can be from such a version.
     pub(crate) fn may_be_torn(&self, bytes: &[u8]) -> bool {
-        const LISTED: usize = 112 + CHUNKS * 16;
         let zeros = |range: std::ops::Range<usize>| bytes[range].iter().all(|byte| *byte == 0);
         let Some((found, version, features)) = Superblock::fields(&bytes[MAGIC.len()..BLOCK - 4])
         else {
             return false;
         };
-        let all_chunks = bytes[112..LISTED].chunks_exact(16);
+        let all_chunks = bytes[FIRST_CHUNK..TABLE].chunks_exact(16);
         let units = found.blocks / UNIT_BLOCKS;
         let is_chunk = |chunk: &[u8]| {
             let number =
@@ -149,6 +204,7 @@ impl Superblock {
             (first > 0 && count > 0 && first + count <= units)
                 || chunk.iter().all(|byte| *byte == 0)
         };
+        let of_table = if self.features & CHUNK_TABLE != 0 { TABLE_END } else { TABLE };
         let near = self.epoch.saturating_sub(COPIES.len() as u64)..=self.epoch + 1;
         bytes.starts_with(MAGIC)
             && (version, features, found.uuid) == (VERSION, 0, self.uuid)
@@ -158,11 +214,27 @@ impl Superblock {
             && found.next_ino.max(found.durable) < 2 * NUMBERS
             && found.chunks.len() <= CHUNKS
             && all_chunks.into_iter().all(is_chunk)
-            && [12..16, 48..56, 108..112, LISTED..BLOCK - 4].into_iter().all(zeros)
+            && [12..16, 48..56, 108..112, of_table..BLOCK - 4].into_iter().all(zeros)
     }
 
-    /// Chunks lie within the image, and neither on each other nor on a copy of the superblock.
-    fn is_sound(&self) -> bool {
+    /// The number of chunks that the superblock itself lists.
+    fn listed(&self) -> usize {
+        self.table.as_ref().map_or(self.chunks.len(), |table| table.listed)
+    }
+
+    /// The number of chunks that can be listed. With a table there is no bound but the number of units.
+    pub(crate) fn most_chunks(&self) -> usize {
+        if self.features & CHUNK_TABLE == 0 { CHUNKS } else { MOST_UNITS as usize }
+    }
+
+    /// Blocks of chunks that hold the table, and no slots.
+    pub(crate) fn table_blocks(&self) -> &[u64] {
+        self.table.as_ref().map_or(&[], |table| &table.blocks)
+    }
+
+    /// True if chunks lie within the image, and neither on each other nor on a copy of the superblock, and the blocks
+    /// of the table, as far as it is read, lie in chunks, each in another place.
+    pub(crate) fn is_sound(&self) -> bool {
         let units = self.blocks / UNIT_BLOCKS;
         let mut ranges: Vec<(u64, u64)> = self
             .chunks
@@ -179,9 +251,23 @@ impl Superblock {
             && self.next_ino > 0
             // Mounting adds a little to the largest numbers of slots.
             && self.next_ino.max(self.epoch).max(self.durable) < 2 * NUMBERS
-            && self.chunks.len() <= CHUNKS
+            && self.listed() <= CHUNKS
             && apart
+            && self.has_sound_table()
             && ranges.iter().all(|range| range.0 < range.1 && range.1 <= units)
+    }
+
+    fn has_sound_table(&self) -> bool {
+        let mut blocks = self.table_blocks().to_vec();
+        blocks.sort_unstable();
+        let mut chunks = self.chunks.clone();
+        chunks.sort_unstable_by_key(|chunk| chunk.first_unit);
+        let lies_in_chunk = |block: &u64| {
+            let unit = block / UNIT_BLOCKS;
+            let after = chunks.partition_point(|chunk| u64::from(chunk.first_unit) <= unit);
+            after.checked_sub(1).is_some_and(|at| chunks[at].holds(unit))
+        };
+        blocks.is_sorted_by(|a, b| a < b) && blocks.iter().all(lies_in_chunk)
     }
 }
 
@@ -190,6 +276,12 @@ impl fmt::Display for SuperblockError {
         match self {
             SuperblockError::Other => f.write_str("no uhs file system"),
             SuperblockError::Damaged => f.write_str("the superblock is damaged"),
+            SuperblockError::Table { blocks: [one, other] } => {
+                write!(
+                    f,
+                    "both copies of a list of inode slots, in blocks {one} and {other}, are damaged"
+                )
+            }
             SuperblockError::Newer { version, features } => {
                 write!(f, "format {version} with features {features:#x} is newer than this program")
             }
@@ -208,8 +300,10 @@ mod tests {
         ];
         let (uuid, epoch, blocks) = ([3; 16], 9, 10 * UNIT_BLOCKS);
         let snapshot = Some(snapshot::SnapshotPointer { block: 700, blocks: 2, crc: 9 });
-        let features = PADDED_RECORDS;
-        Superblock { uuid, epoch, blocks, durable: 4, next_ino: 100, snapshot, chunks, features }
+        let first = TablePointer { blocks: [600, 601], crc: 5 };
+        let table = Some(ChunkTable { first, listed: 2, blocks: Vec::new() });
+        let (durable, next_ino, features) = (4, 100, FEATURES);
+        Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks, table, features }
     }
 
     #[test]
@@ -219,6 +313,7 @@ mod tests {
         full.blocks = 1 << 30;
         let chunk = |at| SlotChunk { first_unit: 8 + 3 * at, units: 2, key: u64::from(at) };
         full.chunks = (0..CHUNKS as u32).map(chunk).collect();
+        full.table.as_mut().unwrap().listed = CHUNKS;
         assert_eq!(full.encode().len(), BLOCK);
         assert_eq!(Superblock::decode(&full.encode()), Ok(full));
     }

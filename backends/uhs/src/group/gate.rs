@@ -125,6 +125,13 @@ impl GroupReadGuard<'_> {
 }
 
 impl GroupWriteGuard<'_> {
+    /// Adds a changed inode, with its `weight` in inodes, to the group that begins next.
+    pub(crate) fn put_back(&self, ino: u64, weight: usize) {
+        let mut changes = lock(&self.gate.doors[0].changes);
+        changes.changed.push(ino);
+        changes.weight += weight;
+    }
+
     /// The changes of the group, by inode number.
     pub(crate) fn take(&self) -> ChangedInodes {
         let mut all = ChangedInodes::default();

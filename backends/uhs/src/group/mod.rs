@@ -11,7 +11,7 @@ use defuse_fs::{Errno, Result};
 
 use crate::commit::InodeChange;
 use crate::content::{BlockPool, FileContent, PageFrame};
-use crate::engine::lock;
+use crate::engine::{WantedFiles, lock};
 use crate::format::BLOCK;
 use crate::format::inode::{BlockPointer, HEAD, spill};
 use crate::format::slot::BODY;
@@ -43,6 +43,8 @@ pub(crate) struct CommitBatch {
     pub(crate) scattered: Vec<(u64, u64)>,
     /// The contents that the changes are about. They stay in memory until the changes are durable.
     pub(crate) contents: Vec<(u64, Arc<Mutex<FileContent>>)>,
+    /// Files whose data waits for the next group.
+    pub(crate) waiting: usize,
 }
 
 impl CommitBatch {
@@ -60,7 +62,8 @@ impl CommitBatch {
     }
 }
 
-/// Closes the running group. Returns all changes since the last group. With `skip_stuck`, stuck pages wait. The
+/// Closes the running group. Returns all changes since the last group, but those of files that are not `wanted` and of
+/// which nothing but much data has changed: they wait for the next group. With `skip_stuck`, stuck pages wait. The
 /// promised blocks are taken now.
 ///
 /// # Errors
@@ -70,6 +73,7 @@ pub(crate) fn close(
     closed: &GroupWriteGuard<'_>,
     names: &NameStore,
     pool: &BlockPool,
+    wanted: &WantedFiles,
     skip_stuck: bool,
 ) -> Result<CommitBatch> {
     let changes = closed.take();
@@ -78,6 +82,11 @@ pub(crate) fn close(
     let mut outside = Vec::new();
     batch.changes.reserve(changes.changed.len() + changes.gone.len());
     for ino in changes.changed {
+        if let Some(weight) = names.data_may_wait(ino).filter(|_| !wanted.contains(ino)) {
+            closed.put_back(ino, weight);
+            batch.waiting += 1;
+            continue;
+        }
         match names.take_changed(ino) {
             None => {}
             Some(Encoded::Whole { body, data_is_stored }) => {

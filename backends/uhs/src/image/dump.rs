@@ -136,7 +136,8 @@ fn slots_by_state(survey: &SlotSurvey, scanned: &[(u64, ScannedSlot)]) -> DumpTa
     }
     let unreadable = survey.unreadable.len() as u64;
     let empty = slots(&survey.superblock) - scanned.len() as u64 - unreadable;
-    let others = [("unreadable", unreadable), ("empty", empty)];
+    let lists = survey.superblock.table_blocks().len() as u64;
+    let others = [("unreadable", unreadable), ("lists", lists), ("empty", empty)];
     let all = STATES.into_iter().zip(counts).chain(others);
     let rows = all.map(|(state, slots)| row![state, slots]).collect();
     DumpTable { name: "slots", columns: &["state", "slots"], rows }

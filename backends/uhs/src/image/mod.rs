@@ -24,9 +24,10 @@ use defuse_fs::source::{
 use crate::check::check_watched;
 use crate::commit::CommitRules;
 use crate::format::BLOCK;
-use crate::format::superblock::SuperblockError;
+use crate::format::superblock::{CHUNK_TABLE, PADDED_RECORDS, SuperblockError};
+use crate::names::LoadProblem;
 use crate::repair::repair_watched;
-use crate::{StoreError, Uhs, UhsOptions};
+use crate::{StoreError, Uhs, UhsOptions, store};
 
 pub(crate) use dump::tables;
 
@@ -63,6 +64,10 @@ impl ImageOperations for ImageFiles {
     }
 }
 
+/// The features of the format, as SPEC.md names them.
+const FEATURE_NAMES: [(u64, &str); 2] =
+    [(PADDED_RECORDS, "padded records"), (CHUNK_TABLE, "table of chunks")];
+
 impl OpenImage {
     fn unusable(&self, error: &StoreError) -> SourceOpenError {
         unusable(&self.path, &*self.device, error)
@@ -76,6 +81,9 @@ impl SourceImage for OpenImage {
         let block = u64::from(self.device.facts().block_size);
         let copies = report.lost_superblocks.iter();
         let copies = copies.map(|block| format!("block {block}: a copy of the superblock is lost"));
+        let tables = report.lost_tables.iter();
+        let tables =
+            tables.map(|block| format!("block {block}: a copy of a list of inode slots is lost"));
         let snapshot = "the snapshot of the last clean end is damaged".to_owned();
         let snapshot = report.has_damaged_snapshot.then_some(snapshot);
         Ok(CheckResult {
@@ -84,6 +92,7 @@ impl SourceImage for OpenImage {
                 .iter()
                 .map(ToString::to_string)
                 .chain(copies)
+                .chain(tables)
                 .chain(snapshot)
                 .collect(),
             figures: vec![
@@ -102,6 +111,23 @@ impl SourceImage for OpenImage {
         Ok(repairs.iter().map(ToString::to_string).collect())
     }
 
+    fn upgrade(&self) -> SourceResult<Vec<&'static str>> {
+        let report = check_watched(&self.device, &*self.watch);
+        let report = report.map_err(|error| self.unusable(&error))?;
+        if !report.problems.is_empty() {
+            let shown = self.path.display();
+            return Err(SourceOpenError::Failed(format!(
+                "{shown} is damaged: upgrade it after `defuse fsck --repair {shown}`"
+            )));
+        }
+        let lacking = store::upgrade(&*self.device).map_err(|error| self.unusable(&error))?;
+        Ok(FEATURE_NAMES
+            .into_iter()
+            .filter(|(feature, _)| lacking & feature != 0)
+            .map(|(_, name)| name)
+            .collect())
+    }
+
     fn grow(&self, growth: &ImageGrowth) -> SourceResult<GrowthResult> {
         grow::grow(self, growth)
     }
@@ -115,6 +141,9 @@ impl SourceImage for OpenImage {
 pub(crate) fn open(image: &Path, options: UhsOptions) -> SourceResult<Uhs> {
     let access = if options.read_only { DeviceAccess::Read } else { DeviceAccess::ReadWrite };
     let (_, device) = open_device(image, access)?;
+    // A manager opens the file that it holds already. People know it by its name.
+    let named = std::fs::read_link(image).ok().filter(|_| image.starts_with("/proc/self/fd"));
+    let image = named.as_deref().unwrap_or(image);
     let device = if options.worker { with_worker(image, device)? } else { device };
     let watch = ProgressLogger::new(image);
     let opened =
@@ -123,6 +152,12 @@ pub(crate) fn open(image: &Path, options: UhsOptions) -> SourceResult<Uhs> {
     let shown = image.display();
     for problem in &problems {
         log::warn!("uhs:{shown}: {problem}");
+    }
+    if problems.contains(&LoadProblem::NoRoot) {
+        return Err(SourceOpenError::Failed(format!(
+            "{shown} has no root directory that can be read, so that no file can be reached: \
+             `defuse fsck --repair {shown}` makes one, and keeps the files"
+        )));
     }
     if !problems.is_empty() {
         log::warn!(
@@ -302,6 +337,9 @@ fn unusable(image: &Path, device: &dyn BlockDevice, error: &StoreError) -> Sourc
         },
         StoreError::Unusable(SuperblockError::Newer { .. }) => {
             format!("{shown}: {error}: use the version of defuse that made it, or a newer one")
+        }
+        StoreError::Unusable(SuperblockError::Table { .. }) => {
+            format!("{shown}: {error}: restore the image from a backup")
         }
         StoreError::Unusable(SuperblockError::Damaged) => {
             format!("{shown}: {error}, in all copies: restore the image from a backup")

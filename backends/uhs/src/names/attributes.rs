@@ -7,7 +7,7 @@ use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
 use super::paths::DirectoryChange;
 use super::record::{ChangingRecord, InodeRecord, TimeKind};
-use super::{NameStore, list, settle, touch};
+use super::{NameStore, list, list_data, settle, touch};
 use crate::content::ContentSummary;
 use crate::group::GroupReadGuard;
 
@@ -147,6 +147,7 @@ impl NameStore {
                 changing.kill_suidgid();
             }
             match facts.dirty {
+                true if !kill_suidgid => list_data(handle, changing.record),
                 true => list(handle, changing.record),
                 false => touch(handle, changing.record),
             }

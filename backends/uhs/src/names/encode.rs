@@ -37,7 +37,7 @@ impl NameStore {
     /// Takes a changed inode out of the list of the running group. `None` where the inode is gone.
     pub(crate) fn take_changed(&self, ino: u64) -> Option<ClosingBody> {
         let taken = self.records.change(ino, |changing| {
-            changing.record.dirty = false;
+            (changing.record.dirty, changing.record.changed) = (false, false);
             let (record, extra) = (&*changing.record, changing.extra());
             Ok(match &record.body {
                 Of::Live(live) => Some(ClosingBody::Content(Arc::clone(&live.content))),

@@ -410,7 +410,7 @@ impl NameStore {
         self.records.change(ino, |mut changing| {
             settle(&mut changing, facts);
             if facts.dirty {
-                list(handle, changing.record);
+                list_data(handle, changing.record);
             }
             Ok(())
         })
@@ -437,6 +437,20 @@ impl NameStore {
             list(handle, changing.record);
             Ok(())
         })
+    }
+
+    /// The weight of an inode in a group, if its changes may wait for the next one: it is on the device, and nothing but
+    /// much data of it has changed.
+    pub(crate) fn data_may_wait(&self, ino: u64) -> Option<usize> {
+        let rules = self.pool.rules();
+        let found = self.records.see(ino, |record, _| match &record.body {
+            RecordBody::Live(live) if !record.changed || !rules.changes_do_not_wait => {
+                Ok(Some((Arc::clone(&live.content), weight(record))))
+            }
+            _ => Ok(None),
+        });
+        let (content, weight) = found.ok()??;
+        lock(&content).may_wait(rules).then_some(weight)
     }
 
     /// Adds an inode to the running group as it is, if it has a name.
@@ -491,10 +505,21 @@ fn settle(changing: &mut ChangingRecord<'_>, facts: ContentSummary) {
 
 /// Makes the running group examine the inode.
 fn list(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
+    record.changed = true;
+    list_data(handle, record);
+}
+
+/// Makes the running group, or a later one, examine an inode of which nothing but data has changed.
+fn list_data(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
     if !record.dirty {
         record.dirty = true;
-        handle.changed(record.ino, 1 + HEAVY * usize::from(record.weight));
+        handle.changed(record.ino, weight(record));
     }
+}
+
+/// The weight of an inode in a group.
+fn weight(record: &InodeRecord) -> usize {
+    1 + HEAVY * usize::from(record.weight)
 }
 
 /// Makes the running group write the inode. An inode without a name owns no slot.

@@ -36,6 +36,8 @@ pub(super) struct InodeRecord {
     mode: u16,
     /// The inode is in the list of the running group.
     pub(super) dirty: bool,
+    /// More than the data of the file has changed since a group wrote it.
+    pub(super) changed: bool,
     /// A file of O_TMPFILE without O_EXCL: its first name may come.
     pub(super) linkable: bool,
     /// The inode has a [`RecordExtra`].
@@ -308,6 +310,7 @@ impl InodeRecord {
             opens: UseCount::default(),
             mode: mode as u16,
             dirty: false,
+            changed: false,
             linkable: false,
             has_extra: false,
             weight: 0,

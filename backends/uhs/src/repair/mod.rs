@@ -77,9 +77,10 @@ pub(crate) fn repair_watched(
     let slots = found.void.len();
     repairs.extend((slots > 0).then_some(RepairAction::Unfinished { slots }));
     // The store writes all copies when it begins.
-    let BadCopies { lost, torn } = bad_copies(&**device)?;
+    let BadCopies { lost, torn, tables } = bad_copies(&**device)?;
     let copies = COPIES.into_iter().filter(|block| lost.contains(block) || torn.contains(block));
     repairs.extend(copies.map(|block| RepairAction::Superblock { block }));
+    repairs.extend(tables.into_iter().map(|block| RepairAction::Table { block }));
     // The store makes the snapshot void, too.
     let is_damaged = snapshot::is_damaged(&**device, &survey.superblock);
     repairs.extend(is_damaged.then_some(RepairAction::Snapshot));

@@ -67,6 +67,11 @@ pub enum RepairAction {
         /// The block.
         block: u64,
     },
+    /// A copy of a list of inode slots was written anew.
+    Table {
+        /// The block.
+        block: u64,
+    },
     /// The snapshot of the last clean end was damaged, and is given up. The slots contain the same inodes.
     Snapshot,
     /// Slots that a power failure had left half written were cleared.
@@ -110,6 +115,9 @@ impl fmt::Display for RepairAction {
             }
             RepairAction::Superblock { block } => {
                 write!(f, "block {block}: wrote the copy of the superblock anew")
+            }
+            RepairAction::Table { block } => {
+                write!(f, "block {block}: wrote the copy of a list of inode slots anew")
             }
             RepairAction::Snapshot => {
                 f.write_str("gave up the damaged snapshot of the last clean end")

@@ -2,9 +2,10 @@
 
 use defuse_block::{BlockDevice, BlockingQueue};
 
+use super::chunks;
 use super::error::{StoreError, failed};
 use crate::format::superblock::{
-    COPIES, FEWEST_UNITS, PADDED_RECORDS, SlotChunk, Superblock, SuperblockError,
+    COPIES, FEATURES, FEWEST_UNITS, SlotChunk, Superblock, SuperblockError,
 };
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
@@ -34,9 +35,9 @@ pub(crate) fn make(
     let chunk = SlotChunk { first_unit: 1, units: 1, key: random.u64(..) };
     let blocks = facts.blocks;
     let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
-    let (snapshot, features) = (None, PADDED_RECORDS);
+    let (snapshot, table, features) = (None, None, FEATURES);
     let superblock =
-        Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks, features };
+        Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks, table, features };
     write_superblock(&mut line, &superblock)?;
     line.flush().map_err(failed("flush"))
 }
@@ -84,6 +85,35 @@ pub(crate) fn grow(device: &dyn BlockDevice, blocks: u64) -> Result<(), StoreErr
     line.flush().map_err(failed("flush"))
 }
 
+/// Gives an unused file system the features of new ones. At every moment it has either the old or the new ones. Returns
+/// those that it lacked.
+///
+/// # Errors
+///
+/// See [`StoreError`].
+pub(crate) fn upgrade(device: &dyn BlockDevice) -> Result<u64, StoreError> {
+    let mut superblock = superblock(device)?;
+    let lacking = FEATURES & !superblock.features;
+    if lacking != 0 {
+        superblock.epoch += 1;
+        superblock.features |= FEATURES;
+        let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+        write_superblock(&mut line, &superblock)?;
+        line.flush().map_err(failed("flush"))?;
+    }
+    Ok(lacking)
+}
+
+/// Gives an unused file system these features and no others.
+#[cfg(test)]
+pub(crate) fn downgrade(device: &dyn BlockDevice, features: u64) {
+    let mut superblock = superblock(device).unwrap();
+    superblock.epoch += 1;
+    superblock.features = features;
+    let mut line = BlockingQueue::new(device).unwrap();
+    write_superblock(&mut line, &superblock).unwrap();
+}
+
 /// The superblock of `device`.
 ///
 /// # Errors
@@ -104,6 +134,8 @@ pub(crate) struct BadCopies {
     pub(crate) lost: Vec<u64>,
     /// A power failure may have interrupted their writing.
     pub(crate) torn: Vec<u64>,
+    /// Copies of blocks of the table of chunks that are damaged.
+    pub(crate) tables: Vec<u64>,
 }
 
 /// The copies that a mount or a repair would write anew.
@@ -114,12 +146,14 @@ pub(crate) struct BadCopies {
 pub(crate) fn bad_copies(device: &dyn BlockDevice) -> Result<BadCopies, StoreError> {
     let best = superblock(device)?;
     let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
-    let mut bad = BadCopies::default();
+    let tables = chunks::damaged_copies(&mut line, &best)?;
+    let mut bad = BadCopies { tables, ..BadCopies::default() };
+    let newest = best.encode();
     for block in COPIES {
         let mut bytes = vec![0; BLOCK];
         let read = line.read(block, &mut bytes).ok();
         match read.map(|()| Superblock::decode(&bytes)) {
-            Some(Ok(copy)) if copy == best || is_before(&copy, &best) => {}
+            Some(Ok(copy)) if bytes == newest || is_before(&copy, &best) => {}
             Some(Err(SuperblockError::Damaged)) if best.may_be_torn(&bytes) => bad.torn.push(block),
             _ => bad.lost.push(block),
         }
@@ -162,7 +196,10 @@ pub(crate) fn read_superblock(
         (Some(best), _) if best.blocks > blocks => {
             Err(StoreError::Short { blocks, wanted: best.blocks })
         }
-        (Some(best), _) => Ok(best),
+        (Some(mut best), _) => {
+            chunks::read_table(line, &mut best)?;
+            Ok(best)
+        }
         (None, reason) => Err(StoreError::Unusable(reason)),
     }
 }

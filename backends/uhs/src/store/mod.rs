@@ -10,6 +10,7 @@
 //! 4. [`InodeStore::sync`] returns once it survives a power failure.
 
 mod bodies;
+mod chunks;
 mod copies;
 mod error;
 mod flushes;
@@ -17,6 +18,8 @@ mod lanes;
 mod places;
 mod scan;
 pub(crate) mod snapshot;
+#[cfg(test)]
+pub(crate) use copies::downgrade;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -30,11 +33,12 @@ use defuse_block::{BlockDevice, BlockOpKind, BlockingQueue, Errno, FRAME};
 
 use crate::commit::{ClosedGroup, CommitRules, CommitState, InodeChange, NoSlots};
 use crate::format::slot::{self, SlotHeader, SlotIdentity, SlotKind};
-use crate::format::superblock::{CHUNKS, SlotChunk, Superblock};
+use crate::format::superblock::Superblock;
 use crate::format::{LAST, LAST_OPENED, LAST_WRITTEN, UNIT_BLOCKS, are_neighbours};
 
+pub(crate) use chunks::{chunks_left, slots};
 use copies::write_superblock;
-pub(crate) use copies::{BadCopies, bad_copies, grow, make, read_superblock, superblock};
+pub(crate) use copies::{BadCopies, bad_copies, grow, make, read_superblock, superblock, upgrade};
 pub use error::StoreError;
 pub(crate) use error::failed;
 use flushes::DeviceFlushes;
@@ -91,6 +95,8 @@ pub(crate) struct StoreProgress {
 
 struct StoreState {
     superblock: Superblock,
+    /// The places of the slots of all chunks of the superblock.
+    places: Arc<SlotPlaces>,
     groups: CommitState,
     /// Groups that are not durable.
     stages: BTreeMap<u64, GroupStage>,
@@ -122,6 +128,8 @@ impl GroupStage {
 pub(crate) enum UnitUse {
     /// There are no slots for a group.
     Slots,
+    /// There are some of the units that were requested for slots, and more make further requests rare.
+    MoreSlots,
     /// There are slots, but a write for each few of them would take long.
     Runs,
 }
@@ -171,6 +179,7 @@ impl InodeStore {
         if rules.mount_is_recorded {
             superblock.durable = found.durable;
         }
+        chunks::mend_table(&mut line, &superblock)?;
         write_superblock(&mut line, &superblock)?;
         if rules.void_slots_are_zeroed && !found.void.is_empty() {
             for block in &found.void {
@@ -179,10 +188,13 @@ impl InodeStore {
             line.flush().map_err(failed("flush"))?;
         }
         drop(line);
-        let groups = CommitState::new(&superblock.chunks, found, rules);
+        let mut groups = CommitState::new(&superblock.chunks, found, rules);
+        groups.hold_table(superblock.table_blocks().iter().copied());
         let lanes =
             DeviceQueues::new(Arc::clone(&device), FRAMES).map_err(failed("open a queue"))?;
-        let state = StoreState { superblock, groups, stages: BTreeMap::new(), random };
+        let places = Arc::new(SlotPlaces::of(&superblock));
+        let stages = BTreeMap::new();
+        let state = StoreState { superblock, places, groups, stages, random };
         Ok(InodeStore {
             device,
             lanes,
@@ -310,7 +322,7 @@ impl InodeStore {
                     let stage = if fua { GroupStage::WritingThrough } else { GroupStage::Writing };
                     state.stages.insert(group.number, stage);
                     self.slots_written.fetch_add(group.writes.len() as u64, Ordering::Relaxed);
-                    let places = SlotPlaces::of(&state.superblock);
+                    let places = Arc::clone(&state.places);
                     drop(state);
                     let lane = self.noted(self.lanes.take(), "open a queue")?;
                     return Ok(CommitStart::Writing(GroupWrite::begin(
@@ -330,31 +342,10 @@ impl InodeStore {
                 NoSlots::UntilDurable => return Ok(CommitStart::Later(changes)),
                 NoSlots::UntilMentioned => self.mention(&mut state)?,
                 NoSlots::Full => {
-                    let wanted = self.chunk_to_add(&state)?;
                     drop(state);
-                    let taken = units(wanted, UnitUse::Slots).ok_or(StoreError::Full)?;
-                    self.add_chunk(&mut self.lock(), taken)?;
+                    self.add_slots(units)?;
                 }
             }
-        }
-    }
-
-    /// Adds a chunk before slots for `count` changes are scattered, if there is much space.
-    fn avoid_scattering(
-        &self,
-        count: usize,
-        units: &mut dyn FnMut(u32, UnitUse) -> Option<(u32, u32)>,
-    ) -> Result<(), StoreError> {
-        let mut state = self.lock();
-        let has_room = state.superblock.chunks.len() < CHUNKS - CHUNKS_KEPT;
-        if !has_room || !state.groups.is_scattered(count) {
-            return Ok(());
-        }
-        let wanted = self.chunk_to_add(&state)?;
-        drop(state);
-        match units(wanted, UnitUse::Runs) {
-            Some(taken) => self.add_chunk(&mut self.lock(), taken),
-            None => Ok(()),
         }
     }
 
@@ -406,7 +397,7 @@ impl InodeStore {
             other = state.groups.elsewhere(group, block);
         }
         if let Ok(block) = other {
-            return Ok((block, SlotPlaces::of(&state.superblock).at(block)));
+            return Ok((block, state.places.at(block)));
         }
         drop(state);
         self.noted(Err(Errno::IO), "write, and no other slot is left")
@@ -554,7 +545,7 @@ impl InodeStore {
     /// and the inodes that have to be written again before the units are empty. The caller must reopen the units.
     pub(crate) fn close_units(&self, few: (usize, usize)) -> (Vec<u32>, Vec<u64>) {
         let mut state = self.lock();
-        let many = state.superblock.chunks.len() > CHUNKS / 2;
+        let many = state.superblock.chunks.len() > state.superblock.most_chunks() / 2;
         state.groups.close_units(few, many)
     }
 
@@ -594,78 +585,6 @@ impl InodeStore {
         Ok(())
     }
 
-    /// The size of another chunk in units: about an eighth of the present units of slots.
-    fn chunk_to_add(&self, state: &StoreState) -> Result<u32, StoreError> {
-        let chunks = &state.superblock.chunks;
-        if chunks.len() == CHUNKS || self.rules.usable < usize::MAX {
-            return Err(StoreError::Full);
-        }
-        let have: u32 = chunks.iter().map(|chunk| chunk.units).sum();
-        Ok((have / 8).max(1))
-    }
-
-    fn add_chunk(
-        &self,
-        state: &mut StoreState,
-        (first_unit, units): (u32, u32),
-    ) -> Result<(), StoreError> {
-        let chunk = SlotChunk { first_unit, units, key: state.random.u64(..) };
-        // A durable superblock lists a chunk before one of its slots is written.
-        self.update(state, |superblock| superblock.chunks.push(chunk))?;
-        state.groups.add(&chunk);
-        Ok(())
-    }
-
-    /// Gives back up to `most` units all of whose slots may be overwritten, and leaves `keep` such slots. No copy of
-    /// the superblock lists the units any more. With `now`, slots that only wait for a superblock count, too.
-    ///
-    /// # Errors
-    ///
-    /// A failure of the device, after which every call fails.
-    pub(crate) fn give_back(
-        &self,
-        keep: usize,
-        most: usize,
-        now: bool,
-    ) -> Result<Vec<u32>, StoreError> {
-        self.check()?;
-        let mut state = self.lock();
-        if now && !state.groups.is_mentioned() {
-            self.mention(&mut state)?;
-        }
-        let mut units = state.groups.empty_units(keep);
-        units.truncate(most);
-        let mut chunks = state.superblock.chunks.clone();
-        units.retain(|unit| match without(&chunks, *unit) {
-            Some(less) => {
-                chunks = less;
-                true
-            }
-            None => false,
-        });
-        if units.is_empty() {
-            return Ok(units);
-        }
-        if !self.rules.units_leave_first {
-            state.superblock.chunks = chunks;
-            units.iter().for_each(|unit| state.groups.remove_unit(*unit));
-            return Ok(units);
-        }
-        // Slots in these units may have been the only ones that state that a group is durable.
-        let durable = state.groups.newest_durable();
-        self.update(&mut state, |superblock| {
-            superblock.chunks = chunks;
-            superblock.durable = durable;
-        })?;
-        // If the newest copy of the superblock is lost, an older copy must not treat the data of a file as slots.
-        let line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"));
-        line.and_then(|mut line| line.flush().map_err(failed("flush")))
-            .inspect_err(|_| self.give_up(&state))?;
-        state.groups.mentioned(durable);
-        units.iter().for_each(|unit| state.groups.remove_unit(*unit));
-        Ok(units)
-    }
-
     /// Records on the device that inode numbers up to `newest` are taken, in large steps: the slots of removed inodes
     /// do not keep this information.
     fn raise_next_ino(&self, state: &mut StoreState, newest: u64) -> Result<(), StoreError> {
@@ -673,22 +592,6 @@ impl InodeStore {
             true => self.update(state, |superblock| superblock.next_ino = after(newest)),
             false => Ok(()),
         }
-    }
-
-    fn update(
-        &self,
-        state: &mut StoreState,
-        change: impl FnOnce(&mut Superblock),
-    ) -> Result<(), StoreError> {
-        let mut superblock = state.superblock.clone();
-        superblock.epoch += 1;
-        self.superblocks.fetch_add(1, Ordering::Relaxed);
-        change(&mut superblock);
-        let line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"));
-        line.and_then(|mut line| write_superblock(&mut line, &superblock))
-            .inspect_err(|_| self.give_up(state))?;
-        state.superblock = superblock;
-        Ok(())
     }
 }
 
@@ -700,36 +603,6 @@ fn after(ino: u64) -> u64 {
 /// True if one operation of the device, of `gathered` blocks at most, writes all slots of a group.
 fn is_one_run(group: &ClosedGroup, gathered: usize) -> bool {
     group.writes.len() <= gathered && are_neighbours(group.writes.iter().map(|write| write.block))
-}
-
-/// Chunks that giving back units leaves for new chunks: removing a unit from the middle of a chunk makes two chunks.
-const CHUNKS_KEPT: usize = 32;
-
-/// The chunks without a unit of one of them. `None` if it is the last unit, or if there would be one chunk too many.
-fn without(chunks: &[SlotChunk], unit: u32) -> Option<Vec<SlotChunk>> {
-    let holds =
-        |chunk: &SlotChunk| (chunk.first_unit..chunk.first_unit + chunk.units).contains(&unit);
-    let mut left = Vec::with_capacity(chunks.len() + 1);
-    for chunk in chunks {
-        if !holds(chunk) {
-            left.push(*chunk);
-            continue;
-        }
-        let before = unit - chunk.first_unit;
-        let after = chunk.units - before - 1;
-        let parts = [
-            SlotChunk { units: before, ..*chunk },
-            SlotChunk { first_unit: unit + 1, units: after, ..*chunk },
-        ];
-        left.extend(parts.into_iter().filter(|part| part.units > 0));
-    }
-    let fits = left.len() <= chunks.len() || left.len() <= CHUNKS - CHUNKS_KEPT;
-    (!left.is_empty() && fits).then_some(left)
-}
-
-/// Chunks that there can still be.
-pub(crate) fn chunks_left(superblock: &Superblock) -> u64 {
-    (CHUNKS - superblock.chunks.len()) as u64
 }
 
 /// A slot of kind `Nothing` in the newest group, which the superblock already states to be durable. It replaces a slot
@@ -745,9 +618,4 @@ fn emptied(survey: &SlotSurvey, block: u64) -> [u8; FRAME] {
         slot::encode(identity, &[], &place, &mut bytes);
     }
     bytes
-}
-
-/// Slots of all chunks.
-pub(crate) fn slots(superblock: &Superblock) -> u64 {
-    superblock.chunks.iter().map(|chunk| u64::from(chunk.units)).sum::<u64>() * UNIT_BLOCKS
 }

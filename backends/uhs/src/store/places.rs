@@ -25,14 +25,16 @@ impl SlotPlaces {
     ///
     /// When no chunk has this block.
     pub(super) fn at(&self, block: u64) -> SlotIdentity {
+        self.get(block).unwrap_or_else(|| panic!("block {block} is no slot"))
+    }
+
+    /// The place of the slot at `block`; `None` if no chunk contains the block.
+    pub(super) fn get(&self, block: u64) -> Option<SlotIdentity> {
         let unit = block / UNIT_BLOCKS;
         let after = self.chunks.partition_point(|chunk| u64::from(chunk.first_unit) <= unit);
-        let chunk = after.checked_sub(1).map(|at| self.chunks[at]);
-        let holds = |chunk: &SlotChunk| unit < u64::from(chunk.first_unit) + u64::from(chunk.units);
-        match chunk.filter(holds) {
-            Some(chunk) => SlotIdentity { uuid: self.uuid, key: chunk.key, block },
-            None => panic!("block {block} is no slot"),
-        }
+        let chunk = &self.chunks[after.checked_sub(1)?];
+        let place = SlotIdentity { uuid: self.uuid, key: chunk.key, block };
+        chunk.holds(unit).then_some(place)
     }
 }
 
@@ -52,8 +54,7 @@ impl InodeStore {
                 break blocks;
             }
         };
-        let places = SlotPlaces::of(&state.superblock);
-        blocks.into_iter().map(|block| block.map(|block| places.at(block))).collect()
+        blocks.into_iter().map(|block| block.map(|block| state.places.at(block))).collect()
     }
 }
 

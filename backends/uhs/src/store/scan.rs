@@ -12,10 +12,11 @@ use defuse_fs::source::{NoWatch, WorkWatch};
 use super::bodies::{ScanBudget, ScannedBodies};
 use super::copies::superblock;
 use super::error::{StoreError, failed};
+use super::places::SlotPlaces;
 use super::slots;
 use crate::commit::{CommitRules, RecoveredState, ScannedSlot, recover};
 use crate::format::slot::{self, FoundSlot, SlotIdentity};
-use crate::format::superblock::{SlotChunk, Superblock};
+use crate::format::superblock::Superblock;
 use crate::format::{BLOCK, LAST, UNIT_BLOCKS};
 use crate::names::ROOT;
 
@@ -35,6 +36,7 @@ const SHARE: u64 = 4096;
 pub(crate) struct SlotSurvey {
     pub(crate) superblock: Superblock,
     pub(crate) found: RecoveredState,
+    places: SlotPlaces,
     /// Blocks of slots that cannot be read.
     pub(crate) unreadable: Vec<u64>,
     /// The bodies that each thread has kept.
@@ -106,7 +108,8 @@ pub(crate) fn survey_and_see(
     let mut found = recover(&slots, superblock.durable, rules);
     found.next_ino = superblock.next_ino.max(found.next_ino);
     check_numbers(&superblock, &[found.next_ino, found.next_stamp, found.durable])?;
-    Ok(SlotSurvey { superblock, found, unreadable, bodies })
+    let places = SlotPlaces::of(&superblock);
+    Ok(SlotSurvey { superblock, found, places, unreadable, bodies })
 }
 
 /// Fails if numbers of a file system are so large that a mount could not continue from them.
@@ -125,7 +128,8 @@ pub(crate) fn check_numbers(superblock: &Superblock, numbers: &[u64]) -> Result<
 impl SlotSurvey {
     /// The survey of a state that a snapshot contains.
     pub(crate) fn restored(superblock: Superblock, found: RecoveredState) -> SlotSurvey {
-        SlotSurvey { superblock, found, unreadable: Vec::new(), bodies: Vec::new() }
+        let places = SlotPlaces::of(&superblock);
+        SlotSurvey { superblock, found, places, unreadable: Vec::new(), bodies: Vec::new() }
     }
 
     /// The state of the same slots, `scan`, if the groups up to `group` count, even if parts of them are missing.
@@ -137,13 +141,7 @@ impl SlotSurvey {
 
     /// The place of the slot at `block`; `None` if no chunk contains the block.
     pub(crate) fn place(&self, block: u64) -> Option<SlotIdentity> {
-        let unit = block / UNIT_BLOCKS;
-        let holds = |chunk: &&SlotChunk| {
-            let first = u64::from(chunk.first_unit);
-            (first..first + u64::from(chunk.units)).contains(&unit)
-        };
-        let chunk = self.superblock.chunks.iter().find(holds)?;
-        Some(SlotIdentity { uuid: self.superblock.uuid, key: chunk.key, block })
+        self.places.get(block)
     }
 }
 

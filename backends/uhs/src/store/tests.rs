@@ -10,7 +10,10 @@ use defuse_block::{
     RamDevice, SimDevice, WorkerDevice,
 };
 
+use super::chunks::{CHUNKS_KEPT, without};
 use super::*;
+use crate::format::chunks::{TableBlock, TablePointer};
+use crate::format::superblock::{CHUNKS, COPIES, SlotChunk, SuperblockError};
 
 const BLOCKS: u64 = 8 * 512;
 
@@ -254,15 +257,187 @@ fn units_that_are_given_back_leave_places_for_chunks() {
     let mut chunks = vec![SlotChunk { first_unit: 0, units: 4096, key: 1 }];
     let mut taken = 0;
     for unit in (1..4096).step_by(2) {
-        let Some(left) = super::without(&chunks, unit) else { break };
+        let Some(left) = without(&chunks, unit, CHUNKS) else { break };
         chunks = left;
         taken += 1;
     }
-    assert_eq!(
-        (chunks.len(), taken),
-        (CHUNKS - super::CHUNKS_KEPT, CHUNKS - super::CHUNKS_KEPT - 1)
-    );
+    assert_eq!((chunks.len(), taken), (CHUNKS - CHUNKS_KEPT, CHUNKS - CHUNKS_KEPT - 1));
     // A unit whose removal adds no chunk can be removed nevertheless.
     let before = chunks.len();
-    assert_eq!(super::without(&chunks, 0).map(|left| left.len()), Some(before - 1));
+    assert_eq!(without(&chunks, 0, CHUNKS).map(|left| left.len()), Some(before - 1));
+}
+
+/// A store of many chunks of one unit each, on a device of `units`.
+fn with_table(sim: &SimDevice, chunks: u32) -> InodeStore {
+    let (store, _) = open(sim).unwrap();
+    let mut next = 8;
+    let mut unit = |_: u32, _: UnitUse| {
+        next += 2;
+        Some((next, 1))
+    };
+    for _ in 0..chunks {
+        store
+            .add_slots(&mut |wanted, need| (need == UnitUse::Slots).then(|| unit(wanted, need))?)
+            .unwrap();
+    }
+    store
+}
+
+fn large(units: u64) -> SimDevice {
+    let ram = RamDevice::new(4096, units * 512);
+    make(&ram, [9; 16], &mut fastrand::Rng::with_seed(1)).unwrap();
+    SimDevice::from_ram(&ram, 3)
+}
+
+fn table(device: &dyn BlockDevice) -> Vec<u64> {
+    superblock(device).unwrap().table_blocks().to_vec()
+}
+
+#[test]
+fn chunks_beyond_those_of_the_superblock_are_found_by_the_next_mount() {
+    let sim = large(2048);
+    let store = with_table(&sim, 600);
+    let inos = 1..=600 * 512 / 4;
+    let changes: Vec<InodeChange> = inos.clone().map(|ino| write(ino, b"body")).collect();
+    commit(&store, changes).unwrap();
+    store.sync(store.newest()).unwrap();
+    let (after, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
+    assert_eq!((found.superblock.chunks.len(), found.inodes().len() as u64), (601, *inos.end()));
+    // 381 chunks in two blocks, each of them twice.
+    assert_eq!(found.superblock.table_blocks().len(), 4);
+    assert_eq!(after.slots().0, 601 * 512 - 4);
+    // No slot is one of the table.
+    let free = after.progress().slots_free;
+    assert_eq!(free, 601 * 512 - 4 - *inos.end());
+}
+
+/// The former table is overwritten only when no copy of the superblock leads to it, and its blocks are slots then.
+#[test]
+fn a_table_moves_with_each_change_and_its_former_blocks_are_slots_again() {
+    let sim = large(1024);
+    let store = with_table(&sim, 300);
+    let before = table(&sim);
+    let slots = store.slots().0;
+    let given = store.give_back(64, 2, true).unwrap();
+    assert_eq!((given.len(), store.slots().0), (2, slots - 1024));
+    let now = table(&sim);
+    assert!(now.iter().all(|block| !before.contains(block)), "{now:?} {before:?}");
+    assert!(now.iter().all(|block| !given.contains(&((block / 512) as u32))));
+    // Every copy leads to the present table, even if the power fails now.
+    let mut cuts = sim.cuts();
+    let cut = cuts.last().sample(&mut fastrand::Rng::with_seed(1));
+    for copy in COPIES {
+        let mut bytes = vec![0; 4096];
+        BlockingQueue::new(&cut).unwrap().read(copy, &mut bytes).unwrap();
+        let found = Superblock::decode(&bytes).unwrap();
+        let first = found.table.map(|table| table.first.blocks);
+        assert_eq!(first, Some([now[0], now[1]]), "the copy at block {copy}");
+    }
+    // All slots that are free can be taken: the former blocks of the table are among them.
+    let free = store.progress().slots_free;
+    commit(&store, (1..=free).map(|ino| write(ino, b"body")).collect()).unwrap();
+    store.sync(store.newest()).unwrap();
+    let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
+    assert_eq!((found.inodes().len() as u64, table(&sim)), (free, now));
+}
+
+/// The number of states after a power failure that no mount takes, of a run that adds chunks and gives units back.
+fn unusable_after_cuts(rules: CommitRules) -> usize {
+    let ram = RamDevice::new(4096, 64 * 512);
+    make(&ram, [9; 16], &mut fastrand::Rng::with_seed(1)).unwrap();
+    let sim = SimDevice::from_ram(&ram, 3);
+    let survey = survey(&sim, rules).unwrap();
+    let random = fastrand::Rng::with_seed(5);
+    let store = InodeStore::begin(Arc::new(sim.clone()), &survey, rules, random).unwrap();
+    let mut next = 8;
+    for _ in 0..4 {
+        store
+            .add_slots(&mut |_, need| {
+                next += 2;
+                (need == UnitUse::Slots).then_some((next, 1))
+            })
+            .unwrap();
+        commit(&store, (1..=600).map(|ino| write(ino, b"body")).collect()).unwrap();
+    }
+    store.sync(store.newest()).unwrap();
+    store.give_back(64, 1, true).unwrap();
+    drop(store);
+    let mut cuts = sim.cuts();
+    let (mut random, mut unusable) = (fastrand::Rng::with_seed(7), 0);
+    while let Some(cut) = cuts.next() {
+        let states: Vec<RamDevice> = match cut.is_small() {
+            true => cut.every().collect(),
+            false => (0..4).map(|_| cut.sample(&mut random)).collect(),
+        };
+        unusable += states.iter().filter(|state| superblock(*state).is_err()).count();
+    }
+    unusable
+}
+
+#[test]
+fn after_a_power_failure_a_superblock_leads_to_a_whole_table() {
+    let rules = CommitRules { listed_chunks: 1, ..CommitRules::ALL };
+    assert_eq!(unusable_after_cuts(rules), 0);
+    let without = CommitRules { tables_come_first: false, ..rules };
+    assert!(unusable_after_cuts(without) > 0, "a superblock may overtake its table");
+}
+
+#[test]
+fn a_damaged_copy_of_the_table_is_reported_and_written_anew_and_two_are_refused() {
+    let sim = large(1024);
+    drop(with_table(&sim, 300));
+    let good = sim.now();
+    let blocks = table(&good);
+    for damaged in [0, 1] {
+        let ram = good.fork();
+        BlockingQueue::new(&ram).unwrap().write(blocks[damaged], &[7; 4096]).unwrap();
+        assert_eq!(bad_copies(&ram).unwrap().tables, [blocks[damaged]]);
+        let (_, found) = open(&SimDevice::from_ram(&ram, 1)).unwrap();
+        assert_eq!(found.superblock.chunks.len(), 301);
+    }
+    let ram = good.fork();
+    BlockingQueue::new(&ram).unwrap().write(blocks[1], &[7; 4096]).unwrap();
+    let sim = SimDevice::from_ram(&ram, 1);
+    drop(open(&sim).unwrap());
+    assert_eq!(bad_copies(&sim.now()).unwrap(), BadCopies::default());
+    let mut line = BlockingQueue::new(&ram).unwrap();
+    line.write(blocks[0], &[7; 4096]).unwrap();
+    let lost = SuperblockError::Table { blocks: [blocks[0], blocks[1]] };
+    assert_eq!(superblock(&ram).unwrap_err(), StoreError::Unusable(lost));
+}
+
+/// A right checksum proves nothing, since an image may be forged.
+#[test]
+fn a_forged_table_is_refused() {
+    let sim = large(1024);
+    drop(with_table(&sim, 300));
+    let good = sim.now();
+    let sound = superblock(&good).unwrap();
+    let forge = |change: &dyn Fn(&mut TableBlock, &mut [u64; 2])| {
+        let ram = good.fork();
+        let mut line = BlockingQueue::new(&ram).unwrap();
+        let first = sound.table.as_ref().unwrap().first;
+        let mut bytes = vec![0; 4096];
+        line.read(first.blocks[0], &mut bytes).unwrap();
+        let mut block = TableBlock::decode(&bytes, &sound.uuid).unwrap();
+        let mut places = first.blocks;
+        change(&mut block, &mut places);
+        let bytes = block.encode(&sound.uuid);
+        places.iter().for_each(|place| line.write(*place, &bytes).unwrap());
+        let mut forged = sound.clone();
+        forged.table.as_mut().unwrap().first =
+            TablePointer { blocks: places, crc: crc32c::crc32c(&bytes) };
+        write_superblock(&mut line, &forged).unwrap();
+        superblock(&ram).map(|found| found.chunks.len())
+    };
+    assert_eq!(forge(&|_, _| {}), Ok(301));
+    let damaged = || Err(StoreError::Unusable(SuperblockError::Damaged));
+    // Outside of all chunks, twice in one place, a chunk beyond the end, chunks that overlap.
+    assert_eq!(forge(&|_, places| places[0] = 8), damaged());
+    assert_eq!(forge(&|_, places| places[1] = places[0]), damaged());
+    assert_eq!(forge(&|block, _| block.chunks[0].units = 4096), damaged());
+    assert_eq!(forge(&|block, _| block.chunks[0] = block.chunks[1]), damaged());
+    let nowhere = TablePointer { blocks: [u64::MAX, 1 << 40], crc: 0 };
+    let lost = SuperblockError::Table { blocks: nowhere.blocks };
+    assert_eq!(forge(&|block, _| block.next = Some(nowhere)), Err(StoreError::Unusable(lost)));
 }

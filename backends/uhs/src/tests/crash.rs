@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use defuse_block::{BlockDevice, RamDevice, SimDevice};
-use defuse_fs::{FileKind, FileSystem, Ino};
+use defuse_fs::{Fallocate, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
 
 use super::player::{NameWorkload, OF_THE_DEAD};
 use super::queues::shared;
@@ -19,10 +19,36 @@ pub(super) struct CrashRun {
     pub(super) sim: SimDevice,
     /// The state before the first operation and after each, with the events until then.
     states: Vec<TreeSnapshot>,
-    /// For each acknowledgement the events before it, and the state that is durable.
-    acknowledged: Vec<(usize, usize)>,
+    acknowledged: Vec<Acknowledgement>,
     /// The device refused data: in its place there may be holes, or the former data.
     pub(super) loses_data: bool,
+}
+
+/// A sync that has succeeded.
+#[derive(Clone, Copy)]
+struct Acknowledgement {
+    /// The number of events of the device before it.
+    events: usize,
+    /// The state that is durable.
+    state: usize,
+    /// The file that was synced; `None` for all. The data of other files may be older.
+    file: Option<u64>,
+}
+
+/// The syncs that a state after a power failure must have.
+struct DurableStates<'a>(Vec<&'a Acknowledgement>);
+
+impl DurableStates<'_> {
+    /// The oldest state that names may have.
+    fn names(&self) -> usize {
+        self.0.iter().map(|sync| sync.state).max().unwrap_or(0)
+    }
+
+    /// The oldest state that the data of a file may have.
+    fn file(&self, ino: u64) -> usize {
+        let of_file = self.0.iter().filter(|sync| sync.file.is_none_or(|file| file == ino));
+        of_file.map(|sync| sync.state).max().unwrap_or(0)
+    }
 }
 
 /// The parameters of a run.
@@ -32,29 +58,39 @@ pub(super) struct CrashPlan {
     pub(super) rules: CommitRules,
     /// Flushes of the device make nothing durable.
     pub(super) lies: bool,
+    /// Some operations are replaced by the sync of a file.
+    pub(super) syncs_files: bool,
 }
 
 impl CrashRun {
     /// Begins a run without changes.
     pub(super) fn begin(sim: SimDevice, fs: &Uhs) -> CrashRun {
-        CrashRun { sim, states: vec![snapshot(fs)], acknowledged: vec![(0, 0)], loses_data: false }
+        let begin = Acknowledgement { events: 0, state: 0, file: None };
+        let (states, acknowledged) = (vec![snapshot(fs)], vec![begin]);
+        CrashRun { sim, states, acknowledged, loses_data: false }
     }
 
     /// Records the state after an operation.
     pub(super) fn note(&mut self, fs: &Uhs, synced: bool) {
         self.states.push(snapshot(fs));
         if synced {
-            self.acknowledged.push((self.sim.events(), self.states.len() - 1));
+            self.acknowledge(None);
         }
+    }
+
+    /// Records that the newest state of a file, or of all files, is durable, and all names.
+    fn acknowledge(&mut self, file: Option<u64>) {
+        let (events, state) = (self.sim.events(), self.states.len() - 1);
+        self.acknowledged.push(Acknowledgement { events, state, file });
     }
 
     /// The newest state that was acknowledged.
     pub(super) fn durable(&self) -> usize {
-        self.acknowledged.last().map_or(0, |(_, state)| *state)
+        self.acknowledged.last().map_or(0, |sync| sync.state)
     }
 
     fn new(ram: &RamDevice, seed: u64, by: CrashPlan) -> CrashRun {
-        let CrashPlan { options, rules, lies } = by;
+        let CrashPlan { options, rules, lies, syncs_files } = by;
         if seed.is_multiple_of(4) {
             // The run begins with a snapshot.
             drop(open(ram.clone(), rules));
@@ -73,23 +109,37 @@ impl CrashRun {
             if step == end {
                 // A clean end, and another mount.
                 drop(fs);
-                run.acknowledged.push((run.sim.events(), run.states.len() - 1));
+                run.acknowledge(None);
                 fs = open_with(run.sim.clone(), options, rules).0;
             }
             let mut player = NameWorkload { fs: &fs, random };
-            let synced = player.step();
+            let file = if syncs_files { player.sync_file() } else { None };
+            let synced = file.is_none() && player.step();
             random = player.random;
             run.note(&fs, synced);
+            if file.is_some() {
+                run.acknowledge(file);
+            }
         }
         // The run must not end with a clean end.
         fs.abandon();
         run
     }
 
-    /// Judges a state of the device. `durable` is the newest state that was acknowledged.
+    /// Judges a state of the device. `durable` is the newest state that was acknowledged, for all files.
     pub(super) fn judge(
         &self,
         durable: usize,
+        ram: &RamDevice,
+        rules: CommitRules,
+    ) -> Result<(), String> {
+        let sync = Acknowledgement { events: 0, state: durable, file: None };
+        self.judge_by(&DurableStates(vec![&sync]), ram, rules)
+    }
+
+    fn judge_by(
+        &self,
+        durable: &DurableStates<'_>,
         ram: &RamDevice,
         rules: CommitRules,
     ) -> Result<(), String> {
@@ -107,17 +157,31 @@ impl CrashRun {
             return Err(format!("the mount found {problems:?}"));
         }
         let found = snapshot(&fs);
-        let Some(at) =
-            (durable..self.states.len()).find(|at| self.states[*at].names == found.names)
+        let oldest = durable.names();
+        // The data of a file waits while others are synced, and so does its size.
+        let waits = durable.0.iter().any(|sync| sync.file.is_some());
+        let names =
+            |state: &TreeSnapshot| if waits { state.without_sizes() } else { state.names.clone() };
+        let all = names(&found);
+        let Some(at) = (oldest..self.states.len()).find(|at| names(&self.states[*at]) == all)
         else {
             return Err(format!(
-                "names of no state from {durable} on: {:#?}\ninstead of {:#?}",
-                found.names, self.states[durable].names
+                "names of no state from {oldest} on: {all:#?}\ninstead of {:#?}",
+                self.states[oldest].names
             ));
         };
-        // Data reaches the device before the names and sizes of its moment, and later writes may follow.
-        let later = if self.loses_data { &self.states[..] } else { &self.states[at..] };
         for (ino, bytes) in &found.data {
+            // Data reaches the device before the names and sizes of its moment, and later writes may follow.
+            let first = if waits { durable.file(*ino) } else { at };
+            let later = if self.loses_data { &self.states[..] } else { &self.states[first..] };
+            let has_size = |state: &TreeSnapshot| {
+                state.data.get(ino).is_some_and(|data| data.len() == bytes.len())
+            };
+            if !later.iter().any(has_size) {
+                return Err(format!(
+                    "state {at}: inode {ino} has a size of no state from {first} on"
+                ));
+            }
             for (sector, content) in bytes.chunks(512).enumerate() {
                 let same = |state: &TreeSnapshot| {
                     let data = state.data.get(ino).and_then(|data| data.get(sector * 512..));
@@ -157,8 +221,8 @@ impl CrashRun {
         let mut judged = 0;
         let mut cuts = self.sim.cuts();
         while let Some(cut) = cuts.next() {
-            let before = self.acknowledged.iter().filter(|(events, _)| *events <= cut.at());
-            let durable = before.map(|(_, state)| *state).max().unwrap_or(0);
+            let before = self.acknowledged.iter().filter(|sync| sync.events <= cut.at());
+            let durable = DurableStates(before.collect());
             let mut wish = share;
             while random.f64() < wish {
                 wish -= 1.0;
@@ -168,7 +232,7 @@ impl CrashRun {
                         .unwrap_or_else(|| self.sim.now()),
                     false => cut.sample(&mut random),
                 };
-                self.judge(durable, &ram, rules)
+                self.judge_by(&durable, &ram, rules)
                     .map_err(|why| format!("event {}: {why}", cut.at()))?;
                 judged += 1;
             }
@@ -178,7 +242,11 @@ impl CrashRun {
 }
 
 fn play(seed: u64, rules: CommitRules, lies: bool) -> Result<usize, String> {
-    play_by(seed, CrashPlan { options: OPTIONS, rules, lies })
+    play_by(seed, CrashPlan { options: OPTIONS, rules, lies, syncs_files: false })
+}
+
+fn play_with_syncs_of_files(seed: u64, rules: CommitRules) -> Result<usize, String> {
+    play_by(seed, CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: true })
 }
 
 /// Plays a seed, and judges states of its device.
@@ -221,7 +289,7 @@ fn with_slots_to_spare() -> RamDevice {
 }
 
 fn play_with_slots(ram: &RamDevice, seed: u64, rules: CommitRules) -> Result<usize, String> {
-    let by = CrashPlan { options: OPTIONS, rules, lies: false };
+    let by = CrashPlan { options: OPTIONS, rules, lies: false, syncs_files: false };
     CrashRun::new(&ram.fork(), seed, by).judge_all(20, seed, rules)
 }
 
@@ -242,6 +310,76 @@ fn after_a_power_failure_units_that_were_given_back_hold_what_their_users_wrote(
     let without = CommitRules { removals_wait_for_mention: false, ..CommitRules::ALL };
     let found = (0..60).find(|seed| play_with_slots(&ram, *seed, without).is_err());
     assert!(found.is_some(), "nothing fails although nobody says that removals are not needed");
+}
+
+/// The table of chunks moves whenever units are given back or added, and every mount needs it.
+#[test]
+fn after_a_power_failure_the_table_of_chunks_leads_to_all_slots() {
+    let ram = with_slots_to_spare();
+    let rules = CommitRules { listed_chunks: 1, ..CommitRules::ALL };
+    let mut judged = 0;
+    for seed in 0..30 {
+        let found = play_with_slots(&ram, seed, rules);
+        judged += found.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    assert!(judged > 200, "{judged} states");
+}
+
+/// The data of other files waits while a file is synced: it may be older than names, and is what was written at any
+/// moment since the last sync of its own file.
+#[test]
+fn after_a_power_failure_a_synced_file_is_there_and_others_are_of_a_moment_of_their_own() {
+    let rules = CommitRules { waiting_pages: 1, ..CommitRules::ALL };
+    let mut judged = 0;
+    for seed in 0..300 {
+        let found = play_with_syncs_of_files(seed, rules);
+        judged += found.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    assert!(judged > 5000, "{judged} states");
+    let without = CommitRules { changes_do_not_wait: false, ..rules };
+    let found = (0..4000).find(|seed| play_with_syncs_of_files(*seed, without).is_err());
+    assert!(found.is_some(), "nothing fails although a new file may wait");
+}
+
+/// The number of problems after a power failure, if a file has a hole where it had blocks, and another one is synced
+/// afterwards while it takes free blocks.
+fn problems_of_a_hole(rules: CommitRules) -> usize {
+    let ram = fresh();
+    let (fs, _) = open(ram.clone(), rules);
+    let make = |text: &str| {
+        let made = fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
+        File { ino: made.ino, fh: Fh(0) }
+    };
+    let write = |file: File, offset: u64, bytes: &[u8]| {
+        let mut source = SliceSource::new(bytes);
+        let args = WriteArgs { offset, ..WriteArgs::default() };
+        fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source))
+    };
+    let holed = make("holed");
+    write(holed, 0, &[1; 64 << 10]).unwrap();
+    fs.fsync(&cx(), holed, false).unwrap();
+    write(holed, 0, &[2; 8 << 10]).unwrap();
+    let mode = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
+    let range = Fallocate { mode, offset: 32 << 10, length: 32 << 10 };
+    fs.fallocate(&cx(), holed, range).unwrap();
+    let other = make("other");
+    // The last free blocks are taken after a commit of all files, which is another case.
+    let most = fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free / 8 * 7;
+    for page in 0..most {
+        write(other, page * 4096, &[3; 4096]).unwrap();
+        fs.fsync(&cx(), other, false).unwrap();
+    }
+    let left: Arc<dyn BlockDevice> = Arc::new(ram.fork());
+    fs.abandon();
+    check(&left).unwrap().problems.len()
+}
+
+#[test]
+fn blocks_that_a_file_has_lost_are_not_taken_while_its_data_waits() {
+    let rules = CommitRules { waiting_pages: 1, ..CommitRules::ALL };
+    assert_eq!(problems_of_a_hole(rules), 0);
+    let without = CommitRules { lost_blocks_do_not_wait: false, ..rules };
+    assert!(problems_of_a_hole(without) > 0, "the durable inode still has these blocks");
 }
 
 #[test]
@@ -280,7 +418,11 @@ fn random_operations_and_power_failures_until_stopped() {
     for seed in first.. {
         // Half of them share queues.
         let options = if seed.is_multiple_of(2) { OPTIONS } else { shared(seed / 2) };
-        let judged = play_by(seed, CrashPlan { options, rules: CommitRules::ALL, lies: false })
+        let syncs_files = seed / 2 % 2 == 0;
+        // A file of one page waits, too.
+        let waiting_pages = if syncs_files { 1 } else { CommitRules::ALL.waiting_pages };
+        let rules = CommitRules { waiting_pages, ..CommitRules::ALL };
+        let judged = play_by(seed, CrashPlan { options, rules, lies: false, syncs_files })
             .and_then(|judged| Ok(judged + crate::commit::crashes(seed)?));
         states += judged.unwrap_or_else(|why| {
             panic!("{why}\nto see it again: cargo xtask crash {seed}");

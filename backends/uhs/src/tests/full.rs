@@ -11,6 +11,8 @@ use defuse_fs::{
 use super::player::NameWorkload;
 use super::{OPTIONS, cx, name, node, random};
 use crate::commit::CommitRules;
+use crate::format::superblock::{CHUNK_TABLE, CHUNKS, PADDED_RECORDS};
+use crate::store::survey;
 use crate::{Uhs, UhsOptions, check};
 
 /// Groups are closed after so many changes, and only a sync makes them durable.
@@ -105,6 +107,93 @@ fn one_call_allocates_nearly_all_space_that_is_free() {
         assert_eq!(full.fs.fallocate(&cx(), file, range), Ok(()), "mode {mode:#x}");
         full.end();
     }
+}
+
+/// A device on which every second unit is free, and no other: files of 2 MiB were made, and every second one was
+/// removed. `has_table` is false for a file system of the first version of the format.
+fn scattered(units: u64, has_table: bool) -> FullVolume {
+    let ram = RamDevice::new(4096, units * 512);
+    Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
+    if !has_table {
+        crate::store::downgrade(&ram, PADDED_RECORDS);
+    }
+    let rules = CommitRules { listed_chunks: if has_table { 4 } else { CHUNKS }, ..RULES };
+    let opened = Uhs::open_by(Arc::new(ram.clone()), OPTIONS, rules, random());
+    let full = FullVolume { ram, fs: opened.unwrap().0 };
+    let mut files = Vec::new();
+    loop {
+        let text = format!("large{}", files.len());
+        let node = node(FileKind::Regular);
+        let Ok(made) = full.fs.mknod(&cx(), Ino::ROOT, name(&text), &node) else { break };
+        let range = Fallocate { mode: 0, offset: 0, length: 2 << 20 };
+        if full.fs.fallocate(&cx(), File { ino: made.ino, fh: Fh(0) }, range).is_err() {
+            break;
+        }
+        full.fs.forget(made.ino, 1);
+        files.push(text);
+    }
+    assert!(files.len() as u64 >= units - 8, "{} files on {units} units", files.len());
+    for text in files.iter().step_by(2) {
+        full.fs.unlink(&cx(), Ino::ROOT, name(text)).unwrap();
+    }
+    full.fs.syncfs(&cx()).unwrap();
+    full
+}
+
+/// Makes empty files until there is no space for one. Returns their number.
+fn make_until_full(full: &FullVolume) -> u64 {
+    for made in 0.. {
+        let text = format!("small{made}");
+        let node = node(FileKind::Regular);
+        match full.fs.mknod(&cx(), Ino::ROOT, name(&text), &node) {
+            Ok(made) => full.fs.forget(made.ino, 1),
+            Err(errno) => {
+                assert_eq!(errno, Errno::ENOSPC);
+                return made;
+            }
+        }
+    }
+    unreachable!("a device has an end");
+}
+
+/// There were at most 220 chunks, each of them a run of units: on an aged device no file could be made although half of
+/// the space was free, and statfs said otherwise.
+#[test]
+fn each_free_unit_can_hold_inodes_however_the_free_units_lie() {
+    let full = scattered(64, true);
+    let told = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
+    let free = full.fs.engine().pool().space().units().free;
+    assert!(free >= 28 && told >= (free - 4) * 512, "{told} files in {free} units");
+    let made = make_until_full(&full);
+    assert!(made >= told, "{made} files were made, and statfs said {told}");
+    full.fs.syncfs(&cx()).unwrap();
+    let chunks = survey(&full.ram, RULES).unwrap().superblock.chunks.len();
+    assert!(chunks >= 28, "{chunks} chunks");
+    full.end();
+}
+
+/// The file system of the first version has at most 220 chunks: statfs promises no more files than these can hold.
+#[test]
+fn a_file_system_without_a_table_promises_the_files_that_its_chunks_can_hold() {
+    let full = scattered(700, false);
+    let told = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
+    let units = full.fs.engine().pool().space().units().free;
+    assert!(units > 330 && told <= 220 * 512, "{told} files in {units} units");
+    let made = make_until_full(&full);
+    assert!(made >= told && told > made / 10 * 8, "{made} files were made, and statfs said {told}");
+    // An upgrade makes room for the others.
+    full.fs.syncfs(&cx()).unwrap();
+    let FullVolume { ram, fs } = full;
+    drop(fs);
+    assert_eq!(crate::store::upgrade(&ram), Ok(CHUNK_TABLE));
+    let opened = Uhs::open_by(Arc::new(ram.clone()), OPTIONS, RULES, random());
+    let full = FullVolume { ram, fs: opened.unwrap().0 };
+    let told = full.fs.statfs(&cx(), Ino::ROOT).unwrap().files_free;
+    assert!(told > 50_000, "{told} files");
+    for made in 0..2000 {
+        full.make(&format!("more{made}"));
+    }
+    full.end();
 }
 
 /// Every change of a file writes the records of all its extents, names and attributes anew. A user with write access to

@@ -15,15 +15,15 @@ use defuse_fs::{
 
 use super::{BLOCKS, OPTIONS, cx, fresh, name, node, random, snapshot};
 use crate::commit::CommitRules;
-use crate::format::superblock::PADDED_RECORDS;
+use crate::format::superblock::{CHUNKS, FEATURES, PADDED_RECORDS};
 use crate::{Uhs, UhsOptions, check, store};
 
 /// Zeros that are worth a new entry.
 const GAP: usize = 16;
 
 /// An image after a power failure, one after a clean end with a snapshot, and one after a clean end with padded
-/// records.
-const IMAGES: [&str; 3] = ["v1-cut", "v1-ended", "v1-padded"];
+/// records; one after a clean end with a table of chunks.
+const IMAGES: [&str; 4] = ["v1-cut", "v1-ended", "v1-padded", "v1-table"];
 
 fn path(image: &str, extension: &str) -> PathBuf {
     let file = format!("images/{image}.{extension}");
@@ -103,7 +103,12 @@ fn images_of_version_1_are_read_as_they_were_written() {
         let superblock = store::superblock(&ram).unwrap();
         let restored = crate::load::restore(&ram, &superblock, u64::MAX).unwrap().is_some();
         assert_eq!(restored, image != "v1-cut", "{image}");
-        let features = if image == "v1-padded" { PADDED_RECORDS } else { 0 };
+        let features = match image {
+            "v1-padded" => PADDED_RECORDS,
+            "v1-table" => FEATURES,
+            _ => 0,
+        };
+        assert_eq!(superblock.table_blocks().is_empty(), image != "v1-table", "{image}");
         assert_eq!(superblock.features, features, "{image}");
         // By a snapshot if there is one, after that by a scan, and after a mount that wrote.
         for (read_only, rules) in [
@@ -139,6 +144,17 @@ fn images_of_version_1_are_read_as_they_were_written() {
         let (fs, _) =
             Uhs::open_by(Arc::clone(&device), OPTIONS, CommitRules::ALL, random()).unwrap();
         assert_eq!(tree(&fs), expected, "{image}");
+        drop(fs);
+        // An upgrade changes nothing but the features, and what is written afterwards uses them.
+        assert_eq!(store::upgrade(&ram), Ok(FEATURES & !features), "{image}");
+        assert_eq!(store::upgrade(&ram), Ok(0), "{image}");
+        let (fs, _) =
+            Uhs::open_by(Arc::clone(&device), OPTIONS, CommitRules::ALL, random()).unwrap();
+        assert_eq!(tree(&fs), expected, "{image}");
+        write(&fs, pieces, 510 * 8192, &[9; 5000]);
+        fs.syncfs(&cx()).unwrap();
+        drop(fs);
+        assert_eq!(check(&device).unwrap().problems, [], "{image}");
     }
 }
 
@@ -213,7 +229,11 @@ fn writes_images() {
     for image in IMAGES.into_iter().filter(|image| !path(image, "sparse").exists()) {
         let ram = fresh();
         let sim = defuse_block::SimDevice::from_ram(&ram, 1);
-        let (fs, _) = super::open(sim.clone(), CommitRules::ALL);
+        let listed_chunks = if image == "v1-table" { 1 } else { CHUNKS };
+        let (fs, _) = super::open(sim.clone(), CommitRules { listed_chunks, ..CommitRules::ALL });
+        if image == "v1-table" {
+            fs.engine().add_slots_anyway();
+        }
         fill(&fs);
         let expected = tree(&fs);
         let left = match image {

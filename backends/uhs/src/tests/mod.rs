@@ -116,6 +116,17 @@ struct TreeSnapshot {
     data: BTreeMap<u64, Vec<u8>>,
 }
 
+impl TreeSnapshot {
+    /// All paths, without the sizes of files.
+    fn without_sizes(&self) -> BTreeMap<String, WalkedFile> {
+        let mut names = self.names.clone();
+        for seen in names.values_mut().filter(|seen| self.data.contains_key(&seen.ino)) {
+            seen.size = 0;
+        }
+        names
+    }
+}
+
 #[derive(Default)]
 struct NameCollector(Vec<Vec<u8>>);
 

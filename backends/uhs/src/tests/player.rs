@@ -43,6 +43,23 @@ impl NameWorkload<'_> {
         synced
     }
 
+    /// Syncs a file now and then. Returns its number.
+    pub(super) fn sync_file(&mut self) -> Option<u64> {
+        if self.random.u8(..4) != 0 {
+            return None;
+        }
+        let (dir, lookups) = self.dir();
+        let at = self.name();
+        let at = self.pick(dir, at);
+        let mut synced = None;
+        self.with_file(dir, at, |player, ino, _| {
+            let file = File { ino, fh: Fh(0) };
+            synced = player.fs.fsync(&cx(), file, false).is_ok().then_some(ino.0);
+        });
+        self.fs.forget(dir, lookups);
+        synced
+    }
+
     fn operation(&mut self, dir: Ino, other: Ino) -> bool {
         let (from, to) = (self.name(), self.name());
         let cx = cx();

@@ -24,7 +24,12 @@ pub(super) fn shared(number: u64) -> UhsOptions {
 fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
     let mut judged = 0;
     for seed in 0..240 {
-        let by = CrashPlan { options: shared(seed), rules: CommitRules::ALL, lies: false };
+        let by = CrashPlan {
+            options: shared(seed),
+            rules: CommitRules::ALL,
+            lies: false,
+            syncs_files: false,
+        };
         judged += play_by(seed, by).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
     }
     assert!(judged > 4000, "{judged} states");
@@ -35,13 +40,18 @@ fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
 #[test]
 fn rules_that_are_broken_are_noticed_in_every_mode() {
     for number in 0..12 {
-        let by = CrashPlan { options: shared(number), rules: CommitRules::ALL, lies: false };
+        let by = CrashPlan {
+            options: shared(number),
+            rules: CommitRules::ALL,
+            lies: false,
+            syncs_files: false,
+        };
         let lies = CrashPlan { lies: true, ..by };
         assert!((0..60).any(|seed| play_by(seed, lies).is_err()), "mode {number}: flushes");
     }
     let rules = CommitRules { data_is_first: false, ..CommitRules::ALL };
     for number in 0..3 {
-        let by = CrashPlan { options: shared(number + 9), rules, lies: false };
+        let by = CrashPlan { options: shared(number + 9), rules, lies: false, syncs_files: false };
         assert!((0..4000).any(|seed| play_by(seed, by).is_err()), "mode {number}: data");
     }
 }
