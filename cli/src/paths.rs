@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-pub use defuse_preload_plan::settled::{private, settled};
+pub use defuse_preload_plan::trusted_directory::{private, settled};
 use defuse_socket::name;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

@@ -8,8 +8,8 @@ use defuse_fuse::mount::{
     MountEntry, ServerLiveness, UnmountError, fuse_mounts, is_dead_mount, liveness, unmount,
 };
 
-use crate::elsewhere::{self, DaemonIdentity, MountLocation};
 use crate::error::{self, CommandFailure, Result};
+use crate::mount_locations::{self, DaemonIdentity, MountLocation};
 use crate::paths;
 use crate::registry::{self, RegisteredMount};
 
@@ -67,7 +67,7 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
         )));
     }
     let served = UnmountTarget::of(mount.connection(), found);
-    let before = elsewhere::places(mount.connection());
+    let before = mount_locations::places(mount.connection());
     if args.force {
         // Calls in progress fail, and then none of them uses the mount.
         let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE);
@@ -83,7 +83,7 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
         }
     }
     let Some(served) = served else { return Ok(()) };
-    let others = lasting(|| elsewhere::remaining(mount.connection(), &before), &served);
+    let others = lasting(|| mount_locations::remaining(mount.connection(), &before), &served);
     if others.is_empty() {
         return wait_for(path, &served, lazy);
     }
@@ -126,7 +126,7 @@ fn commands(places: &[MountLocation]) -> String {
 
 /// Waits for the daemon of a mount that was here, or fails with the place of the mount.
 fn not_here(path: &Path, found: &RegisteredMount, lazy: bool) -> Result {
-    let places = elsewhere::places(found.entry.connection);
+    let places = mount_locations::places(found.entry.connection);
     if places.is_empty() || !found.entry.is_alive() {
         let daemon = DaemonIdentity { pid: found.entry.pid, start: found.entry.pid_start };
         return wait_for(path, &UnmountTarget { daemon, found: Some(found.clone()) }, lazy);

@@ -12,7 +12,7 @@ use defuse_fs::{
 
 use crate::call::{CheckedCall, UncheckedFileSystem};
 use crate::credentials::PeerCredentials;
-use crate::holds::InodeLocks;
+use crate::inode_locks::InodeLocks;
 use crate::ledger::{ConnectionLedger, InheritedInode, drop_locks};
 use crate::maps::MappedFiles;
 use crate::pages::NameSource;

@@ -10,7 +10,7 @@
 //! It finds no load that a processor makes speculatively, before an earlier load has decided what to store. It tries
 //! no schedule with more than [`SWITCHES`] involuntary switches of threads. The locks and the files of the server are
 //! stand-ins in the test, so that errors in `frontends/shared` are left to the tests of `testkit` (`lanes_pages.rs`,
-//! `versions.rs`, `told_names.rs`).
+//! `versions.rs`, `shared_names.rs`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;

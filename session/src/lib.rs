@@ -23,9 +23,9 @@ mod options;
 pub mod process;
 mod recall;
 mod session;
-mod share;
 mod sync;
 mod transport;
+mod user_share;
 mod workers;
 
 /// The structure of INIT, which [`negotiate`] takes, and the flags that it decides.
@@ -39,7 +39,6 @@ pub use handler::Handler;
 pub use init::{InitDecision, InitError, NegotiatedInit, negotiate};
 pub use options::{GroupSource, IoUring, SessionOptions, ThreadPolicy};
 pub use session::{ResizeError, Session, SessionEnd, SessionStatistics, StartError, WorkerControl};
-pub use share::{CountGuard, LimitedCount, ShareLimits, UserShare};
 #[cfg(fuzzing)]
 pub use transport::RequestAnswer;
 pub use transport::dev::SpliceLimits;
@@ -47,7 +46,8 @@ pub use transport::{
     COPIED_MOST, ReplyPort, RequestPort, RequestSource, ServerLaneCounts, SharedData,
     TransportUpgrade,
 };
-pub use workers::sentinel::SharedWatchdog;
+pub use user_share::{CountGuard, LimitedCount, ShareLimits, UserShare};
+pub use workers::watchdog::SharedWatchdog;
 
 /// The worker pool's bookkeeping, for its checker in `tests/shuttle.rs`.
 #[cfg(feature = "shuttle")]

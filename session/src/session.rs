@@ -18,21 +18,21 @@ use crate::dispatch::{ClientHooks, Dispatcher, SessionPeer};
 use crate::init::{InitError, MAX_IO, NegotiatedInit, WORKERS_MOST, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
-use crate::share::CountGuard;
 use crate::transport::dev::{ChannelLimits, DeviceSource, PortChannel};
 use crate::transport::uring;
 use crate::transport::{
     ReceiveOutcome, ReplyPort, RequestMessage, RequestPort, RequestSource, WorkerChannel,
 };
+use crate::user_share::CountGuard;
 use crate::workers::bulkhead::Bulkhead;
 use crate::workers::fair::{FairQueue, ThreadBudget};
 use crate::workers::inflight::WorkerSlots;
 use crate::workers::pool::{PoolGrowth, PoolLimits, WorkerPool};
 use crate::workers::ring::SessionRings;
-use crate::workers::sentinel::{SharedWatchdog, WatchdogWaker};
 use crate::workers::set_aside::{self, RequestBacklog};
 use crate::workers::stuck::StuckWorkers;
-use crate::workers::{policy, ring, sentinel, serve, signal};
+use crate::workers::watchdog::{SharedWatchdog, WatchdogWaker};
+use crate::workers::{policy, ring, serve, signal, watchdog};
 use defuse_probe::WarningLimiter;
 use defuse_wire::abi::{self, InitIn, Opcode};
 use defuse_wire::request::{DecodeOptions, DecodedRequest, RequestBody};
@@ -133,11 +133,11 @@ impl Session {
             let shared = SessionShared::new(dispatcher, options, line, &port, queues);
             let shared = Arc::new(shared.map_err(StartError::Thread)?);
             *lock(&shared.view.0) = ViewState::Running(Arc::downgrade(&shared));
-            let sentinel = match &peer {
-                SessionPeer::Client(client) => client.sentinel.as_ref(),
+            let watchdog = match &peer {
+                SessionPeer::Client(client) => client.watchdog.as_ref(),
                 SessionPeer::Kernel(_) => None,
             };
-            let failed = match shared.start(sentinel) {
+            let failed = match shared.start(watchdog) {
                 Ok(()) => return Ok(Session { shared }),
                 Err(errno) => errno,
             };
@@ -396,20 +396,20 @@ impl SessionShared {
     }
 
     /// Starts the first threads, among them a watchdog if there is none.
-    fn start(self: &Arc<Self>, sentinel: Option<&SharedWatchdog>) -> Result<()> {
-        if let Some(sentinel) = sentinel {
-            sentinel.take(self)?;
+    fn start(self: &Arc<Self>, watchdog: Option<&SharedWatchdog>) -> Result<()> {
+        if let Some(watchdog) = watchdog {
+            watchdog.take(self)?;
         }
         match &self.rings {
             Some(rings) => ring::start(self, rings)?,
             None if self.add_worker() => {}
             None => return Err(Errno::EAGAIN),
         }
-        if sentinel.is_some() {
+        if watchdog.is_some() {
             return Ok(());
         }
         let watched = Arc::clone(self);
-        self.spawn("defuse-sentinel", move || sentinel::run(&watched))
+        self.spawn("defuse-watchdog", move || watchdog::run(&watched))
     }
 
     /// Starts a worker or calls a parked one back. False where there are as many as there may be.
@@ -611,7 +611,7 @@ impl SessionShared {
         }
     }
 
-    /// Receives in place of the workers; [`sentinel`] describes the conditions.
+    /// Receives in place of the workers; [`watchdog`] describes the conditions.
     pub(crate) fn receive_for_stuck_workers(&self) {
         let mut emergency = lock(&self.emergency);
         if emergency.is_none() {

@@ -658,7 +658,7 @@ fn the_sessions_of_a_server_have_one_sentinel_also_while_the_workers_of_some_are
     let mut options = ServerOptions::default();
     options.session.workers = Some(1);
     let stuck = Arc::new(StuckReads { inner: MemoryFileSystem::new(MemoryOptions::default()) });
-    let before = threads("defuse-sentinel");
+    let before = threads("defuse-watchdog");
     let served = TestServer::new(stuck, options, RemoteOptions::default());
     let clients: Vec<_> = (0..40).map(|_| served.client()).collect();
     let files: Vec<_> = (0..40).map(|at| create(&clients[at], &format!("file{at}")).1).collect();
@@ -682,8 +682,8 @@ fn the_sessions_of_a_server_have_one_sentinel_also_while_the_workers_of_some_are
             }
         }
         // Other tests of this process have servers, too, but fewer.
-        let sentinels = threads("defuse-sentinel").saturating_sub(before);
-        assert!(sentinels < 40, "{sentinels} sentinels");
+        let watchdogs = threads("defuse-watchdog").saturating_sub(before);
+        assert!(watchdogs < 40, "{watchdogs} watchdogs");
         token.trip();
         for reader in readers {
             assert_eq!(reader.join().unwrap(), Err(Errno::EINTR));

@@ -91,7 +91,7 @@ const UNSAFE_FILES: &[&str] = &[
     // sigaction(2) and tgkill(2).
     "session/src/workers/signal.rs",
     // prctl(2): syscall user dispatch of a thread.
-    "preload/src/catch/arm.rs",
+    "preload/src/catch/user_dispatch.rs",
     // Frames of signals, which are the kernel's and the program's.
     "preload/src/catch/delivery.rs",
     // Assembly that passed system calls go through.
@@ -105,7 +105,7 @@ const UNSAFE_FILES: &[&str] = &[
     // Functions of the C library, by their names.
     "preload/src/catch/next.rs",
     // Machine code of loaded libraries.
-    "preload/src/catch/pass.rs",
+    "preload/src/catch/go_entry.rs",
     "preload/src/catch/patch.rs",
     // sigaltstack(2).
     "preload/src/catch/signal_state.rs",

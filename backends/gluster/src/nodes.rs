@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Errno, Fh, Ino, Result};
 
-use crate::parts::{LayoutHash, SubvolumeId, SubvolumeMap};
+use crate::subvolumes::{LayoutHash, SubvolumeId, SubvolumeMap};
 use crate::volume::Gfid;
 
 /// All known inodes. Numbers are never used again.

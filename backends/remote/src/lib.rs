@@ -12,29 +12,29 @@ mod chained;
 mod connection;
 mod data;
 mod dir;
+mod exec_handover;
 mod files;
 mod forget;
+mod fork_handover;
 mod fs;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
-mod gains;
-mod heir;
-mod inheritance;
 mod init;
-mod interest;
 mod kind;
 mod lanes;
 mod listed_ahead;
-mod notices;
+mod notifications;
 mod opened_ahead;
 mod pages;
 mod paths;
+mod prefetch_interest;
+mod prefetch_rate;
 mod program;
 mod reconnect;
 mod slots;
 mod sys;
 mod versions;
-mod whole;
+mod whole_files;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -53,15 +53,15 @@ use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::EncodedRequest;
 use defuse_wire::vendor::{CALLER_GROUPS, ConnectionNumber, ConnectionNumbers};
+pub use exec_handover::{HandoverClient, InodeHandover, OpenFileHandover};
 use forget::PendingForgets;
+pub use fork_handover::ConnectionHandover;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
-pub use heir::{HandoverClient, InodeHandover, OpenFileHandover};
-pub use inheritance::ConnectionHandover;
 use init::ServerAgreement;
 pub use kind::{PROGRAM, SHARED, SOCKET};
 pub use lanes::ClientLaneCounts;
-use notices::NoticeQueue;
+use notifications::NoticeQueue;
 pub use program::{FuseProgram, ProgramError};
 pub use reconnect::{MovingClient, ReconnectingClient};
 
@@ -198,7 +198,7 @@ struct RemoteShared {
     forgets: Arc<PendingForgets>,
     pages: pages::FilePages,
     paths: paths::ServedNameCache,
-    whole: whole::WholeFiles,
+    whole: whole_files::WholeFiles,
     listed_ahead: listed_ahead::ListingPrefetch,
     opened_ahead: opened_ahead::OpenPrefetch,
     notices: Arc<NoticeQueue>,
@@ -465,7 +465,7 @@ impl RemoteClient {
             forgets: Arc::default(),
             pages: pages::FilePages::default(),
             paths: paths::ServedNameCache::default(),
-            whole: whole::WholeFiles::default(),
+            whole: whole_files::WholeFiles::default(),
             listed_ahead: listed_ahead::ListingPrefetch::default(),
             opened_ahead: opened_ahead::OpenPrefetch::default(),
             notices,

@@ -22,8 +22,8 @@ use defuse_wire::encode::EncodedRequest;
 use super::chained::decode_chain;
 use super::files::OpenIdentity;
 use super::fs::device_of;
-use super::interest::PrefetchInterest;
 use super::lanes::LaneRequest;
+use super::prefetch_interest::PrefetchInterest;
 use super::{RemoteShared, lock};
 
 /// Opens request no entries while so many directories have entries: 5 MiB.

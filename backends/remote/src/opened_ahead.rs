@@ -27,9 +27,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::files::{OpenIdentity, ioctl_out};
 use super::fs::device_of;
-use super::gains::{PrefetchRate, SingleRequests};
 use super::lanes::LaneRequest;
-use super::whole::NO_BYTES;
+use super::prefetch_rate::{PrefetchRate, SingleRequests};
+use super::whole_files::NO_BYTES;
 use super::{RemoteShared, lock, noted};
 
 /// The files of one request. The server needs about 30 us for them: if it took longer, a waiting client would sleep.

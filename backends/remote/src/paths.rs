@@ -21,7 +21,7 @@ use defuse_wire::vendor::{NAMES, PublishedAttr, RESOLVE, ResolveHead, ResolveSte
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::RemoteShared;
-use super::gains::{PrefetchRate, SingleRequests};
+use super::prefetch_rate::{PrefetchRate, SingleRequests};
 
 /// The maximum number of names that are kept. Beyond it, all are forgotten.
 const MOST: usize = 1 << 15;

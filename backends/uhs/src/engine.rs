@@ -5,19 +5,19 @@
 //! and contents, the pool. No other lock is taken under the lock of the line for reads. A thread with a handle, a
 //! content or a lock of names does no I/O.
 
-mod behind;
 mod commit;
 mod compact;
 mod data;
 mod direct;
 mod figures;
 mod files;
-mod lost;
 mod merge;
 mod queues;
-mod rounds;
 mod submitted;
+mod sync_rounds;
 mod vacate;
+mod write_behind;
+mod write_errors;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,16 +37,16 @@ use crate::io::BlockIo;
 use crate::load;
 use crate::names::{ContentState, LoadProblem, NameStore};
 use crate::store::{self, FrozenSlots, InodeStore, StoreError, survey, survey_and_see};
-use behind::WriteBehind;
 use commit::PendingGroups;
 pub(crate) use commit::SyncScope;
 use compact::Compaction;
 use figures::ReadCounters;
 use merge::ScatteredUnits;
 pub(crate) use queues::MOST_QUEUES;
-use rounds::SyncRounds;
-pub(crate) use rounds::WantedFiles;
 pub(crate) use submitted::{SubmissionThreads, is_direct};
+use sync_rounds::SyncRounds;
+pub(crate) use sync_rounds::WantedFiles;
+use write_behind::WriteBehind;
 
 /// Only this process changes the file system, so answers stay valid until it sends a notification.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);

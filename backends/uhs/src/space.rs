@@ -3,8 +3,8 @@
 //! A unit of 2 MiB is free, holds slots, is in use as a whole, or holds small blocks: then it has a bit for
 //! each block. Sets of free units and of units with room lead to a block without a walk over all units.
 
-mod ahead;
 mod bits;
+mod preallocation;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -13,8 +13,8 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use ahead::AheadRuns;
 use bits::{BLOCKS, BlockBitmap};
+use preallocation::AheadRuns;
 use set::NumberSet;
 
 use crate::format::UNIT_BLOCKS;

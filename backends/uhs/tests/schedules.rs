@@ -1,6 +1,6 @@
 //! The group lock under the schedules of the shuttle checker.
 
-use gate::GroupLock;
+use group_lock::GroupLock;
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;
 
@@ -14,8 +14,8 @@ mod sync {
 }
 
 #[allow(dead_code, reason = "the engine uses all of it")]
-#[path = "../src/group/gate.rs"]
-mod gate;
+#[path = "../src/group/group_lock.rs"]
+mod group_lock;
 
 /// An operation changes two things, with a handle. A thread that closes groups meanwhile sees both changes or none, and
 /// the changes of exactly the operations that the groups list until then.

@@ -6,7 +6,7 @@ use anyhow::Result;
 use defuse_block::{DeviceAccess, FileDevice};
 
 use crate::UhsBenchScale;
-use crate::files::{FileOperation, TimedFiles, flights};
+use crate::files::{FileOperation, TimedFiles, in_flight};
 use crate::results::{FigureDirection, RAW, UhsBenchResults};
 use crate::targets::{TargetStage, UhsBenchTarget};
 
@@ -115,8 +115,9 @@ fn direct(bytes: u64) -> Vec<((&'static str, f64), u64, Vec<FileOperation>)> {
 fn raw(stage: &TargetStage, scale: &UhsBenchScale, results: &mut UhsBenchResults) -> Result<()> {
     let device = FileDevice::open(stage.node()?, DeviceAccess::ReadWrite)?;
     for ((name, goal), bytes, operations) in direct(scale.data_bytes) {
-        let figure =
-            rate(bytes, || flights::of_device(&device, flights::DeviceMemory::Any, operations))?;
+        let figure = rate(bytes, || {
+            in_flight::of_device(&device, in_flight::DeviceMemory::Any, operations)
+        })?;
         results.add((name, "MB/s", FigureDirection::More, goal), RAW, figure);
     }
     Ok(())

@@ -10,7 +10,7 @@ use defuse_measure::loop_device::ImageLoopDevice;
 use defuse_uhs::Uhs;
 
 use crate::UhsBenchScale;
-use crate::files::flights;
+use crate::files::in_flight;
 use crate::results::{FigureDirection, UhsBenchResults};
 use crate::targets::{BLOCK, TargetStage, UhsBenchTarget, sectors};
 
@@ -75,6 +75,6 @@ fn reading(device: &ImageLoopDevice, blocks: u64) -> Result<f64> {
     let reads = (0..blocks).step_by(READ as usize);
     let length = |block| READ.min(blocks - block) as u32;
     let reads = reads.map(|block| (false, block, length(block))).collect();
-    flights::of_device(&file, flights::DeviceMemory::Registered, reads)?;
+    in_flight::of_device(&file, in_flight::DeviceMemory::Registered, reads)?;
     Ok(begun.elapsed().as_secs_f64())
 }

@@ -13,7 +13,7 @@
 //! still use it: frames stay taken for ever. An operation in memory of a caller ([`RawBuf`](crate::RawBuf)) is answered
 //! when the queue below has ended, which waits for the device.
 
-mod clerk;
+mod io_worker;
 mod memory;
 mod topology;
 
@@ -29,7 +29,7 @@ use crate::{
     BlockCompletion, BlockDevice, BlockOp, DeviceProperties, DeviceQueue, Errno, MemoryRegion,
     QueueWaker, Result, signals,
 };
-use clerk::IoWorker;
+use io_worker::IoWorker;
 pub(crate) use topology::node_of;
 pub use topology::{ThreadPlacement, use_sysfs};
 
@@ -87,7 +87,7 @@ impl WorkerDevice {
                 Ok(queue) => {
                     // The receiver waits for this message.
                     let _ = ready.send(Ok(()));
-                    clerk::serve(IoWorker::new(below, theirs, queue));
+                    io_worker::serve(IoWorker::new(below, theirs, queue));
                 }
                 Err(errno) => drop(ready.send(Err(errno))),
             }

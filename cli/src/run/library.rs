@@ -13,7 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use defuse_preload_plan::settled::{create_settled, open_trusted, private};
+use defuse_preload_plan::trusted_directory::{create_settled, open_trusted, private};
 use defuse_preload_plan::{LIBRARY, MARK, analysis};
 use rustix::fs::StatVfsMountFlags;
 

@@ -8,9 +8,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use defuse_fs::Ino;
 use hashbrown::HashTable;
 
-use crate::fresh::{AnswerValidity, CallMoment, ChangeTracker};
+use crate::lifetime::{AnswerValidity, CallMoment, ChangeTracker};
 use crate::node::CachedInode;
-use crate::passed::{DirectoryHold, PrefixCache};
+use crate::prefix_cache::{DirectoryHold, PrefixCache};
 
 const SHARDS: usize = 16;
 

@@ -125,7 +125,7 @@ impl DirectClient {
         }
         // If there are more levels than a path can have, directories are being moved during the
         // climb.
-        for _ in 0..crate::rest::PATH_MAX {
+        for _ in 0..crate::remaining_path::PATH_MAX {
             let Some(parent) = here.mount.parent(&node, who)? else {
                 return Ok(join(&here.mount, &names));
             };

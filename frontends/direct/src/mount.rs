@@ -16,10 +16,10 @@ use defuse_process::ProcessOwner;
 
 use crate::cache::{CachedLookup, DentryCache, LookupTicket};
 use crate::credentials::TaskCredentials;
-use crate::fresh::{AnswerValidity, CallMoment};
+use crate::lifetime::{AnswerValidity, CallMoment};
 use crate::node::{CachedInode, MountCore};
 use crate::owned::OwnedFileSystem;
-use crate::passed::{DirectoryHold, PrefixCache, PrefixDirectory, WalkBegin};
+use crate::prefix_cache::{DirectoryHold, PrefixCache, PrefixDirectory, WalkBegin};
 
 /// The place of a mount.
 #[derive(Clone, Debug)]

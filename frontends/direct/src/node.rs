@@ -14,7 +14,7 @@ use defuse_fs::{Attr, FileKind, FileSystem, Ino};
 use defuse_probe::{Op, Recorder};
 use hashbrown::HashTable;
 
-use crate::fresh::{AnswerValidity, CallMoment, ChangeTracker, InodeVersions};
+use crate::lifetime::{AnswerValidity, CallMoment, ChangeTracker, InodeVersions};
 
 /// Locks a mutex and ignores poisoning: the data is valid between any two statements.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -12,8 +12,8 @@ use crate::access::{self, NeededAccess};
 use crate::client::DirectClient;
 use crate::credentials::TaskCredentials;
 use crate::description::{DescriptionParts, FileDescription};
+use crate::remaining_path::{ComponentKind, PathComponent};
 use crate::resolve::{CallTarget, UncheckedOpen};
-use crate::rest::{ComponentKind, PathComponent};
 use crate::stop::{CallError, Result};
 use crate::task::ClientTask;
 use crate::walk::{MountedInode, PathEnd, PathParent, PathWalk, WalkStart};
@@ -497,7 +497,7 @@ impl PendingOpen<'_> {
         let ino = dir.node.ino();
         let made = dir.mount.call(Op::TMPFILE, |fs| fs.tmpfile(&cx, ino, &node, args));
         let (entry, opened) = made.map_err(crate::data::unsupported)?;
-        let node = dir.mount.adopt(&entry, crate::fresh::CallMoment::default());
+        let node = dir.mount.adopt(&entry, crate::lifetime::CallMoment::default());
         self.describe(MountedInode { node, mount: dir.mount }, Some(opened))
     }
 }

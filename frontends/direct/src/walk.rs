@@ -12,13 +12,13 @@ use crate::client::DirectClient;
 use crate::credentials::TaskCredentials;
 use crate::cwd::WorkDir;
 use crate::description::FileDescription;
+use crate::kernel_walk;
 use crate::mount::{ClientMount, MountSpot, ReachedAttributes};
 use crate::node::CachedInode;
 use crate::open::ResolveFlags;
-use crate::outside;
-use crate::passed::WalkBegin;
+use crate::prefix_cache::WalkBegin;
+use crate::remaining_path::{ComponentKind, PATH_MAX, PathComponent, RemainingPath};
 use crate::resolve::UncheckedOpen;
-use crate::rest::{ComponentKind, PATH_MAX, PathComponent, RemainingPath};
 use crate::stop::{CallError, Result};
 use crate::task::ClientTask;
 
@@ -590,7 +590,7 @@ impl<'a> PathWalk<'a> {
                 let full = absolute(path, &rest.text());
                 CallError::outside((!original).then_some(full))
             };
-            if !outside::may_lead_in(&table, &path, self.client.follows_kernel_links()) {
+            if !kernel_walk::may_lead_in(&table, &path, self.client.follows_kernel_links()) {
                 return Err(left(&path, &self.rest));
             }
             let before = self.rest.text();
@@ -612,20 +612,20 @@ impl<'a> PathWalk<'a> {
                     let links = self.client.follows_kernel_links();
                     // Each path of a tree of files has another last name.
                     let known = self.client.known_dirs().filter(|_| !component.last);
-                    match outside::look(&table, &path, links, known) {
-                        outside::OutsideStep::GoOn => {}
-                        outside::OutsideStep::HandOver => return Err(left(&path, &self.rest)),
+                    match kernel_walk::look(&table, &path, links, known) {
+                        kernel_walk::OutsideStep::GoOn => {}
+                        kernel_walk::OutsideStep::HandOver => return Err(left(&path, &self.rest)),
                         // A final link that does not lead into a mount is left to the kernel.
-                        outside::OutsideStep::Link(text)
+                        kernel_walk::OutsideStep::Link(text)
                             if component.last
                                 && (!self.follow_last && !component.slash
-                                    || !outside::leads_in(&table, &path, &text)) =>
+                                    || !kernel_walk::leads_in(&table, &path, &text)) =>
                         {
                             path.truncate(dir_len);
                             let full = absolute(&path, &before);
                             return Err(CallError::outside((!original).then_some(full)));
                         }
-                        outside::OutsideStep::Link(text) => {
+                        kernel_walk::OutsideStep::Link(text) => {
                             self.count_link()?;
                             path.truncate(if text.starts_with(b"/") { 0 } else { dir_len });
                             self.rest.push(text);

@@ -9,14 +9,14 @@
 //! This crate does not decide the rights of a client (`connection`), handles no requests (`session`), and
 //! contains no file systems.
 
-mod ahead;
 mod clients;
 #[cfg(fuzzing)]
 mod fuzzed;
 mod line;
 pub mod name;
-mod others;
+mod other_protocols;
 mod peer;
+mod prefetch;
 mod processes;
 mod server;
 mod single;
@@ -30,6 +30,6 @@ pub use defuse_connection::{ClientHoldings, ConnectionLimits};
 pub use defuse_session::ShareLimits;
 #[cfg(fuzzing)]
 pub use fuzzed::peers as fuzz_peers;
-pub use others::{OtherProtocol, PeerProcess};
+pub use other_protocols::{OtherProtocol, PeerProcess};
 pub use server::{AdmissionPolicy, ServeError, ServerOptions, SocketServer};
 pub use single::serve_one;

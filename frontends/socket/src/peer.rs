@@ -15,7 +15,7 @@ use defuse_wire::vendor::{
 };
 use zerocopy::FromBytes;
 
-use crate::{ahead, steps};
+use crate::{prefetch, steps};
 
 /// A client that speaks FUSE.
 pub(crate) struct FusePeer {
@@ -34,7 +34,7 @@ impl FileSystem for FusePeer {
             RESOLVE => steps::resolve(&self.connection, cx, file.ino, args),
             NAMES => steps::names(&self.connection, cx, file.ino, args),
             OPEN_AHEAD => match &self.versions {
-                Some(versions) => ahead::open(&self.connection, &**versions, cx, file.ino, args),
+                Some(versions) => prefetch::open(&self.connection, &**versions, cx, file.ino, args),
                 // Without versions, the client could not know how long the bytes hold.
                 None => Err(Errno::ENOSYS),
             },

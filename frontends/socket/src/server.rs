@@ -24,7 +24,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 use crate::clients::{self, ConnectionStart, ServedClient, ServerStatistics};
 use crate::line::{self, MessageSource, errno};
 use crate::name::{self, SocketInode, SocketName};
-use crate::others::OtherProtocol;
+use crate::other_protocols::OtherProtocol;
 use crate::peer::FusePeer;
 use crate::processes;
 use crate::threads::ServerThreads;
@@ -161,7 +161,7 @@ pub(crate) struct ServerShared {
     changed: Condvar,
     pub(crate) threads: Arc<ServerThreads>,
     pub(crate) service: Arc<ServiceState>,
-    sentinel: SharedWatchdog,
+    watchdog: SharedWatchdog,
     /// The shares of users with connections.
     shares: Mutex<HashMap<u32, Weak<UserShare>>>,
     /// Some connections did not end in time.
@@ -265,7 +265,7 @@ impl SocketServer {
                 changed: Condvar::new(),
                 threads: Arc::default(),
                 service,
-                sentinel: SharedWatchdog::default(),
+                watchdog: SharedWatchdog::default(),
                 shares: Mutex::default(),
                 left: AtomicBool::new(false),
             }
@@ -426,11 +426,11 @@ impl ServerShared {
             let memory = Some(Arc::clone(peer) as Arc<dyn SharedMemory>);
             let groups = Arc::new(peer.connection.credentials().clone());
             // Only root acts for others.
-            let sentinel = Some(self.sentinel.clone());
+            let watchdog = Some(self.watchdog.clone());
             let (share, tells_groups) = (self.share_of(uid), uid == 0);
             let of_user = share.clone();
             let client =
-                ClientHooks { memory, groups: Some(groups), tells_groups, sentinel, share };
+                ClientHooks { memory, groups: Some(groups), tells_groups, watchdog, share };
             let mut line: Arc<dyn RequestSource> =
                 Arc::new(MessageSource::new(Arc::new(socket), of_user));
             if let Some(lines) = &self.options.lines {

@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::clients::{ConnectionStart, ServedClient};
 use crate::line::errno;
-use crate::others::{OtherProtocol, PeerProcess};
+use crate::other_protocols::{OtherProtocol, PeerProcess};
 use crate::peer::{self, FusePeer};
 use crate::server::{AcceptedConnection, ClientTable, LOG, ServerShared, lock, next_step};
 

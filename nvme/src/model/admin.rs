@@ -1,6 +1,6 @@
 //! The admin commands of the modelled controller.
 
-use super::chip::{
+use super::controller_state::{
     CommandResult, ControllerModelState, ModelCompletionQueue, ModelSubmissionQueue,
 };
 use crate::spec::{CommandStatus, PAGE, SubmissionEntry};

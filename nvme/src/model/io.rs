@@ -3,7 +3,7 @@
 use defuse_block::model::SsdWork;
 use defuse_block::{BlockOpKind, Errno, FRAME, MemoryRegion, MemorySegments};
 
-use super::chip::{CommandResult, ControllerModelState};
+use super::controller_state::{CommandResult, ControllerModelState};
 use super::faults::ControllerFault;
 use crate::spec::{CommandStatus, SubmissionEntry};
 

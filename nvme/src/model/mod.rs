@@ -19,13 +19,13 @@
 //! code of the driver.
 
 mod admin;
-mod agenda;
 mod arbiter;
-mod chip;
+mod controller_state;
+mod event_queue;
 mod faults;
 mod io;
 mod memory;
-mod shape;
+mod properties;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,10 +39,10 @@ use defuse_block::{
 use crate::measure::QueuePairMemory;
 use crate::spec::register;
 use crate::{ControllerTransport, DmaMemory};
-use chip::ControllerModelState;
+use controller_state::ControllerModelState;
 
 pub use faults::{CandidateCommand, ControllerFault};
-pub use shape::ModelProperties;
+pub use properties::ModelProperties;
 
 /// Bytes of registers: doorbells of 1023 pairs of queues.
 const REGISTERS: u64 = 0x1000 + 8 * 1024;

@@ -1,9 +1,9 @@
 //! A pair of I/O queues.
 
+mod active;
 mod bounce;
 mod data;
-mod flight;
-mod patience;
+mod polling;
 mod recovery;
 mod serve;
 
@@ -18,11 +18,11 @@ use crate::controller::{ControllerState, NvmeController};
 use crate::device::NamespaceParameters;
 use crate::ring::{NextCompletion, QueuePair};
 use crate::spec::{CommandStatus, CompletionEntry, PAGE};
+use active::{ActiveOperation, CommandReadiness, CommandSlot};
 use bounce::BounceBuffers;
 use data::BusRange;
 pub(crate) use data::{LIST, RegionAddresses};
-use flight::{ActiveOperation, CommandReadiness, CommandSlot};
-use patience::PollingPolicy;
+use polling::PollingPolicy;
 use recovery::QueuePairState;
 
 /// Bits of a command's number that name its slot.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use defuse_block::{BlockCompletion, BlockOp, DeviceQueue, Errno, QueueWaker, Result};
 
-use super::flight::ActiveOperation;
+use super::active::ActiveOperation;
 use super::recovery::QueuePairState;
 use super::{CHECK, NvmeQueue};
 use crate::controller::ControllerState;

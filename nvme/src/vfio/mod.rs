@@ -5,8 +5,8 @@
 //! Where the kernel has them, a device is opened by its own file, and memory by an iommufd; otherwise by the group of
 //! the device, and a container with the IOMMU of type 1.
 
-mod grip;
 mod iommu;
+mod lease;
 mod registers;
 mod space;
 mod sys;
@@ -22,7 +22,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::host::{HostError, PciAddress, SysfsHost, VFIO};
 use crate::{ControllerTransport, DmaMemory};
-use grip::VfioLease;
+use lease::VfioLease;
 use space::DeviceAddressSpace;
 
 /// Interrupts that are used at most.
@@ -64,14 +64,14 @@ impl VfioController {
             let (address, driver) = (address.clone(), found.driver);
             return Err(HostError::NotBound { address, driver });
         }
-        let opened = grip::open(host, address, found.iommu_group)?;
+        let opened = lease::open(host, address, found.iommu_group)?;
         let path = opened.path.clone();
         let failed = |errno: Errno| HostError::System { path, error: errno.into() };
         let vfio = VfioController::of(address, opened).map_err(failed)?;
         Ok(VfioController { numa_node: found.numa_node, ..vfio })
     }
 
-    fn of(address: &PciAddress, opened: grip::OpenVfioDevice) -> Result<Self> {
+    fn of(address: &PciAddress, opened: lease::OpenVfioDevice) -> Result<Self> {
         let name = format!("NVMe controller {address}");
         let device = opened.device.as_fd();
         let count = sys::interrupts(device, sys::MSIX)?.min(VECTORS);

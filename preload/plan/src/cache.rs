@@ -26,7 +26,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::codec::{MalformedState, ValueReader, ValueWriter};
 use crate::plan::{PatchSite, decode_sites, encode_sites};
-use crate::settled::{create_settled, is_trusted, open_trusted, settled};
+use crate::trusted_directory::{create_settled, is_trusted, open_trusted, settled};
 
 /// The first bytes of a file. The digit is the version of the analysis.
 const MAGIC: &[u8; 8] = b"dfsites6";

@@ -20,8 +20,8 @@ pub mod layout;
 mod plan;
 pub mod reach;
 mod scan;
-pub mod settled;
 pub mod trampoline;
+pub mod trusted_directory;
 mod unwind;
 
 pub use codec::{MalformedState, StateError};

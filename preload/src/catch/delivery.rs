@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use defuse_fs::Errno;
 
 use crate::catch::frame::{FRAME, HandlerRegisters, LINK, MASK, SignalContext};
-use crate::catch::wanted::{KernelAction, WANTED, wanted};
+use crate::catch::signal_actions::{KernelAction, WANTED, wanted};
 use crate::catch::{dispatch, signal_state};
 use crate::machine::{inside, mask, mode, pending, pid, stack, sys, wait};
 

@@ -23,7 +23,7 @@ use defuse_fs::Errno;
 use defuse_preload_plan::layout::OnceMessage;
 
 use crate::catch::frame::{HandlerRegisters, SignalContext};
-use crate::catch::{arm, signal_state, tls_block};
+use crate::catch::{signal_state, tls_block, user_dispatch};
 use crate::machine::inside::{self, InsideGuard};
 use crate::machine::message::say;
 use crate::machine::{mode, pending, stack, sys};
@@ -110,7 +110,7 @@ unsafe extern "C" {
 extern "C" fn begin_thread() {
     // One that our own code makes for a moment has the variables of its maker, which waits for it.
     if !inside::is_inside() {
-        arm::arm();
+        user_dispatch::arm();
     }
 }
 

@@ -4,8 +4,6 @@
 //! It names all other layers.
 
 #[allow(unsafe_code)]
-mod arm;
-#[allow(unsafe_code)]
 mod delivery;
 #[allow(unsafe_code)]
 mod dispatch;
@@ -16,12 +14,14 @@ mod environment;
 #[allow(unsafe_code)]
 mod frame;
 #[allow(unsafe_code)]
+mod go_entry;
+#[allow(unsafe_code)]
 mod next;
 mod own_calls;
 #[allow(unsafe_code)]
-mod pass;
-#[allow(unsafe_code)]
 mod patch;
+#[allow(unsafe_code)]
+mod signal_actions;
 #[allow(unsafe_code)]
 mod signal_state;
 #[allow(unsafe_code)]
@@ -37,6 +37,6 @@ mod tls_block;
 #[allow(unsafe_code)]
 mod unwrapped;
 #[allow(unsafe_code)]
-mod users;
+mod user_dispatch;
 #[allow(unsafe_code)]
-mod wanted;
+mod users;

@@ -118,7 +118,7 @@ fn mark(path: &[u8]) -> Option<u64> {
     let args = [at, path.as_ptr() as u64, &raw mut stat as u64, 0, 0, 0];
     sys::check(sys::pass(libc::SYS_newfstatat as u64, &args)).ok()?;
     let words = [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec as u64];
-    // FNV-1a, a word at a time. Users differ in nothing here, in contrast to the marks of `leaving`.
+    // FNV-1a, a word at a time. Users differ in nothing here, in contrast to the marks of `exec_warnings`.
     let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
     Some((words.iter().fold(0x6c62_272e_07bb_0142, step) & !TOLD).max(1))
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use defuse_fs::Errno;
 
 use crate::catch::delivery;
-use crate::catch::wanted::{KernelAction, ProgramAction, WANTED};
+use crate::catch::signal_actions::{KernelAction, ProgramAction, WANTED};
 use crate::machine::{inside, mode, pending, stack, sys, wait};
 use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use defuse_preload_plan::{DIRECTORY, InheritedDescriptors, VARIABLE};
 
 use crate::catch::{
-    arm, delivery, entry, environment, next, own_calls, patch, signals, statics, symbols, tls_block,
+    delivery, entry, environment, next, own_calls, patch, signals, statics, symbols, tls_block,
+    user_dispatch,
 };
 use crate::machine::descriptors::{close, keep_above, owned};
 use crate::machine::inside::{self, InsideGuard};
@@ -13,7 +14,7 @@ use crate::machine::message::say;
 use crate::machine::{mode, pid, sys, thread_exit};
 use crate::process::run_memory::RunMemory;
 use crate::process::state::{self, RunProcess};
-use crate::process::{credentials, exec_state, fork, holders, leash, zone};
+use crate::process::{credentials, exec_state, fork, holders, run_lifetime, zone};
 use crate::serve::call::ProgramCall;
 use crate::serve::{cwd, handlers};
 
@@ -51,7 +52,7 @@ pub fn begin() {
     let connections = incoming.as_mut().map(|incoming| std::mem::take(&mut incoming.connections));
     let connections = connections.unwrap_or_default();
     if let Some(leash) = inherited.leash {
-        leash::bind(leash, floor);
+        run_lifetime::bind(leash, floor);
     }
     let plan_fd = inherited.plan;
     let process = RunProcess::new(shared, plan, inherited, limits, connections);
@@ -108,7 +109,7 @@ fn register() {
 /// In a child, which has its parent's stacks.
 fn in_child() {
     if mode::is_dispatched() {
-        arm::rearm();
+        user_dispatch::rearm();
         tls_block::reset();
     }
 }
@@ -122,7 +123,7 @@ fn dispatch_calls() {
         );
     }
     let own_code = patch::own_code(entry::address());
-    if !own_code.is_some_and(|own_code| arm::begin(own_code, delivery::begin)) {
+    if !own_code.is_some_and(|own_code| user_dispatch::begin(own_code, delivery::begin)) {
         fail(
             "the kernel cannot dispatch system calls to their program (Linux 5.11 can): run without \
              --dispatch",

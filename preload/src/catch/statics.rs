@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use defuse_fs::Errno;
 use defuse_preload_plan::{EXECUTABLE, NAME, go};
 
-use crate::catch::{environment, next, pass, patch, tls_block};
+use crate::catch::{environment, go_entry, next, patch, tls_block};
 use crate::machine::descriptors::owned;
 use crate::machine::sys;
 use crate::process::state;
@@ -136,7 +136,7 @@ fn replace_calls(image: &ElfHead, base: u64, file: &File) {
     let executable = image.all(LOAD).filter(|segment| segment.flags & 1 != 0);
     let code = executable.map(|s| (base + s.address, base + s.address + s.in_file)).collect();
     if !sites.is_empty() {
-        patch::program(base, code, &sites, pass::address());
+        patch::program(base, code, &sites, go_entry::address());
     }
 }
 

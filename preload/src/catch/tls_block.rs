@@ -12,7 +12,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use crate::catch::{arm, signal_state};
+use crate::catch::{signal_state, user_dispatch};
 use crate::machine::inside::InsideGuard;
 use crate::machine::lock::FutexLock;
 use crate::machine::{mode, pid, stack, sys};
@@ -227,7 +227,7 @@ extern "C" fn begin_thread() {
             ((fs() + at) as *mut u32).write(tid);
         }
     }
-    arm::arm();
+    user_dispatch::arm();
 }
 
 /// exit(2): ends this thread. Returns for the first thread, whose TLS block stays.

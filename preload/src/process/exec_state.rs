@@ -26,7 +26,7 @@ use crate::process::compose::{InheritedConnection, RelayFileSystem};
 use crate::process::opened_by::OpenPath;
 use crate::process::state::RunProcess;
 use crate::process::table::DescriptorEntry;
-use crate::process::{holders, nowhere, user_namespace};
+use crate::process::{holders, kernel_cwd, user_namespace};
 
 /// The execution state for the next program.
 pub struct OutgoingState {
@@ -336,7 +336,7 @@ impl IncomingState {
 
     fn go_to_cwd(&self, process: &'static RunProcess) {
         if !self.cwd.is_empty() {
-            nowhere::note_inherited();
+            kernel_cwd::note_inherited();
         }
         if let Some((mount, ino)) = self.cwd.split_once(':') {
             let mount = mount.parse().ok().and_then(|at: usize| process.mounts.get(at));

@@ -12,9 +12,9 @@ pub mod exec_state;
 #[allow(unsafe_code)]
 pub mod fork;
 pub mod holders;
-pub mod leash;
-pub mod nowhere;
+pub mod kernel_cwd;
 pub mod opened_by;
+pub mod run_lifetime;
 #[allow(unsafe_code)]
 pub mod run_memory;
 pub mod spawned;

@@ -16,7 +16,7 @@ use crate::machine::{pid, sys};
 use crate::process::compose::{InheritedConnection, RelayFileSystem};
 use crate::process::run_memory::RunMemory;
 use crate::process::table::{DescriptorEntry, EntryTable};
-use crate::process::{compose, credentials, holders, leash, user_namespace, zone};
+use crate::process::{compose, credentials, holders, run_lifetime, user_namespace, zone};
 
 /// A mount of the plan.
 pub struct RunMount {
@@ -155,7 +155,7 @@ impl RunProcess {
         let pid = pid::note() as u32;
         holders::in_child(&self.shared, self.inherited.memory, self.floor);
         if let Some(leash) = self.inherited.leash {
-            leash::bind(leash, self.floor);
+            run_lifetime::bind(leash, self.floor);
         }
         for mount in &self.mounts {
             if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
@@ -208,7 +208,7 @@ impl RunProcess {
             && !zone::is_of_program(self.floor, fd)
             && (self.inherited.sockets.contains(&fd)
                 || self.inherited.leash == Some(fd)
-                || leash::is_own(fd)
+                || run_lifetime::is_own(fd)
                 || zone::is_of_a_kind_with_ours(fd))
     }
 

@@ -4,7 +4,7 @@ use defuse_fs::Errno;
 
 use crate::machine::sys;
 use crate::process::state::RunProcess;
-use crate::process::{credentials, nowhere};
+use crate::process::{credentials, kernel_cwd};
 use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::path;
 
@@ -39,14 +39,14 @@ pub fn fchdir(call: &ProgramCall<'_>) -> CallResult {
 
 /// After the process went to a directory of a mount.
 fn inside() -> CallResult {
-    nowhere::enter();
+    kernel_cwd::enter();
     Ok(0)
 }
 
 /// After the kernel went to another directory.
 fn out(call: &ProgramCall<'_>, value: i64) -> CallResult {
     if value == 0 {
-        nowhere::leave();
+        kernel_cwd::leave();
         call.process.outside();
     }
     Ok(value)
@@ -110,7 +110,7 @@ pub fn namespaces(call: &ProgramCall<'_>) -> CallResult {
 pub fn go_to(call: &ProgramCall<'_>, path: &[u8]) -> Result<(), Errno> {
     match call.client().chdir(call.task(), path) {
         Ok(()) => {
-            nowhere::enter();
+            kernel_cwd::enter();
             Ok(())
         }
         Err(defuse_direct::CallError::Errno(errno)) => Err(errno),

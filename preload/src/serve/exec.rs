@@ -19,7 +19,7 @@ use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::elf::{MAX_SCRIPTS, script};
 use crate::serve::exec_environment::ExecEnvironment;
 use crate::serve::path::{PathOrigin, PathTarget};
-use crate::serve::{elf, leaving, mappings, open, path};
+use crate::serve::{elf, exec_warnings, mappings, open, path};
 
 pub fn exec(call: &ProgramCall<'_>) -> CallResult {
     let at = call.number as i64 == libc::SYS_execveat;
@@ -136,12 +136,12 @@ impl ExecCall<'_> {
     /// A program of the kernel's name space, where the kernel is not the one to execute it: because it
     /// is static, or a script, whose interpreter may be, and calls are dispatched. `None` otherwise.
     fn of_kernel_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) -> Option<CallResult> {
-        leaving::look_at(self.call, at, flags, name);
+        exec_warnings::look_at(self.call, at, flags, name);
         if !self.call.process.plan.dispatch {
             return None;
         }
         // A program that cannot be opened is refused by the kernel, or is not readable.
-        let file = leaving::open_program(at, flags).filter(keeps_user)?;
+        let file = exec_warnings::open_program(at, flags).filter(keeps_user)?;
         let mut head = [0; elf::HEAD];
         let len = file.read_at(&mut head, 0).ok()?;
         if let Some((interpreter, argument)) = script(&head[..len]) {
@@ -244,7 +244,7 @@ impl ExecCall<'_> {
         };
         let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
         let is_carried = elf::is_carried(&head[..len], more);
-        leaving::look_at_mounted(self.call, &file, fd, &name);
+        exec_warnings::look_at_mounted(self.call, &file, fd, &name);
         let full = match target.whole() {
             Some(entry) => entry.opened_by.path(client, task),
             None => open::full_path(self.call, target),

@@ -1,7 +1,6 @@
 //! The core: decides if a system call concerns a mount, and serves it.
 
 mod attributes;
-mod below;
 pub mod call;
 pub mod cwd;
 mod data;
@@ -10,8 +9,9 @@ mod directory;
 pub mod elf;
 mod exec;
 mod exec_environment;
+mod exec_warnings;
 pub mod handlers;
-mod leaving;
+mod lower_files;
 mod mappings;
 mod names;
 mod nodes;

@@ -18,7 +18,7 @@ use crate::process::table::DescriptorEntry;
 use crate::process::zone;
 use crate::serve::call::{CallFailure, CallResult, KernelCall, ProgramCall, TRIES, waiting};
 use crate::serve::path::{PathOrigin, PathTarget};
-use crate::serve::{below, nodes, path};
+use crate::serve::{lower_files, nodes, path};
 
 pub fn open(call: &ProgramCall<'_>) -> CallResult {
     let how =
@@ -93,7 +93,7 @@ fn special(
         _ => return Ok(None),
     }
     let is_last_kept = how.flags & libc::O_NOFOLLOW as u32 != 0;
-    let held = match below::special(call, &full_path(call, target), &stat, is_last_kept) {
+    let held = match lower_files::special(call, &full_path(call, target), &stat, is_last_kept) {
         Ok(Some(held)) => held,
         Ok(None) => nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?,
         // The name leads to another file by now.

@@ -9,7 +9,7 @@ use crate::machine::sys;
 use crate::serve::call::{CallFailure, CallResult, ProgramCall, waiting_inside};
 use crate::serve::nodes::NodeDirectory;
 use crate::serve::path::{PathOrigin, PathTarget};
-use crate::serve::{below, open};
+use crate::serve::{lower_files, open};
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
 /// The path in `struct sockaddr_un`.
@@ -55,12 +55,12 @@ fn with_path(call: &ProgramCall<'_>, path: &[u8]) -> Result<i64, CallFailure> {
 
 /// Binds the name in a directory of the kernel; `None` if it is in none.
 fn bind_below(call: &ProgramCall<'_>, path: &[u8]) -> Result<Option<i64>, CallFailure> {
-    let Some(below) = below::path(call, &full(call, path), true)? else { return Ok(None) };
+    let Some(below) = lower_files::path(call, &full(call, path), true)? else { return Ok(None) };
     if below.len() < PATH_MAX {
         return with_path(call, &below).map(Some);
     }
     let cut = below.iter().rposition(|&byte| byte == b'/').ok_or(Errno::ENOENT)?;
-    let directory: HeldDescriptor = below::directory(call, &below[..=cut])?;
+    let directory: HeldDescriptor = lower_files::directory(call, &below[..=cut])?;
     let short = [directory.path().as_bytes(), &below[cut..]].concat();
     with_path(call, &short).map(Some)
 }
@@ -108,7 +108,7 @@ pub fn connect(call: &ProgramCall<'_>) -> CallResult {
     let Some(path) = path(call) else { return Err(CallFailure::Pass) };
     let connect = || -> Result<i64, CallFailure> {
         let stat = socket(call, path)?;
-        if let Some(held) = below::special(call, &full(call, path), &stat, false)? {
+        if let Some(held) = lower_files::special(call, &full(call, path), &stat, false)? {
             return with_path(call, held.path().as_bytes());
         }
         let node = NodeDirectory::open(call)?.node(call, &stat)?;

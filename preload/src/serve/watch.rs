@@ -5,7 +5,7 @@ use std::ffi::CString;
 use defuse_fs::{Errno, FileKind};
 
 use crate::serve::call::{CallResult, KernelCall, ProgramCall};
-use crate::serve::{below, open};
+use crate::serve::{lower_files, open};
 
 /// `IN_DONT_FOLLOW`.
 const DONT_FOLLOW: u64 = 0x0200_0000;
@@ -19,7 +19,7 @@ pub fn add(call: &ProgramCall<'_>) -> CallResult {
     let stat = call.client().stat(call.task(), target.at(), target.path, follow)?;
     let full = open::full_path(call, &target);
     let is_link = stat.attr.kind == FileKind::Symlink;
-    let below = below::path(call, &full, is_link)?.ok_or(Errno::ENOSPC)?;
+    let below = lower_files::path(call, &full, is_link)?.ok_or(Errno::ENOSPC)?;
     let below = CString::new(below).map_err(|_| Errno::ENOENT)?;
     let (number, args) = (call.number as i64, *call.args);
     Err(KernelCall { number, args, path: below, held: None, entry: None }.into())

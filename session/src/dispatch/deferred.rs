@@ -13,8 +13,8 @@ use zerocopy::IntoBytes;
 
 use super::data::write_out;
 use super::{Dispatcher, RequestCall};
-use crate::share::CountGuard;
 use crate::transport::DeferredReply;
+use crate::user_share::CountGuard;
 use defuse_wire::abi::Opcode;
 use defuse_wire::op::op_of;
 

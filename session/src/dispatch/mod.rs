@@ -31,9 +31,9 @@ use crate::groups::{ClientGroups, ProcessGroups, UnknownGroups};
 use crate::init::NegotiatedInit;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
-use crate::share::UserShare;
 use crate::transport::RequestReply;
-use crate::workers::sentinel::SharedWatchdog;
+use crate::user_share::UserShare;
+use crate::workers::watchdog::SharedWatchdog;
 use deferred::{BytesInFlight, DeferredTable};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::convert::{self, CacheTimeouts};
@@ -136,7 +136,7 @@ pub struct ClientHooks {
     /// True if the client's claims about the groups of callers are trusted.
     pub tells_groups: bool,
     /// Watches the threads of the session; `None` for a thread of the session's own.
-    pub sentinel: Option<SharedWatchdog>,
+    pub watchdog: Option<SharedWatchdog>,
     /// The counters that the session shares with other sessions of its user; `None` if there are no limits.
     pub share: Option<Arc<UserShare>>,
 }

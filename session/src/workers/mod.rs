@@ -7,7 +7,7 @@
 //! - *Backlog*: requests arrive faster than they are handled. A worker notices it, because its next request is there
 //!   without waiting. Another worker helps up to twice the number of processors; beyond that it would only take turns
 //!   with the others.
-//! - *Blocking*: handlers sleep (disk, network, a slow backend) while requests wait. The watchdog ([`sentinel`])
+//! - *Blocking*: handlers sleep (disk, network, a slow backend) while requests wait. The watchdog ([`watchdog`])
 //!   checks every few milliseconds while there is work, and adds a worker whenever all are busy and the device has
 //!   something to read, up to the maximum.
 //!
@@ -27,8 +27,8 @@ pub(crate) mod policy;
 pub(crate) mod pool;
 mod pressure;
 pub(crate) mod ring;
-pub(crate) mod sentinel;
 pub(crate) mod serve;
 pub(crate) mod set_aside;
 pub(crate) mod signal;
 pub(crate) mod stuck;
+pub(crate) mod watchdog;

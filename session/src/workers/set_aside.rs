@@ -9,8 +9,8 @@ use defuse_fs::Errno;
 use defuse_wire::abi::OutHeader;
 use zerocopy::IntoBytes;
 
-use crate::share::CountGuard;
 use crate::transport::RequestPort;
+use crate::user_share::CountGuard;
 
 const HEADER_LEN: usize = size_of::<OutHeader>();
 /// Most requests set aside; beyond that they stay with the kernel or the client.

@@ -10,7 +10,7 @@
 mod events;
 mod inbox;
 mod names;
-mod teller;
+mod notifier;
 pub mod volfile;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ pub(crate) use events::{receive, take, take_if_due};
 pub use inbox::{UpcallInbox, UpcallSequence};
 pub(crate) use names::CHANGES;
 use names::{EntryName, FrontendNames};
-pub(crate) use teller::{UpcallNotifier, VolfileQuery};
+pub(crate) use notifier::{UpcallNotifier, VolfileQuery};
 
 /// The answers that frontends keep, and the times for which they may.
 pub(crate) struct CacheCoherence {

@@ -7,7 +7,7 @@
 mod attempt;
 mod connected;
 mod fs;
-mod kept;
+mod last_reply;
 mod link;
 mod moving;
 mod table;

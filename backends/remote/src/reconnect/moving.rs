@@ -12,7 +12,7 @@ use defuse_fs::{
 
 use super::ReconnectingClient;
 use super::connected::CallServer;
-use super::kept::LastAnswer;
+use super::last_reply::LastAnswer;
 use super::link::ServerLink;
 use super::table::ReconnectTable;
 use crate::{RemoteClient, lock};

@@ -19,14 +19,12 @@
 //! - Blocks that a content gives up go to [`BlockPool::give_up`]: they are free when the group that no longer mentions
 //!   them is durable.
 
-mod ahead;
 mod batches;
 mod direct;
 pub(crate) mod extents;
 mod fetches;
 mod frames;
 mod growth;
-mod lost;
 mod moving;
 mod page_set;
 mod page_table;
@@ -34,10 +32,12 @@ mod pages;
 mod place;
 pub(crate) mod pool;
 mod ranges;
+mod readahead;
 mod records;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod write_errors;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -46,7 +46,6 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::commit::CommitRules;
 use crate::format::inode::{DiskExtent, INLINE, InodeData};
-use ahead::ReadaheadState;
 use direct::DirectWrites;
 pub(crate) use direct::{DirectSource, DirectTarget, whole_pages};
 use extents::ExtentMap;
@@ -57,6 +56,7 @@ use page_set::PageSet;
 use page_table::PageTable;
 pub(crate) use pages::ChangeDemand;
 pub(crate) use pool::{BlockPool, INODE_MEMORY};
+use readahead::ReadaheadState;
 use records::OverflowRecords;
 use tree::ExtentTree;
 

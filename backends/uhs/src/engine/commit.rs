@@ -9,7 +9,7 @@ use std::time::Duration;
 use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
-use super::rounds::SyncRound;
+use super::sync_rounds::SyncRound;
 use super::{EngineSlots, UhsEngine, WantedFiles, lock};
 use crate::commit::{CommitState, InodeChange};
 use crate::content::FileContent;

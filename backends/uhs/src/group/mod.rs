@@ -1,6 +1,6 @@
 //! The running group: its handles, and how it is closed.
 
-mod gate;
+mod group_lock;
 mod sync;
 
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ use crate::format::slot::BODY;
 use crate::names::{Encoded, EncodedInode, NameStore};
 use crate::space::BlockRun;
 
-pub(crate) use gate::{GroupLock, GroupReadGuard, GroupWriteGuard};
+pub(crate) use group_lock::{GroupLock, GroupReadGuard, GroupWriteGuard};
 pub(crate) use sync::number_of_thread;
 
 /// Everything that a group writes.

@@ -5,9 +5,9 @@
 //! survives a power failure at any moment and may be run again.
 
 mod claims;
-mod doubt;
-mod mend;
+mod inconsistencies;
 mod report;
+mod uncertain_groups;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -28,9 +28,9 @@ use crate::store::{
     survey_and_see,
 };
 use claims::BlockClaims;
-pub use doubt::{DoubtfulGroups, WrittenInode};
-use mend::{InodeRepairer, RepairInode};
+use inconsistencies::{InodeRepairer, RepairInode};
 pub use report::RepairAction;
+pub use uncertain_groups::{DoubtfulGroups, WrittenInode};
 
 /// Changes of one group: so many free slots there nearly always are.
 const GROUPED: usize = 128;

@@ -9,11 +9,11 @@
 //! 3. [`InodeStore::commit`] gives it a number and slots, and writes them.
 //! 4. [`InodeStore::sync`] returns once it survives a power failure.
 
-mod bodies;
 mod chunks;
 mod copies;
 mod error;
 mod flushes;
+mod inode_bodies;
 mod lanes;
 mod places;
 mod scan;

@@ -9,9 +9,9 @@ use defuse_block::{
 };
 use defuse_fs::source::{NoWatch, WorkWatch};
 
-use super::bodies::{ScanBudget, ScannedBodies};
 use super::copies::superblock;
 use super::error::{StoreError, failed};
+use super::inode_bodies::{ScanBudget, ScannedBodies};
 use super::places::SlotPlaces;
 use super::slots;
 use crate::commit::{CommitRules, RecoveredState, ScannedSlot, recover};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use defuse_block::{BlockDevice, RamDevice, SimDevice};
 use defuse_fs::{Fallocate, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
 
-use super::player::{NameWorkload, OF_THE_DEAD};
 use super::queues::shared;
+use super::random_operations::{NameWorkload, OF_THE_DEAD};
 use super::{
     OPTIONS, TreeSnapshot, cx, device, fresh, name, node, open, open_with, random, snapshot,
 };

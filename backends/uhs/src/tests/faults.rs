@@ -8,7 +8,7 @@ use defuse_block::{BlockDevice, Errno as Failure, RamDevice, SimDevice};
 use defuse_fs::{Errno, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
 
 use super::crash::CrashRun;
-use super::player::NameWorkload;
+use super::random_operations::NameWorkload;
 use super::{EARLY, OPTIONS, cx, device, fresh, name, node, random};
 use crate::commit::CommitRules;
 use crate::{Uhs, check};

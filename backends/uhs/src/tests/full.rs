@@ -8,7 +8,7 @@ use defuse_fs::{
     SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::player::NameWorkload;
+use super::random_operations::NameWorkload;
 use super::{OPTIONS, cx, name, node, random};
 use crate::commit::CommitRules;
 use crate::format::superblock::{CHUNK_TABLE, CHUNKS, PADDED_RECORDS};

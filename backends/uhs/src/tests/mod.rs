@@ -1,11 +1,10 @@
 //! The whole file system on simulated devices.
 
-mod ahead;
 mod compact;
 mod crash;
 mod damage;
+mod device_operations;
 mod direct;
-mod doubt;
 mod faults;
 mod figures;
 mod forged;
@@ -13,16 +12,17 @@ mod full;
 mod golden;
 mod growth;
 mod index;
-mod lost;
 mod memory;
 mod mounts;
 mod names;
 mod paths;
-mod player;
 mod queues;
+mod random_operations;
 mod sequences;
 mod snapshots;
 mod threads;
+mod uncertain_groups;
+mod write_errors;
 mod xattrs;
 
 use std::collections::BTreeMap;

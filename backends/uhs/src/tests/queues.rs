@@ -8,7 +8,7 @@ use defuse_block::{BlockDevice, BlockingQueue, RamDevice, SimDevice};
 use defuse_fs::{Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
 
 use super::crash::{CrashPlan, play_by};
-use super::player::NameWorkload;
+use super::random_operations::NameWorkload;
 use super::{OPTIONS, TreeSnapshot, cx, fresh, name, node, open_with, snapshot};
 use crate::commit::CommitRules;
 use crate::{SeparationMode, StoreError, Uhs, UhsOptions};

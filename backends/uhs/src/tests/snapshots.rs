@@ -6,7 +6,7 @@ use defuse_block::sim::SimOpKind;
 use defuse_block::{BlockDevice, BlockingQueue, Errno as Failure, RamDevice, SimDevice};
 use defuse_fs::{FileKind, FileSystem, Ino, SetAttr, SetXattrFlags, XattrName};
 
-use super::player::NameWorkload;
+use super::random_operations::NameWorkload;
 use super::{BLOCKS, OPTIONS, cx, fresh, name, node, open, random, snapshot};
 use crate::commit::CommitRules;
 use crate::format::BLOCK;

@@ -12,7 +12,7 @@ use defuse_wml::{RunFailure, RunObserver, RunReport, RunSettings, WorkloadPlan};
 use defuse_wml_direct::DirectDriver;
 use rustix::fs::OFlags;
 
-use super::{FileOperation, PreparedPath, TimedFile, TimedFiles, flights};
+use super::{FileOperation, PreparedPath, TimedFile, TimedFiles, in_flight};
 
 /// The name of the mount.
 pub(crate) const NAME: &[u8] = b"bench:";
@@ -85,7 +85,7 @@ impl TimedFiles for InProcessFiles {
     fn carry_out(&self, path: &str, _: u64, operations: Vec<FileOperation>) -> Result<()> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT;
         let file = self.open(&self.name(path)?, flags)?;
-        flights::of_client(&self.client, &file, operations)?;
+        in_flight::of_client(&self.client, &file, operations)?;
         self.client.fsync(&self.task, &file, false)?;
         Ok(file.close(&self.task)?)
     }

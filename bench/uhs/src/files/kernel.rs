@@ -10,7 +10,7 @@ use defuse_block::{DeviceAccess, FileDevice};
 use defuse_wml::{RunFailure, RunObserver, RunReport, RunSettings, SystemCallDriver, WorkloadPlan};
 use rustix::fs::{Mode, OFlags};
 
-use super::{FileOperation, PreparedPath, TimedFile, TimedFiles, flights};
+use super::{FileOperation, PreparedPath, TimedFile, TimedFiles, in_flight};
 
 pub(crate) struct KernelFiles {
     base: PathBuf,
@@ -76,7 +76,7 @@ impl TimedFiles for KernelFiles {
         drop(file);
         let path = PathBuf::from(OsStr::from_bytes(self.path(path)?.as_bytes()));
         let file = FileDevice::open(&path, DeviceAccess::ReadWrite)?;
-        flights::of_device(&file, flights::DeviceMemory::Any, operations)
+        in_flight::of_device(&file, in_flight::DeviceMemory::Any, operations)
     }
 
     fn sync(&self) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Operations by path, as a program makes them: through the kernel, or through the client in this process.
 
-pub(crate) mod flights;
+pub(crate) mod in_flight;
 mod inside;
 mod kernel;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::events::EventGenerator;
 use super::failure::RunFailure;
-use super::meeting::RunSynchronization;
+use super::synchronization::RunSynchronization;
 use crate::lang::ast::QuitMode;
 use crate::plan::{WorkloadPlan, WorkloadRunPlan};
 use crate::statistics::FlowopCell;

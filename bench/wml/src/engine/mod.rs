@@ -8,8 +8,8 @@ mod control;
 mod events;
 mod failure;
 mod flowops;
-mod meeting;
 mod run;
+mod synchronization;
 mod worker;
 
 use std::process::Command;

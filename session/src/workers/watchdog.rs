@@ -66,7 +66,7 @@ impl WatchdogWaker {
         if !self.awake.load(Ordering::SeqCst) && !self.awake.swap(true, Ordering::SeqCst) {
             match self.who.get() {
                 Some(WatchdogThread::Own(thread)) => thread.unpark(),
-                Some(WatchdogThread::Common(sentinel, session)) => sentinel.watch(session),
+                Some(WatchdogThread::Common(watchdog, session)) => watchdog.watch(session),
                 // The watchdog reads `awake` when it begins.
                 None => {}
             }
@@ -173,7 +173,7 @@ impl SharedWatchdog {
             let mut state = common.lock();
             if !state.runs {
                 let common = Arc::clone(common);
-                let thread = std::thread::Builder::new().name("defuse-sentinel".to_owned());
+                let thread = std::thread::Builder::new().name("defuse-watchdog".to_owned());
                 thread.spawn(move || watch_all(&common))?;
                 state.runs = true;
             }

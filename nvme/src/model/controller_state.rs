@@ -8,8 +8,8 @@ use defuse_block::model::SsdWork;
 use defuse_block::{BlockDevice, BlockingQueue, DeviceProperties, Result};
 
 use super::ModelProperties;
-use super::agenda::{FetchedCommand, ModelEvent, ModelEventQueue};
 use super::arbiter::QueueArbiter;
+use super::event_queue::{FetchedCommand, ModelEvent, ModelEventQueue};
 use super::faults::{CandidateCommand, ControllerFault, FaultInjector};
 use super::memory::ModelMemory;
 use crate::spec::{COMPLETION, CommandStatus, SUBMISSION, SubmissionEntry, register};

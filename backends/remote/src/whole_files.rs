@@ -15,7 +15,7 @@ use defuse_wire::decode::OpenBytes;
 use defuse_wire::encode::EncodedRequest;
 
 use super::RemoteShared;
-use super::interest::PrefetchInterest;
+use super::prefetch_interest::PrefetchInterest;
 
 /// Opens request no bytes while so many files have bytes: 8 MiB.
 const MOST: usize = 256;
