@@ -86,7 +86,7 @@ int defuse_creat(const char *path, mode_t mode);
 
 /**
  * Creates a file of the `size` bytes at `data`, and closes it: as open(2) with O_CREAT, O_EXCL and O_WRONLY, write(2) and
- * close(2), and a server of defuse is asked once for all three, up to 96 KiB. Fails with EEXIST if the path exists, and with EFBIG
+ * close(2), and one request to a server of defuse does all three, up to 96 KiB. Fails with EEXIST if the path exists, and with EFBIG
  * beyond RLIMIT_FSIZE. After another failure the file may be there, with a part of the data.
  */
 int defuse_create_with(const char *path,
@@ -332,7 +332,7 @@ int defuse_statvfs(const char *path, struct statvfs *out);
 int defuse_fstatvfs(int fd, struct statvfs *out);
 
 /**
- * Like defuse_statvfs(), in the format of statfs(2). The type is that of FUSE, 0x65735546.
+ * Like defuse_statvfs(), in the format of statfs(2). The type is the type of FUSE, 0x65735546.
  */
 int defuse_statfs(const char *path, struct statfs *out);
 
@@ -393,7 +393,7 @@ int defuse_futimens(int fd, const struct timespec *values);
 
 /**
  * Sets the file mode creation mask and returns the previous one, umask(2). It applies to the calls
- * of the library only, and is initially that of the process.
+ * of the library only, and is initially the mask of the process.
  */
 mode_t defuse_umask(mode_t mask);
 

@@ -29,7 +29,7 @@ enum NvmeCommand {
     List(JsonArgs),
     /// Give a controller to user space (vfio-pci)
     ///
-    /// A controller that somebody uses (mounted, swap, part of another device) is refused.
+    /// Refuses a controller in use (mounted, swap, part of another device).
     Bind(AddressArgs),
     /// Give a controller back to the kernel
     Unbind(AddressArgs),

@@ -33,7 +33,7 @@ const END_PATIENCE: Duration = Duration::from_secs(20);
 /// Time after which the log reports that a file system has not made everything durable yet.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Arguments of every command that serves, in the background unless told otherwise.
+/// Arguments of every command that serves, in the background by default.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ProcessArgs {
     /// Stay in the foreground, and log to the standard error
@@ -346,7 +346,7 @@ fn patiently<T>(
         }
     };
     if let Err(error) = std::thread::Builder::new().name("defuse-settle".to_owned()).spawn(tell) {
-        log::warn!("nobody will say if the end takes long: no thread: {error}");
+        log::warn!("a long wait at the end will not be reported: no thread: {error}");
     }
     let result = settle();
     drop(settled);

@@ -15,7 +15,7 @@ const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 /// that is in neither list fails a test: is it about files?
 const NOT_LOOKED_AT: &[(&str, &[u16])] = &[
     (
-        "memory, also that of mapped files, which is in the memory of the process",
+        "memory, also of mapped files, which is in the memory of the process",
         &[12, 27, 28, 149, 150, 151, 152, 216, 325, 330, 331, 440, 448],
     ),
     ("signals", &[14, 15, 34, 62, 127, 128, 129, 130, 131, 200, 234, 282, 289, 297, 424]),

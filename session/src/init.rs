@@ -85,7 +85,7 @@ pub enum InitError {
     #[error("the kernel speaks FUSE {0}.{1}; at least 7.{MINOR_MIN} (Linux 5.4) is needed")]
     TooOld(u32, u32),
     /// The kernel has a later major version, and repeats INIT after the reply with ours.
-    #[error("the kernel speaks FUSE {0}; it is asked for 7")]
+    #[error("the kernel speaks FUSE {0}; this session requested 7")]
     LaterMajor(u32),
 }
 

@@ -57,7 +57,7 @@ pub enum StartError {
     #[error("/dev/fuse: {0} while waiting for the kernel's INIT")]
     Device(Errno),
     /// The first message of the device was not INIT.
-    #[error("/dev/fuse: {0} where INIT was expected; is the mount served by someone else?")]
+    #[error("/dev/fuse: {0} where INIT was expected; does another process serve the mount?")]
     NotInit(String),
     /// Rings were required.
     #[error("io_uring cannot be used: {0}; or mount without the option io_uring")]
@@ -618,7 +618,7 @@ impl SessionShared {
             let port = match self.line.port_without_waiting() {
                 Ok(port) => port,
                 Err(errno) => {
-                    STUCK.warn(|| format!("nobody receives for workers that are stuck: {errno}"));
+                    STUCK.warn(|| format!("no thread receives for stuck workers: {errno}"));
                     return;
                 }
             };

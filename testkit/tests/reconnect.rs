@@ -222,7 +222,7 @@ fn wait_for_lock(client: &ReconnectingClient) -> (File, Receiver<Result<()>>) {
 }
 
 /// It ended with `ENOTCONN`, because the client answers its waits when it notices the end of a killed server, before
-/// anybody has noted that; and with `EINTR` if the server ended in order.
+/// a call has recorded that; and with `EINTR` if the server ended in order.
 #[test]
 fn a_wait_for_a_lock_ends_with_enolck_when_its_server_ends() {
     each(LONG, |path, client, first, fs| {

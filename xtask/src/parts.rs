@@ -115,7 +115,7 @@ impl RunRecord {
     ///
     /// # Errors
     ///
-    /// Fails if tests fail twice, and if the failure is not that of a test.
+    /// Fails if tests fail twice, and if something other than a test fails.
     pub fn run_tests_if_any(&mut self, cargo: &mut Command) -> Result<()> {
         self.run_lanes(std::slice::from_mut(cargo), 0)
     }

@@ -52,7 +52,7 @@ pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster
     };
     let asks = match &address.volfile {
         Some(_) => {
-            Err("a volume file does not say who knows whether servers tell of changes".to_owned())
+            Err("a volume file names no server that knows if bricks report changes".to_owned())
         }
         None => {
             reach(&servers, options.transport)?;

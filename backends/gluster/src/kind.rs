@@ -62,7 +62,7 @@ const OPTIONS: &[SourceOption<GlusterOptions>] = &[
     SourceOption::new("valid", Seconds(|o, time| (o.valid_for, o.untold_for) = (time, Duration::ZERO)),
         "changes of other clients are seen after at most this time (default 1)"),
     SourceOption::new("upcalls", Seconds(|o, time| o.told_for = time),
-        "files are cached for this time if servers tell of changes (default 300, 0: never)"),
+        "files are cached for this time if servers report changes (default 300, 0: never)"),
 ];
 
 fn defaults(frontend: &FrontendProperties) -> GlusterOptions {

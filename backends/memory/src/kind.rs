@@ -44,7 +44,7 @@ const OPTIONS: &[SourceOption<MemoryOptions>] = &[
     SourceOption::new("uid", Number(0, ID_MAX, |o, n| o.root_uid = n as u32),
         "owner of the root directory (default: the mounting user)"),
     SourceOption::new("gid", Number(0, ID_MAX, |o, n| o.root_gid = n as u32),
-        "group of the root directory (default: that of the mounting user)"),
+        "group of the root directory (default: the mounting user's)"),
 ];
 
 /// The root directory belongs to the user of this process.

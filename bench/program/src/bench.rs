@@ -183,7 +183,7 @@ pub struct WorkerArgs {
     /// Count the context switches of this process, too
     #[arg(long)]
     server: Option<u32>,
-    /// Count those of the parent process
+    /// Count the context switches of the parent process
     #[arg(long, conflicts_with = "server")]
     server_is_parent: bool,
     /// Call the client as a library, on this source

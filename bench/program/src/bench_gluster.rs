@@ -16,7 +16,7 @@ use defuse_command::{CommandFailure, Result, print, warn};
 /// Starts servers of its own (GlusterFS 10 or later, and fio), with the volume options of the paper on multithreaded FUSE
 /// for GlusterFS, and compares GlusterFS's own client with 1, 2 and 4 reader threads with defuse: with one worker, with
 /// the policies of the paper, adaptive, over io_uring, and as `defuse run`, in turns. fio reads and writes past all
-/// caches; threads create, list, look at and remove small files. Shows rates, CPU time, and for each goal if it is met.
+/// caches; threads create, list, stat and remove small files. Shows rates, CPU time, and for each goal if it is met.
 /// Without --quick, all cases take hours: choose some by --only. Needs root. The kernel removes everything with this
 /// process. Ctrl-C keeps the complete cases.
 #[derive(clap::Args)]

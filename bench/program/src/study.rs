@@ -15,7 +15,7 @@ use defuse_command::{CommandFailure, Result, failed, print, warn};
 /// Creates for each row and configuration a fresh ext4 on a temporary loop device, with the files
 /// of the row, a mount, cold caches, and a control group that keeps the paper's ratio of memory to
 /// data. Then runs the workload. Writes results.json and a self-contained report.html, and prints a
-/// table like that of the paper. Needs root. Removes everything that it creates. Ctrl-C ends the
+/// table like the paper's. Needs root. Removes everything that it creates. Ctrl-C ends the
 /// study and keeps the results.
 #[derive(clap::Args)]
 pub struct StudyArgs {

@@ -28,7 +28,7 @@ impl KernelStages {
     /// Tries to trace, so that a reason against it is known before the start.
     pub fn probe(wanted: bool) -> KernelStages {
         if !wanted {
-            return KernelStages { wanted, told: "not measured, as was asked".into() };
+            return KernelStages { wanted, told: "not measured, as requested".into() };
         }
         match Collector::start(&CollectorOptions::default()) {
             Ok(collector) => {

@@ -134,7 +134,7 @@ fn change_times(
 }
 
 /// Sets the file mode creation mask and returns the previous one, umask(2). It applies to the calls
-/// of the library only, and is initially that of the process.
+/// of the library only, and is initially the mask of the process.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_umask(mask: libc::mode_t) -> libc::mode_t {

@@ -43,7 +43,7 @@ pub extern "C" fn defuse_creat(path: CStringArg, mode: libc::mode_t) -> c_int {
 }
 
 /// Creates a file of the `size` bytes at `data`, and closes it: as open(2) with O_CREAT, O_EXCL and O_WRONLY, write(2) and
-/// close(2), and a server of defuse is asked once for all three, up to 96 KiB. Fails with EEXIST if the path exists, and with EFBIG
+/// close(2), and one request to a server of defuse does all three, up to 96 KiB. Fails with EEXIST if the path exists, and with EFBIG
 /// beyond RLIMIT_FSIZE. After another failure the file may be there, with a part of the data.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 //! attributes, permissions and space
 //!
-//! The structures are those of the C library. `st_dev` is a number of the library, different for
+//! The structures are the C library's. `st_dev` is a number of the library, different for
 //! each mount.
 
 use std::ffi::{c_int, c_uint};
@@ -163,7 +163,7 @@ pub extern "C" fn defuse_fstatvfs(fd: c_int, out: OutPointer<libc::statvfs>) -> 
     done(|s| out.put(MountSpace::of_file(s, &*s.file(fd)?)?.statvfs()))
 }
 
-/// Like defuse_statvfs(), in the format of statfs(2). The type is that of FUSE, 0x65735546.
+/// Like defuse_statvfs(), in the format of statfs(2). The type is the type of FUSE, 0x65735546.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statfs(path: CStringArg, out: OutPointer<libc::statfs64>) -> c_int {

@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Show all FUSE file systems of the machine and all servers, live
 ///
-/// Traces the kernel, which needs root. Servers (serve, manager) are asked, which their user may do, too.
+/// Traces the kernel, which needs root. Servers (serve, manager) answer their user, too.
 /// Keys: arrows select, Enter shows the operations of a connection or a server, and the clients of a server,
 /// o p w c n sort, space pauses, q quits.
 #[derive(clap::Args)]

@@ -159,7 +159,7 @@ impl CompanionShared {
             }
             let (socket, device) = (self.place.0.display(), &self.place.1);
             log::warn!(
-                "{device} of the manager at {socket}: it has gone, or given this process up: trying again"
+                "{device} of the manager at {socket}: it has ended or given up this process: trying again"
             );
             drop(channel);
             lock(&self.channel).take();
@@ -184,7 +184,7 @@ impl CompanionShared {
                 }
                 Ok(Some(ManagerMessage::Quiet)) if self.is_ending() => return,
                 Ok(Some(other)) => {
-                    log::warn!("a manager says {other:?} at the wrong time");
+                    log::warn!("unexpected message of a manager: {other:?}");
                     return;
                 }
                 Ok(None) => {}

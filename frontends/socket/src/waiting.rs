@@ -152,7 +152,7 @@ impl ServerShared {
                     ConnectionStage::Silent { until, credentials, .. } if *until <= looked => {
                         let PeerCredentials { pid, uid, .. } = credentials;
                         LOG.warn(|| {
-                            format!("process {pid} of user {uid} has connected and says nothing")
+                            format!("process {pid} of user {uid} has connected and sends nothing")
                         });
                         true
                     }
@@ -380,7 +380,7 @@ impl ServerShared {
             return Ok(ConnectionWork::Other(Arc::clone(others), PeerProcess { pid, uid }));
         }
         let Some(ConnectionNumbers { heir_of, own }) = names else {
-            return Err(RefusedConnection::because("has connected and does not say INIT"));
+            return Err(RefusedConnection::because("has connected and does not send INIT"));
         };
         if clients.named.contains_key(&own) {
             return Err(RefusedConnection::because("has chosen a number that is taken"));

@@ -69,9 +69,7 @@ pub fn begin() {
         own_calls::replace(process);
     }
     if !next::is_patched() && process.plan.report {
-        say(
-            "this C library is not the one that was analysed: only calls of its functions are seen",
-        );
+        say("this C library was not analysed: only calls of its functions are seen");
     }
     if let Some(incoming) = incoming {
         incoming.apply(process);
@@ -118,7 +116,7 @@ fn in_child() {
 fn dispatch_calls() {
     if !next::is_patched() {
         fail(
-            "this C library is not the one that was analysed, so that calls cannot be dispatched: \
+            "this C library was not analysed, so that calls cannot be dispatched: \
              run without --dispatch",
         );
     }

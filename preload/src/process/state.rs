@@ -129,7 +129,8 @@ impl RunProcess {
                 fs,
             });
         }
-        let task = credentials::task_at_start().ok_or("who this is cannot be told")?;
+        let task =
+            credentials::task_at_start().ok_or("the credentials of this process cannot be read")?;
         let placeholder = placeholder(floor as i32).map_err(|errno| format!("/: {errno}"))?;
         Ok(RunProcess {
             client,

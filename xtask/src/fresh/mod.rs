@@ -39,7 +39,7 @@ const COMMANDS: [&[&str]; 2] = [&["demo"], &["test"]];
 /// Run both commands of the README on a minimal Debian, from a clean clone of the committed state
 #[derive(clap::Args)]
 pub struct FreshArgs {
-    /// The release [default: that of this machine]
+    /// The release [default: this machine's]
     #[arg(long, value_parser = RELEASES)]
     release: Option<String>,
     /// Only look up every package of the tables in the package lists of the release

@@ -73,7 +73,7 @@ pub fn check(parts: &mut RunRecord) -> Result<()> {
     let values = job(&files, "surprise")?;
     let durable = values.iter().find(|(name, _)| name == "durable");
     let durable: Option<u32> = durable.and_then(|(_, text)| text.parse().ok());
-    let durable = durable.context("guest, surprise: it tells of no durable files")?;
+    let durable = durable.context("guest, surprise: it reports no durable files")?;
     job(&files, &format!("after durable={durable},0"))?;
     job(&files, "bound")?;
     speed::report(&job(&files, "speed")?);

@@ -244,7 +244,7 @@ impl UpcallNotifier {
             self.watch.note_reason(reason.as_str());
         } else {
             // This is the reason if that time is no longer than the short time.
-            self.watch.note_reason(format!("its servers tell of changes for {:?}", 2 * self.long));
+            self.watch.note_reason(format!("its servers report changes for {:?}", 2 * self.long));
         }
         self.watch.keep_for(if seen.are_up { self.long } else { Duration::ZERO });
     }

@@ -212,7 +212,9 @@ impl ServerLink {
             }
             NextServer::Given { name } => {
                 if !told {
-                    log::error!("{name}: nobody has it for {limit:?}: calls fail with EIO");
+                    log::error!(
+                        "{name}: no process has served it for {limit:?}: calls fail with EIO"
+                    );
                 }
                 Errno::EIO
             }

@@ -144,7 +144,7 @@ pub(super) fn allocate(
     }
     for start in (0..bytes).step_by(ALLOCATED as usize) {
         if watch.ends("allocating MiB", start >> 20, bytes >> 20) {
-            return Err(interrupted(image, "it has no file system, or the one that it had"));
+            return Err(interrupted(image, "it has no file system, or its former one"));
         }
         allocate_part(image, file, start..bytes.min(start + ALLOCATED))?;
     }

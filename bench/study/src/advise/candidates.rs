@@ -70,7 +70,7 @@ fn all(run: &CommandRun) -> Vec<CandidateOption> {
         add(
             "writeback",
             format!("{writes} WRITE requests carry {} bytes each", bytes / writes),
-            "nobody else writes the source",
+            "no other process writes the source",
         );
     }
     let reads = count(Op::READ);
@@ -83,7 +83,7 @@ fn all(run: &CommandRun) -> Vec<CandidateOption> {
         add(
             "cache=keep",
             format!("{reads} READ requests fetch pages that may have been there"),
-            "nobody else writes the source",
+            "no other process writes the source",
         );
     }
     let attributes = count(Op::GETXATTR) + count(Op::LISTXATTR);

@@ -71,7 +71,7 @@ fn facts(results: &DirectResults) -> String {
     facts.extend(results.left_out.iter().map(|left_out| ("Left out", left_out.clone())));
     let mut text = html::facts(&facts);
     if results.interrupted {
-        text.push_str("<p><strong>It was interrupted; the results are those of the complete rounds.</strong></p>\n");
+        text.push_str("<p><strong>It was interrupted; the results are from the complete rounds.</strong></p>\n");
     }
     text
 }

@@ -40,7 +40,7 @@ pub fn table(results: &DirectResults) -> String {
         );
     }
     if results.interrupted {
-        text.push_str("\nIt was interrupted; the results are those of the complete rounds.\n");
+        text.push_str("\nIt was interrupted; the results are from the complete rounds.\n");
     }
     text
 }

@@ -82,7 +82,7 @@ fn facts(results: &GlusterResults) -> String {
     facts.extend(results.left_out.iter().map(|left_out| ("Left out", left_out.clone())));
     let mut text = html::facts(&facts);
     if results.interrupted {
-        text.push_str("<p><strong>It was interrupted; the results are those of the complete cases.</strong></p>\n");
+        text.push_str("<p><strong>It was interrupted; the results are from the complete cases.</strong></p>\n");
     }
     text
 }

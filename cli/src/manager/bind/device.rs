@@ -21,7 +21,7 @@ use crate::manager::config::ConfiguredDevice;
 /// The pauses between attempts to open a device that another process has.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
-/// The one who has a device.
+/// The process that has a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "by")]
 pub enum DeviceHolder {
@@ -188,7 +188,7 @@ impl BindableDevice {
         let device = Arc::downgrade(self);
         let thread = std::thread::Builder::new().name("defuse-takeover".to_owned());
         if let Err(error) = thread.spawn(move || take_over(&device)) {
-            log::error!("{}: nobody takes it over: no thread: {error}", self.path);
+            log::error!("{}: the manager cannot take it over: no thread: {error}", self.path);
         }
     }
 

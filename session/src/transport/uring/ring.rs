@@ -66,7 +66,7 @@ impl ThreadRing {
         // A queue that no kernel has: FUSE_URING_CMD_REGISTER fails, which signals the refusal.
         let pushed = self.push(FUSE_IO_URING_CMD_REGISTER, u16::MAX, 0, None, 0);
         if let Err(errno) = pushed.and_then(|()| self.submit()) {
-            log::error!("the kernel could not be told to use /dev/fuse: {errno}");
+            log::error!("the kernel refuses to return to /dev/fuse: {errno}");
         }
     }
 
