@@ -36,7 +36,14 @@ impl Passthrough {
             Some(open) => StatxResult::of(open.fd.as_fd())?,
             None => StatxResult::of(self.fd(&inode)?.as_fd())?,
         };
-        stat.attr(inode.key.mount, self.options.attr_valid_for)
+        self.attributes_of(&inode, &stat)
+    }
+
+    /// The attributes of an inode with this status. Its device may have changed (`watches.rs`).
+    fn attributes_of(&self, inode: &LowerInode, stat: &StatxResult) -> Result<Attr> {
+        let known = inode.key.mount;
+        let mount = self.mounts.find(stat.mount_id(), known).unwrap_or(known);
+        stat.attr(mount, self.options.attr_valid_for)
     }
 
     /// Applies `set`, in an order that gives the result of the whole. Changes of owner and size may
@@ -89,7 +96,7 @@ impl Passthrough {
         if set.unanswered {
             return Ok(Attr::of_new(ino, &NewNode::new(inode.kind, 0, cx.caller)));
         }
-        StatxResult::of(fd)?.attr(inode.key.mount, self.options.attr_valid_for)
+        self.attributes_of(&inode, &StatxResult::of(fd)?)
     }
 
     fn change_size(

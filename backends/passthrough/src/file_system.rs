@@ -134,7 +134,7 @@ impl FileSystem for Passthrough {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         self.act_as(cx);
-        self.mknod(parent, name, node)
+        self.with_numbers_of((&[parent], true), || self.mknod(parent, name, node))
     }
 
     fn mkdir(
@@ -145,7 +145,7 @@ impl FileSystem for Passthrough {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         self.act_as(cx);
-        self.mkdir(parent, name, node)
+        self.with_numbers_of((&[parent], true), || self.mkdir(parent, name, node))
     }
 
     fn symlink(
@@ -157,22 +157,22 @@ impl FileSystem for Passthrough {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         self.act_as(cx);
-        self.symlink(parent, name, target, node)
+        self.with_numbers_of((&[parent], true), || self.symlink(parent, name, target, node))
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         self.act_as(cx);
-        self.link(ino, parent, name)
+        self.with_numbers_of((&[ino, parent], true), || self.link(ino, parent, name))
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         self.act_as(cx);
-        self.unlinkat(parent, name, AtFlags::empty())
+        self.with_numbers_of((&[parent], true), || self.unlinkat(parent, name, AtFlags::empty()))
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         self.act_as(cx);
-        self.unlinkat(parent, name, AtFlags::REMOVEDIR)
+        self.with_numbers_of((&[parent], true), || self.unlinkat(parent, name, AtFlags::REMOVEDIR))
     }
 
     fn rename(
@@ -183,7 +183,10 @@ impl FileSystem for Passthrough {
         flags: RenameFlags,
     ) -> Result<()> {
         self.act_as(cx);
-        self.rename(cx, from, to, flags)
+        let moved = self.known_by_names([from, to]);
+        let [old, new] = moved.map(|ino| ino.unwrap_or(from.0));
+        let inodes = [from.0, to.0, old, new];
+        self.with_numbers_of((&inodes, false), || self.rename(cx, from, to, flags))
     }
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -198,7 +201,7 @@ impl FileSystem for Passthrough {
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         self.act_as(cx);
-        self.setattr(cx, ino, fh, set)
+        self.with_numbers_of((&[ino], true), || self.setattr(cx, ino, fh, set))
     }
 
     fn setxattr(
@@ -210,7 +213,7 @@ impl FileSystem for Passthrough {
         flags: SetXattrFlags,
     ) -> Result<()> {
         self.act_as(cx);
-        self.setxattr(cx, ino, name, value, flags)
+        self.with_numbers_of((&[ino], true), || self.setxattr(cx, ino, name, value, flags))
     }
 
     fn getxattr(
@@ -231,12 +234,15 @@ impl FileSystem for Passthrough {
 
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
         self.act_as(cx);
-        self.removexattr(cx, ino, name)
+        self.with_numbers_of((&[ino], true), || self.removexattr(cx, ino, name))
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         self.act_as(cx);
-        self.open(ino, args)
+        if !args.flags.writable() && !args.flags.has(OpenFlags::TRUNC) {
+            return self.open(ino, args);
+        }
+        self.with_numbers_of((&[ino], true), || self.open(ino, args))
     }
 
     fn create(
@@ -248,7 +254,7 @@ impl FileSystem for Passthrough {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         self.act_as(cx);
-        self.create(parent, name, node, args)
+        self.with_numbers_of((&[parent], true), || self.create(parent, name, node, args))
     }
 
     fn tmpfile(
@@ -259,7 +265,7 @@ impl FileSystem for Passthrough {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         self.act_as(cx);
-        self.tmpfile(parent, node, args)
+        self.with_numbers_of((&[parent], true), || self.tmpfile(parent, node, args))
     }
 
     fn read(
@@ -322,7 +328,7 @@ impl FileSystem for Passthrough {
 
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         self.act_as(cx);
-        self.ioctl(cx, file, args)
+        self.with_numbers_of((&[file.ino], false), || self.ioctl(cx, file, args))
     }
 
     fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {

@@ -67,6 +67,8 @@ pub(crate) struct LowerInode {
     pub(crate) places: Option<Box<InodeNames>>,
     /// No later inode can have `key`; see `identity.rs`.
     key_is_unique: AtomicBool,
+    /// Its numbers do not change again; see `watches.rs`.
+    pub(crate) has_final_numbers: AtomicBool,
 }
 
 impl LowerInode {
@@ -133,6 +135,7 @@ impl LowerInode {
             places,
             handle,
             key_is_unique: AtomicBool::new(true),
+            has_final_numbers: AtomicBool::new(false),
         }
     }
 }
@@ -221,6 +224,17 @@ impl InodeTable {
         // lock.
         inode.lookups.fetch_add(1, Ordering::Relaxed);
         Some(inode.ino())
+    }
+
+    /// Counts a lookup of the inode with this number, if it is known.
+    pub(crate) fn acquire_number(&self, ino: Ino) -> Option<Ino> {
+        if ino != Ino::ROOT {
+            let place = SlabIndex::of(ino.0);
+            let shard = self.read(place.shard);
+            // Under the shared lock, as in `acquire`.
+            shard.slab.get(place)?.lookups.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(ino)
     }
 
     /// Adds an inode with a lookup count of one, or counts one more lookup of the existing inode. True if it is new.

@@ -20,6 +20,8 @@
 //!   lower file system thus checks ownership on the actual file.
 //! - Number and birth time of a removed inode may come back within a tick of the clock. `identity.rs` has the rules by which no
 //!   caller opens such a successor through the removed inode.
+//! - Numbers of an overlay without `nfs_export` change, and those of its hard links are no identity: such inodes are known by their
+//!   descriptors (`watches.rs`).
 //!
 //! - A file system mounted below the source can be unmounted: no descriptor on it lasts (`foreign.rs`). The own mount is not entered
 //!   (`own_mount.rs`).
@@ -50,7 +52,8 @@
 //!
 //! Without file handles, a lookup of a new inode takes 3 calls (statx, openat, statx), and open
 //! goes through `/proc/self/fd`. An inode that is not in the cache takes 2 more calls (openat,
-//! statx), and so does each directory above it that is not.
+//! statx), and so does each directory above it that is not. On an overlay without `nfs_export`, a file with several
+//! names takes 4 (statx, openat, statx, inotify_add_watch), and the first change of an inode 3 more.
 //!
 //! A program in whose process this is ([`CredentialsPolicy::Callers`]) looks a file up and opens it for reading with 3 calls, with and
 //! without file handles: statx, openat, statx. One more gives it a descriptor of its own. A file that it creates takes one
@@ -97,6 +100,7 @@ mod reopen;
 mod slab;
 #[allow(unsafe_code)]
 mod sys;
+mod watches;
 
 pub use defuse_fs::source::{GrantedEffects, LockPlace};
 pub use error::SourceError;

@@ -135,6 +135,9 @@ impl Passthrough {
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
             return self.lookup_by_fd(likely, dir, name);
         };
+        if self.needs_descriptor(index, stat) {
+            return self.lookup_by_fd(index, dir, name);
+        }
         let mount = self.mounts.get(index)?;
         let kept = self.keeps_descriptors();
         let is_usable =
@@ -173,10 +176,14 @@ impl Passthrough {
     /// Looks up a name by opening it: without file handles, at mount points, and if the name
     /// changes meanwhile.
     fn lookup_by_fd(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
-        let fd = self.with_spare_fds(open)?;
+        let fd = self.open_path_at(dir, name)?;
         self.enter_path_fd(likely, fd, true)
+    }
+
+    /// An `O_PATH` descriptor of `name` in `dir`.
+    pub(crate) fn open_path_at(&self, dir: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        self.with_spare_fds(|| rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno())
     }
 
     /// Adds the inode of an `O_PATH` descriptor. Counts a lookup. If `named` is set, the caller
@@ -229,7 +236,7 @@ impl Passthrough {
         self.with_spare_fds(|| rustix::fs::open(path.as_c_str(), flags, Mode::empty()).or_errno())
     }
 
-    fn identify(
+    pub(crate) fn identify(
         &self,
         likely: u32,
         fd: BorrowedFd<'_>,
@@ -270,7 +277,16 @@ impl Passthrough {
         };
         let way = handle.map_or(ReopenMethod::Names, ReopenMethod::Handle);
         let new = FoundInode { key, kind: stat.kind()?, way, pin, key_is_unique };
-        let ino = self.added(self.inodes.insert(new)?);
+        let by_descriptor = is_pinned && new.pin.is_some() && self.changes_numbers(index);
+        let inserted = if by_descriptor {
+            self.insert_by_descriptor(new, self.needs_descriptor(index, stat))?
+        } else {
+            self.inodes.insert(new)?
+        };
+        if by_descriptor && !inserted.1 {
+            return self.entry_by_descriptor(inserted.0);
+        }
+        let ino = self.added(inserted);
         if is_young {
             self.note_young(ino);
         }
@@ -291,6 +307,12 @@ impl Passthrough {
         self.entry(ino, index, stat)
     }
 
+    /// The entry of a known inode that has a descriptor, by which it may have other numbers than by its name.
+    fn entry_by_descriptor(&self, ino: Ino) -> Result<Entry> {
+        let attr = self.getattr(ino, None).inspect_err(|_| self.forget(ino, 1))?;
+        Ok(Entry { ino, generation: 0, attr, valid_for: self.options.entry_valid_for })
+    }
+
     fn entry(&self, ino: Ino, mount: u32, stat: &StatxResult) -> Result<Entry> {
         let attr = stat.attr(mount, self.options.attr_valid_for).inspect_err(|_| {
             self.forget(ino, 1);
@@ -304,6 +326,9 @@ impl Passthrough {
             self.cache_of(&inode).remove(&inode);
             drop(self.recent.take(inode.number));
             self.positions.forget(ino);
+            if self.changes_numbers(inode.key.mount) {
+                self.watches.forget(ino);
+            }
             if self.forwards_locks() {
                 self.locks.forget(ino);
             }

@@ -132,6 +132,21 @@ impl StatxResult {
         MountId { mount, device }
     }
 
+    /// True if all attributes but the numbers are equal, with the time of the last change, so that this is the same file right after a
+    /// change of it.
+    pub(crate) fn describes_same_file(&self, other: &StatxResult) -> bool {
+        let times = |stat: &Statx| {
+            [stat.stx_mtime, stat.stx_ctime, stat.stx_btime]
+                .map(timestamp)
+                .map(|time| (time.secs, time.nanos))
+        };
+        let rest = |stat: &Statx| {
+            let owner = (stat.stx_uid, stat.stx_gid, stat.stx_mode, stat.stx_nlink);
+            (owner, stat.stx_size, stat.stx_blocks, stat.stx_rdev_major, stat.stx_rdev_minor)
+        };
+        times(&self.0) == times(&other.0) && rest(&self.0) == rest(&other.0)
+    }
+
     /// Birth time in nanoseconds, if the file system has one.
     pub(crate) fn birth(&self) -> Option<u64> {
         let time = self.btime()?;

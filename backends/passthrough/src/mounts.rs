@@ -117,6 +117,8 @@ pub(crate) struct MountTable {
     len: Mutex<usize>,
     want: FileHandles,
     granted: GrantedEffects,
+    /// Numbers of inodes may change on one of the mounts.
+    are_numbers_changing: AtomicBool,
     /// The warning is printed once; otherwise users could fill the log.
     warned: AtomicBool,
 }
@@ -127,11 +129,13 @@ impl MountTable {
         // any type.
         let want = if want == FileHandles::Off { want } else { FileHandles::Auto };
         let groups = (0..GROUPS).map(|_| OnceLock::new()).collect();
+        let are_numbers_changing = AtomicBool::new(first.changes_numbers());
         let table = MountTable {
             groups,
             len: Mutex::new(1),
             want,
             granted,
+            are_numbers_changing,
             warned: AtomicBool::new(false),
         };
         if let Some(place) = table.place(0) {
@@ -151,6 +155,11 @@ impl MountTable {
         let index = index as usize;
         let group = self.groups.get(index / GROUP).and_then(OnceLock::get).ok_or(Errno::EIO)?;
         group[index % GROUP].get().ok_or(Errno::EIO)
+    }
+
+    /// True if numbers of inodes may change on one of the mounts.
+    pub(crate) fn are_numbers_changing(&self) -> bool {
+        self.are_numbers_changing.load(Ordering::Relaxed)
     }
 
     /// True if the tree has more than one mount or subvolume.
@@ -200,6 +209,9 @@ impl MountTable {
             log::error!("more than {MAX_MOUNTS} file systems are mounted below the source");
             Errno::ENFILE
         })?;
+        if mount.changes_numbers() {
+            self.are_numbers_changing.store(true, Ordering::Relaxed);
+        }
         let _ = place.set(mount);
         *len += 1;
         Ok((index as u32, root))

@@ -210,6 +210,11 @@ impl Passthrough {
             }
             other => other?,
         }
+        if self.changes_numbers(inode.key.mount)
+            && let Ok(linked) = self.open_path_at(dir_fd, name)
+        {
+            self.link_known(&inode, linked.as_fd());
+        }
         let entry = self.lookup_in(&dir, dir_fd, name)?;
         // It may have had no name before (`O_TMPFILE`).
         self.settle(self.victim(inode));

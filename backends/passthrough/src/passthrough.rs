@@ -26,6 +26,7 @@ use crate::pruning::InodePruning;
 use crate::recent::RecentFiles;
 use crate::removal::RemovalLocks;
 use crate::sys;
+use crate::watches::IdentityWatches;
 
 /// Number of descriptors that the cache closes when the process has too many.
 const SHRINK_BY: usize = 64;
@@ -40,6 +41,8 @@ pub struct Passthrough {
     pub(crate) own_mount: Option<OwnMount>,
     /// Inodes whose birth time the clock has not passed, see `identity.rs`.
     pub(crate) young: YoungInodes,
+    /// Inodes whose numbers change, see `watches.rs`.
+    pub(crate) watches: IdentityWatches,
     pub(crate) files: OpenFiles,
     pub(crate) positions: PositionTables,
     pub(crate) cache: FdCache,
@@ -73,6 +76,8 @@ pub struct ResourceStats {
     pub pinned_fds: usize,
     /// Number of all descriptors: open files, cache, pins, lock owners and one per mount.
     pub open_fds: usize,
+    /// Number of inodes with a watch of inotify(7), because numbers do not find them.
+    pub watched_inodes: usize,
     /// Number of hits in the descriptor cache.
     pub cache_hits: u64,
     /// Number of misses in the descriptor cache, after which the handle was opened.
@@ -150,6 +155,7 @@ impl Passthrough {
             foreign: ForeignMounts::new(cache_capacity(options.fd_cache), Arc::clone(&pruning)),
             pruning,
             young: YoungInodes::default(),
+            watches: IdentityWatches::default(),
             files: OpenFiles::new(),
             positions: PositionTables::default(),
             locks: OwnerLocks::new(),
@@ -176,7 +182,13 @@ impl Passthrough {
             open_files,
             cached_fds: cached + pinned_fds,
             pinned_fds,
-            open_fds: cached + pinned_fds + open_files + mounts + self.locks.len(),
+            open_fds: cached
+                + pinned_fds
+                + open_files
+                + mounts
+                + self.locks.len()
+                + self.watches.descriptors(),
+            watched_inodes: self.watches.len(),
             cache_hits,
             cache_misses,
         }

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use defuse_fs::*;
 use defuse_passthrough::{Passthrough, PassthroughOptions};
 
-/// A served temporary directory.
+/// A served directory, usually a temporary one.
 pub struct ServedDirectory {
     pub fs: Passthrough,
-    dir: tempfile::TempDir,
+    path: PathBuf,
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl Drop for ServedDirectory {
@@ -74,8 +75,15 @@ pub fn flags(flags: u32) -> OpenArgs {
 impl ServedDirectory {
     pub fn new(base: &Path, options: PassthroughOptions) -> Self {
         let dir = tempfile::Builder::new().prefix("defuse-pt-").tempdir_in(base).unwrap();
-        let fs = Passthrough::new(dir.path(), options).unwrap();
-        ServedDirectory { fs, dir }
+        let mut served = ServedDirectory::of(dir.path(), options);
+        served._dir = Some(dir);
+        served
+    }
+
+    /// Serves a directory that stays.
+    pub fn of(path: &Path, options: PassthroughOptions) -> Self {
+        let fs = Passthrough::new(path, options).unwrap();
+        ServedDirectory { fs, path: path.to_path_buf(), _dir: None }
     }
 
     /// Makes this thread act as the process again, since it keeps the credentials of its last
@@ -85,7 +93,7 @@ impl ServedDirectory {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.path.join(name)
     }
 
     pub fn create(&self, text: &str) -> (Entry, File) {
