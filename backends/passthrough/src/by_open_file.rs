@@ -37,7 +37,7 @@ impl Passthrough {
         let index = self.mounts.find(stat.mount_id(), likely)?;
         let mount = self.mounts.get(index).ok()?;
         let has_name = stat.kind() == Ok(FileKind::Regular) && stat.nlink() > 0;
-        if !has_name || !self.finds_by_open_files(mount) {
+        if !has_name || !self.finds_by_open_files(&mount) {
             return None;
         }
         Some((index, mount.key(index, stat, None)?))

@@ -122,7 +122,7 @@ impl Passthrough {
     /// error.
     pub(crate) fn syncfs(&self) -> Result<()> {
         let mut result = Ok(());
-        for (index, _) in (0..).zip(self.mounts.iter()) {
+        for index in self.mounts.indexes() {
             // A foreign mount that is gone was synced by umount(2).
             if let Ok(root) = self.root_fd(index) {
                 result = result.and(rustix::fs::syncfs(root).or_errno());

@@ -17,7 +17,8 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::fd_cache::FdCache;
 use crate::inode::LowerInode;
-use crate::lower::{OrErrno, StatxResult};
+use crate::lower::{MountId, OrErrno, StatxResult};
+use crate::mounts::{LowerMount, MountRef};
 use crate::passthrough::Passthrough;
 use crate::pruning::InodePruning;
 use crate::sys;
@@ -82,14 +83,14 @@ struct MountPlace {
 /// The root of a mount, for open_by_handle_at(2).
 pub(crate) enum RootFd<'a> {
     Lasting(BorrowedFd<'a>),
-    Foreign(Arc<OwnedFd>),
+    Shared(Arc<OwnedFd>),
 }
 
 impl AsFd for RootFd<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             RootFd::Lasting(fd) => *fd,
-            RootFd::Foreign(fd) => fd.as_fd(),
+            RootFd::Shared(fd) => fd.as_fd(),
         }
     }
 }
@@ -122,6 +123,18 @@ impl ForeignMounts {
     /// Number of roots that are open.
     pub(crate) fn open_roots(&self) -> usize {
         lock(&self.0.roots).values().filter(|root| root.fd.is_some()).count()
+    }
+
+    /// The indexes of the mounts whose places are known.
+    pub(crate) fn indexes(&self) -> Vec<u32> {
+        lock(&self.0.roots).keys().copied().collect()
+    }
+
+    /// Forgets the places of mounts that have left the table.
+    pub(crate) fn forget_roots(&self, is_gone: impl Fn(u32) -> bool) {
+        let gone: Vec<_> = lock(&self.0.roots).extract_if(|index, _| is_gone(*index)).collect();
+        // Outside of the lock: closing may wait for the file system.
+        drop(gone);
     }
 
     /// Notes that a descriptor of a pinned inode is used.
@@ -352,28 +365,46 @@ impl Passthrough {
     /// The root of a mount, open for reading. Fails with `ESTALE` if the mount is no longer where it was found.
     pub(crate) fn root_fd(&self, index: u32) -> Result<RootFd<'_>> {
         let mount = self.mounts.get(index)?;
-        if let Some(fd) = &mount.fd {
-            return Ok(RootFd::Lasting(fd.as_fd()));
+        match &mount {
+            MountRef::First(LowerMount { fd: Some(fd), .. }) => {
+                return Ok(RootFd::Lasting(fd.as_fd()));
+            }
+            other if let Some(fd) = &other.fd => return Ok(RootFd::Shared(Arc::clone(fd))),
+            _ => {}
         }
         let place = {
             let mut roots = lock(&self.foreign.0.roots);
             let root = roots.get_mut(&index).ok_or(Errno::ESTALE)?;
             root.is_used = true;
             if let Some(fd) = &root.fd {
-                return Ok(RootFd::Foreign(Arc::clone(fd)));
+                return Ok(RootFd::Shared(Arc::clone(fd)));
             }
             root.place.clone().ok_or(Errno::ESTALE)?
         };
+        let fd = Arc::new(self.placed(self.open_root(place, mount.id)?));
+        self.foreign.set_root(index, Arc::clone(&fd));
+        Ok(RootFd::Shared(fd))
+    }
+
+    /// Opens the root of the mount `id` where it was found. Fails with `ESTALE` if it is no longer there.
+    fn open_root(&self, place: MountPlace, id: MountId) -> Result<OwnedFd> {
         let dir = self.fd(&*place.kept.or_else(|| place.dir.upgrade()).ok_or(Errno::ESTALE)?)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(&dir, &*place.name, flags, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open)?;
-        if StatxResult::of(fd.as_fd())?.mount_id() != mount.id {
-            return Err(Errno::ESTALE);
+        match StatxResult::of(fd.as_fd())?.mount_id() == id {
+            true => Ok(fd),
+            false => Err(Errno::ESTALE),
         }
-        let fd = Arc::new(self.placed(fd));
-        self.foreign.set_root(index, Arc::clone(&fd));
-        Ok(RootFd::Foreign(fd))
+    }
+
+    /// True if a mount is no longer where it was found. Its root may be open.
+    pub(crate) fn has_ended(&self, index: u32) -> bool {
+        let place = lock(&self.foreign.0.roots).get(&index).map(|root| root.place.clone());
+        let Some(Some(place)) = place else { return true };
+        let Ok(mount) = self.mounts.get(index) else { return true };
+        let opened = self.open_root(place, mount.id);
+        matches!(opened, Err(Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR))
     }
 }
 

@@ -23,7 +23,8 @@
 //! - Numbers of an overlay without `nfs_export` change, and those of its hard links are no identity: such inodes are known by their
 //!   descriptors (`watches.rs`).
 //!
-//! - A file system mounted below the source can be unmounted: no descriptor on it lasts (`foreign.rs`). The own mount is not entered
+//! - A file system mounted below the source can be unmounted: no descriptor on it lasts (`foreign.rs`), and others take its place in the
+//!   table of mounts (`reuse.rs`). The own mount is not entered
 //!   (`own_mount.rs`).
 //!
 //! # System calls per operation
@@ -97,6 +98,7 @@ mod pruning;
 mod recent;
 mod removal;
 mod reopen;
+mod reuse;
 mod slab;
 #[allow(unsafe_code)]
 mod sys;

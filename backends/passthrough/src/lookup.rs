@@ -169,7 +169,7 @@ impl Passthrough {
         if !is_same || stat.mount_id() != mount.id {
             return self.lookup_by_fd(index, dir, name);
         }
-        let is_unique = self.is_unique(mount, &stat, tick);
+        let is_unique = self.is_unique(&mount, &stat, tick);
         self.enter(index, &stat, Some(handle), (DescriptorUse::Nothing, is_unique))
     }
 
@@ -191,7 +191,7 @@ impl Passthrough {
     pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd, named: bool) -> Result<Entry> {
         let stat = StatxResult::of(fd.as_fd())?;
         let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
-        let is_unique = self.is_unique(self.mounts.get(index)?, &stat, ClockTick::now());
+        let is_unique = self.is_unique(&*self.mounts.get(index)?, &stat, ClockTick::now());
         let kept = match &handle {
             Some(_) if !self.keeps_descriptors() => DescriptorUse::Nothing,
             None if named && self.is_reopened(&stat) && is_unique => DescriptorUse::Cached(fd),
@@ -218,7 +218,7 @@ impl Passthrough {
         }
         let (index, handle) = self.identify(likely, fd.as_fd(), stat)?;
         // A file without a name cannot be found by its handle.
-        let is_unique = self.is_unique(self.mounts.get(index)?, stat, ClockTick::now());
+        let is_unique = self.is_unique(&*self.mounts.get(index)?, stat, ClockTick::now());
         let by_handle = handle.is_some() && !self.keeps_descriptors() && stat.nlink() > 0;
         let kept = match (by_handle, self.is_reopened(stat)) {
             (true, _) => DescriptorUse::Nothing,
@@ -245,7 +245,7 @@ impl Passthrough {
         let index = match self.mounts.find(stat.mount_id(), likely) {
             Some(index) => index,
             None => {
-                let (index, root) = self.with_spare_fds(|| self.mounts.enter(fd, stat))?;
+                let (index, root) = self.enter_mount(fd, stat)?;
                 if let Some(root) = root {
                     self.keep_root(index, root);
                 }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use crate::mounts::place_of;
 use defuse_fs::{Attr, Errno, FileKind, Result, Timestamp};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, StatxTimestamp};
 
@@ -184,7 +185,7 @@ impl StatxResult {
 
 /// `st_ino` as programs see it. The numbers of the source's own file system are unchanged.
 pub(crate) fn distinct_ino(ino: u64, mount: u32) -> u64 {
-    ino ^ (u64::from(mount) << 48)
+    ino ^ (u64::from(place_of(mount)) << 48)
 }
 
 fn timestamp(time: StatxTimestamp) -> Timestamp {

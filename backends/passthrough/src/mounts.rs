@@ -1,9 +1,11 @@
 //! The file systems below the source, each with a descriptor for opening file handles.
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use arc_swap::ArcSwapOption;
 use defuse_fs::source::GrantedEffects;
 use defuse_fs::{Errno, FileKind, Result, SourceRestrictions};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
@@ -14,7 +16,7 @@ use crate::options::FileHandles;
 use crate::sys;
 
 /// Maximum number of mounts (and btrfs subvolumes): [`GROUPS`] of [`GROUP`].
-const MAX_MOUNTS: usize = GROUPS * GROUP;
+pub(crate) const MAX_MOUNTS: usize = GROUPS * GROUP;
 const GROUPS: usize = 64;
 const GROUP: usize = 16;
 
@@ -22,7 +24,7 @@ const GROUP: usize = 16;
 pub(crate) struct LowerMount {
     pub(crate) id: MountId,
     /// Open for reading, as open_by_handle_at(2) requires. `None` for a mount below the source (`foreign.rs`).
-    pub(crate) fd: Option<OwnedFd>,
+    pub(crate) fd: Option<Arc<OwnedFd>>,
     /// It is mounted below the source: a descriptor on it keeps it busy for umount(8).
     pub(crate) is_foreign: bool,
     pub(crate) f_type: u64,
@@ -44,7 +46,7 @@ impl LowerMount {
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
         let works = probe(fd.as_fd());
         let has_acls = has_acls(dir);
-        let (fd, is_foreign) = (Some(fd), false);
+        let (fd, is_foreign) = (Some(Arc::new(fd)), false);
         let mount = LowerMount { id, fd, is_foreign, f_type, handles: true, denied, has_acls };
         match (want, works) {
             // A lack of descriptors does not show whether handles work. The caller makes room and retries.
@@ -107,20 +109,61 @@ fn has_acls(fd: BorrowedFd<'_>) -> bool {
     !matches!(answer, Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS))
 }
 
-type MountGroup = Box<[OnceLock<LowerMount>]>;
+/// A place in the table, and the number of mounts that have left it.
+#[derive(Default)]
+struct MountPlaceholder {
+    mount: ArcSwapOption<IndexedMount>,
+    generation: AtomicU32,
+}
 
-/// All mounts that were seen. They are never removed, so that an index stays valid and reading
-/// takes no lock.
+pub(crate) struct IndexedMount {
+    index: u32,
+    mount: LowerMount,
+}
+
+/// A mount of the table during an operation.
+pub(crate) enum MountRef<'a> {
+    First(&'a LowerMount),
+    Other(Arc<IndexedMount>),
+}
+
+impl Deref for MountRef<'_> {
+    type Target = LowerMount;
+
+    fn deref(&self) -> &LowerMount {
+        match self {
+            MountRef::First(mount) => mount,
+            MountRef::Other(indexed) => &indexed.mount,
+        }
+    }
+}
+
+type MountGroup = Box<[MountPlaceholder]>;
+
+/// The mounts that were seen. A mount that no inode is on may leave its place to another one. An index is a place and a generation, so that
+/// it is not taken for that of the next mount there. Reading takes no lock.
 pub(crate) struct MountTable {
-    /// In groups, because there is nearly always only one mount.
+    /// The source has the index 0, and stays.
+    first: LowerMount,
+    /// The others, in groups, because there is nearly always only one mount. The first place is not used.
     groups: Box<[OnceLock<MountGroup>]>,
-    len: Mutex<usize>,
+    /// Number of places that were ever used.
+    len: AtomicUsize,
+    changes: Mutex<()>,
     want: FileHandles,
     granted: GrantedEffects,
     /// Numbers of inodes may change on one of the mounts.
     are_numbers_changing: AtomicBool,
     /// The warning is printed once; otherwise users could fill the log.
     warned: AtomicBool,
+}
+
+/// The bits of an index that are the place.
+const PLACE_BITS: u32 = MAX_MOUNTS.trailing_zeros();
+
+/// The place of the mount with this index, which no other mount has at the same time.
+pub(crate) fn place_of(index: u32) -> u32 {
+    index & (MAX_MOUNTS as u32 - 1)
 }
 
 impl MountTable {
@@ -130,31 +173,35 @@ impl MountTable {
         let want = if want == FileHandles::Off { want } else { FileHandles::Auto };
         let groups = (0..GROUPS).map(|_| OnceLock::new()).collect();
         let are_numbers_changing = AtomicBool::new(first.changes_numbers());
-        let table = MountTable {
+        MountTable {
+            first,
             groups,
-            len: Mutex::new(1),
+            len: AtomicUsize::new(1),
+            changes: Mutex::default(),
             want,
             granted,
             are_numbers_changing,
             warned: AtomicBool::new(false),
-        };
-        if let Some(place) = table.place(0) {
-            let _ = place.set(first);
         }
-        table
     }
 
-    /// The place of the mount with this index; `None` beyond the table.
-    fn place(&self, index: usize) -> Option<&OnceLock<LowerMount>> {
-        let group = self.groups.get(index / GROUP)?;
-        let group = group.get_or_init(|| (0..GROUP).map(|_| OnceLock::new()).collect());
-        group.get(index % GROUP)
+    /// The place with this number; `None` if it is beyond the table.
+    fn place(&self, place: usize) -> Option<&MountPlaceholder> {
+        let group = self.groups.get(place / GROUP)?;
+        let group = group.get_or_init(|| (0..GROUP).map(|_| MountPlaceholder::default()).collect());
+        group.get(place % GROUP)
     }
 
-    pub(crate) fn get(&self, index: u32) -> Result<&LowerMount> {
-        let index = index as usize;
-        let group = self.groups.get(index / GROUP).and_then(OnceLock::get).ok_or(Errno::EIO)?;
-        group[index % GROUP].get().ok_or(Errno::EIO)
+    /// The mount with this index. Fails with `ESTALE` if it has left the table.
+    pub(crate) fn get(&self, index: u32) -> Result<MountRef<'_>> {
+        if index == 0 {
+            return Ok(MountRef::First(&self.first));
+        }
+        let place = place_of(index) as usize;
+        let group = self.groups.get(place / GROUP).and_then(OnceLock::get).ok_or(Errno::ESTALE)?;
+        let found = group[place % GROUP].mount.load_full();
+        let found = found.filter(|found| found.index == index).ok_or(Errno::ESTALE)?;
+        Ok(MountRef::Other(found))
     }
 
     /// True if numbers of inodes may change on one of the mounts.
@@ -162,14 +209,26 @@ impl MountTable {
         self.are_numbers_changing.load(Ordering::Relaxed)
     }
 
-    /// True if the tree has more than one mount or subvolume.
+    /// True if the tree has, or had, more than one mount or subvolume.
     pub(crate) fn are_several(&self) -> bool {
-        self.get(1).is_ok()
+        self.len.load(Ordering::Acquire) > 1
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &LowerMount> {
-        let groups = self.groups.iter().map_while(OnceLock::get);
-        groups.flat_map(|group| group.iter()).map_while(OnceLock::get)
+    /// All mounts but the source.
+    fn others(&self) -> impl Iterator<Item = Arc<IndexedMount>> {
+        let places = (1..self.len.load(Ordering::Acquire)).filter_map(|place| self.place(place));
+        places.filter_map(|place| place.mount.load_full())
+    }
+
+    /// The indexes of all mounts.
+    pub(crate) fn indexes(&self) -> Vec<u32> {
+        std::iter::once(0).chain(self.others().map(|found| found.index)).collect()
+    }
+
+    /// Number of mounts with a lasting descriptor.
+    pub(crate) fn descriptors(&self) -> usize {
+        let others = self.others().filter(|found| found.mount.fd.is_some()).count();
+        usize::from(self.first.fd.is_some()) + others
     }
 
     /// The index of the mount `id`, which is usually `likely`, the index of the parent's mount.
@@ -177,10 +236,39 @@ impl MountTable {
         if self.get(likely).is_ok_and(|mount| mount.id == id) {
             return Some(likely);
         }
-        self.iter().position(|mount| mount.id == id).map(|index| index as u32)
+        if self.first.id == id {
+            return Some(0);
+        }
+        self.others().find(|found| found.mount.id == id).map(|found| found.index)
     }
 
-    /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is foreign.
+    /// Takes the mounts out for which `is_unused` is true, given their index.
+    pub(crate) fn remove_if(&self, is_unused: impl Fn(u32) -> bool) {
+        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        for found in self.others() {
+            if is_unused(found.index)
+                && let Some(place) = self.place(place_of(found.index) as usize)
+            {
+                place.generation.fetch_add(1, Ordering::Relaxed);
+                place.mount.store(None);
+            }
+        }
+    }
+
+    /// Puts a mount into a free place. Returns its index, or `None` if there is no place.
+    fn add(&self, mount: LowerMount) -> Option<u32> {
+        let len = self.len.load(Ordering::Acquire);
+        let free = |at: &usize| self.place(*at).is_some_and(|place| place.mount.load().is_none());
+        let at = if len < MAX_MOUNTS { len } else { (1..len).find(free)? };
+        let place = self.place(at)?;
+        let index = place.generation.load(Ordering::Relaxed) << PLACE_BITS | at as u32;
+        place.mount.store(Some(Arc::new(IndexedMount { index, mount })));
+        self.len.fetch_max(at + 1, Ordering::Release);
+        Some(index)
+    }
+
+    /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is foreign. Fails with `ENFILE` if the table is
+    /// full.
     pub(crate) fn enter(
         &self,
         fd: BorrowedFd<'_>,
@@ -197,24 +285,17 @@ impl MountTable {
             LowerMount { id, fd, is_foreign, f_type, handles: false, denied, has_acls }
         };
         // A subvolume of btrfs is on the mount of the source.
-        mount.is_foreign = mount.id.mount != self.get(0)?.id.mount;
-        let root = if mount.is_foreign { mount.fd.take() } else { None };
+        mount.is_foreign = mount.id.mount != self.first.id.mount;
+        let root = if mount.is_foreign { mount.fd.take().and_then(Arc::into_inner) } else { None };
         self.check(fd, mount.denied)?;
-        let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = self.find(mount.id, 0) {
             return Ok((index, root));
         }
-        let index = *len;
-        let place = self.place(index).ok_or_else(|| {
-            log::error!("more than {MAX_MOUNTS} file systems are mounted below the source");
-            Errno::ENFILE
-        })?;
         if mount.changes_numbers() {
             self.are_numbers_changing.store(true, Ordering::Relaxed);
         }
-        let _ = place.set(mount);
-        *len += 1;
-        Ok((index as u32, root))
+        Ok((self.add(mount).ok_or(Errno::ENFILE)?, root))
     }
 }
 

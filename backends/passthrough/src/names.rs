@@ -12,7 +12,6 @@ use crate::creds::{CreateCredentials, as_owner, become_owner};
 use crate::data::keeps_bits;
 use crate::inode::LowerInode;
 use crate::lower::{OrErrno, ProcPath, StatxResult, is_below, open_parent};
-use crate::mounts::LowerMount;
 use crate::passthrough::{InodeFd, Passthrough};
 
 impl Passthrough {
@@ -34,7 +33,7 @@ impl Passthrough {
         let (fd, name) = (fd.as_fd(), name.as_bytes());
         // Where its inode needs a handle, an open by that takes fewer calls.
         let mount = self.mounts.get(dir.key.mount)?;
-        if !self.opens_by_name(args.flags) || mount.handles && !self.finds_by_open_files(mount) {
+        if !self.opens_by_name(args.flags) || mount.handles && !self.finds_by_open_files(&mount) {
             return Ok((self.lookup_in(&dir, fd, name)?, None));
         }
         self.lookup_in_to_open(&dir, fd, name, args.flags)
@@ -58,8 +57,7 @@ impl Passthrough {
 
     /// True if new files in the directory `dir` may inherit an access list.
     fn has_acls(&self, dir: &LowerInode) -> bool {
-        let has_acls = |mount: &LowerMount| mount.has_acls;
-        self.options.has_acls() && self.mounts.get(dir.key.mount).is_ok_and(has_acls)
+        self.options.has_acls() && self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.has_acls)
     }
 
     /// Creates a node by `make(dir, name, mode)`, sets its label, and looks it up.

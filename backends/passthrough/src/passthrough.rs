@@ -113,7 +113,8 @@ impl Passthrough {
                 }
                 LowerMountError::Other(errno) => fail(errno),
             })?;
-        mount.fd = mount.fd.map(|fd| above(fd, options.descriptors_from));
+        let fd = mount.fd.take().and_then(Arc::into_inner);
+        mount.fd = fd.map(|fd| Arc::new(above(fd, options.descriptors_from)));
         if !mount.handles {
             if options.descriptors_from == 0 {
                 raise_nofile_limit();
@@ -174,8 +175,7 @@ impl Passthrough {
         let (cache_hits, cache_misses) = (cache_hits + foreign.1, cache_misses + foreign.2);
         let cached = cached + foreign.0 + self.recent.len();
         let (pinned_fds, open_files) = (self.inodes.pinned(), self.files.len());
-        let mounts = self.mounts.iter().filter(|mount| mount.fd.is_some()).count();
-        let mounts = mounts + self.foreign.open_roots();
+        let mounts = self.mounts.descriptors() + self.foreign.open_roots();
         ResourceStats {
             inodes,
             inode_bytes,

@@ -100,7 +100,7 @@ impl Passthrough {
     /// True if an inode with this status needs no descriptor of its own once a name is known.
     pub(crate) fn is_reopened(&self, stat: &StatxResult) -> bool {
         let mount = self.mounts.find(stat.mount_id(), 0).and_then(|at| self.mounts.get(at).ok());
-        let reopens = mount.is_some_and(LowerMount::reopens);
+        let reopens = mount.is_some_and(|mount| mount.reopens());
         reopens && stat.birth().is_some() && stat.nlink() > 0 && !self.keeps_descriptors()
     }
 
@@ -122,7 +122,7 @@ impl Passthrough {
 
     /// Records the new name of a renamed inode.
     pub(crate) fn note_moved(&self, dir: &Arc<LowerInode>, fd: BorrowedFd<'_>, name: &[u8]) {
-        if !self.mounts.get(dir.key.mount).is_ok_and(LowerMount::reopens) {
+        if !self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.reopens()) {
             return;
         }
         if let Ok(stat) = StatxResult::at(fd, name)

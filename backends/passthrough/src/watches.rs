@@ -167,7 +167,7 @@ impl Passthrough {
     /// True if the numbers of inodes on the mount with this index may change.
     pub(crate) fn changes_numbers(&self, mount: u32) -> bool {
         self.mounts.are_numbers_changing()
-            && self.mounts.get(mount).is_ok_and(LowerMount::changes_numbers)
+            && self.mounts.get(mount).is_ok_and(|mount| mount.changes_numbers())
     }
 
     /// True if a file with this status, on the mount with this index, is told from others by its descriptor alone: each of its names may
