@@ -94,7 +94,11 @@ const fn full(
 /// Tools that tests use if installed, and otherwise leave out the parts that need them.
 pub const TEST_TOOLS: &[RequiredTool] = &[
     RequiredTool::package_for("e2fsprogs", "mkfs.ext4", "the POSIX cases on ext4"),
-    RequiredTool::package_for("xfsprogs", "mkfs.xfs", "uhs beside xfs on the same device"),
+    RequiredTool::package_for(
+        "xfsprogs",
+        "mkfs.xfs",
+        "uhs beside xfs on the same device, xfs as a source",
+    ),
     RequiredTool::package_for(
         "fuse3",
         "fusermount3",
@@ -132,7 +136,16 @@ pub const TEST_TOOLS: &[RequiredTool] = &[
     RequiredTool::package_for("busybox-static", "busybox", "static programs in a run"),
     RequiredTool::package_for("lmdb-utils", "mdb_load", "a database of many writers in a run"),
     RequiredTool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
-    RequiredTool::package_for("squashfs-tools", "mksquashfs", "squashfuse over a socket"),
+    RequiredTool::package_for(
+        "squashfs-tools",
+        "mksquashfs",
+        "squashfuse over a socket, squashfs as a source",
+    ),
+    RequiredTool::package_for("erofs-utils", "mkfs.erofs", "erofs as a source"),
+    RequiredTool::package_for("genisoimage", "genisoimage", "iso9660 as a source"),
+    RequiredTool::package_for("btrfs-progs", "mkfs.btrfs", "btrfs as a source"),
+    RequiredTool::package_for("f2fs-tools", "mkfs.f2fs", "f2fs as a source"),
+    RequiredTool::package_for("dosfstools", "mkfs.vfat", "vfat as a source"),
     RequiredTool::package_for("gocryptfs", "gocryptfs", "FUSE programs over a socket"),
     RequiredTool::package_for(
         "libfuse3-dev",
