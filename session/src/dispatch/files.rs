@@ -135,6 +135,11 @@ impl Dispatcher {
         if flags.has(OpenFlags::DIRECT) && !only_reads && opened.parallel_direct_writes {
             out.open_flags |= abi::FOPEN_DIRECT_IO;
         }
+        // The backing file of another open of the inode, by which the kernel would write past the file system. Its writes come as
+        // requests, and its mappings are of the backing file.
+        if opened.backing.is_none() && flags.writable() {
+            out.open_flags |= abi::FOPEN_DIRECT_IO;
+        }
     }
 
     /// Undoes an open whose reply was not delivered.

@@ -210,6 +210,14 @@ fn a_set_user_id_file_of_root_keeps_the_bit_when_root_writes(dir: &CaseDir) -> R
     rustix::process::umask(umask);
     write_all(&file?, 0, b"x")?;
     ensure!(dir.perm("a")? == 0o6755, "{:o}", dir.perm("a")?);
+    // The kernel wrote directly as long as an open file of before had a backing file.
+    dir.file("b", b"bytes")?;
+    let before = dir.open("b", OFlags::RDWR)?;
+    write_all(&before, 0, b"y")?;
+    dir.chmod("b", 0o6755)?;
+    write_all(&dir.open("b", OFlags::RDWR)?, 0, b"x")?;
+    ensure!(dir.perm("b")? == 0o6755, "{:o} beside another open file", dir.perm("b")?);
+    drop(before);
     Ok(())
 }
 
