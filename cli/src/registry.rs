@@ -81,7 +81,7 @@ impl RegistryEntry {
         RegistryEntry {
             connection,
             pid,
-            pid_start: process_start(pid).unwrap_or_default(),
+            pid_start: own_start(),
             source,
             mountpoint: mountpoint.to_string_lossy().into_owned(),
             fstype: String::new(),
@@ -161,6 +161,34 @@ pub fn now_unix() -> u64 {
 pub fn process_start(pid: u32) -> Option<u64> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse_start(&String::from_utf8_lossy(&stat))
+}
+
+/// The start of this process, also where /proc is that of another PID namespace.
+pub fn own_start() -> u64 {
+    let stat = fs::read("/proc/self/stat").unwrap_or_default();
+    parse_start(&String::from_utf8_lossy(&stat)).unwrap_or_default()
+}
+
+/// The number here of the process that registered as `pid`, perhaps in a PID namespace below this one, such as that of a container. It
+/// is `pid` itself if there is no such process.
+pub fn number_here(pid: u32, start: u64) -> u32 {
+    if process_start(pid) == Some(start) {
+        return pid;
+    }
+    let is_it = |number: &u32| {
+        process_start(*number) == Some(start)
+            && fs::read_to_string(format!("/proc/{number}/status"))
+                .is_ok_and(|status| innermost_number(&status) == Some(pid))
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers.into_iter().find(is_it).unwrap_or(pid)
+}
+
+/// The number of a process in its own PID namespace (`proc_pid_status(5)`).
+fn innermost_number(status: &str) -> Option<u32> {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
 /// The age of a process; `None` if it has ended.
@@ -275,7 +303,9 @@ fn is_entry(path: &Path) -> bool {
 }
 
 fn read(file: &Path) -> Option<RegistryEntry> {
-    serde_json::from_slice(&fs::read(file).ok()?).ok()
+    let mut entry: RegistryEntry = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
+    entry.pid = number_here(entry.pid, entry.pid_start);
+    Some(entry)
 }
 
 /// The directory in which daemons of this user register.
@@ -358,6 +388,15 @@ mod tests {
         assert_eq!(parse_start("nonsense"), None);
         assert!(process_start(std::process::id()).is_some());
         assert_eq!(process_start(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_process_of_another_pid_namespace_is_found_by_its_number_there() {
+        assert_eq!(innermost_number("Name:\tx\nNSpid:\t4711\t12\t1\nNSpgid:\t1\n"), Some(1));
+        assert_eq!(innermost_number("Name:\tx\n"), None);
+        let own = std::process::id();
+        assert_eq!(number_here(own, own_start()), own);
+        assert_eq!(number_here(own, own_start() + 1), own, "no such process");
     }
 
     #[test]

@@ -45,6 +45,8 @@ const FLAGS: &[(&str, MountFlags, MountFlags)] = {
         ("sync", NONE, MountFlags::SYNCHRONOUS),
         ("async", MountFlags::SYNCHRONOUS, NONE),
         ("dirsync", NONE, MountFlags::DIRSYNC),
+        ("nosymfollow", NONE, MountFlags::NOSYMFOLLOW),
+        ("symfollow", MountFlags::NOSYMFOLLOW, NONE),
         ("noatime", ATIME, MountFlags::NOATIME),
         ("atime", MountFlags::NOATIME, NONE),
         ("relatime", ATIME, MountFlags::RELATIME),

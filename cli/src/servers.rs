@@ -91,7 +91,7 @@ pub fn register(
         socket: socket.to_string_lossy().into_owned(),
         source,
         pid,
-        pid_start: process_start(pid).unwrap_or_default(),
+        pid_start: registry::own_start(),
         since_unix: now_unix(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         devices,
@@ -131,15 +131,17 @@ const PREFIX: &str = "serve-";
 fn read(file: &Path) -> Option<ServerEntry> {
     let name = file.file_name()?.to_str()?.strip_prefix(PREFIX)?;
     if let Some(pid) = name.strip_suffix(".sock") {
-        // The server was killed before it wrote its entry.
-        if pid.parse().is_ok_and(|pid| process_start(pid).is_none()) {
+        // The server was killed before it wrote its entry. One with an entry may be in another PID namespace.
+        let has_entry = file.with_extension("json").exists();
+        if !has_entry && pid.parse().is_ok_and(|pid| process_start(pid).is_none()) {
             let _ = fs::remove_file(file);
         }
         return None;
     }
     name.strip_suffix(".json")?;
     let server: ServerEntry = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-    let server = ServerEntry { file: file.to_path_buf(), ..server };
+    let pid = registry::number_here(server.pid, server.pid_start);
+    let server = ServerEntry { file: file.to_path_buf(), pid, ..server };
     if !server.is_alive() {
         // Without the permission, root removes them later.
         remove(file);

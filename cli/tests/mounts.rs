@@ -96,6 +96,23 @@ fn the_threads_of_a_mount_follow_a_policy_and_are_changed_while_it_is_used() {
     place.ok(&["umount", "mnt"]);
 }
 
+/// A command outside took the number in the container for one of its own: it would have waited for, and named, another process.
+#[test]
+fn a_daemon_in_another_pid_namespace_has_its_number_here() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    let mut unshare = place.command_of(Path::new("unshare"), &["--pid", "--fork", "--kill-child"]);
+    let arguments = ["mount", "--foreground", "memory:", "mnt"];
+    let mut daemon = unshare.arg(PROGRAM).args(arguments).stderr(Stdio::null()).spawn().unwrap();
+    eventually("mounted", || place.list().iter().any(|row| row["state"] == "serving"));
+    let pid = place.pid();
+    assert_ne!(pid.as_raw_nonzero().get(), 1);
+    let children = format!("/proc/{0}/task/{0}/children", daemon.id());
+    let child = fs::read_to_string(children).unwrap();
+    assert_eq!(child.trim(), pid.as_raw_nonzero().to_string());
+    place.ok(&["umount", "mnt"]);
+    assert!(daemon.wait().unwrap().success());
+}
+
 /// With `noatime` the kernel keeps no access times for the mount, but reads still updated the access times of the
 /// source. (xfstests 120)
 #[test]
@@ -178,6 +195,13 @@ fn a_mount_is_remounted_with_other_flags() {
     assert!(!runs());
     ok("remount,exec");
     assert!(runs());
+    symlink("file", place.path("src/link")).unwrap();
+    let follows = || fs::read(place.path("mnt/link")).is_ok();
+    assert!(follows());
+    ok("remount,nosymfollow");
+    assert!(!follows());
+    ok("remount,symfollow");
+    assert!(follows());
     let open = fs::OpenOptions::new().append(true).open(&file).unwrap();
     let said = remount("remount,ro");
     assert!(said.code == Some(32) && said.err.contains("open for writing"), "{}", said.err);

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, CWD, RenameFlags, XattrFlags};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// A kind of file system.
-struct SourceKind {
+struct LowerSource {
     name: &'static str,
     /// Its name in /proc/filesystems.
     driver: &'static str,
@@ -30,11 +30,11 @@ const fn kind(
     driver: &'static str,
     make: &'static str,
     is_writable: bool,
-) -> SourceKind {
-    SourceKind { name, driver, make, is_writable }
+) -> LowerSource {
+    LowerSource { name, driver, make, is_writable }
 }
 
-const KINDS: [SourceKind; 15] = [
+const KINDS: [LowerSource; 15] = [
     kind("squashfs", "squashfs", "mksquashfs \"$1\" \"$0\" -quiet -noappend", false),
     kind("erofs", "erofs", "rm \"$0\"; mkfs.erofs --quiet \"$0\" \"$1\"", false),
     kind("iso9660", "iso9660", "genisoimage -quiet -R -o \"$0\" \"$1\"", false),
@@ -58,13 +58,13 @@ const OPTIONS: [&str; 3] = ["rw", "handles=off,no_passthrough", "writeback,exclu
 /// The mounted source, which is unmounted when dropped.
 struct SourceMount<'a> {
     place: &'a TestPlace,
-    kind: &'a SourceKind,
+    kind: &'a LowerSource,
     mounted: Vec<PathBuf>,
 }
 
 impl<'a> SourceMount<'a> {
     /// Makes a file system of this kind and mounts it on `src`. `None` without the means.
-    fn new(place: &'a TestPlace, kind: &'a SourceKind) -> Option<Self> {
+    fn new(place: &'a TestPlace, kind: &'a LowerSource) -> Option<Self> {
         let tree = place.path("tree");
         if !tree.exists() {
             make_tree(&tree);

@@ -119,6 +119,7 @@ pub(crate) mod fs_type {
     pub(crate) const BTRFS: u64 = 0x9123_683e;
     pub(crate) const F2FS: u64 = 0xf2f5_2010;
     pub(crate) const OVERLAY: u64 = 0x794c_7630;
+    pub(crate) const FUSE: u64 = 0x6573_5546;
     pub(crate) const BCACHEFS: u64 = 0xca45_1a4e;
     pub(crate) const RAMFS: u64 = 0x8584_58f6;
     pub(crate) const ZFS: u64 = 0x2fc1_2fc1;

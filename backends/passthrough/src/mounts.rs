@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 use crate::handle::{fs_type, is_local};
 use crate::lower::{MountId, OrErrno, ProcPath, StatxResult};
 use crate::options::FileHandles;
+use crate::reuse::PlaceSearch;
 use crate::sys;
 
 /// Maximum number of mounts (and btrfs subvolumes): [`GROUPS`] of [`GROUP`].
@@ -150,6 +151,8 @@ pub(crate) struct MountTable {
     /// Number of places that were ever used.
     len: AtomicUsize,
     changes: Mutex<()>,
+    /// The last search for free places.
+    pub(crate) search: Mutex<PlaceSearch>,
     want: FileHandles,
     granted: GrantedEffects,
     /// Numbers of inodes may change on one of the mounts.
@@ -178,6 +181,7 @@ impl MountTable {
             groups,
             len: AtomicUsize::new(1),
             changes: Mutex::default(),
+            search: Mutex::default(),
             want,
             granted,
             are_numbers_changing,

@@ -156,7 +156,7 @@ impl Passthrough {
             foreign: ForeignMounts::new(cache_capacity(options.fd_cache), Arc::clone(&pruning)),
             pruning,
             young: YoungInodes::default(),
-            watches: IdentityWatches::default(),
+            watches: IdentityWatches::new(options.descriptors_from),
             files: OpenFiles::new(),
             positions: PositionTables::default(),
             locks: OwnerLocks::new(),

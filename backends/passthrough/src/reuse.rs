@@ -6,13 +6,29 @@
 
 use std::collections::HashSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Once;
+use std::sync::{Once, PoisonError};
+use std::time::{Duration, Instant};
 
 use defuse_fs::{Errno, Result};
 
 use crate::lower::StatxResult;
 use crate::mounts::MAX_MOUNTS;
 use crate::passthrough::Passthrough;
+
+/// The last search for places that can be used again. It looks at all mounts and inodes, so that lookups on a further mount must not
+/// begin one after the other.
+#[derive(Default)]
+pub(crate) struct PlaceSearch {
+    ended: Option<Instant>,
+    took: Duration,
+}
+
+impl PlaceSearch {
+    /// True if searches would take more than a tenth of the time.
+    fn is_too_soon(&self) -> bool {
+        self.ended.is_some_and(|ended| ended.elapsed() < self.took * 9)
+    }
+}
 
 impl Passthrough {
     /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is foreign. Fails with `ENFILE` if all mounts
@@ -24,13 +40,23 @@ impl Passthrough {
     ) -> Result<(u32, Option<OwnedFd>)> {
         let enter = || self.with_spare_fds(|| self.mounts.enter(fd, stat));
         let mut entered = enter();
+        if !matches!(entered, Err(Errno::ENFILE)) {
+            return entered;
+        }
+        let mut search = self.mounts.search.lock().unwrap_or_else(PoisonError::into_inner);
+        if search.is_too_soon() {
+            return entered;
+        }
+        let begun = Instant::now();
         for free in [Passthrough::free_ended_mounts, Passthrough::free_unused_mounts] {
             if !matches!(entered, Err(Errno::ENFILE)) {
-                return entered;
+                break;
             }
             free(self);
             entered = enter();
         }
+        *search = PlaceSearch { ended: Some(Instant::now()), took: begun.elapsed() };
+        drop(search);
         entered.inspect_err(|errno| {
             static SAID: Once = Once::new();
             if *errno == Errno::ENFILE {

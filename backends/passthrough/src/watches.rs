@@ -17,8 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use defuse_fs::{FileKind, Ino, Name, Result};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
+use crate::handle::fs_type::{FUSE, OVERLAY};
 use crate::inode::{FoundInode, LowerInode};
-use crate::lower::{ProcPath, StatxResult};
+use crate::lower::{ProcPath, StatxResult, above};
 use crate::mounts::LowerMount;
 use crate::passthrough::Passthrough;
 
@@ -27,7 +28,6 @@ use crate::passthrough::Passthrough;
 const MOST: usize = 4096;
 
 /// The inodes with a watch, by watch and by number.
-#[derive(Default)]
 pub(crate) struct IdentityWatches {
     table: Mutex<WatchTable>,
     /// Numbers that take the place of birth times in keys that no lookup must find.
@@ -37,6 +37,8 @@ pub(crate) struct IdentityWatches {
 #[derive(Default)]
 struct WatchTable {
     inotify: Option<OwnedFd>,
+    /// The lowest number for it.
+    descriptors_from: u32,
     inodes: HashMap<i32, WatchedInode>,
     /// The own watch first, then those of names that link(2) made (`link_known`).
     watches: HashMap<Ino, Vec<i32>>,
@@ -55,7 +57,8 @@ impl WatchTable {
     /// the kernel.
     fn watch(&mut self, fd: BorrowedFd<'_>) -> Option<i32> {
         if self.inotify.is_none() {
-            self.inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
+            let made = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
+            self.inotify = made.map(|fd| above(fd, self.descriptors_from));
         }
         let path = ProcPath::new(fd);
         let inotify = self.inotify.as_ref()?;
@@ -113,6 +116,12 @@ impl WatchTable {
 }
 
 impl IdentityWatches {
+    /// Its descriptor has a number from `descriptors_from` on.
+    pub(crate) fn new(descriptors_from: u32) -> Self {
+        let table = WatchTable { descriptors_from, ..WatchTable::default() };
+        IdentityWatches { table: Mutex::new(table), next: AtomicU64::new(0) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, WatchTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -157,9 +166,10 @@ impl IdentityWatches {
 }
 
 impl LowerMount {
-    /// True if inodes are known by their descriptors alone: without file handles and constant birth times.
+    /// True if numbers of inodes may change, or be those of several: on an overlay without file handles, and on a FUSE file system, which
+    /// may be an overlay of its own (fuse-overlayfs).
     pub(crate) fn changes_numbers(&self) -> bool {
-        !self.handles && !self.birth_is_constant()
+        !self.handles && [OVERLAY, FUSE].contains(&self.f_type)
     }
 }
 

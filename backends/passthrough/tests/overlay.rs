@@ -90,10 +90,10 @@ const OVERLAYS: [(&str, &str, &str); 5] = [
 ];
 
 /// Changes an inode by its number.
-type InodeChange = fn(&ServedDirectory, Ino);
+type OverlayChange = fn(&ServedDirectory, Ino);
 
 /// The operations after which a file is in the upper layer.
-const CHANGES: [(&str, InodeChange); 8] = [
+const CHANGES: [(&str, OverlayChange); 8] = [
     ("open for writing", |served, ino| {
         let file = served.open(ino, OpenFlags::RDWR).unwrap();
         served.release(file);
@@ -253,7 +253,7 @@ fn a_directory_stays_one_inode_when_an_overlay_copies_it() {
     if !is_root() {
         return;
     }
-    let steps: [(&str, InodeChange); 6] = [
+    let steps: [(&str, OverlayChange); 6] = [
         ("create", |served, dir| {
             let args = flags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
             let node = regular(&me(), 0o644);

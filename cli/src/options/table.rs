@@ -98,6 +98,8 @@ pub const OPTIONS: &[OptionEntry] = &[
     mount("suid", "", "set-user-id has an effect, if the source allows it"),
     mount("nodev", "", "device files have no effect (default)"),
     mount("dev", "", "device files have an effect, if the source allows it"),
+    mount("nosymfollow", "", "symbolic links are not followed (only root may mount so)"),
+    mount("symfollow", "", "symbolic links are followed (default)"),
     mount("noatime", "", "access times are not updated"),
     mount("atime", "", "access times are updated (default)"),
     mount("sync", "", "writes are synchronous"),

@@ -147,6 +147,7 @@ fn attributes(options: &MountOptions) -> MountAttrFlags {
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, options.nosuid);
     attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, options.nodev);
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOATIME, options.noatime);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW, options.nosymfollow);
     attributes
 }
 
@@ -196,6 +197,7 @@ fn mount_flags(options: &MountOptions) -> MountFlags {
     flags.set(MountFlags::NOSUID, options.nosuid);
     flags.set(MountFlags::NODEV, options.nodev);
     flags.set(MountFlags::NOATIME, options.noatime);
+    flags.set(MountFlags::NOSYMFOLLOW, options.nosymfollow);
     flags.set(MountFlags::SYNCHRONOUS, options.sync);
     flags.set(MountFlags::DIRSYNC, options.dirsync);
     flags

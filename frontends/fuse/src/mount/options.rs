@@ -15,6 +15,8 @@ pub struct MountOptions {
     pub nosuid: bool,
     /// Device files have no effect.
     pub nodev: bool,
+    /// Symbolic links are not followed (Linux 5.10). `fusermount3` does not know it, so that only root may mount with it.
+    pub nosymfollow: bool,
     /// Access times are not updated.
     pub noatime: bool,
     /// Writes are synchronous.
@@ -62,6 +64,7 @@ impl Default for MountOptions {
             noexec: false,
             nosuid: true,
             nodev: true,
+            nosymfollow: false,
             noatime: false,
             sync: false,
             dirsync: false,
@@ -118,6 +121,8 @@ const TABLE: &[(&str, OptionSetter)] = &[
     ("nosuid", OptionSetter::Flag(|o| o.nosuid = true)),
     ("dev", OptionSetter::Flag(|o| o.nodev = false)),
     ("nodev", OptionSetter::Flag(|o| o.nodev = true)),
+    ("symfollow", OptionSetter::Flag(|o| o.nosymfollow = false)),
+    ("nosymfollow", OptionSetter::Flag(|o| o.nosymfollow = true)),
     ("atime", OptionSetter::Flag(|o| o.noatime = false)),
     ("noatime", OptionSetter::Flag(|o| o.noatime = true)),
     ("async", OptionSetter::Flag(|o| o.sync = false)),
@@ -208,6 +213,7 @@ impl fmt::Display for MountOptions {
             (self.noexec, "noexec"),
             (self.nosuid, "nosuid"),
             (self.nodev, "nodev"),
+            (self.nosymfollow, "nosymfollow"),
             (self.noatime, "noatime"),
             (self.sync, "sync"),
             (self.dirsync, "dirsync"),

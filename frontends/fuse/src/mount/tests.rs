@@ -52,6 +52,7 @@ fn a_mount_is_listed_dies_and_is_removed() {
     let options = MountOptions {
         fsname: "my, disk".to_owned(),
         nosuid: true,
+        nosymfollow: true,
         noatime: true,
         default_permissions: true,
         max_read: 65536,
@@ -61,7 +62,7 @@ fn a_mount_is_listed_dies_and_is_removed() {
     assert_eq!((&mounted.mountpoint, &mounted.how), (&path, &MountMethod::Fsopen));
     let seen = entry(&path);
     assert_eq!((seen.fstype.as_str(), seen.source.to_str()), ("fuse.defuse", Some("my, disk")));
-    for option in ["nosuid", "noatime"] {
+    for option in ["nosuid", "nosymfollow", "noatime"] {
         assert!(seen.mount_options.contains(option), "{seen:?}");
     }
     for option in ["user_id=0", "default_permissions", "max_read=65536"] {
