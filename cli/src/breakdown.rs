@@ -101,7 +101,7 @@ pub fn run(args: &BreakdownArgs) -> Result {
                 if args.duration.is_none() {
                     warn(&"tracing: Ctrl-C ends it and shows the result");
                 }
-                until.wait();
+                until.wait_while(|| target.is_there());
                 None
             }
         };

@@ -83,7 +83,7 @@ fn run_mount(args: &StatArgs, target: &CommandTarget) -> Result {
         None => {
             if source.collector.is_some() {
                 source.say_that_it_begins(args.duration);
-                until.wait();
+                until.wait_while(|| target.is_there());
             }
             let snapshot = source.take()?;
             source.show(args, &snapshot)

@@ -12,6 +12,9 @@ use crate::error::{CommandFailure, Result};
 /// Time between two checks for a signal.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Time between two checks that the subject of the command is still there.
+const SUBJECT_PERIOD: Duration = Duration::from_millis(500);
+
 /// The end of a command that watches.
 pub struct StopCondition {
     stopped: Arc<AtomicBool>,
@@ -51,9 +54,9 @@ impl StopCondition {
         }
     }
 
-    /// Sleeps until the end.
-    pub fn wait(&self) {
-        while self.sleep(LOOK) {}
+    /// Sleeps until the end, or until `goes_on` returns false: what the command watches may be gone.
+    pub fn wait_while(&self, goes_on: impl Fn() -> bool) {
+        while self.sleep(SUBJECT_PERIOD) && goes_on() {}
     }
 
     fn left(&self) -> Option<Duration> {
@@ -75,6 +78,8 @@ mod tests {
         let endless = StopCondition { deadline: None, ..until };
         assert!(!endless.is_over() && endless.sleep(Duration::from_millis(1)));
         endless.stopped.store(true, Relaxed);
-        endless.wait();
+        endless.wait_while(|| true);
+        endless.stopped.store(false, Relaxed);
+        endless.wait_while(|| false);
     }
 }

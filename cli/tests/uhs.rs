@@ -8,6 +8,7 @@ mod images;
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{TestPlace, TestTmpfs, eventually, said};
@@ -465,7 +466,7 @@ fn an_image_of_an_earlier_version_is_upgraded_and_keeps_its_files() {
     place.ok(&["umount", "mnt"]);
     place.ok(&["fsck", "earlier"]);
     // A damaged image is repaired first.
-    damage(&place, 100);
+    damage(&place, 0);
     let said = place.run(&["fsck", "--upgrade", "img"]);
     assert_eq!((said.code, said.out.contains("upgraded")), (Some(4), false), "{}", said.out);
 }
@@ -497,8 +498,9 @@ fn an_image_without_a_root_is_refused_with_the_next_step() {
     }
     assert_eq!(place.run(&["fsck", "--repair", "img"]).code, Some(1));
     place.ok(&["mount", "uhs:img", "mnt"]);
-    let found = fs::read_dir(place.path("mnt/lost+found")).unwrap().next();
-    let found = found.map_or_else(|| place.path("mnt/file"), |found| found.unwrap().path());
+    // The file keeps its name if the names in the root can be read.
+    let lost = fs::read_dir(place.path("mnt/lost+found")).ok().and_then(|mut found| found.next());
+    let found = lost.map_or_else(|| place.path("mnt/file"), |found| found.unwrap().path());
     assert_eq!(fs::read(found).unwrap(), b"file");
     place.ok(&["umount", "mnt"]);
 }

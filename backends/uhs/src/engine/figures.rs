@@ -6,7 +6,7 @@ use defuse_block::DeviceCounters;
 use defuse_fs::Figure;
 
 use super::{EngineSlots, UhsEngine, lock, queues};
-use crate::format::BLOCK;
+use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::group::number_of_thread;
 use crate::store::StoreProgress;
 
@@ -94,10 +94,12 @@ impl UhsEngine {
         let units = self.pool.space().units();
         let (promised, waiting) = self.pool.set_aside();
         let (slots, chunks) = self.pool.slots();
+        let space = self.pool.counts().0;
         vec![
             Figure::count("inodes", self.pool.inodes().load(Ordering::Relaxed)),
             Figure::count("slots", slots),
-            Figure::count("slot_chunks_left", chunks),
+            // With a table, there can be one for each unit.
+            Figure::count("slot_chunks_left", chunks.min(space / UNIT_BLOCKS)),
             Figure::count("compactions", self.compaction.rounds.sum()).since_start(),
             Figure::count("compaction_units", self.compaction.units.sum()).since_start(),
             Figure::count("units_of_slots_given_back", self.compaction.slot_units.sum())
@@ -109,7 +111,7 @@ impl UhsEngine {
             Figure::count("units_of_slots", units.slots),
             Figure::count("units_full", units.full),
             Figure::count("units_of_small_blocks", units.small),
-            blocks("space", self.pool.counts().0),
+            blocks("space", space),
             blocks("space_free", units.free_blocks),
             blocks("space_free_in_small_blocks", units.small_free_blocks),
             blocks("space_promised", promised),
