@@ -64,6 +64,8 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     timed("several frontends", || answers_are_kept_for_several_frontends(&servers));
     timed("run", || a_program_of_a_run_sees_what_its_children_change(&servers));
     timed("volume file", || a_volume_file_is_mounted_unless_others_may_write_it(&servers));
+    timed("messages", || messages_have_a_place_whatever_the_standard_error_is(&servers));
+    timed("computed", || a_file_tells_its_bricks_and_its_identity(&servers));
     timed("errors", || errors_say_what_to_do(&servers));
 }
 
@@ -861,6 +863,79 @@ fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &GlusterServers)
     let mount = mount().unwrap();
     fs::write(mount.path().join("by-file"), "x").unwrap();
     fs::remove_file(mount.path().join("by-file")).unwrap();
+    mount.end().unwrap();
+}
+
+/// libgfapi opened the standard error by its name: no volume opened under systemd, whose journal is a socket, and for a
+/// user other than the owner of the standard error.
+fn messages_have_a_place_whatever_the_standard_error_is(servers: &GlusterServers) {
+    let place = mounted::scratch().unwrap();
+    let at = format!("/run-gluster=gluster://{HOST}/dist,log-level=info");
+    let run = |arguments: &[&str], error: std::process::Stdio| {
+        let mut run = servers.command(arguments[0].as_ref());
+        run.args(&arguments[1..]).args(["run", "--mount", &at, "--", "ls", "/run-gluster"]);
+        run.env("DEFUSE_RUNTIME_DIR", place.path().join("run")).stderr(error);
+        run.output().unwrap()
+    };
+    let program = program().unwrap();
+    let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+    let said = std::thread::spawn(move || std::io::read_to_string(here).unwrap());
+    let output = run(&[program.to_str().unwrap()], std::os::fd::OwnedFd::from(there).into());
+    let said = said.join().unwrap();
+    assert!(output.status.success() && said.contains("0-gfapi"), "{said}");
+    // A file of root that the user can write by the descriptor only.
+    let log = fs::File::create(place.path().join("of-root")).unwrap();
+    let pair = |id: &str| [format!("--reuid={id}"), format!("--regid={id}")];
+    let [user, group] = pair("61234");
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let other = ["setpriv", &user, &group, "--clear-groups", program.to_str().unwrap()];
+    let output = run(&other, log.into());
+    let said = fs::read_to_string(place.path().join("of-root")).unwrap();
+    assert!(output.status.success() && said.contains("0-gfapi"), "{said}");
+    // A daemon in the background has no standard error: its error and its log have the messages.
+    let target = place.path().join("background");
+    fs::create_dir(&target).unwrap();
+    let mount = |volume: &str, options: &[&str]| {
+        let mut mount = servers.command(program);
+        mount.args(["mount", &format!("gluster://{HOST}/{volume}")]).arg(&target).args(options);
+        mount.env("DEFUSE_RUNTIME_DIR", place.path().join("run")).output().unwrap()
+    };
+    let failed = mount("absent", &["-o", "log-level=error"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(said.contains("libgfapi: [") && said.contains("0-gfapi: failed"), "{said}");
+    let log = place.path().join("background.log");
+    let done = mount("dist", &["-o", "log-level=info", "--log-file", log.to_str().unwrap()]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let said = fs::read_to_string(&log).unwrap();
+    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+    assert!(said.contains("] libgfapi: [") && said.contains("0-gfapi"), "{said}");
+}
+
+/// Attributes that GlusterFS computes, by which administrators and geo-replication find a file.
+fn a_file_tells_its_bricks_and_its_identity(servers: &GlusterServers) {
+    let place = mounted::scratch().unwrap();
+    let mount = mount(servers, "dist", place.path());
+    let file = mount.path().join("told");
+    fs::write(&file, "x").unwrap();
+    let value = |name: &str| {
+        let mut room = [0; 1000];
+        let len = rustix::fs::getxattr(&file, name, &mut room).unwrap();
+        String::from_utf8(room[..len].to_vec()).unwrap()
+    };
+    for name in ["trusted.glusterfs.pathinfo", "glusterfs.pathinfo"] {
+        let told = value(name);
+        assert!(told.contains(":/run/gluster/bricks/dist") && told.contains("/told>"), "{told}");
+    }
+    let identity = value("glusterfs.gfid.string");
+    let link = format!(".glusterfs/{}/{}/{identity}", &identity[..2], &identity[2..4]);
+    let has = |brick: &str| {
+        let path = format!("{ROOM}/bricks/{brick}/{link}");
+        servers.within("test".as_ref()).args(["-e", &path]).status().unwrap().success()
+    };
+    assert!(has("dist1") || has("dist2"), "{identity}");
+    let flags = rustix::fs::XattrFlags::empty();
+    assert!(rustix::fs::setxattr(&file, "glusterfs.gfid.string", b"x", flags).is_err());
+    fs::remove_file(&file).unwrap();
     mount.end().unwrap();
 }
 

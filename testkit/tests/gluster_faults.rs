@@ -24,6 +24,7 @@ use rustix::fs::{FlockOperation, fcntl_lock};
 fn a_volume_survives_the_faults_of_its_servers() {
     let Some(cluster) = start() else { return };
     timed("brick", || a_killed_brick_stops_nobody_and_comes_back_whole(&cluster));
+    timed("open", || open_files_and_listings_survive_a_brick(&cluster));
     timed("server", || a_crashed_server_stops_nobody_and_comes_back_whole(&cluster));
     timed("locks", || locks_last_as_in_the_native_client(&cluster));
     timed("run", || programs_without_a_mount_go_on(&cluster));
@@ -134,6 +135,72 @@ fn a_killed_brick_stops_nobody_and_comes_back_whole(cluster: &GlusterCluster) {
         };
         heal_until(cluster, "repl", "the brick has what it missed", || missed.iter().all(is_there));
     });
+}
+
+/// A brick that was away does not know the files that were open. Calls on them failed with `EBADFD`, also the next part
+/// of a listing. While the brick is away, they fail with `ENOTCONN`.
+fn open_files_and_listings_survive_a_brick(cluster: &GlusterCluster) {
+    let place = mounted::scratch().unwrap();
+    let mount = mount(cluster, "dist", place.path());
+    let dir = mount.path().join("open");
+    fs::create_dir(&dir).unwrap();
+    let names: Vec<String> = (0..1500).map(|number| format!("name-{number}")).collect();
+    names.iter().for_each(|name| drop(fs::File::create(dir.join(name)).unwrap()));
+    let open =
+        |name: &String| fs::File::options().read(true).write(true).open(dir.join(name)).unwrap();
+    let files: Vec<fs::File> = names[..8].iter().map(open).collect();
+    let mut room = [std::mem::MaybeUninit::uninit(); 1024];
+    let handle = fs::File::open(&dir).unwrap();
+    let mut listing = rustix::fs::RawDir::new(&handle, &mut room);
+    let mut listed: Vec<String> = Vec::new();
+    let mut next = |count: usize| -> Result<Vec<String>, rustix::io::Errno> {
+        let mut found = Vec::new();
+        while found.len() < count
+            && let Some(entry) = listing.next()
+        {
+            found.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        Ok(found)
+    };
+    listed.extend(next(200).unwrap());
+    let calls = |file: &fs::File| -> Vec<std::io::Result<()>> {
+        let flags = rustix::fs::XattrFlags::empty();
+        vec![
+            file.metadata().map(drop),
+            file.set_permissions(fs::Permissions::from_mode(0o640)),
+            file.set_len(7000),
+            rustix::fs::fsetxattr(file, "user.a", b"b", flags).map_err(Into::into),
+            rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, 9000)
+                .map_err(Into::into),
+            rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)).map(drop).map_err(Into::into),
+            (&mut &*file).write_all(b"x"),
+            file.sync_all(),
+            fcntl_lock(file, FlockOperation::NonBlockingLockExclusive).map_err(Into::into),
+        ]
+    };
+    cluster.kill_brick(1, "dist").unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let errors = files.iter().flat_map(&calls).filter_map(Result::err);
+    for error in errors {
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN), "{error}");
+    }
+    start_bricks(cluster, "dist");
+    // The first calls may come before the connection.
+    until("the brick is there", || files.iter().all(|file| file.metadata().is_ok()));
+    for (number, file) in files.iter().enumerate() {
+        for (call, done) in calls(file).into_iter().enumerate() {
+            done.unwrap_or_else(|error| panic!("call {call} on file {number}: {error}"));
+        }
+    }
+    listed.extend(next(usize::MAX).unwrap());
+    listed.retain(|name| name != "." && name != "..");
+    listed.sort();
+    let mut expected = names.clone();
+    expected.sort();
+    assert!(listed == expected, "{} names of {}", listed.len(), expected.len());
+    drop((files, handle));
+    fs::remove_dir_all(&dir).unwrap();
+    mount.end().unwrap();
 }
 
 fn a_crashed_server_stops_nobody_and_comes_back_whole(cluster: &GlusterCluster) {

@@ -16,6 +16,7 @@ use crate::ffi::library;
 use crate::gluster::{Gluster, GlusterSettings};
 use crate::graph_file::GraphFile;
 use crate::transfer::AnswerThread;
+use crate::upcalls::volfile::ClientGraph;
 use crate::upcalls::{CacheCoherence, VolfileQuery};
 use crate::volume::{ConnectParameters, Gfid, VolumeConnection};
 use crate::{GlusterOptions, ManagementTransport};
@@ -82,7 +83,8 @@ pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster
     let root = root(&volume, &address.directory).map_err(|(name, errno)| {
         format!("{known}: the directory {}: {errno}", name.to_string_lossy())
     })?;
-    let posix_acl = keeps_acls(&volume, root);
+    let posix_acl = options.acl && keeps_acls(&volume, root);
+    let graph = ClientGraph::of(&volume);
     let settings = GlusterSettings {
         restores: options.in_application,
         answer_on: if options.in_application {
@@ -92,6 +94,7 @@ pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster
         },
         submits: options.submits,
         posix_acl,
+        graph,
         labels: Path::new("/sys/fs/selinux").exists(),
         untold_for: options.untold_for,
         takes_turns: options.keeps_here || options.in_application,
@@ -156,7 +159,15 @@ fn translators(
         ("*-md-cache", "cache-posix-acl", if is_told { "on" } else { "off" }),
         (volume, "log-level", level),
     ];
-    all.into_iter().map(|(name, key, value)| Ok((text(name)?, text(key)?, text(value)?))).collect()
+    let mut all = all
+        .into_iter()
+        .map(|(name, key, value)| Ok((text(name)?, text(key)?, text(value)?)))
+        .collect::<Result<Vec<_>, String>>()?;
+    if let Some(seconds) = options.ping_timeout {
+        let (of_bricks, key) = (c"*-client-[0-9]*".to_owned(), c"ping-timeout".to_owned());
+        all.push((of_bricks, key, text(&seconds.to_string())?));
+    }
+    Ok(all)
 }
 
 /// The servers with their ports.
@@ -218,14 +229,17 @@ fn start(volume: Arc<VolumeConnection>, known: &str) -> Result<Arc<VolumeConnect
         .name("gluster-start".to_owned())
         .spawn(run)
         .map_err(|error| format!("{known}: no thread: {error}"))?;
+    let known_volume = Arc::clone(&volume);
     match started.recv_timeout(STARTS_WITHIN) {
         Ok(Ok(())) => Ok(volume),
         Ok(Err(errno)) => Err(format!(
             "{known} cannot be opened ({errno}): `gluster volume info` on a server shows its name and \
-             whether it is started, -o log-level=error what libgfapi says"
+             whether it is started, -o log-level=error what libgfapi says{}",
+            known_volume.last_messages()
         )),
         Err(RecvTimeoutError::Timeout) => Err(format!(
-            "{known} does not answer: `gluster volume status` on a server shows which bricks are missing"
+            "{known} does not answer: `gluster volume status` on a server shows which bricks are missing{}",
+            known_volume.last_messages()
         )),
         Err(RecvTimeoutError::Disconnected) => Err(format!("{known} cannot be opened")),
     }

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use defuse_fs::{Errno, Result};
 
@@ -26,6 +27,12 @@ unsafe impl Sync for GfapiHandle {}
 
 /// The lock owner of handles that take no locks.
 const NOBODY: u64 = u64::MAX;
+
+/// The error of an operation on an open file that a brick does not know.
+pub(crate) const NOT_OPEN_THERE: Errno = Errno::from_raw(libc::EBADFD);
+
+/// Pauses until a brick knows an open file again.
+pub(crate) const REOPEN_PAUSES_MS: [u64; 4] = [2, 10, 40, 100];
 
 thread_local! {
     /// True on a thread of libgfapi that runs a callback.
@@ -80,9 +87,11 @@ impl GfapiHandle {
 
     /// `F_SETLK` or `F_GETLK` of fcntl(2).
     pub fn posix_lock(&self, command: c_int, lock: &mut libc::flock) -> Result<()> {
-        // SAFETY: `lock` is read, and written for F_GETLK.
-        let done = unsafe { (self.volume.library().glfs_posix_lock)(self.raw, command, lock) };
-        check(done).map(drop)
+        on_open(|| {
+            // SAFETY: `lock` is read, and written for F_GETLK.
+            let done = unsafe { (self.volume.library().glfs_posix_lock)(self.raw, command, lock) };
+            check(done).map(drop)
+        })
     }
 
     /// Reads from `offset` on. Returns the number of bytes.
@@ -112,98 +121,126 @@ impl GfapiHandle {
 
     /// The attributes.
     pub fn stat(&self) -> Result<libc::stat> {
-        let mut stat = MaybeUninit::zeroed();
-        // SAFETY: `stat` is set on success, and all-zero bytes are a valid value.
-        unsafe {
-            check((self.volume.library().glfs_fstat)(self.raw, stat.as_mut_ptr()))?;
-            Ok(stat.assume_init())
-        }
+        on_open(|| {
+            let mut stat = MaybeUninit::zeroed();
+            // SAFETY: `stat` is set on success, and all-zero bytes are a valid value.
+            unsafe {
+                check((self.volume.library().glfs_fstat)(self.raw, stat.as_mut_ptr()))?;
+                Ok(stat.assume_init())
+            }
+        })
     }
 
     /// Sets the size.
     pub fn truncate(&self, size: u64) -> Result<()> {
-        let (size, truncate) = (position(size)?, self.volume.library().glfs_ftruncate);
-        // SAFETY: the handle is open.
-        check(unsafe { truncate(self.raw, size, null_mut(), null_mut()) }).map(drop)
+        on_open(|| {
+            let (size, truncate) = (position(size)?, self.volume.library().glfs_ftruncate);
+            // SAFETY: the handle is open.
+            check(unsafe { truncate(self.raw, size, null_mut(), null_mut()) }).map(drop)
+        })
     }
 
     /// Sets permission bits.
     pub fn chmod(&self, mode: u32) -> Result<()> {
-        // SAFETY: the handle is open.
-        check(unsafe { (self.volume.library().glfs_fchmod)(self.raw, mode) }).map(drop)
+        on_open(|| {
+            // SAFETY: the handle is open.
+            check(unsafe { (self.volume.library().glfs_fchmod)(self.raw, mode) }).map(drop)
+        })
     }
 
     /// Sets owner and group. `u32::MAX` keeps the present one.
     pub fn chown(&self, uid: u32, gid: u32) -> Result<()> {
-        // SAFETY: the handle is open.
-        check(unsafe { (self.volume.library().glfs_fchown)(self.raw, uid, gid) }).map(drop)
+        on_open(|| {
+            // SAFETY: the handle is open.
+            check(unsafe { (self.volume.library().glfs_fchown)(self.raw, uid, gid) }).map(drop)
+        })
     }
 
     /// Sets the times of last access and of last change of the data.
     pub fn set_times(&self, times: [libc::timespec; 2]) -> Result<()> {
-        // SAFETY: two times are read.
-        check(unsafe { (self.volume.library().glfs_futimens)(self.raw, times.as_ptr()) }).map(drop)
+        on_open(|| {
+            // SAFETY: two times are read.
+            check(unsafe { (self.volume.library().glfs_futimens)(self.raw, times.as_ptr()) })
+                .map(drop)
+        })
     }
 
     /// An extended attribute, or the list of names without `name`; see
     /// [`VolumeConnection::get_xattr`](crate::volume::VolumeConnection::get_xattr).
     pub fn get_xattr(&self, name: Option<&CStr>, room: &mut [u8]) -> Result<usize> {
-        let (value, size) = (room.as_mut_ptr().cast(), room.len());
-        let library = self.volume.library();
-        // SAFETY: at most `size` bytes are written.
-        check_len(unsafe {
-            match name {
-                Some(name) => (library.glfs_fgetxattr)(self.raw, name.as_ptr(), value, size),
-                None => (library.glfs_flistxattr)(self.raw, value, size),
-            }
+        on_open(|| {
+            let (value, size) = (room.as_mut_ptr().cast(), room.len());
+            let library = self.volume.library();
+            // SAFETY: at most `size` bytes are written.
+            check_len(unsafe {
+                match name {
+                    Some(name) => (library.glfs_fgetxattr)(self.raw, name.as_ptr(), value, size),
+                    None => (library.glfs_flistxattr)(self.raw, value, size),
+                }
+            })
         })
     }
 
     /// Sets an extended attribute, with the flags of setxattr(2).
     pub fn set_xattr(&self, name: &CStr, value: &[u8], flags: c_int) -> Result<()> {
-        let (name, size, value) = (name.as_ptr(), value.len(), value.as_ptr().cast());
-        // SAFETY: the value is as long as stated.
-        check(unsafe { (self.volume.library().glfs_fsetxattr)(self.raw, name, value, size, flags) })
+        on_open(|| {
+            let (name, size, value) = (name.as_ptr(), value.len(), value.as_ptr().cast());
+            // SAFETY: the value is as long as stated.
+            check(unsafe {
+                (self.volume.library().glfs_fsetxattr)(self.raw, name, value, size, flags)
+            })
             .map(drop)
+        })
     }
 
     /// Removes an extended attribute.
     pub fn remove_xattr(&self, name: &CStr) -> Result<()> {
-        // SAFETY: the name ends with NUL.
-        check(unsafe { (self.volume.library().glfs_fremovexattr)(self.raw, name.as_ptr()) })
-            .map(drop)
+        on_open(|| {
+            // SAFETY: the name ends with NUL.
+            check(unsafe { (self.volume.library().glfs_fremovexattr)(self.raw, name.as_ptr()) })
+                .map(drop)
+        })
     }
 
     /// The next data or hole, by `SEEK_DATA` or `SEEK_HOLE`.
     pub fn seek(&self, offset: u64, whence: c_int) -> Result<u64> {
-        let offset = position(offset)?;
-        // SAFETY: the handle is open.
-        let found = unsafe { (self.volume.library().glfs_lseek)(self.raw, offset, whence) };
-        u64::try_from(found).map_err(|_| last())
+        on_open(|| {
+            let offset = position(offset)?;
+            // SAFETY: the handle is open.
+            let found = unsafe { (self.volume.library().glfs_lseek)(self.raw, offset, whence) };
+            u64::try_from(found).map_err(|_| last())
+        })
     }
 
     /// Allocates space.
     pub fn allocate(&self, keep_size: bool, offset: u64, len: u64) -> Result<()> {
-        let (keep, offset) = (c_int::from(keep_size), position(offset)?);
-        // SAFETY: the handle is open.
-        let done =
-            unsafe { (self.volume.library().glfs_fallocate)(self.raw, keep, offset, len as usize) };
-        check(done).map(drop)
+        on_open(|| {
+            let (keep, offset) = (c_int::from(keep_size), position(offset)?);
+            // SAFETY: the handle is open.
+            let done = unsafe {
+                (self.volume.library().glfs_fallocate)(self.raw, keep, offset, len as usize)
+            };
+            check(done).map(drop)
+        })
     }
 
     /// Makes a hole.
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        let offset = position(offset)?;
-        // SAFETY: the handle is open.
-        check(unsafe { (self.volume.library().glfs_discard)(self.raw, offset, len as usize) })
-            .map(drop)
+        on_open(|| {
+            let offset = position(offset)?;
+            // SAFETY: the handle is open.
+            check(unsafe { (self.volume.library().glfs_discard)(self.raw, offset, len as usize) })
+                .map(drop)
+        })
     }
 
     /// Writes zeros.
     pub fn zero(&self, offset: u64, len: u64) -> Result<()> {
-        let (offset, len) = (position(offset)?, position(len)?);
-        // SAFETY: the handle is open.
-        check(unsafe { (self.volume.library().glfs_zerofill)(self.raw, offset, len) }).map(drop)
+        on_open(|| {
+            let (offset, len) = (position(offset)?, position(len)?);
+            // SAFETY: the handle is open.
+            check(unsafe { (self.volume.library().glfs_zerofill)(self.raw, offset, len) }).map(drop)
+        })
     }
 
     /// Continues a listing after the entry with this position; 0 is the start.
@@ -282,6 +319,21 @@ impl Drop for GfapiHandle {
     }
 }
 
+/// Performs an operation on an open file. A brick that was away, and is there again, knows an open file only after the
+/// client has opened the file again, a moment later: until then, an operation fails with `EBADFD`. It is repeated, and
+/// fails with `ENOTCONN` at the end, as while the brick is away.
+fn on_open<T>(mut once: impl FnMut() -> Result<T>) -> Result<T> {
+    for pause in REOPEN_PAUSES_MS {
+        match once() {
+            Err(errno) if errno == NOT_OPEN_THERE => {
+                std::thread::sleep(Duration::from_millis(pause));
+            }
+            done => return done,
+        }
+    }
+    once().map_err(|errno| if errno == NOT_OPEN_THERE { Errno::ENOTCONN } else { errno })
+}
+
 /// Runs `run` as a callback of libgfapi: handles that it drops are closed by another thread.
 pub(crate) fn as_callback(run: impl FnOnce()) {
     IN_CALLBACK.set(true);
@@ -330,4 +382,24 @@ impl VolumeDirEntry {
 /// An offset as `off_t`. Fails with `EINVAL` for more than `OFFSET_MAX`.
 pub(crate) fn position(offset: u64) -> Result<i64> {
     i64::try_from(offset).map_err(|_| Errno::EINVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_waits_until_a_brick_knows_the_open_file_again() {
+        let after = |failures: usize, errno| {
+            let mut count = 0;
+            let done = on_open(|| {
+                count += 1;
+                if count <= failures { Err(errno) } else { Ok(count) }
+            });
+            (done, count)
+        };
+        assert_eq!(after(3, NOT_OPEN_THERE), (Ok(4), 4));
+        assert_eq!(after(99, NOT_OPEN_THERE), (Err(Errno::ENOTCONN), 5));
+        assert_eq!(after(1, Errno::EIO), (Err(Errno::EIO), 1));
+    }
 }

@@ -26,6 +26,7 @@ use crate::nodes::{GlusterInodes, InodeReference};
 use crate::recent::RecentDirectories;
 use crate::subvolumes::{LayoutHash, SubvolumeMap};
 use crate::transfer::{AnswerThread, TransferBuffers};
+use crate::upcalls::volfile::ClientGraph;
 use crate::upcalls::{self, CHANGES, CacheCoherence, NamedChild, UpcallNotifier, VolfileQuery};
 use crate::volume::{Gfid, InodeObject, RetainedObject, VolumeConnection};
 use crate::writes::WriteTracker;
@@ -37,6 +38,11 @@ const GROUPS_VALID_FOR: Duration = Duration::from_secs(1);
 /// Time for which a mode without set-user-id is cached, for writes to an open file. Other clients may set the bit
 /// meanwhile; changes by this client count at once.
 const MODE_VALID_FOR: Duration = Duration::from_secs(1);
+
+/// The warning about a sharded volume. GlusterFS's own client damages files in the same way.
+const SHARDS: &str = "the volume is sharded (features.shard): a file that is written while its directory is listed, as by \
+     `ls -l` during cp, may be damaged, also by GlusterFS's own client: sharding is safe for images of virtual \
+     machines with one writer";
 
 /// Maximum number of processes with cached groups.
 const GROUPS_KEPT: usize = 1024;
@@ -82,6 +88,8 @@ pub(crate) struct GlusterSettings {
     pub submits: bool,
     /// The servers keep access lists.
     pub posix_acl: bool,
+    /// The translators of the client.
+    pub graph: ClientGraph,
     /// The kernel of this machine supports labels of SELinux.
     pub labels: bool,
     /// See [`GlusterOptions::untold_for`].
@@ -478,7 +486,8 @@ impl Gluster {
             true => format!("names and attributes are not kept: {why}"),
             false => format!("names and attributes are kept for {time:?}: {why}"),
         };
-        self.watch.why_short().map(note).into_iter().collect()
+        let shards = self.settings.graph.shards.then(|| SHARDS.to_owned());
+        self.watch.why_short().map(note).into_iter().chain(shards).collect()
     }
 
     /// Numbers of answers that are kept here.

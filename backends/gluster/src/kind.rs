@@ -43,7 +43,7 @@ const OPTIONS: &[SourceOption<GlusterOptions>] = &[
             ("debug", |o| o.log_level = 8),
             ("trace", |o| o.log_level = 9),
         ]),
-        "what libgfapi writes to the standard error (default critical)"),
+        "messages of libgfapi in the log of the program (default critical)"),
     SourceOption::new("transport", Choice(&[
             ("tcp", |o| o.transport = ManagementTransport::Tcp),
             ("unix", |o| o.transport = ManagementTransport::Unix),
@@ -59,6 +59,10 @@ const OPTIONS: &[SourceOption<GlusterOptions>] = &[
                 (!path.is_empty()).then_some(())
             }),
         "the same as a directory after VOLUME, as GlusterFS's own client has it"),
+    SourceOption::new("ping-timeout", Number(1, 1013, |o, n| o.ping_timeout = Some(n as u16)),
+        "seconds without an answer after which a brick is given up (default: as the volume says)"),
+    SourceOption::new("acl", Choice(&[("yes", |o| o.acl = true), ("no", |o| o.acl = false)]),
+        "no: access lists are neither shown nor set, and ls asks for none (default yes)"),
     SourceOption::new("valid", Seconds(|o, time| (o.valid_for, o.untold_for) = (time, Duration::ZERO)),
         "changes of other clients are seen after at most this time (default 1)"),
     SourceOption::new("upcalls", Seconds(|o, time| o.told_for = time),
@@ -116,6 +120,8 @@ mod tests {
             ..GlusterOptions::default()
         };
         assert_eq!(set, expected);
+        let set = with(&["ping-timeout=5", "acl=no"]).unwrap();
+        assert_eq!((set.ping_timeout, set.acl), (Some(5), false));
         assert_eq!(with(&["volfile-server-port=7"]).map(|set| set.port), Ok(7));
         let below = with(&["sub-directory=/a/b"]).map(|set| set.sub_directory);
         assert_eq!(below, Ok(Some("/a/b".to_owned())));

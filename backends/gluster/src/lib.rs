@@ -22,6 +22,7 @@ mod graph_file;
 mod kind;
 mod listing;
 mod locks;
+mod messages;
 mod name_locks;
 mod names;
 mod nodes;
@@ -62,7 +63,7 @@ impl ManagementTransport {
 pub struct GlusterOptions {
     /// The directory that is served as the root, in place of one in the address.
     pub sub_directory: Option<String>,
-    /// Amount that libgfapi writes to the standard error: 0 (nothing) to 9 (everything).
+    /// Amount that libgfapi writes to the log of the program: 0 (nothing) to 9 (everything).
     pub log_level: u8,
     /// The transport.
     pub transport: ManagementTransport,
@@ -78,6 +79,10 @@ pub struct GlusterOptions {
     pub keeps_here: bool,
     /// The time for which this process keeps answers if servers do not report changes. With `keeps_here`.
     pub untold_for: Duration,
+    /// Seconds without an answer after which a connection to a brick is given up. `None`: as the volume says.
+    pub ping_timeout: Option<u16>,
+    /// Access lists are served, if the servers keep them.
+    pub acl: bool,
     /// The calling threads belong to an application, which continues after the volume is closed.
     pub in_application: bool,
     /// Threads of libgfapi answer reads, writes and syncs. These answers must not wait for anything: all others need
@@ -96,6 +101,8 @@ impl Default for GlusterOptions {
             told_for: Duration::from_secs(300),
             keeps_here: false,
             untold_for: Duration::ZERO,
+            ping_timeout: None,
+            acl: true,
             in_application: false,
             submits: true,
         }

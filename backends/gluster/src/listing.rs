@@ -1,20 +1,21 @@
 //! Open directories, and listing them.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, PushOutcome, Result};
 
 use crate::answers::QueryContext;
-use crate::file::{GfapiHandle, VolumeDirEntry};
+use crate::file::{GfapiHandle, NOT_OPEN_THERE, REOPEN_PAUSES_MS, VolumeDirEntry};
 use crate::gluster::{EntryLocation, Gluster, OpenObject};
 use crate::volume::{Gfid, c_name};
 
 /// An open directory.
 pub(crate) struct OpenListing {
     gfid: Gfid,
-    pub handle: GfapiHandle,
+    /// Replaced if a brick does not know the handle any more.
+    handle: RwLock<Arc<GfapiHandle>>,
     at: Mutex<ListingCursor>,
 }
 
@@ -42,6 +43,12 @@ struct ListingCursor {
     asked: QueryContext,
 }
 
+impl OpenListing {
+    fn handle(&self) -> Arc<GfapiHandle> {
+        Arc::clone(&self.handle.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 impl ListingCursor {
     fn new(position: u64, asked: &QueryContext) -> ListingCursor {
         let (asked, batch) = (asked.clone(), VecDeque::new());
@@ -65,6 +72,7 @@ impl Gluster {
         let gfid = self.nodes.gfid(ino)?;
         let handle = self.open_known(ino, |object| self.volume.open_dir(object))?;
         let at = ListingCursor::new(0, &acting.asked).into();
+        let handle = RwLock::new(Arc::new(handle));
         let fh = self.add_open(OpenObject::Dir(OpenListing { gfid, handle, at }.into()));
         Ok(defuse_fs::OpenReply::new(fh))
     }
@@ -79,7 +87,7 @@ impl Gluster {
         let plus = out.wants_entries() || keeps;
         let mut at = dir.at.lock().unwrap_or_else(PoisonError::into_inner);
         if at.position != from || (at.with != plus && !at.batch.is_empty()) {
-            dir.handle.seek_dir(from);
+            dir.handle().seek_dir(from);
             *at = ListingCursor::new(from, now);
         }
         at.resume(Instant::now());
@@ -124,26 +132,50 @@ impl Gluster {
     ) -> Result<()> {
         at.with = plus;
         let keeps = plus && (self.watch.is_on() || self.keeps_listings());
-        // A replicated volume continues with the brick on which a listing began, even if the brick is lost. If no entry
-        // was returned yet, the listing may begin again.
-        let mut may_begin_again = at.position == 0;
+        // A replicated volume continues with the brick on which a listing began, even if the brick is lost: each brick
+        // has another order. If no entry was returned yet, the listing may begin again.
+        let begins = at.position == 0;
+        let may_go_on = begins || !self.settings.graph.is_replicated;
+        let mut pauses = REOPEN_PAUSES_MS.into_iter();
         while at.batch.len() < BATCH {
-            match dir.handle.next_entry(plus, keeps) {
-                Ok(Some(listed)) => at.batch.push_back(listed),
-                Ok(None) => break,
-                Err(Errno::ENOTCONN) if may_begin_again => {
-                    may_begin_again = false;
-                    at.batch.clear();
-                    dir.handle.seek_dir(0);
+            let errno = match dir.handle().next_entry(plus, keeps) {
+                Ok(Some(listed)) => {
+                    at.batch.push_back(listed);
+                    continue;
                 }
-                // The error is reported after the entries before it.
-                Err(_) if !at.batch.is_empty() => break,
-                Err(errno) => return Err(errno),
+                Ok(None) => break,
+                Err(errno) => errno,
+            };
+            let may_begin = begins && errno == Errno::ENOTCONN;
+            // A brick that was away does not know the handle.
+            let may_reopen = may_go_on && errno == NOT_OPEN_THERE;
+            if (may_begin || may_reopen)
+                && let Some(pause) = pauses.next()
+            {
+                std::thread::sleep(Duration::from_millis(pause));
+                if self.reopen_listing(dir).is_ok() {
+                    at.batch.clear();
+                    dir.handle().seek_dir(at.position);
+                }
+                continue;
+            }
+            // The error is reported after the entries before it.
+            match errno {
+                _ if !at.batch.is_empty() => break,
+                NOT_OPEN_THERE => return Err(Errno::ENOTCONN),
+                errno => return Err(errno),
             }
         }
         // This check comes after the servers have listed the entries.
         at.is_believed =
             plus && !at.has_paused && !at.batch.is_empty() && self.is_quiet(dir.gfid, now);
+        Ok(())
+    }
+
+    /// Opens a directory again, for a listing that goes on.
+    fn reopen_listing(&self, dir: &OpenListing) -> Result<()> {
+        let handle = Arc::new(self.volume.open_dir(&self.volume.object(dir.gfid)?)?);
+        *dir.handle.write().unwrap_or_else(PoisonError::into_inner) = handle;
         Ok(())
     }
 
@@ -202,7 +234,7 @@ impl Gluster {
 
     /// Makes the names of a directory durable, if the servers can.
     pub(crate) fn sync_listing(&self, dir: &OpenListing, datasync: bool) -> Result<()> {
-        match dir.handle.sync(datasync) {
+        match dir.handle().sync(datasync) {
             // With these errors, a file system reports that the sync is not needed.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EBADF) => Err(Errno::ENOSYS),
             synced => synced,

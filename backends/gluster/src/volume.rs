@@ -11,6 +11,7 @@ use defuse_fs::{Errno, Name, Result, XattrName};
 use crate::ffi::{GfapiLibrary, Glfs, GlfsObject};
 use crate::file::GfapiHandle;
 use crate::graph_file::GraphFile;
+use crate::messages::{LastMessages, MessagePipe};
 
 /// The identity of an inode, unique on all servers and for ever.
 pub type Gfid = [u8; 16];
@@ -23,6 +24,8 @@ pub struct VolumeConnection {
     own: (u32, u32),
     started: AtomicBool,
     ends: bool,
+    /// The last messages of libgfapi, if this process sees them.
+    messages: LastMessages,
     /// The volfile is kept, because a start that exceeds its time limit may still open it.
     _graph: Option<Arc<GraphFile>>,
 }
@@ -70,7 +73,10 @@ impl VolumeConnection {
             let own = (libc::geteuid(), libc::getegid());
             let (started, ends) = (AtomicBool::new(false), connect.ends);
             let graph = connect.graph.clone();
-            let volume = VolumeConnection { library, fs, own, started, ends, _graph: graph };
+            let pipe = if ends { None } else { MessagePipe::start().ok() };
+            let messages = pipe.as_ref().map(|pipe| pipe.last.clone()).unwrap_or_default();
+            let volume =
+                VolumeConnection { library, fs, own, started, ends, messages, _graph: graph };
             if let Some(file) = &connect.graph {
                 check((library.glfs_set_volfile)(fs, file.path().as_ptr()))?;
             }
@@ -79,13 +85,33 @@ impl VolumeConnection {
                 check((library.glfs_set_volfile_server)(fs, transport, server.as_ptr(), port))?;
             }
             let level = c_int::from(connect.log_level);
-            check((library.glfs_set_logging)(fs, c"/dev/stderr".as_ptr(), level))?;
+            volume.log_to(pipe.as_ref(), level)?;
             for (translator, key, value) in &connect.translators {
                 let (key, value) = (key.as_ptr(), value.as_ptr());
                 check((library.glfs_set_xlator_option)(fs, translator.as_ptr(), key, value))?;
             }
             Ok(volume)
         }
+    }
+
+    /// Sets the place of messages: the pipe, or a duplicate of the standard error, or nothing: a process without a place
+    /// for messages can use a volume.
+    fn log_to(&self, pipe: Option<&MessagePipe>, level: c_int) -> Result<()> {
+        let set = |path: &CStr, level| {
+            // SAFETY: the path ends with NUL and is copied.
+            check(unsafe { (self.library.glfs_set_logging)(self.fs, path.as_ptr(), level) })
+        };
+        let to_pipe = pipe.map(|pipe| set(&pipe.path(), level));
+        if to_pipe.is_some_and(|done| done.is_ok()) {
+            return Ok(());
+        }
+        // This is the name for a duplicate of the standard error, which libgfapi does not open.
+        set(c"-", level).or_else(|_| set(c"/dev/null", 0)).map(drop)
+    }
+
+    /// The last messages of libgfapi as a part of an error.
+    pub fn last_messages(&self) -> String {
+        self.messages.quoted()
     }
 
     /// Establishes the connection. Takes as long as the servers take.

@@ -19,10 +19,24 @@ const LABEL: &[u8] = b"security.selinux";
 /// Attempts to read a value with a changing size.
 const ATTEMPTS: usize = 8;
 
+/// The access lists.
+const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// Attributes that GlusterFS computes when they are read: the bricks that have a file, and its identity.
+const COMPUTED: [&[u8]; 3] = [b"trusted.glusterfs.pathinfo", b"glusterfs.pathinfo", IDENTITY];
+
+/// The identity of an inode as a text, which this client knows.
+const IDENTITY: &[u8] = b"glusterfs.gfid.string";
+
+/// A GFID in the form of a UUID.
+fn identity(gfid: Gfid) -> String {
+    let hex: String = gfid.iter().map(|byte| format!("{byte:02x}")).collect();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
 /// True for an attribute that belongs to the users. The others control GlusterFS itself, and are not served.
 fn is_served(name: &[u8]) -> bool {
     const FOR_USERS: [&[u8]; 2] = [b"user.", b"security."];
-    const ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
     const OF_GLUSTER: [&[u8]; 7] = [
         b"trusted.glusterfs.",
         b"trusted.afr.",
@@ -38,11 +52,16 @@ fn is_served(name: &[u8]) -> bool {
         || name.starts_with(b"trusted.") && !starts(&OF_GLUSTER)
 }
 
-fn served(name: XattrName<'_>) -> Result<()> {
-    if is_served(name.as_bytes()) { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
-}
-
 impl Gluster {
+    /// Fails with `EOPNOTSUPP` for an attribute that cannot be changed.
+    fn served(&self, name: XattrName<'_>) -> Result<()> {
+        let name = name.as_bytes();
+        match is_served(name) && (self.settings.posix_acl || !ACLS.contains(&name)) {
+            true => Ok(()),
+            false => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
     pub(crate) fn value(
         &self,
         cx: &Context<'_>,
@@ -50,7 +69,9 @@ impl Gluster {
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
-        served(name)?;
+        if !COMPUTED.contains(&name.as_bytes()) {
+            self.served(name)?;
+        }
         // ls(1) reads this attribute of each file. GlusterFS's own client answers in this way, too.
         if name.as_bytes() == LABEL && !self.settings.labels {
             return Err(Errno::ENODATA);
@@ -59,6 +80,9 @@ impl Gluster {
         let is_capability = name.as_bytes() == b"security.capability";
         if is_capability && self.nodes.is_new(ino, self.watch.short(), Instant::now()) {
             return Err(Errno::ENODATA);
+        }
+        if name.as_bytes() == IDENTITY {
+            return Xattr::answer(identity(self.nodes.gfid(ino)?).into_bytes(), room);
         }
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
@@ -122,7 +146,7 @@ impl Gluster {
         name: XattrName<'_>,
         (value, flags): (&[u8], SetXattrFlags),
     ) -> Result<()> {
-        served(name)?;
+        self.served(name)?;
         if name.as_bytes() == LABEL && !self.settings.labels {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -159,7 +183,7 @@ impl Gluster {
         ino: Ino,
         name: XattrName<'_>,
     ) -> Result<()> {
-        served(name)?;
+        self.served(name)?;
         let _acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let _change = self.watch.changing(&[gfid]);
@@ -185,6 +209,12 @@ impl Gluster {
 mod tests {
     use super::*;
 
+    #[test]
+    fn an_identity_has_the_form_of_a_uuid() {
+        let gfid = std::array::from_fn(|at| at as u8 * 17);
+        assert_eq!(identity(gfid), "00112233-4455-6677-8899-aabbccddeeff");
+    }
+
     /// These attributes start repairs, move files between servers, or change the identity of files.
     #[test]
     fn attributes_that_control_glusterfs_are_not_served() {
@@ -197,6 +227,10 @@ mod tests {
             "distribute.migrate-data",
         ] {
             assert!(!is_served(name.as_bytes()), "{name}");
+            assert!(!COMPUTED.contains(&name.as_bytes()), "{name}");
+        }
+        for name in COMPUTED {
+            assert!(!is_served(name), "{} cannot be changed", name.escape_ascii());
         }
         for name in ["user.a", "security.capability", "trusted.b", "system.posix_acl_access"] {
             assert!(is_served(name.as_bytes()), "{name}");

@@ -4,7 +4,10 @@
 //! libgfapi reads the same text, but makes it available only after it has connected.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::sync::Arc;
 use std::time::Duration;
+
+use crate::volume::VolumeConnection;
 
 /// The longest text that is read.
 const LONGEST: usize = 1 << 20;
@@ -54,6 +57,31 @@ pub fn bricks(text: &str) -> Vec<Brick> {
             Some(Brick { client: part.name.to_owned(), host, path })
         })
         .collect()
+}
+
+/// The translators of a client, as far as this crate needs to know them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientGraph {
+    /// Files consist of pieces.
+    pub shards: bool,
+    /// Bricks list a directory in different orders: a listing cannot go on at another brick.
+    pub is_replicated: bool,
+}
+
+impl ClientGraph {
+    /// The translators that libgfapi uses now.
+    pub fn of(volume: &Arc<VolumeConnection>) -> ClientGraph {
+        let text = volume.internal(c"/.meta/graphs/active/volfile").unwrap_or_default();
+        ClientGraph::parse(&String::from_utf8_lossy(&text))
+    }
+
+    fn parse(text: &str) -> ClientGraph {
+        let has = |kind: &str| parts(text).any(|part| part.kind == kind);
+        ClientGraph {
+            shards: has("features/shard"),
+            is_replicated: has("cluster/replicate") || has("cluster/disperse"),
+        }
+    }
 }
 
 /// True if the client of a volume with this configuration may acknowledge writes before the servers have them.
@@ -214,6 +242,16 @@ mod tests {
         assert_eq!(tells_for(&brick(" option cache-invalidation off\n")), None);
         assert_eq!(tells_for(&brick("")), None);
         assert_eq!(tells_for(CLIENT), None);
+    }
+
+    #[test]
+    fn shards_and_copies_are_translators_of_the_client() {
+        let with = |kind| format!("{CLIENT}volume x\n type {kind}\nend-volume\n");
+        let graph = |shards, is_replicated| ClientGraph { shards, is_replicated };
+        assert_eq!(ClientGraph::parse(CLIENT), graph(false, false));
+        assert_eq!(ClientGraph::parse(&with("features/shard")), graph(true, false));
+        assert_eq!(ClientGraph::parse(&with("cluster/replicate")), graph(false, true));
+        assert_eq!(ClientGraph::parse(&with("cluster/disperse")), graph(false, true));
     }
 
     #[test]
