@@ -295,6 +295,7 @@ impl GfapiHandle {
             return Ok(());
         }
         let library = self.volume.library();
+        // The call for directories sends no flush, but crashes with the handle of a file.
         let close = if self.is_dir { library.glfs_closedir } else { library.glfs_close };
         // SAFETY: called once, with no operation in flight: each operation owns a reference to this handle.
         check(unsafe { close(raw) }).map(drop)

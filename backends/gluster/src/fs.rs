@@ -86,7 +86,9 @@ impl FileSystem for Gluster {
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
-        self.nodes.forget(ino, lookups);
+        if let Some(gfid) = self.nodes.forget(ino, lookups) {
+            self.volume.let_go(gfid);
+        }
     }
 
     fn mknod(

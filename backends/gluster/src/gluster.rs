@@ -23,7 +23,6 @@ use crate::listing::OpenListing;
 use crate::locks::VolumeLocks;
 use crate::name_locks::{ChangeGuard, ChangeLocks, LookupGuard, RenameGuard};
 use crate::nodes::{GlusterInodes, InodeReference};
-use crate::recent::RecentDirectories;
 use crate::subvolumes::{LayoutHash, SubvolumeMap};
 use crate::transfer::{AnswerThread, TransferBuffers};
 use crate::upcalls::volfile::ClientGraph;
@@ -59,7 +58,6 @@ pub struct Gluster {
     next_fh: AtomicU64,
     pub(crate) locks: VolumeLocks,
     pub(crate) defaults: DefaultAclCache,
-    recent: RecentDirectories<RetainedObject>,
     /// The answers that are kept here, and not in the frontends.
     answers: Option<MetadataCache<RetainedObject>>,
     /// The locks of changes, if no kernel serializes them.
@@ -179,7 +177,6 @@ impl Gluster {
             next_fh: AtomicU64::new(1),
             locks: VolumeLocks::default(),
             defaults: DefaultAclCache::default(),
-            recent: RecentDirectories::default(),
             answers: None,
             turns: settings.takes_turns.then(ChangeLocks::default),
             pool: Arc::default(),
@@ -283,11 +280,9 @@ impl Gluster {
         self.volume.object(self.nodes.gfid(ino)?).map_err(|errno| self.gone(ino, errno))
     }
 
-    /// A reference to a directory in which a name is used. libgfapi keeps the directory for a while.
+    /// A reference to a directory in which a name is used.
     pub(crate) fn directory(&self, gfid: Gfid) -> Result<InodeObject<'_>> {
-        let object = self.volume.object(gfid)?;
-        self.recent.keep(gfid, || self.volume.keep(gfid).ok());
-        Ok(object)
+        self.volume.object(gfid)
     }
 
     /// The answer to a lookup of a name in a directory. It counts as a lookup.
@@ -647,7 +642,9 @@ impl Gluster {
         by_name: impl FnOnce(&InodeObject<'_>) -> Result<T>,
         by_file: impl FnOnce(&OpenVolumeFile) -> Result<T>,
     ) -> Result<T> {
+        let gfid = self.nodes.gfid(ino)?;
         let reached = self.object(ino).and_then(|object| by_name(&object));
+        let reached = reached.inspect_err(|&errno| self.seems_gone(gfid, errno));
         match reached {
             Err(Errno::ENOENT | Errno::ESTALE) => match self.nodes.any_open(ino) {
                 Some(fh) => by_file(&*self.file(fh)?),
@@ -664,8 +661,16 @@ impl Gluster {
         open: impl Fn(&InodeObject<'_>) -> Result<T>,
     ) -> Result<T> {
         let gfid = self.nodes.gfid(ino)?;
-        let opened = try_again(&|| self.volume.object(gfid).and_then(|object| open(&object)));
+        let once = || self.volume.object(gfid).and_then(|object| open(&object));
+        let opened = try_again(&|| once().inspect_err(|&errno| self.seems_gone(gfid, errno)));
         opened.map_err(|errno| self.gone(ino, errno))
+    }
+
+    /// Records that an operation found an inode to be gone: the next one asks the servers for it, which may have moved it.
+    pub(crate) fn seems_gone(&self, gfid: Gfid, errno: Errno) {
+        if matches!(errno, Errno::ENOENT | Errno::ESTALE) {
+            self.volume.let_go(gfid);
+        }
     }
 
     /// The error of an operation on an inode, which has no name of its own that could be missing. After `ESTALE`, the

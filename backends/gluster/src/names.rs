@@ -49,9 +49,13 @@ impl Gluster {
     /// Looks up a name on the servers. A name of an existing directory leads to an inode or to none: `ESTALE` means
     /// that another client is renaming it, and lasts as long as the slowest brick takes.
     fn find(&self, dir: Gfid, name: &CStr) -> Result<Option<(InodeObject<'_>, libc::stat)>> {
-        let object = self.directory(dir)?;
-        let ask = || match self.volume.look_up(Some(&object), name) {
+        let look_up = || self.volume.look_up(Some(&self.directory(dir)?), name);
+        let ask = || match look_up() {
             Err(Errno::ENOENT) => Ok(None),
+            Err(Errno::ESTALE) => {
+                self.volume.let_go(dir);
+                Err(Errno::ESTALE)
+            }
             found => found.map(Some),
         };
         let mut found = try_again(&ask);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Errno, Fh, Ino, Result};
 
+use crate::held;
 use crate::subvolumes::{LayoutHash, SubvolumeId, SubvolumeMap};
 use crate::volume::Gfid;
 
@@ -24,13 +25,11 @@ struct GlusterInodesState {
     by_number: HashMap<u64, GlusterInode>,
     by_gfid: HashMap<Gfid, u64>,
     next: u64,
-    /// Number of inodes that frontends keep for long.
+    /// Number of inodes that frontends keep for long, and its maximum.
     kept: usize,
+    limit: usize,
     searched: Option<Instant>,
 }
-
-/// Maximum number of inodes that frontends keep for long, so that their references take at most 40 MB.
-const KEPT: usize = 1 << 15;
 
 /// Time between two searches for inodes that are no longer kept.
 const SEARCH_EVERY: Duration = Duration::from_secs(5);
@@ -139,6 +138,7 @@ impl GlusterInodes {
                 by_gfid,
                 next: Ino::ROOT.0 + 1,
                 kept: 0,
+                limit: held::limit(),
                 searched: None,
             }),
             begun: Instant::now(),
@@ -192,10 +192,10 @@ impl GlusterInodes {
         self.parts.find(self.gfid(dir).ok()?, LayoutHash::of(name))
     }
 
-    /// Returns lookups. The inode is unknown after its last one.
-    pub fn forget(&self, ino: Ino, lookups: u64) {
+    /// Returns lookups. The inode is unknown after its last one: then its identity is the result.
+    pub fn forget(&self, ino: Ino, lookups: u64) -> Option<Gfid> {
         let mut inner = self.lock();
-        let Some(node) = inner.by_number.get_mut(&ino.0) else { return };
+        let node = inner.by_number.get_mut(&ino.0)?;
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 && ino != Ino::ROOT {
             let gfid = node.gfid;
@@ -206,7 +206,9 @@ impl GlusterInodes {
             drop(inner);
             // The reference is dropped outside of the lock, because that calls libgfapi.
             drop(removed);
+            return Some(gfid);
         }
+        None
     }
 
     /// The identity of an inode. Fails with `ESTALE` if it is unknown.
@@ -291,8 +293,8 @@ impl GlusterInodes {
     fn has_room(&self, now: Instant, long: Duration) -> bool {
         let mut inner = self.lock();
         let is_early = |searched: Instant| now.duration_since(searched) < SEARCH_EVERY;
-        if inner.kept < KEPT || inner.searched.is_some_and(is_early) {
-            return inner.kept < KEPT;
+        if inner.kept < inner.limit || inner.searched.is_some_and(is_early) {
+            return inner.kept < inner.limit;
         }
         inner.searched = Some(now);
         let old = inner.take_kept(|kept| now.duration_since(kept.asked) > long);
@@ -504,7 +506,9 @@ mod tests {
 
     #[test]
     fn kept_inodes_are_bounded_and_old_ones_give_room() {
+        const KEPT: usize = 100;
         let nodes = GlusterInodes::new([1; 16], Arc::default());
+        nodes.lock().limit = KEPT;
         let all: Vec<Ino> = (0..=KEPT as u128)
             .map(|number| nodes.look_up((number + 9).to_ne_bytes(), None, None))
             .collect();

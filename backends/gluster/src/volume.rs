@@ -11,6 +11,7 @@ use defuse_fs::{Errno, Name, Result, XattrName};
 use crate::ffi::{GfapiLibrary, Glfs, GlfsObject};
 use crate::file::GfapiHandle;
 use crate::graph_file::GraphFile;
+use crate::held::{self, HeldInodes};
 use crate::messages::{LastMessages, MessagePipe};
 
 /// The identity of an inode, unique on all servers and for ever.
@@ -26,6 +27,8 @@ pub struct VolumeConnection {
     ends: bool,
     /// The last messages of libgfapi, if this process sees them.
     messages: LastMessages,
+    /// References to inodes, so that libgfapi need not look them up again.
+    held: HeldInodes<HeldObject>,
     /// The volfile is kept, because a start that exceeds its time limit may still open it.
     _graph: Option<Arc<GraphFile>>,
 }
@@ -75,8 +78,9 @@ impl VolumeConnection {
             let graph = connect.graph.clone();
             let pipe = if ends { None } else { MessagePipe::start().ok() };
             let messages = pipe.as_ref().map(|pipe| pipe.last.clone()).unwrap_or_default();
+            let held = HeldInodes::new(held::limit());
             let volume =
-                VolumeConnection { library, fs, own, started, ends, messages, _graph: graph };
+                VolumeConnection { library, fs, own, started, ends, messages, held, _graph: graph };
             if let Some(file) = &connect.graph {
                 check((library.glfs_set_volfile)(fs, file.path().as_ptr()))?;
             }
@@ -165,17 +169,33 @@ impl VolumeConnection {
 
     /// The inode `gfid`. No server is contacted if the connection knows the inode.
     pub fn object(&self, mut gfid: Gfid) -> Result<InodeObject<'_>> {
+        if let Some(held) = self.held.get(gfid) {
+            return Ok(InodeObject { volume: self, raw: held.raw, held: Some(held) });
+        }
         // SAFETY: the handle is as long as stated.
         let raw = unsafe {
             (self.library.glfs_h_create_from_handle)(self.fs, gfid.as_mut_ptr(), 16, null_mut())
         };
-        self.known(raw)
+        self.hold(self.known(raw)?, gfid)
+    }
+
+    /// Keeps the reference `object` to the inode `gfid` for later operations.
+    fn hold<'a>(&'a self, object: InodeObject<'a>, gfid: Gfid) -> Result<InodeObject<'a>> {
+        let owned = std::mem::ManuallyDrop::new(object);
+        let held = self.held.keep(gfid, HeldObject { library: self.library, raw: owned.raw });
+        Ok(InodeObject { volume: self, raw: held.raw, held: Some(held) })
+    }
+
+    /// Ends the reference to an inode that nobody knows any more, or that an operation found to be gone.
+    pub(crate) fn let_go(&self, gfid: Gfid) {
+        self.held.remove(gfid);
     }
 
     /// A lasting reference to the inode `gfid`. No server is contacted if the connection knows the inode.
     pub(crate) fn keep(self: &Arc<Self>, gfid: Gfid) -> Result<RetainedObject> {
-        let object = std::mem::ManuallyDrop::new(self.object(gfid)?);
-        Ok(RetainedObject { volume: Arc::clone(self), raw: object.raw })
+        let object = self.object(gfid)?;
+        // SAFETY: the object is valid until the end of this function.
+        unsafe { RetainedObject::copy(self, object.raw) }.ok_or(Errno::ENOMEM)
     }
 
     /// Looks up a name in a directory, or `/` without one. Does not follow symbolic links.
@@ -414,12 +434,14 @@ impl VolumeConnection {
     ) -> Result<(InodeObject<'_>, libc::stat)> {
         let mut stat = MaybeUninit::zeroed();
         let object = self.known(make(stat.as_mut_ptr()))?;
+        let gfid = object.gfid()?;
+        let object = self.hold(object, gfid)?;
         // SAFETY: `stat` is set on success, and all-zero bytes are a valid value.
         Ok((object, unsafe { stat.assume_init() }))
     }
 
     fn known(&self, raw: *mut GlfsObject) -> Result<InodeObject<'_>> {
-        if raw.is_null() { Err(last()) } else { Ok(InodeObject { volume: self, raw }) }
+        if raw.is_null() { Err(last()) } else { Ok(InodeObject { volume: self, raw, held: None }) }
     }
 }
 
@@ -427,6 +449,8 @@ impl Drop for VolumeConnection {
     /// Ends the connection on a thread of its own, because that takes up to ten seconds. A daemon that ends leaves this
     /// to the kernel.
     fn drop(&mut self) {
+        // No object may be closed while the connection ends.
+        self.held.clear();
         if !self.ends || !*self.started.get_mut() {
             return;
         }
@@ -441,10 +465,30 @@ impl Drop for VolumeConnection {
     }
 }
 
-/// A reference to an inode of the volume. It costs more than a kilobyte, so that only running operations hold it.
+/// A reference to an inode of the volume, for an operation.
 pub struct InodeObject<'a> {
     volume: &'a VolumeConnection,
     raw: *mut GlfsObject,
+    /// The owner of the object; `None` if it is this value.
+    held: Option<Arc<HeldObject>>,
+}
+
+/// A reference to an inode that the connection keeps for later operations.
+struct HeldObject {
+    library: &'static GfapiLibrary,
+    raw: *mut GlfsObject,
+}
+
+// SAFETY: libgfapi locks its state by itself; any thread may use the object.
+unsafe impl Send for HeldObject {}
+// SAFETY: libgfapi locks its state by itself; any thread may use the object.
+unsafe impl Sync for HeldObject {}
+
+impl Drop for HeldObject {
+    fn drop(&mut self) {
+        // SAFETY: this is the only reference to the object.
+        unsafe { (self.library.glfs_h_close)(self.raw) };
+    }
 }
 
 impl InodeObject<'_> {
@@ -456,6 +500,9 @@ impl InodeObject<'_> {
 
 impl Drop for InodeObject<'_> {
     fn drop(&mut self) {
+        if self.held.is_some() {
+            return;
+        }
         // SAFETY: this is the only reference to the object.
         unsafe { (self.volume.library.glfs_h_close)(self.raw) };
     }

@@ -1,0 +1,212 @@
+//! The requests that bricks of a GlusterFS volume get for each operation, counted by the servers, by a mount and by
+//! GlusterFS's own client. They are a contract: the table in docs/gluster.md has the bounds, and no change may add a
+//! request.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, VolumeSetup, why_not};
+use defuse_testkit::mounted::{self, ServedMount};
+
+/// Number of files of an operation. Requests for the directory count for all of them together.
+const FILES: usize = 200;
+
+/// The bounds of a volume: the operation, and the largest number of requests for a file, by a mount.
+type RequestBounds = [(&'static str, f64); 13];
+
+/// A distributed volume with the default options.
+const DISTRIBUTED: RequestBounds = [
+    ("create", 9.0),
+    ("ls -l", 9.0),
+    ("ls -l again", 9.0),
+    ("stat after ls -l", 9.0),
+    ("read cold", 9.0),
+    ("read again", 9.0),
+    ("read after a second", 9.0),
+    ("tar c", 9.0),
+    ("chmod", 9.0),
+    ("overwrite", 19.0),
+    ("rename", 19.0),
+    ("delete", 9.0),
+    ("rmdir", 29.0),
+];
+
+/// A replicated volume with the default options: most changes are requests to both bricks.
+const REPLICATED: RequestBounds = [
+    ("create", 29.0),
+    ("ls -l", 29.0),
+    ("ls -l again", 29.0),
+    ("stat after ls -l", 29.0),
+    ("read cold", 29.0),
+    ("read again", 29.0),
+    ("read after a second", 29.0),
+    ("tar c", 29.0),
+    ("chmod", 29.0),
+    ("overwrite", 39.0),
+    ("rename", 39.0),
+    ("delete", 29.0),
+    ("rmdir", 49.0),
+];
+
+#[test]
+fn no_operation_asks_bricks_more_often_than_recorded() {
+    if let Some(reason) = mounted::why_not().or_else(why_not) {
+        println!("skipped: {reason}");
+        return;
+    }
+    let volume = |name: &str, is_replicated| VolumeSetup {
+        name: name.to_owned(),
+        is_replicated,
+        options: Vec::new(),
+    };
+    let servers = GlusterServers::with(&[volume("dist", false), volume("repl", true)]).unwrap();
+    let volumes = [("dist", DISTRIBUTED), ("repl", REPLICATED)];
+    let failures: Vec<String> = std::thread::scope(|scope| {
+        let servers = &servers;
+        let threads =
+            volumes.map(|(volume, bounds)| scope.spawn(move || compare(servers, volume, bounds)));
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+/// Counts for both clients, prints the table, and returns the operations beyond their bounds.
+fn compare(servers: &GlusterServers, volume: &str, bounds: RequestBounds) -> Vec<String> {
+    gluster(servers, &["volume", "profile", volume, "start"]);
+    let place = mounted::scratch().unwrap();
+    let native = ServedMount::native(servers, (HOST, volume), place.path(), &[]).unwrap();
+    let theirs = count_all(servers, volume, &native);
+    drop(native);
+    let source = format!("gluster://{HOST}/{volume}");
+    let inside = servers.inside();
+    let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
+    let ours = ServedMount::under(&inside, source.as_ref(), place.path(), &[]).unwrap();
+    let counted = count_all(servers, volume, &ours);
+    ours.end().unwrap();
+    let (mut table, mut failures) = (String::new(), Vec::new());
+    for ((operation, bound), (native, ours)) in bounds.iter().zip(theirs.iter().zip(&counted)) {
+        let [theirs, all] = [native, ours].map(per_file);
+        table += &format!("| {operation} | {theirs:.2} | {all:.2} | {bound} | {ours:?}\n");
+        assert!(theirs > 0.0 || all > 0.0 || operation.contains("ls"), "nothing was counted");
+        if all > *bound {
+            failures.push(format!("{volume}: {operation}: {all:.2} of at most {bound}"));
+        }
+    }
+    println!("{volume}: requests for a file: GlusterFS's own client, ours, at most\n{table}");
+    failures
+}
+
+/// Requests by kind.
+type RequestCounts = BTreeMap<String, u64>;
+
+fn per_file(counts: &RequestCounts) -> f64 {
+    counts.values().sum::<u64>() as f64 / FILES as f64
+}
+
+/// Runs each operation on as many files, in a directory that another client made before, and counts.
+fn count_all(servers: &GlusterServers, volume: &str, mount: &ServedMount) -> Vec<RequestCounts> {
+    let dir = mount.path().join("d");
+    let file = |number: usize| dir.join(format!("file-{number}"));
+    let each = |run: &dyn Fn(&Path)| (0..FILES).for_each(|number| run(&file(number)));
+    fs::create_dir(&dir).unwrap();
+    // Names of a directory that was changed lately are looked up one by one.
+    let quiet = || std::thread::sleep(Duration::from_millis(6500));
+    let later = || std::thread::sleep(Duration::from_millis(1300));
+    let ask = || gluster(servers, &["volume", "profile", volume, "info", "incremental"]);
+    let mut all = Vec::new();
+    let mut count = |run: &dyn Fn()| {
+        ask();
+        run();
+        all.push(counts(&ask()));
+    };
+    let list = || {
+        let entries = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path());
+        let paths: Vec<_> = entries.collect();
+        assert_eq!(paths.len(), FILES);
+        for path in &paths {
+            fs::symlink_metadata(path).unwrap();
+            // As ls(1) does, to show that a file has an access list.
+            let _ = rustix::fs::lgetxattr(path, "system.posix_acl_access", &mut [0_u8; 100]);
+        }
+    };
+    let read = |path: &Path| assert_eq!(fs::read(path).unwrap().len(), 4096);
+    count(&|| each(&|path| fs::write(path, [7; 4096]).unwrap()));
+    quiet();
+    count(&list);
+    count(&list);
+    count(&|| each(&|path| drop(fs::symlink_metadata(path).unwrap())));
+    drop_caches();
+    count(&|| each(&read));
+    count(&|| each(&read));
+    later();
+    count(&|| each(&read));
+    drop_caches();
+    count(&|| {
+        let mut tar = std::process::Command::new("tar");
+        let made = tar.args(["-cf", "/dev/null", "-C"]).arg(mount.path()).arg("d").output();
+        assert!(made.unwrap().status.success());
+        // tar(1) does not read for /dev/null.
+        let piped = std::process::Command::new("sh")
+            .args(["-c", "tar -cf - -C \"$1\" d | cat >/dev/null", "sh"])
+            .arg(mount.path())
+            .status();
+        assert!(piped.unwrap().success());
+    });
+    later();
+    count(&|| {
+        each(&|path| fs::set_permissions(path, fs::Permissions::from_mode(0o640)).unwrap());
+    });
+    later();
+    count(&|| {
+        each(&|path| {
+            let mut file = fs::File::create(path).unwrap();
+            file.write_all(&[8; 4096]).unwrap();
+        });
+    });
+    later();
+    count(&|| each(&|path| fs::rename(path, path.with_extension("new")).unwrap()));
+    later();
+    count(&|| each(&|path| fs::remove_file(path.with_extension("new")).unwrap()));
+    let below = |number: usize| dir.join(format!("dir-{number}"));
+    (0..FILES).for_each(|number| fs::create_dir(below(number)).unwrap());
+    later();
+    count(&|| (0..FILES).for_each(|number| fs::remove_dir(below(number)).unwrap()));
+    fs::remove_dir(&dir).unwrap();
+    all
+}
+
+/// Makes the kernel ask again.
+fn drop_caches() {
+    fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+}
+
+fn gluster(servers: &GlusterServers, arguments: &[&str]) -> String {
+    let mut gluster = servers.within("gluster".as_ref());
+    let socket = format!("--glusterd-sock={ROOM}/glusterd.socket");
+    let output = gluster.args([&socket, "--mode=script"]).args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+/// The counts in the answer of `gluster volume profile`. The kinds without a latency are no requests of a client: they
+/// follow from others.
+fn counts(said: &str) -> RequestCounts {
+    let mut counts = RequestCounts::new();
+    for line in said.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        // Share of the time, average, minimum and maximum with units, number of calls, kind.
+        if let [share, _, "ns" | "us", _, _, _, _, calls, kind] = words.as_slice()
+            && share.parse::<f64>().is_ok()
+            && !["FORGET", "RELEASE", "RELEASEDIR", "UPCALL", "CI_IATT"].contains(kind)
+            && let Ok(calls) = calls.parse::<u64>()
+        {
+            *counts.entry((*kind).to_owned()).or_default() += calls;
+        }
+    }
+    counts
+}
