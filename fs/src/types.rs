@@ -854,6 +854,9 @@ pub struct Caps {
     pub exclusive: bool,
     /// readdir can return attributes without additional cost.
     pub readdir_entries: bool,
+    /// Entries of listings cost no request, but a lookup of a name does: a frontend requests them with each listing, and not only
+    /// where it has seen that they are used.
+    pub listings_bring_entries: bool,
     /// `system.posix_acl_access` and `_default` are stored and are part of the permission check.
     pub posix_acl: bool,
     /// Extended attributes exist at all.
@@ -918,6 +921,7 @@ impl Default for Caps {
             blocking: true,
             exclusive: false,
             readdir_entries: false,
+            listings_bring_entries: false,
             posix_acl: false,
             xattrs: true,
             kill_suidgid: false,

@@ -226,7 +226,7 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
         ("HAS_IOCTL_DIR", FUSE_HAS_IOCTL_DIR, true, "directories have ioctl, too"),
         ("AUTO_INVAL_DATA", FUSE_AUTO_INVAL_DATA, !caps.exclusive, "other clients may change the data"),
         ("DO_READDIRPLUS", FUSE_DO_READDIRPLUS, caps.readdir_entries, "if the listings of the file system have attributes"),
-        ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries, "attributes are requested only if they are used"),
+        ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries && !caps.listings_bring_entries, "attributes are requested only if they are used, unless they cost nothing"),
         // When such a write ends, the kernel does not drop the pages that a buffered read has filled meanwhile, and
         // the session does (dispatch/pages.rs). So the session requests it only where it pays.
         ("ASYNC_DIO", FUSE_ASYNC_DIO, caps.blocking || caps.submits, "parallel parts of one direct I/O pay only if handlers sleep"),

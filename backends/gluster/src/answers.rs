@@ -44,6 +44,8 @@ pub(crate) struct CallerIdentity {
 #[derive(Clone, Debug)]
 pub(crate) struct QueryContext {
     pub since: UpcallSequence,
+    /// The same moment in the order of this client's changes.
+    pub changes: u64,
     pub who: CallerIdentity,
 }
 
@@ -101,7 +103,8 @@ struct AbsentXattrs {
 const OFTEN_ASKED: [&[u8]; 3] =
     [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
 
-fn bit_of(name: &[u8]) -> Option<u8> {
+/// The bit of an attribute that programs often read.
+pub(crate) fn bit_of(name: &[u8]) -> Option<u8> {
     OFTEN_ASKED.iter().position(|often| *often == name).map(|at| 1 << at)
 }
 
@@ -416,7 +419,7 @@ mod tests {
     /// Makes a cache with the name `f` of a file.
     fn answers() -> (MetadataCache<()>, QueryContext) {
         let inbox: Arc<UpcallInbox> = Arc::default();
-        let asked = QueryContext { since: inbox.now(), who: CallerIdentity::default() };
+        let asked = QueryContext { since: inbox.now(), changes: 0, who: CallerIdentity::default() };
         let answers = MetadataCache::new(inbox);
         keep(&answers, &asked);
         (answers, asked)
@@ -480,7 +483,8 @@ mod tests {
         let change = answers.changing(vec![ChangeSubject::Name(D, b"f")]);
         assert_eq!(has(&answers), (false, true));
         // An answer during the change may be older than the change.
-        let asked = QueryContext { since: answers.inbox.now(), who: CallerIdentity::default() };
+        let asked =
+            QueryContext { since: answers.inbox.now(), changes: 0, who: CallerIdentity::default() };
         keep(&answers, &asked);
         assert_eq!(has(&answers), (true, true));
         drop(change);
@@ -498,7 +502,11 @@ mod tests {
             // The message has overtaken this answer.
             keep(&answers, &old);
             assert_eq!(has(&answers), (false, changed == D));
-            let asked = QueryContext { since: answers.inbox.now(), who: CallerIdentity::default() };
+            let asked = QueryContext {
+                since: answers.inbox.now(),
+                changes: 0,
+                who: CallerIdentity::default(),
+            };
             keep(&answers, &asked);
             assert_eq!(has(&answers), (true, true));
             answers.inbox.put_all();

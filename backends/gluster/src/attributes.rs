@@ -61,6 +61,26 @@ pub fn changes(change: &SetAttr) -> (libc::stat, i32) {
     (stat, valid)
 }
 
+/// Attributes after a change of the values that are set, for a frontend that has those before. `None` if the servers may
+/// make another change at the same time: they drop set-user-id and set-group-id. The time of the change is unknown, so
+/// that the frontend may not keep the attributes.
+pub fn with_changes(before: Attr, (stat, valid): (&libc::stat, i32)) -> Option<Attr> {
+    const SET_ID: u32 = 0o6000;
+    let has = |bit| valid & bit != 0;
+    let perm = if has(set::MODE) { stat.st_mode } else { before.perm };
+    let time = |secs, nanos: i64| Timestamp { secs, nanos: nanos as u32 };
+    ((before.perm | perm) & SET_ID == 0).then_some(Attr {
+        perm,
+        uid: if has(set::UID) { stat.st_uid } else { before.uid },
+        gid: if has(set::GID) { stat.st_gid } else { before.gid },
+        atime: if has(set::ATIME) { time(stat.st_atime, stat.st_atime_nsec) } else { before.atime },
+        mtime: if has(set::MTIME) { time(stat.st_mtime, stat.st_mtime_nsec) } else { before.mtime },
+        ctime: Timestamp::now(),
+        valid_for: Duration::ZERO,
+        ..before
+    })
+}
+
 fn timespec(time: SetTime) -> (i64, i64) {
     let time = match time {
         SetTime::Now => Timestamp::now(),
@@ -96,6 +116,21 @@ mod tests {
         let (stat, valid) = changes(&change);
         assert_eq!(valid, set::MODE | set::MTIME);
         assert_eq!((stat.st_mode, stat.st_mtime, stat.st_mtime_nsec), (0o4711, -5, 7));
+    }
+
+    #[test]
+    fn a_change_without_set_id_bits_has_a_known_result() {
+        let mut stat = no_stat();
+        (stat.st_mode, stat.st_size) = (libc::S_IFREG | 0o640, 9);
+        let before = attr(&stat, Duration::from_secs(7)).unwrap();
+        let change = SetAttr { perm: Some(0o600), uid: Some(5), ..SetAttr::default() };
+        let (stat, valid) = changes(&change);
+        let after = with_changes(before, (&stat, valid)).unwrap();
+        assert_eq!((after.perm, after.uid, after.gid, after.size), (0o600, 5, 0, 9));
+        assert_eq!((after.valid_for, after.mtime), (Duration::ZERO, before.mtime));
+        assert_eq!(with_changes(Attr { perm: 0o4711, ..before }, (&stat, valid)), None);
+        let (stat, valid) = changes(&SetAttr { perm: Some(0o2711), ..SetAttr::default() });
+        assert_eq!(with_changes(before, (&stat, valid)), None);
     }
 
     #[test]

@@ -5,16 +5,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use defuse_fs::posix::without_set_id;
 use defuse_fs::{
-    Attr, Context, Errno, Fallocate, Fh, Ino, Io, IoOp, LockOwner, OpenArgs, OpenFlags, OpenReply,
-    ReadArgs, ReadBuf, ReleaseArgs, Result, SetAttr, WriteArgs, WriteBuf,
+    Attr, CacheMode, Context, Errno, Fallocate, Fh, FileKind, Ino, Io, IoOp, LockOwner, OpenArgs,
+    OpenFlags, OpenReply, ReadArgs, ReadBuf, ReleaseArgs, Result, SetAttr, WriteArgs, WriteBuf,
 };
 
 use crate::answers::{ChangeSubject, QueryContext};
-use crate::attributes::changes;
+use crate::attributes::{changes, with_changes};
+use crate::changes::ClientChange;
+use crate::contents;
+use crate::contents::{FileContents, OpenOnDemand, SmallFile};
 use crate::file::GfapiHandle;
 use crate::gluster::{ActingUser, Gluster, OpenObject as Open, OpenVolumeFile, PlainModeCache};
 use crate::transfer::{self, TransferFile};
-use crate::volume::{no_stat, set};
+use crate::volume::{Gfid, no_stat, set};
 use crate::writes::WritePosition;
 
 /// The place of a write on the servers.
@@ -37,23 +40,108 @@ impl Gluster {
         ino: Ino,
         args: OpenArgs,
     ) -> Result<OpenReply> {
-        let _acting = self.act(cx);
+        let acting = self.act(cx);
         let flags = open_flags(args.flags);
-        let handle = self.open_known(ino, |object| self.volume.open(object, flags))?;
+        let gfid = self.nodes.gfid(ino)?;
+        let handle = match self.small_file(cx, gfid, args.flags) {
+            Some(small) => OpenOnDemand::later(small),
+            None => OpenOnDemand::opened(
+                self.open_known(ino, |object| self.volume.open(object, flags))?,
+            ),
+        };
         if !self.watch.is_on() {
             // Another client may have closed the file with a new size.
             drop(self.own_change_of(ino));
         }
-        self.watch.opened(&self.nodes, &self.volume, ino);
+        // Messages about earlier changes have come before the answer of the servers.
+        let keeps = self.keeps_pages(ino, gfid, &acting.asked);
+        // With contents of the size that the kernel knows, it need not ask for the size again.
+        let is_known = keeps || handle.unopened().is_some_and(SmallFile::has_size);
+        if !is_known {
+            self.watch.opened(&self.nodes, &self.volume, ino);
+        }
         let file = OpenVolumeFile {
             ino,
             flags: args.flags,
-            handle: Arc::new(handle),
+            handle,
             plain: Mutex::default(),
             writes: Arc::default(),
             plain_mode: PlainModeCache::default(),
         };
-        Ok(self.opened_file(file))
+        let cache = if keeps { CacheMode::Keep } else { CacheMode::Cached };
+        Ok(OpenReply { cache, ..self.opened_file(file) })
+    }
+
+    /// True if the pages that a kernel has of a file are valid: the servers tell of changes, and have told of none since
+    /// an open that dropped the pages. Otherwise, this open is to drop them.
+    fn keeps_pages(&self, ino: Ino, gfid: Gfid, asked: &QueryContext) -> bool {
+        let Some(long) = self.watch.long().filter(|_| !self.settings.takes_turns) else {
+            return false;
+        };
+        let is_told = |since| self.watch.inbox.told_since(gfid, since);
+        let is_valid = self.watch.is_unchanged(&self.nodes, &self.volume, ino)
+            && self.pages.dropped(gfid, long).is_some_and(|since| !is_told(since));
+        if !is_valid {
+            self.pages.drop_at(gfid, asked.since);
+        }
+        is_valid
+    }
+
+    /// A small file that root opens to read it through a kernel, with the contents of this moment. Servers check the rights of other users when they open a file.
+    fn small_file(&self, cx: &Context<'_>, gfid: Gfid, flags: OpenFlags) -> Option<SmallFile> {
+        const OTHERS: u32 = OpenFlags::APPEND | OpenFlags::DIRECT | OpenFlags::NOATIME;
+        let is_plain = !flags.writable() && !flags.has(OTHERS);
+        if self.settings.takes_turns || !is_plain || cx.caller.uid != 0 {
+            return None;
+        }
+        let attr = self.changes.known(gfid).filter(|attr| attr.kind == FileKind::Regular)?;
+        let since = self.changes.now();
+        // After an error, the open itself tells what is wrong.
+        let contents = FileContents::read(&self.volume, gfid, attr.size).ok().flatten()?;
+        let file = (gfid, open_flags(flags));
+        Some(SmallFile::new(&self.volume, file, contents, (since, attr)))
+    }
+
+    /// The part of the contents of an open file that a read gets, if it may, or must because the file is gone.
+    fn unopened_part<'a>(
+        &self,
+        file: &'a OpenVolumeFile,
+        offset: u64,
+        len: usize,
+    ) -> Option<&'a [u8]> {
+        let small = file.handle.unopened()?;
+        let part = small.part(offset, len);
+        let is_new = small.is_young(self.watch.short())
+            && !self.changes.has_changed(small.gfid(), small.since)
+            && self.changes.still_has(small.gfid(), &small.attr);
+        (is_new || matches!(file.handle(), Err(Errno::ENOENT | Errno::ESTALE))).then_some(part)
+    }
+
+    /// Opens the files that are opened on demand, before their last name may be removed: those of an inode, or those
+    /// found in a directory.
+    pub(crate) fn open_before(&self, is_meant: impl Fn(Ino) -> bool) {
+        if !contents::are_some_unopened() {
+            return;
+        }
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        let files: Vec<_> = open
+            .values()
+            .filter_map(|open| match open {
+                Open::File(file) if file.handle.unopened().is_some() => Some(Arc::clone(file)),
+                _ => None,
+            })
+            .collect();
+        drop(open);
+        for file in files.iter().filter(|file| is_meant(file.ino)) {
+            // If it fails, the contents remain.
+            let _ = file.handle();
+        }
+    }
+
+    /// Records that this client changes an inode, until the result is dropped, if a kernel uses the volume.
+    pub(crate) fn client_change(&self, ino: Ino) -> Option<ClientChange> {
+        let gfid = self.nodes.gfid(ino).ok()?;
+        (!self.settings.takes_turns).then(|| self.changes.begin(gfid))
     }
 
     /// Adds an open file, and makes the reply to the frontend.
@@ -71,7 +159,7 @@ impl Gluster {
         // Without `write-behind`, the servers have all writes that were acknowledged.
         if file.writes.take_unflushed() && self.watch.holds_writes() {
             // Closing another handle is the only flush of libgfapi.
-            file.handle.duplicate()?.close()?;
+            file.handle()?.duplicate()?.close()?;
         }
         Ok(())
     }
@@ -92,14 +180,17 @@ impl Gluster {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         let len = out.remaining();
+        if let Some(part) = self.unopened_part(file, args.offset, len) {
+            return out.put(part).map(drop);
+        }
         if let Some(room) = out.lend()
             && room.len() == len
         {
-            let count = file.handle.read(room, args.offset)?;
+            let count = file.handle()?.read(room, args.offset)?;
             return out.advance(count);
         }
         let mut room = self.pool.take(len);
-        let read = file.handle.read(&mut room[..len], args.offset);
+        let read = file.handle()?.read(&mut room[..len], args.offset);
         let put = read.and_then(|count| out.put(&room[..count]).map(drop));
         self.pool.give(room);
         put
@@ -114,12 +205,18 @@ impl Gluster {
     ) -> Result<usize> {
         let WriteTarget { handle, offset, at } = self.target(file, args)?;
         self.before_write(cx, file, args)?;
+        let own = self.client_change(file.ino);
+        let wrote = |count: usize| match own {
+            Some(own) if at == WritePosition::Offset => own.wrote(offset + count as u64),
+            _ => {}
+        };
         let len = data.remaining();
         if let Some(bytes) = data.borrow()
             && bytes.len() == len
         {
             let count = handle.write(bytes, offset)?;
             file.writes.add(at);
+            wrote(count);
             data.skip(count)?;
             return Ok(count);
         }
@@ -138,8 +235,9 @@ impl Gluster {
         }
         let written = written.and_then(|_: usize| handle.write(&room[..filled], offset));
         self.pool.give(room);
-        if written.is_ok() {
+        if let Ok(count) = written {
             file.writes.add(at);
+            wrote(count);
         }
         written
     }
@@ -152,10 +250,13 @@ impl Gluster {
         };
         let appends = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
         match (appends, file.flags.has(OpenFlags::APPEND)) {
-            (true, false) => placed(&file.handle, file.handle.stat()?.st_size as u64),
+            (true, false) => {
+                let handle = file.handle()?;
+                placed(&handle, handle.stat()?.st_size as u64)
+            }
             (true, true) => {
                 self.wait_for_placed_writes(file)?;
-                Ok(WriteTarget { at: WritePosition::End, ..placed(&file.handle, args.offset)? })
+                Ok(WriteTarget { at: WritePosition::End, ..placed(&file.handle()?, args.offset)? })
             }
             (false, true) => {
                 let mut plain = file.plain.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,7 +269,7 @@ impl Gluster {
                 };
                 placed(plain.insert(handle), args.offset)
             }
-            (false, false) => placed(&file.handle, args.offset),
+            (false, false) => placed(&file.handle()?, args.offset),
         }
     }
 
@@ -182,7 +283,7 @@ impl Gluster {
             writes.filter_map(|writes| writes.held_back().map(|placed| (writes, placed))).collect();
         if !held_back.is_empty() {
             // The client returns the size after all writes.
-            file.handle.stat()?;
+            file.handle()?.stat()?;
             held_back.iter().for_each(|(writes, placed)| writes.are_on_servers(*placed));
         }
         Ok(())
@@ -201,12 +302,23 @@ impl Gluster {
             Err(errno) => return io.finish(Err(errno)),
         };
         let _acting = io.with_context(|cx| self.act_on_open(cx));
-        let (handle, on) = (Arc::clone(&file.handle), self.settings.answer_on);
+        if let IoOp::Read { args, len, .. } = io.op()
+            && let Some(part) = self.unopened_part(&file, args.offset, len)
+        {
+            let mut io = io;
+            let put = io.with_read_buf(|_, out| out.put(part).map(drop));
+            return io.finish_filled(put);
+        }
+        let (handle, on) = (file.handle(), self.settings.answer_on);
+        let handle = match handle {
+            Ok(handle) => handle,
+            Err(errno) => return io.finish(Err(errno)),
+        };
         match io.op() {
             IoOp::Read { args, len, .. } => {
                 // The read changes the access time.
                 let change = self.own_change_of(file.ino);
-                let file = TransferFile { handle, write: None, change };
+                let file = TransferFile { handle, write: None, change, own: None };
                 transfer::read(io, (file, args.offset), len, &self.pool, on);
             }
             IoOp::Write { args, .. } => {
@@ -215,7 +327,8 @@ impl Gluster {
                 match ready.and_then(|()| self.target(&file, args)) {
                     Ok(WriteTarget { handle, offset, at }) => {
                         let write = Some((Arc::clone(&file.writes), at));
-                        let file = TransferFile { handle, write, change };
+                        let own = self.client_change(file.ino).map(|own| (own, offset));
+                        let file = TransferFile { handle, write, change, own };
                         transfer::write(io, (file, offset), &self.pool, on);
                     }
                     Err(errno) => io.finish(Err(errno)),
@@ -236,10 +349,11 @@ impl Gluster {
         const HOLE: u32 = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
         const KEEP: u32 = Fallocate::KEEP_SIZE;
         let Fallocate { mode, offset, length } = range;
+        let _change = self.client_change(file.ino);
         match mode {
-            0 | KEEP => file.handle.allocate(mode == KEEP, offset, length)?,
-            HOLE => file.handle.discard(offset, length)?,
-            Fallocate::ZERO_RANGE => file.handle.zero(offset, length)?,
+            0 | KEEP => file.handle()?.allocate(mode == KEEP, offset, length)?,
+            HOLE => file.handle()?.discard(offset, length)?,
+            Fallocate::ZERO_RANGE => file.handle()?.zero(offset, length)?,
             _ => return Err(Errno::EOPNOTSUPP),
         }
         if cx.caller.uid != 0 {
@@ -257,23 +371,24 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let _change = self.watch.changing(&[gfid]);
+        let own = self.client_change(ino);
         let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() {
             // The counter changes before and after the change: a write in between reads the mode again.
             let changes = || self.mode_changes.fetch_add(1, Ordering::AcqRel);
             changes();
-            let changed = self.change((ino, fh), change, &acting);
+            let changed = self.change((ino, fh), change, (&acting, own));
             changes();
             return changed;
         }
-        self.change((ino, fh), change, &acting)
+        self.change((ino, fh), change, (&acting, own))
     }
 
     fn change(
         &self,
         (ino, fh): (Ino, Option<Fh>),
         change: &SetAttr,
-        acting: &ActingUser<'_>,
+        (acting, own): (&ActingUser<'_>, Option<ClientChange>),
     ) -> Result<Attr> {
         if let Some(size) = change.size {
             self.set_size((ino, fh), size)?;
@@ -293,6 +408,15 @@ impl Gluster {
         if change.size.is_some() && change.kill_suidgid {
             self.drop_set_id(ino, &acting.asked)?;
         }
+        // The kernel gets what it has, with the change, and asks again when it needs the time of the change.
+        if change.size.is_none()
+            && let Some(own) = own
+            && let Some(attr) = own.before().and_then(|before| with_changes(before, (&stat, valid)))
+        {
+            own.gives(attr);
+            return Ok(attr);
+        }
+        // An answer to a query within a change is not kept.
         self.attributes(ino, &acting.asked)
     }
 
@@ -303,13 +427,13 @@ impl Gluster {
         if !args.kill_suidgid || file.plain_mode.is_known(changes) {
             return Ok(());
         }
-        let Some(plain) = file.plain_mode.saw(file.handle.stat()?.st_mode, changes) else {
+        let Some(plain) = file.plain_mode.saw(file.handle()?.stat()?.st_mode, changes) else {
             return Ok(());
         };
         let _change = self.watch.changing(&[self.nodes.gfid(file.ino)?]);
         // A server would only let the owner change the mode, but the frontend has allowed the write.
         self.volume.act_as(0, 0, &[]);
-        let dropped = file.handle.chmod(plain);
+        let dropped = file.handle()?.chmod(plain);
         self.volume.act_as(cx.caller.uid, cx.caller.gid, &[]);
         dropped
     }
@@ -330,11 +454,11 @@ impl Gluster {
     fn set_size(&self, (ino, fh): (Ino, Option<Fh>), size: u64) -> Result<()> {
         match fh.map(|fh| self.file(fh)).transpose()? {
             // The rights of an open file last as long as it is open.
-            Some(file) if file.flags.writable() => file.handle.truncate(size),
+            Some(file) if file.flags.writable() => file.handle()?.truncate(size),
             _ => self.reach(
                 ino,
                 |object| self.volume.truncate(object, size),
-                |file| file.handle.truncate(size),
+                |file| file.handle()?.truncate(size),
             ),
         }
     }
@@ -360,20 +484,20 @@ impl Gluster {
 
 /// Changes the attributes of an open file without a name.
 fn set_open(file: &OpenVolumeFile, (stat, valid): (&libc::stat, i32)) -> Result<()> {
-    let old = file.handle.stat()?;
+    let old = file.handle()?.stat()?;
     if valid & set::MODE != 0 {
-        file.handle.chmod(stat.st_mode)?;
+        file.handle()?.chmod(stat.st_mode)?;
     }
     if valid & (set::UID | set::GID) != 0 {
         let choose = |bit, value| if valid & bit != 0 { value } else { u32::MAX };
-        file.handle.chown(choose(set::UID, stat.st_uid), choose(set::GID, stat.st_gid))?;
+        file.handle()?.chown(choose(set::UID, stat.st_uid), choose(set::GID, stat.st_gid))?;
     }
     if valid & (set::ATIME | set::MTIME) != 0 {
         let (a, m) = (valid & set::ATIME != 0, valid & set::MTIME != 0);
         let (a, m) = (if a { stat } else { &old }, if m { stat } else { &old });
         let time = |tv_sec, tv_nsec| libc::timespec { tv_sec, tv_nsec };
         let atime = time(a.st_atime, a.st_atime_nsec);
-        file.handle.set_times([atime, time(m.st_mtime, m.st_mtime_nsec)])?;
+        file.handle()?.set_times([atime, time(m.st_mtime, m.st_mtime_nsec)])?;
     }
     Ok(())
 }

@@ -127,6 +127,7 @@ functions! {
     glfs_h_readlink "3.4.2" (*mut Glfs, *mut GlfsObject, *mut c_char, size_t) -> c_int;
     glfs_h_stat "3.4.2" (*mut Glfs, *mut GlfsObject, *mut stat) -> c_int;
     glfs_h_setattrs "3.4.2" (*mut Glfs, *mut GlfsObject, *mut stat, c_int) -> c_int;
+    glfs_h_anonymous_read "3.7.0" (*mut Glfs, *mut GlfsObject, *const c_void, size_t, off_t) -> ssize_t;
     glfs_h_truncate "3.4.2" (*mut Glfs, *mut GlfsObject, off_t) -> c_int;
     glfs_h_statfs "3.7.0" (*mut Glfs, *mut GlfsObject, *mut statvfs) -> c_int;
     glfs_h_getxattrs "3.5.1" (*mut Glfs, *mut GlfsObject, *const c_char, *mut c_void, size_t) -> c_int;

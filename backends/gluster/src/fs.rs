@@ -22,6 +22,7 @@ impl FileSystem for Gluster {
     fn caps(&self) -> Caps {
         Caps {
             readdir_entries: true,
+            listings_bring_entries: true,
             posix_acl: self.settings.posix_acl,
             locks: LockSupport::FileSystem,
             // The servers clear file capabilities at each write. This crate clears the mode bits before the write.
@@ -162,7 +163,9 @@ impl FileSystem for Gluster {
         let open = match fh {
             Some(fh) => {
                 let is_told = self.listen_to(ino);
-                self.file(fh).and_then(|file| Ok((file.handle.stat()?, is_told))).ok()
+                // A file that is not opened yet is asked for by its identity.
+                let file = self.file(fh).ok().filter(|file| file.handle.unopened().is_none());
+                file.and_then(|file| Some((file.handle().ok()?.stat().ok()?, is_told)))
             }
             None => None,
         };
@@ -269,7 +272,7 @@ impl FileSystem for Gluster {
 
     fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
         let _acting = self.act_on_open(cx);
-        self.file(file.fh)?.handle.sync(datasync)
+        self.file(file.fh)?.handle()?.sync(datasync)
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
@@ -284,7 +287,7 @@ impl FileSystem for Gluster {
             Whence::Data => libc::SEEK_DATA,
             Whence::Hole => libc::SEEK_HOLE,
         };
-        self.file(file.fh)?.handle.seek(offset, whence)
+        self.file(file.fh)?.handle()?.seek(offset, whence)
     }
 
     fn copy_file_range(&self, _: &Context<'_>, _: &CopyRange) -> Result<u64> {
@@ -300,7 +303,12 @@ impl FileSystem for Gluster {
         }
         let open = self.file(file.fh)?;
         self.locks.conflict(
-            &LockTarget { ino: open.ino, fh: file.fh, handle: &open.handle, uid: cx.caller.uid },
+            &LockTarget {
+                ino: open.ino,
+                fh: file.fh,
+                handle: &*open.handle()?,
+                uid: cx.caller.uid,
+            },
             request,
         )
     }
@@ -312,7 +320,12 @@ impl FileSystem for Gluster {
             return self.locks.flocks.set(open.ino.0, request);
         }
         self.locks.set(
-            &LockTarget { ino: open.ino, fh: file.fh, handle: &open.handle, uid: cx.caller.uid },
+            &LockTarget {
+                ino: open.ino,
+                fh: file.fh,
+                handle: &*open.handle()?,
+                uid: cx.caller.uid,
+            },
             request,
         )
     }
@@ -326,9 +339,12 @@ impl FileSystem for Gluster {
         if wait.request().kind == LockKind::Flock {
             return self.locks.flocks.wait(open.ino.0, wait);
         }
+        let handle = match open.handle() {
+            Ok(handle) => handle,
+            Err(errno) => return wait.finish(Err(errno)),
+        };
         let uid = wait.caller().uid;
-        self.locks
-            .wait(&LockTarget { ino: open.ino, fh: file.fh, handle: &open.handle, uid }, wait);
+        self.locks.wait(&LockTarget { ino: open.ino, fh: file.fh, handle: &handle, uid }, wait);
     }
 
     fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<OpenReply> {

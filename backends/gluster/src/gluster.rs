@@ -11,18 +11,23 @@ use defuse_fs::{
     Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result, XattrName,
 };
 
+use crate::absent::AbsentAttributes;
 use crate::address::VolumeAddress;
 use crate::answers::{
     CallerIdentity, ChangeSubject, DIRECTORIES_HOLD, LookupAnswer, MetadataCache, OwnChangeGuard,
     QueryContext,
 };
 use crate::attributes::attr;
+use crate::changes::ClientChanges;
+use crate::contents::OpenOnDemand;
 use crate::defaults::DefaultAclCache;
 use crate::file::GfapiHandle;
 use crate::listing::OpenListing;
 use crate::locks::VolumeLocks;
+use crate::looked_up::LookedUpNames;
 use crate::name_locks::{ChangeGuard, ChangeLocks, LookupGuard, RenameGuard};
 use crate::nodes::{GlusterInodes, InodeReference};
+use crate::pages::DroppedPages;
 use crate::subvolumes::{LayoutHash, SubvolumeMap};
 use crate::transfer::{AnswerThread, TransferBuffers};
 use crate::upcalls::volfile::ClientGraph;
@@ -57,6 +62,14 @@ pub struct Gluster {
     pub(crate) open: RwLock<HashMap<u64, OpenObject>>,
     next_fh: AtomicU64,
     pub(crate) locks: VolumeLocks,
+    /// The changes of this client, and the attributes that a kernel has.
+    pub(crate) changes: Arc<ClientChanges>,
+    /// The opens that dropped pages of a kernel.
+    pub(crate) pages: DroppedPages,
+    /// Attributes that files were seen without.
+    pub(crate) absent: AbsentAttributes,
+    /// The names that a kernel looked up last.
+    pub(crate) looked_up: LookedUpNames,
     pub(crate) defaults: DefaultAclCache,
     /// The answers that are kept here, and not in the frontends.
     answers: Option<MetadataCache<RetainedObject>>,
@@ -140,13 +153,20 @@ impl PlainModeCache {
 pub(crate) struct OpenVolumeFile {
     pub ino: Ino,
     pub flags: OpenFlags,
-    pub handle: Arc<GfapiHandle>,
+    pub handle: OpenOnDemand,
     /// A handle without `O_APPEND`, for a file whose flags have changed.
     pub plain: Mutex<Option<Arc<GfapiHandle>>>,
     /// The writes that this client has acknowledged.
     pub writes: Arc<WriteTracker>,
     /// The file had no set-user-id and no set-group-id to drop at this time.
     pub plain_mode: PlainModeCache,
+}
+
+impl OpenVolumeFile {
+    /// The handle, which may be opened now.
+    pub(crate) fn handle(&self) -> Result<Arc<GfapiHandle>> {
+        self.handle.get()
+    }
 }
 
 impl Gluster {
@@ -176,6 +196,10 @@ impl Gluster {
             open: RwLock::default(),
             next_fh: AtomicU64::new(1),
             locks: VolumeLocks::default(),
+            changes: Arc::default(),
+            pages: DroppedPages::default(),
+            absent: AbsentAttributes::default(),
+            looked_up: LookedUpNames::default(),
             defaults: DefaultAclCache::default(),
             answers: None,
             turns: settings.takes_turns.then(ChangeLocks::default),
@@ -214,7 +238,8 @@ impl Gluster {
 
     fn acting(&self, who: CallerIdentity) -> ActingUser<'_> {
         self.watch.inbox.uses();
-        let asked = QueryContext { since: self.watch.inbox.now(), who };
+        let changes = self.changes.now();
+        let asked = QueryContext { since: self.watch.inbox.now(), changes, who };
         ActingUser { volume: &self.volume, restores: self.settings.restores, asked }
     }
 
@@ -331,6 +356,12 @@ impl Gluster {
         if is_listed {
             // The attributes are invalidated together with the name.
             attr.valid_for = attr.valid_for.min(valid_for);
+            self.changes.lists(gfid, &attr);
+        } else if !self.settings.takes_turns {
+            self.changes.gives(gfid, &attr, asked.changes);
+            if let Some(name) = name {
+                self.looked_up.add((dir, name.as_bytes()), gfid, is_dir);
+            }
         }
         Ok(Entry { ino, generation: 0, attr, valid_for })
     }
@@ -345,6 +376,9 @@ impl Gluster {
         let mut attr = attr(stat, Duration::ZERO)?;
         let gfid = self.nodes.gfid(ino)?;
         attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
+        if !self.settings.takes_turns {
+            self.changes.gives(gfid, &attr, asked.changes);
+        }
         self.keep_answer((gfid, stat), None, asked, || self.volume.keep(gfid).ok());
         Ok(attr)
     }

@@ -8,10 +8,13 @@
 //! data, and has no file system checks of its own: the servers define the volume. It keeps names and attributes only
 //! for several frontends that share it, while servers report changes.
 
+mod absent;
 mod address;
 mod answers;
 mod attributes;
+mod changes;
 mod connect;
+mod contents;
 mod data;
 mod defaults;
 mod ffi;
@@ -23,10 +26,12 @@ mod held;
 mod kind;
 mod listing;
 mod locks;
+mod looked_up;
 mod messages;
 mod name_locks;
 mod names;
 mod nodes;
+mod pages;
 mod subvolumes;
 mod transfer;
 mod upcalls;

@@ -264,8 +264,11 @@ mod tests {
 
     #[test]
     fn entries_are_not_believed_after_a_pause() {
-        let asked =
-            QueryContext { since: UpcallInbox::default().now(), who: CallerIdentity::default() };
+        let asked = QueryContext {
+            since: UpcallInbox::default().now(),
+            changes: 0,
+            who: CallerIdentity::default(),
+        };
         let after = |position, pause| {
             let mut at =
                 ListingCursor { is_believed: true, ..ListingCursor::new(position, &asked) };

@@ -3,12 +3,13 @@
 use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use defuse_fs::posix::rename::check_kinds;
 use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenReply, Result};
 
 use crate::answers::{ChangeSubject, QueryContext};
+use crate::contents::OpenOnDemand;
 use crate::data::open_flags;
 use crate::gluster::{EntryLocation, Gluster, OpenVolumeFile, PlainModeCache, try_again};
 use crate::volume::{Gfid, InodeObject, c_name};
@@ -155,7 +156,7 @@ impl Gluster {
         let file = OpenVolumeFile {
             ino: entry.ino,
             flags: args.flags,
-            handle: Arc::new(handle),
+            handle: OpenOnDemand::opened(handle),
             plain: Mutex::default(),
             writes: Arc::default(),
             plain_mode: PlainModeCache::default(),
@@ -175,6 +176,7 @@ impl Gluster {
         let (object, dir) = (self.object(ino)?, self.directory(gfid)?);
         let _change = self.watch.changing(&[gfid]);
         let linked = self.nodes.gfid(ino)?;
+        let _linked = self.client_change(ino);
         let _turn = self.turn(&[(gfid, name)]);
         let _inodes = self.turn_of_inodes(&[gfid], &[linked]);
         let [of_name, of_dir] = named(gfid, name);
@@ -209,6 +211,10 @@ impl Gluster {
         let place = (gfid, name.as_bytes());
         // libgfapi has one call for files and directories, which removes whatever it finds.
         let known = self.watch.leads_to(&self.nodes, &self.volume, place);
+        let looked_up = self.looked_up.take(place, self.watch.short());
+        // A removed directory would be lost if another client had just made a file of its name.
+        let looked_up = looked_up.filter(|&(child, is)| !is_dir && !is && self.volume.has(child));
+        let known = known.or(looked_up);
         let (dir, name) = (self.directory(gfid)?, c_name(name)?);
         let _change = self.watch.changing(&[gfid]);
         let mut _own = None;
@@ -222,6 +228,9 @@ impl Gluster {
             }
         };
         let _inodes = self.turn_of_inodes(&[gfid], &[removed]);
+        let ino = self.nodes.ino(removed);
+        self.open_before(|open| Some(open) == ino);
+        let _removed = ino.and_then(|ino| self.client_change(ino));
         match (is, is_dir) {
             (true, false) => Err(Errno::EISDIR),
             (false, true) => Err(Errno::ENOTDIR),
@@ -259,6 +268,10 @@ impl Gluster {
         let _moves = moves_dir.then(|| self.turn_to_move());
         things.extend(children.into_iter().map(ChangeSubject::Attributes));
         let _own = self.own_change(&things);
+        for name in [(origin, from.1), (target, to.1)] {
+            self.looked_up.take((name.0, name.1.as_bytes()), Duration::ZERO);
+        }
+        self.open_before(|open| self.nodes.parent(open) == Ok(Some(target)));
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
         let names = ((origin, from.1.as_bytes()), (target, to.1.as_bytes()));
         let is_known = self.watch.moved(&self.nodes, names, acting.asked.since);
@@ -304,9 +317,17 @@ impl Gluster {
     /// Attributes, also of a file without a name.
     pub(crate) fn attributes(&self, ino: Ino, asked: &QueryContext) -> Result<defuse_fs::Attr> {
         let is_told = self.listen_to(ino);
-        let by_file = |file: &OpenVolumeFile| file.handle.stat();
+        let by_file = |file: &OpenVolumeFile| file.handle()?.stat();
         let ask = || self.reach(ino, |object| self.volume.stat(object), by_file);
-        let stat = try_again(&ask)?;
+        let stat = match (try_again(&ask), self.nodes.any_open(ino)) {
+            // Another client has removed a file that was not opened on the servers.
+            (Err(Errno::ESTALE), Some(fh)) => {
+                let file = self.file(fh)?;
+                let small = file.handle.unopened().ok_or(Errno::ESTALE)?;
+                return Ok(defuse_fs::Attr { nlink: 0, valid_for: Duration::ZERO, ..small.attr });
+            }
+            (stat, _) => stat?,
+        };
         self.attr_of(ino, &stat, (is_told, asked))
     }
 }

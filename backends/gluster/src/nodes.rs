@@ -495,7 +495,8 @@ mod tests {
     fn an_inode_is_new_for_a_time_and_until_it_has_attributes() {
         let nodes = GlusterInodes::new([1; 16], Arc::default());
         let (ino, other) = (nodes.look_up([2; 16], None, None), nodes.look_up([3; 16], None, None));
-        let (now, time) = (Instant::now(), Duration::from_secs(1));
+        // Times are kept in microseconds, and none is before the first one.
+        let (now, time) = (Instant::now() + Duration::from_millis(1), Duration::from_secs(1));
         nodes.made(ino, now);
         nodes.made(other, now);
         assert!(nodes.is_new(ino, time, now) && !nodes.is_new(ino, time, now + time));

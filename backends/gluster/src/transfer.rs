@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use defuse_fs::{Buffer, Errno, Io, ReadBuf, Result};
 
 use crate::answers::OwnChangeGuard;
+use crate::changes::ClientChange;
 use crate::ffi::{GlfsFd, GlfsStat, IoCallback};
 use crate::file::{GfapiHandle, as_callback, position};
 use crate::volume::{check, last};
@@ -79,6 +80,8 @@ pub struct TransferFile {
     pub write: Option<TrackedWrite>,
     /// The guard of the change of the file's attributes, which ends before the answer.
     pub change: Option<OwnChangeGuard<'static>>,
+    /// The change of a write, and its offset.
+    pub own: Option<(ClientChange, u64)>,
 }
 
 /// A transfer in flight. It owns everything that libgfapi uses.
@@ -191,7 +194,7 @@ pub fn sync(
     pool: &Arc<TransferBuffers>,
     on: AnswerThread,
 ) {
-    let file = TransferFile { handle, write: None, change: None };
+    let file = TransferFile { handle, write: None, change: None, own: None };
     start(io, file, (TransferMemory::None, pool, on), |handle, done, data| {
         let library = handle.volume().library();
         let sync = if datasync { library.glfs_fdatasync_async } else { library.glfs_fsync_async };
@@ -242,12 +245,17 @@ unsafe extern "C" fn done(
 impl GfapiTransfer {
     fn finish(self, result: Result<usize>) {
         let GfapiTransfer { mut io, subject, pool, memory, .. } = self;
-        let TransferFile { handle, write, change } = subject;
+        let TransferFile { handle, write, change, own } = subject;
         drop(change);
         if let Some((writes, at)) = write
-            && result.is_ok()
+            && let Ok(count) = result
         {
             writes.add(at);
+            if let Some((own, offset)) = own
+                && at == WritePosition::Offset
+            {
+                own.wrote(offset + count as u64);
+            }
         }
         // The handle is dropped before the answer, after which the frontend may release the file: the release then
         // waits for no close here.

@@ -1,5 +1,6 @@
 //! A connection to a volume, and its inodes, as safe types over the functions of libgfapi.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{self, null_mut};
@@ -37,6 +38,11 @@ pub struct VolumeConnection {
 unsafe impl Send for VolumeConnection {}
 // SAFETY: libgfapi locks its state by itself; any thread may call it.
 unsafe impl Sync for VolumeConnection {}
+
+thread_local! {
+    /// The user, the group and the groups as which this thread acts.
+    static ACTING: RefCell<(u32, u32, Vec<u32>)> = const { RefCell::new((0, 0, Vec::new())) };
+}
 
 /// The servers and settings of a connection.
 #[derive(Debug)]
@@ -151,8 +157,22 @@ impl VolumeConnection {
         self.library
     }
 
+    /// Runs `run` as root, and then makes this thread act as before.
+    pub(crate) fn as_root<T>(&self, run: impl FnOnce() -> T) -> T {
+        let (uid, gid, groups) = ACTING.with_borrow(Clone::clone);
+        self.act_as(0, 0, &[]);
+        let done = run();
+        self.act_as(uid, gid, &groups);
+        done
+    }
+
     /// Makes this thread act as a user from now on.
     pub fn act_as(&self, uid: u32, gid: u32, groups: &[u32]) {
+        ACTING.with_borrow_mut(|acting| {
+            (acting.0, acting.1) = (uid, gid);
+            acting.2.clear();
+            acting.2.extend_from_slice(groups);
+        });
         // SAFETY: the groups are copied. The state belongs to this thread. A failure, which only occurs without memory,
         // leaves the former user: the next call then fails for the same reason.
         unsafe {
@@ -189,6 +209,11 @@ impl VolumeConnection {
     /// Ends the reference to an inode that nobody knows any more, or that an operation found to be gone.
     pub(crate) fn let_go(&self, gfid: Gfid) {
         self.held.remove(gfid);
+    }
+
+    /// True if there is a reference to the inode `gfid`, so that libgfapi knows its names.
+    pub(crate) fn has(&self, gfid: Gfid) -> bool {
+        self.held.get(gfid).is_some()
     }
 
     /// A lasting reference to the inode `gfid`. No server is contacted if the connection knows the inode.
@@ -340,6 +365,15 @@ impl VolumeConnection {
         let done =
             unsafe { (self.library.glfs_h_setattrs)(self.fs, object.raw, &raw mut stat, valid) };
         check(done).map(drop)
+    }
+
+    /// Reads from the beginning of a file that is not open. Returns the number of bytes. The servers do not check the
+    /// rights of the user.
+    pub(crate) fn read_small(&self, object: &InodeObject<'_>, room: &mut [u8]) -> Result<usize> {
+        let (start, len) = (room.as_mut_ptr().cast(), room.len());
+        let read = self.library.glfs_h_anonymous_read;
+        // SAFETY: at most `len` bytes are written.
+        check_len(unsafe { read(self.fs, object.raw, start, len, 0) })
     }
 
     /// Sets the size of a file.

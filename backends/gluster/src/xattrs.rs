@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use defuse_fs::{Context, Errno, Ino, Result, SetXattrFlags, Xattr, XattrName};
 
+use crate::absent::AbsentAttributes;
 use crate::answers::ChangeSubject;
 use crate::gluster::Gluster;
 use crate::names::DEFAULT_ACL;
@@ -86,11 +87,14 @@ impl Gluster {
         }
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
-        if self.is_known_to_lack(gfid, name) {
+        let lacks = || self.absent.lacks(gfid, name.as_bytes(), self.watch.short());
+        if self.is_known_to_lack(gfid, name) || lacks() {
             return Err(Errno::ENODATA);
         }
+        let asked = (Instant::now(), self.absent.changes());
         let value = self.whole(ino, Some(&c_xattr(name)?));
         if matches!(value, Err(Errno::ENODATA)) {
+            self.absent.add(gfid, name.as_bytes(), asked, self.watch.short());
             self.keep_lack(gfid, name, &acting.asked);
         }
         Xattr::answer(value?, room)
@@ -120,7 +124,7 @@ impl Gluster {
             );
             let got = match got {
                 Err(Errno::ESTALE) => match self.nodes.any_open(ino) {
-                    Some(fh) => self.file(fh)?.handle.get_xattr(name, &mut value),
+                    Some(fh) => self.file(fh)?.handle()?.get_xattr(name, &mut value),
                     None => Err(Errno::ESTALE),
                 },
                 got => got,
@@ -161,10 +165,11 @@ impl Gluster {
             SetXattrFlags { replace: true, .. } => libc::XATTR_REPLACE,
             _ => 0,
         };
+        let _own_attribute = self.change_of_attributes();
         self.reach(
             ino,
             |object| self.volume.set_xattr(object, &name, value, how),
-            |file| file.handle.set_xattr(&name, value, how),
+            |file| file.handle()?.set_xattr(&name, value, how),
         )?;
         self.lists_changed(gfid, &name);
         if flags.clear_sgid {
@@ -189,19 +194,35 @@ impl Gluster {
         let _change = self.watch.changing(&[gfid]);
         let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         let name = c_xattr(name)?;
+        let _own_attribute = self.change_of_attributes();
         self.reach(
             ino,
             |object| self.volume.remove_xattr(object, &name),
-            |file| file.handle.remove_xattr(&name),
+            |file| file.handle()?.remove_xattr(&name),
         )?;
         self.lists_changed(gfid, &name);
         Ok(())
+    }
+
+    /// Records that this client changes extended attributes, until the result is dropped.
+    fn change_of_attributes(&self) -> AttributeChange<'_> {
+        self.absent.changed();
+        AttributeChange(&self.absent)
     }
 
     fn lists_changed(&self, gfid: Gfid, name: &CStr) {
         if name == DEFAULT_ACL {
             self.defaults.changed(gfid);
         }
+    }
+}
+
+/// A change of extended attributes.
+struct AttributeChange<'a>(&'a AbsentAttributes);
+
+impl Drop for AttributeChange<'_> {
+    fn drop(&mut self) {
+        self.0.changed();
     }
 }
 

@@ -70,6 +70,7 @@ impl FileSystem for Passthrough {
             blocking: true,
             exclusive: options.exclusive,
             readdir_entries: true,
+            listings_bring_entries: false,
             // Of the whole tree: a file system with ACLs may be mounted below one without.
             posix_acl: options.has_acls(),
             xattrs: options.xattrs,

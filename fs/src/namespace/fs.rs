@@ -143,6 +143,7 @@ impl FileSystem for Namespace {
             blocking: any(|caps| caps.blocking),
             exclusive: self.is_exclusive(),
             readdir_entries: every(|caps| caps.readdir_entries),
+            listings_bring_entries: every(|caps| caps.listings_bring_entries),
             // Where only some file systems have lists, these must be part of the check.
             posix_acl: any(|caps| caps.posix_acl),
             xattrs: any(|caps| caps.xattrs),

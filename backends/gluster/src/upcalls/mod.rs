@@ -259,21 +259,22 @@ impl CacheCoherence {
     }
 
     /// Records that a file was opened. If another client may have changed the file since frontends last fetched its
-    /// size, frontends fetch it again, since the size ends a read. Before the open, the messages of the servers have
-    /// arrived.
+    /// size, frontends fetch it again, since the size ends a read.
     pub fn opened(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) {
-        let is_known = || {
-            let gfid = nodes.gfid(ino).ok()?;
-            let is_told = self.long().is_some() && nodes.is_kept(ino);
-            (is_told && take(volume, &self.inbox).is_ok() && !self.inbox.is_behind(gfid))
-                .then_some(())
-        };
-        if !self.keeps_here && is_known().is_none() {
+        if !self.keeps_here && !self.is_unchanged(nodes, volume, ino) {
             for frontend in self.frontends() {
                 // The frontend may not know the inode.
                 let _ = frontend.invalidate_inode(ino, None);
             }
         }
+    }
+
+    /// True if no other client has changed a file since frontends last fetched its attributes. Before this, the
+    /// messages of the servers have arrived.
+    pub fn is_unchanged(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) -> bool {
+        let Ok(gfid) = nodes.gfid(ino) else { return false };
+        let is_told = self.long().is_some() && nodes.is_kept(ino);
+        is_told && take(volume, &self.inbox).is_ok() && !self.inbox.is_behind(gfid)
     }
 
     /// Records that this client has given a further name to an inode: from now on, no server reports that one of its

@@ -1,0 +1,259 @@
+//! Changes that this client makes, and the attributes that the kernel got last.
+//!
+//! An answer of the servers holds as long as this client changes nothing. A write extends a known size, as the kernel
+//! does by itself. So a change of attributes can be answered without another question, and the contents that came with
+//! an open file are not read after this client has changed them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use defuse_fs::Attr;
+
+use crate::volume::Gfid;
+
+/// Number of places. Inodes that share a place seem to change together.
+const PLACES: usize = 256;
+
+/// Number of attributes in a place.
+const KNOWN: usize = 32;
+
+/// The changes of this client.
+#[derive(Debug)]
+pub struct ClientChanges {
+    /// Number of beginnings and ends of changes.
+    moments: AtomicU64,
+    places: [Mutex<ChangePlace>; PLACES],
+}
+
+#[derive(Debug, Default)]
+struct ChangePlace {
+    /// The last beginning or end of a change.
+    last: u64,
+    in_flight: u32,
+    known: HashMap<Gfid, KnownAttributes>,
+}
+
+/// Attributes that the kernel got, by a query that began after `since`.
+#[derive(Clone, Copy, Debug)]
+struct KnownAttributes {
+    attr: Attr,
+    since: u64,
+}
+
+/// A change that this client makes, until it is dropped.
+#[derive(Debug)]
+pub struct ClientChange {
+    changes: Arc<ClientChanges>,
+    gfid: Gfid,
+    begun: u64,
+    /// The attributes before, if nothing else was changing them.
+    before: Option<Attr>,
+    /// The attributes after, if they are known.
+    after: Option<Attr>,
+}
+
+impl Default for ClientChanges {
+    fn default() -> Self {
+        let places = std::array::from_fn(|_| Mutex::default());
+        ClientChanges { moments: AtomicU64::new(0), places }
+    }
+}
+
+impl ClientChanges {
+    /// This moment.
+    pub fn now(&self) -> u64 {
+        self.moments.load(Ordering::Acquire)
+    }
+
+    /// True if this client changes an inode, or has changed it after `since`.
+    pub fn has_changed(&self, gfid: Gfid, since: u64) -> bool {
+        self.place(gfid).has_changed(since)
+    }
+
+    /// Records attributes that the kernel gets, by a query that began after `since`.
+    pub fn gives(&self, gfid: Gfid, attr: &Attr, since: u64) {
+        let mut place = self.place(gfid);
+        if place.has_changed(since) {
+            place.known.remove(&gfid);
+            return;
+        }
+        place.keep(gfid, KnownAttributes { attr: *attr, since });
+    }
+
+    /// Records attributes from a listing that the kernel gets: they may belong to another inode if another client was just
+    /// changing the name, so that they are not known afterwards, if they differ.
+    pub fn lists(&self, gfid: Gfid, attr: &Attr) {
+        let mut place = self.place(gfid);
+        if place.known.get(&gfid).is_some_and(|known| !has_same_data(&known.attr, attr)) {
+            place.known.remove(&gfid);
+        }
+    }
+
+    /// True if the kernel still has the attributes `attr`, as far as they tell of a change of the data. Contents that
+    /// are older than the attributes of the kernel would stay in its pages.
+    pub fn still_has(&self, gfid: Gfid, attr: &Attr) -> bool {
+        self.known(gfid).is_some_and(|known| has_same_data(&known, attr))
+    }
+
+    /// The attributes that the kernel has.
+    pub fn known(&self, gfid: Gfid) -> Option<Attr> {
+        self.place(gfid).known(gfid)
+    }
+
+    /// Records that this client changes an inode, until the result is dropped.
+    pub fn begin(self: &Arc<Self>, gfid: Gfid) -> ClientChange {
+        let mut place = self.place(gfid);
+        let known = place.known(gfid);
+        place.in_flight += 1;
+        let begun = self.advance();
+        place.last = begun;
+        ClientChange { changes: Arc::clone(self), gfid, begun, before: known, after: None }
+    }
+
+    fn advance(&self) -> u64 {
+        self.moments.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    fn place(&self, gfid: Gfid) -> MutexGuard<'_, ChangePlace> {
+        let place = &self.places[usize::from(gfid[14]) % PLACES];
+        place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// True if two answers about an inode tell of no change of its data between them.
+fn has_same_data(one: &Attr, other: &Attr) -> bool {
+    (one.size, one.mtime, one.ctime) == (other.size, other.mtime, other.ctime)
+}
+
+impl ChangePlace {
+    fn has_changed(&self, since: u64) -> bool {
+        self.in_flight > 0 || self.last > since
+    }
+
+    fn known(&self, gfid: Gfid) -> Option<Attr> {
+        let known = self.known.get(&gfid)?;
+        (!self.has_changed(known.since)).then_some(known.attr)
+    }
+
+    fn keep(&mut self, gfid: Gfid, known: KnownAttributes) {
+        if self.known.len() >= KNOWN && !self.known.contains_key(&gfid) {
+            self.known.clear();
+        }
+        self.known.insert(gfid, known);
+    }
+}
+
+impl ClientChange {
+    /// The attributes before the change.
+    pub fn before(&self) -> Option<Attr> {
+        self.before
+    }
+
+    /// Ends a write of the bytes before `end`.
+    pub fn wrote(mut self, end: u64) {
+        self.after = self.before.map(|attr| Attr { size: attr.size.max(end), ..attr });
+    }
+
+    /// Ends a change with attributes that the kernel gets.
+    pub fn gives(mut self, attr: Attr) {
+        self.after = Some(attr);
+    }
+}
+
+impl Drop for ClientChange {
+    fn drop(&mut self) {
+        let mut place = self.changes.place(self.gfid);
+        let is_alone = place.last == self.begun;
+        let since = self.changes.advance();
+        (place.last, place.in_flight) = (since, place.in_flight - 1);
+        match self.after {
+            Some(attr) if is_alone => place.keep(self.gfid, KnownAttributes { attr, since }),
+            // The result is unknown.
+            _ => drop(place.known.remove(&self.gfid)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use defuse_fs::{Caller, FileKind, Ino, NewNode};
+
+    use super::*;
+
+    const F: Gfid = [1; 16];
+    /// Another inode in the same place.
+    const SAME: Gfid = [2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2];
+
+    fn file(size: u64) -> Attr {
+        let node = NewNode::new(FileKind::Regular, 0o644, Caller::default());
+        Attr { size, ..Attr::of_new(Ino(1), &node) }
+    }
+
+    fn sizes(changes: &ClientChanges) -> Option<u64> {
+        changes.known(F).map(|attr| attr.size)
+    }
+
+    #[test]
+    fn a_write_extends_a_known_size_and_hides_older_answers() {
+        let changes = Arc::new(ClientChanges::default());
+        let before = changes.now();
+        changes.gives(F, &file(10), before);
+        assert_eq!(sizes(&changes), Some(10));
+        let write = changes.begin(F);
+        assert!(changes.has_changed(F, changes.now()) && sizes(&changes).is_none());
+        let during = changes.now();
+        write.wrote(25);
+        assert_eq!(sizes(&changes), Some(25));
+        changes.begin(F).wrote(3);
+        assert_eq!(sizes(&changes), Some(25));
+        changes.gives(F, &file(10), during);
+        assert_eq!(sizes(&changes), None, "an answer from before the end of the write");
+        assert!(changes.has_changed(F, before) && !changes.has_changed(F, changes.now()));
+    }
+
+    #[test]
+    fn nothing_is_known_after_a_change_with_another_one_at_the_same_time_or_without_a_result() {
+        let changes = Arc::new(ClientChanges::default());
+        changes.gives(F, &file(10), changes.now());
+        drop(changes.begin(F));
+        assert_eq!(sizes(&changes), None);
+        changes.gives(F, &file(10), changes.now());
+        let (first, second) = (changes.begin(F), changes.begin(SAME));
+        first.wrote(99);
+        assert_eq!(sizes(&changes), None);
+        drop(second);
+        assert_eq!(sizes(&changes), None);
+        let change = changes.begin(F);
+        assert_eq!(change.before().map(|attr| attr.size), None);
+        change.gives(file(7));
+        assert_eq!(sizes(&changes), Some(7));
+    }
+
+    /// Old contents were served to a kernel that had the new size, and stayed in its pages.
+    #[test]
+    fn a_kernel_that_got_other_attributes_has_no_use_for_older_contents() {
+        let changes = Arc::new(ClientChanges::default());
+        let old = file(10);
+        assert!(!changes.still_has(F, &old));
+        changes.gives(F, &old, changes.now());
+        changes.lists(F, &old);
+        assert!(changes.still_has(F, &old) && !changes.still_has(F, &file(11)));
+        changes.lists(F, &file(11));
+        assert!(!changes.still_has(F, &old) && !changes.still_has(F, &file(11)));
+        changes.gives(F, &old, changes.now());
+        changes.gives(F, &file(12), changes.now());
+        assert!(!changes.still_has(F, &old));
+    }
+
+    #[test]
+    fn known_attributes_are_bounded() {
+        let changes = Arc::new(ClientChanges::default());
+        for number in 0..3 * KNOWN {
+            let mut gfid = F;
+            gfid[0] = number as u8;
+            changes.gives(gfid, &file(1), changes.now());
+        }
+        assert!(changes.place(F).known.len() <= KNOWN);
+    }
+}
