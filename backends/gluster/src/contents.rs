@@ -3,11 +3,12 @@
 //!
 //! The contents are those of the moment of the open, so that a file that another client has closed before is read as
 //! that client left it. They are used as long as the open file is young, the kernel has got no other attributes, and this
-//! client has not changed the file.
+//! client has not changed the file. A file that stays open is opened on the servers a moment later: from then on, it can
+//! be used as long as it is open, also after another client has removed it.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Attr, Result};
@@ -26,6 +27,65 @@ static SMALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes of contents that are kept now.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// The time after which a file that is still open is opened on the servers. Another client may change and remove it until
+/// then: it stays as it was at the open.
+const OPENED_AFTER: Duration = Duration::from_millis(50);
+
+/// Files that are opened on demand, of one volume, and the thread that opens them after a while.
+pub struct UnopenedFiles {
+    files: Mutex<UnopenedState>,
+}
+
+#[derive(Default)]
+struct UnopenedState {
+    files: Vec<(Instant, Weak<OpenOnDemand>)>,
+    is_running: bool,
+}
+
+impl UnopenedFiles {
+    /// No files.
+    pub fn new() -> Arc<UnopenedFiles> {
+        Arc::new(UnopenedFiles { files: Mutex::default() })
+    }
+
+    /// Adds a file.
+    pub fn add(self: &Arc<Self>, file: &Arc<OpenOnDemand>) {
+        let mut state = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        state.files.push((Instant::now(), Arc::downgrade(file)));
+        if !state.is_running {
+            let all = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("gluster-open".to_owned());
+            state.is_running = thread.spawn(move || all.run()).is_ok();
+        }
+        if !state.is_running {
+            state.files.clear();
+            drop(state);
+            // Without a thread, the file is opened now. If that fails, its contents remain.
+            let _ = file.get();
+        }
+    }
+
+    /// Opens files until there are none.
+    fn run(&self) {
+        loop {
+            std::thread::sleep(OPENED_AFTER / 2);
+            let mut state = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+            state.files.retain(|(_, file)| file.strong_count() > 0);
+            if state.files.is_empty() {
+                state.is_running = false;
+                return;
+            }
+            let due: Vec<_> =
+                state.files.extract_if(.., |(at, _)| at.elapsed() >= OPENED_AFTER).collect();
+            drop(state);
+            for file in due.iter().filter_map(|(_, file)| file.upgrade()) {
+                // A file that is gone keeps its contents.
+                let _ = file.get();
+            }
+        }
+    }
+}
 
 /// True if there may be files that are open and not opened on the servers.
 pub fn are_some_unopened() -> bool {
@@ -142,13 +202,14 @@ impl Drop for SmallFile {
 
 impl OpenOnDemand {
     /// A handle that is open.
-    pub fn opened(handle: GfapiHandle) -> OpenOnDemand {
-        OpenOnDemand { opened: Mutex::new(Some(Arc::new(handle))), small: None }
+    pub fn opened(handle: GfapiHandle) -> Arc<OpenOnDemand> {
+        let opened = Mutex::new(Some(Arc::new(handle)));
+        Arc::new(OpenOnDemand { opened, small: None })
     }
 
     /// A handle that is opened on demand.
-    pub fn later(small: SmallFile) -> OpenOnDemand {
-        OpenOnDemand { opened: Mutex::default(), small: Some(small) }
+    pub fn later(small: SmallFile) -> Arc<OpenOnDemand> {
+        Arc::new(OpenOnDemand { opened: Mutex::default(), small: Some(small) })
     }
 
     /// The handle, which is opened as root now if it is not open: the file was opened by root.

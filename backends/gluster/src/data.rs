@@ -44,7 +44,11 @@ impl Gluster {
         let flags = open_flags(args.flags);
         let gfid = self.nodes.gfid(ino)?;
         let handle = match self.small_file(cx, gfid, args.flags) {
-            Some(small) => OpenOnDemand::later(small),
+            Some(small) => {
+                let handle = OpenOnDemand::later(small);
+                self.unopened.add(&handle);
+                handle
+            }
             None => OpenOnDemand::opened(
                 self.open_known(ino, |object| self.volume.open(object, flags))?,
             ),

@@ -19,7 +19,7 @@ use crate::answers::{
 };
 use crate::attributes::attr;
 use crate::changes::ClientChanges;
-use crate::contents::OpenOnDemand;
+use crate::contents::{OpenOnDemand, UnopenedFiles};
 use crate::defaults::DefaultAclCache;
 use crate::file::GfapiHandle;
 use crate::listing::OpenListing;
@@ -64,6 +64,8 @@ pub struct Gluster {
     pub(crate) locks: VolumeLocks,
     /// The changes of this client, and the attributes that a kernel has.
     pub(crate) changes: Arc<ClientChanges>,
+    /// The open files that are not opened on the servers.
+    pub(crate) unopened: Arc<UnopenedFiles>,
     /// The opens that dropped pages of a kernel.
     pub(crate) pages: DroppedPages,
     /// Attributes that files were seen without.
@@ -153,7 +155,7 @@ impl PlainModeCache {
 pub(crate) struct OpenVolumeFile {
     pub ino: Ino,
     pub flags: OpenFlags,
-    pub handle: OpenOnDemand,
+    pub handle: Arc<OpenOnDemand>,
     /// A handle without `O_APPEND`, for a file whose flags have changed.
     pub plain: Mutex<Option<Arc<GfapiHandle>>>,
     /// The writes that this client has acknowledged.
@@ -197,6 +199,7 @@ impl Gluster {
             next_fh: AtomicU64::new(1),
             locks: VolumeLocks::default(),
             changes: Arc::default(),
+            unopened: UnopenedFiles::new(),
             pages: DroppedPages::default(),
             absent: AbsentAttributes::default(),
             looked_up: LookedUpNames::default(),

@@ -321,7 +321,7 @@ impl Gluster {
         let ask = || self.reach(ino, |object| self.volume.stat(object), by_file);
         let stat = match (try_again(&ask), self.nodes.any_open(ino)) {
             // Another client has removed a file that was not opened on the servers.
-            (Err(Errno::ESTALE), Some(fh)) => {
+            (Err(Errno::ENOENT | Errno::ESTALE), Some(fh)) => {
                 let file = self.file(fh)?;
                 let small = file.handle.unopened().ok_or(Errno::ESTALE)?;
                 return Ok(defuse_fs::Attr { nlink: 0, valid_for: Duration::ZERO, ..small.attr });
