@@ -23,6 +23,7 @@ const WAITING: &[&str] = &[
     "gluster_faults",
     "gluster_frontends",
     "gluster_report",
+    "gluster_requests",
     "mounted_posix",
     "permissions",
     "several_clients",

@@ -220,7 +220,11 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "backends" if package.folder == "backends/uhs" => {
                 &["fs", "probe", "block", "hugepages"]
             }
-            "backends" if package.folder == "backends/memory" => &["fs", "hugepages"],
+            "backends"
+                if ["backends/memory", "backends/gluster"].contains(&package.folder.as_str()) =>
+            {
+                &["fs", "hugepages"]
+            }
             "probe" | "backends" => &["fs"],
             "wire" => &["fs", "probe"],
             // A layer for clients in other processes, whatever protocol they speak.

@@ -81,15 +81,6 @@ impl ClientChanges {
         place.keep(gfid, KnownAttributes { attr: *attr, since });
     }
 
-    /// Records attributes from a listing that the kernel gets: they may belong to another inode if another client was just
-    /// changing the name, so that they are not known afterwards, if they differ.
-    pub fn lists(&self, gfid: Gfid, attr: &Attr) {
-        let mut place = self.place(gfid);
-        if place.known.get(&gfid).is_some_and(|known| !has_same_data(&known.attr, attr)) {
-            place.known.remove(&gfid);
-        }
-    }
-
     /// True if the kernel still has the attributes `attr`, as far as they tell of a change of the data. Contents that
     /// are older than the attributes of the kernel would stay in its pages.
     pub fn still_has(&self, gfid: Gfid, attr: &Attr) -> bool {
@@ -237,11 +228,7 @@ mod tests {
         let old = file(10);
         assert!(!changes.still_has(F, &old));
         changes.gives(F, &old, changes.now());
-        changes.lists(F, &old);
         assert!(changes.still_has(F, &old) && !changes.still_has(F, &file(11)));
-        changes.lists(F, &file(11));
-        assert!(!changes.still_has(F, &old) && !changes.still_has(F, &file(11)));
-        changes.gives(F, &old, changes.now());
         changes.gives(F, &file(12), changes.now());
         assert!(!changes.still_has(F, &old));
     }

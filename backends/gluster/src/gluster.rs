@@ -359,10 +359,11 @@ impl Gluster {
         if is_listed {
             // The attributes are invalidated together with the name.
             attr.valid_for = attr.valid_for.min(valid_for);
-            self.changes.lists(gfid, &attr);
-        } else if !self.settings.takes_turns {
+        }
+        if !self.settings.takes_turns {
             self.changes.gives(gfid, &attr, asked.changes);
-            if let Some(name) = name {
+            // libgfapi itself looks up a listed name before it removes it.
+            if let Some(name) = name.filter(|_| !is_listed) {
                 self.looked_up.add((dir, name.as_bytes()), gfid, is_dir);
             }
         }

@@ -27,24 +27,24 @@ pub struct LastMessages(Arc<Mutex<VecDeque<String>>>);
 
 /// A pipe to which libgfapi writes its messages.
 #[derive(Debug)]
-pub struct MessagePipe {
+pub struct LogPipe {
     writer: PipeWriter,
     pub last: LastMessages,
 }
 
-impl MessagePipe {
+impl LogPipe {
     /// Makes the pipe and starts the thread that passes messages on, until libgfapi has closed its end.
     ///
     /// # Errors
     ///
     /// The errors of pipe(2) and of a new thread.
-    pub fn start() -> Result<MessagePipe> {
+    pub fn start() -> Result<LogPipe> {
         let (reader, writer) = std::io::pipe()?;
         let last = LastMessages::default();
         let kept = last.clone();
         let thread = std::thread::Builder::new().name("gluster-log".to_owned());
         thread.spawn(move || pass_on(reader, &kept))?;
-        Ok(MessagePipe { writer, last })
+        Ok(LogPipe { writer, last })
     }
 
     /// The name by which this process can open the pipe, until this value is dropped.
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn messages_arrive_by_the_name_of_the_pipe_and_the_last_ones_are_quoted() {
-        let pipe = MessagePipe::start().unwrap();
+        let pipe = LogPipe::start().unwrap();
         let mut file =
             std::fs::OpenOptions::new().append(true).open(pipe.path().to_str().unwrap()).unwrap();
         let last = pipe.last.clone();

@@ -13,7 +13,7 @@ use crate::ffi::{GfapiLibrary, Glfs, GlfsObject};
 use crate::file::GfapiHandle;
 use crate::graph_file::GraphFile;
 use crate::held::{self, HeldInodes};
-use crate::messages::{LastMessages, MessagePipe};
+use crate::messages::{LastMessages, LogPipe};
 
 /// The identity of an inode, unique on all servers and for ever.
 pub type Gfid = [u8; 16];
@@ -82,7 +82,7 @@ impl VolumeConnection {
             let own = (libc::geteuid(), libc::getegid());
             let (started, ends) = (AtomicBool::new(false), connect.ends);
             let graph = connect.graph.clone();
-            let pipe = if ends { None } else { MessagePipe::start().ok() };
+            let pipe = if ends { None } else { LogPipe::start().ok() };
             let messages = pipe.as_ref().map(|pipe| pipe.last.clone()).unwrap_or_default();
             let held = HeldInodes::new(held::limit());
             let volume =
@@ -106,7 +106,7 @@ impl VolumeConnection {
 
     /// Sets the place of messages: the pipe, or a duplicate of the standard error, or nothing: a process without a place
     /// for messages can use a volume.
-    fn log_to(&self, pipe: Option<&MessagePipe>, level: c_int) -> Result<()> {
+    fn log_to(&self, pipe: Option<&LogPipe>, level: c_int) -> Result<()> {
         let set = |path: &CStr, level| {
             // SAFETY: the path ends with NUL and is copied.
             check(unsafe { (self.library.glfs_set_logging)(self.fs, path.as_ptr(), level) })

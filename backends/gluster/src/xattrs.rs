@@ -205,9 +205,9 @@ impl Gluster {
     }
 
     /// Records that this client changes extended attributes, until the result is dropped.
-    fn change_of_attributes(&self) -> AttributeChange<'_> {
+    fn change_of_attributes(&self) -> ExtendedChange<'_> {
         self.absent.changed();
-        AttributeChange(&self.absent)
+        ExtendedChange(&self.absent)
     }
 
     fn lists_changed(&self, gfid: Gfid, name: &CStr) {
@@ -218,9 +218,9 @@ impl Gluster {
 }
 
 /// A change of extended attributes.
-struct AttributeChange<'a>(&'a AbsentAttributes);
+struct ExtendedChange<'a>(&'a AbsentAttributes);
 
-impl Drop for AttributeChange<'_> {
+impl Drop for ExtendedChange<'_> {
     fn drop(&mut self) {
         self.0.changed();
     }

@@ -310,6 +310,16 @@ pub const STEPS: &[TestStep] = &[
         when: StepSchedule::Full,
         env: &[("DEFUSE_FULL", "1")],
         ..cargo(
+            "gluster-requests",
+            "requests to bricks of GlusterFS for each operation, also where the servers tell of changes",
+            TEST_TOOLS,
+            &["test", "--package", "defuse-testkit", "--test", "gluster_requests"],
+        )
+    },
+    TestStep {
+        when: StepSchedule::Full,
+        env: &[("DEFUSE_FULL", "1")],
+        ..cargo(
             "gluster-clients",
             "100,000 random operations by several clients of GlusterFS beside a model",
             TEST_TOOLS,
