@@ -7,6 +7,9 @@
 
 use std::ffi::{CString, OsString};
 use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::{fs, io};
@@ -18,8 +21,8 @@ use crate::inherited;
 
 /// The receiver of the message that the mount is ready or has failed.
 pub enum ReadyReceiver {
-    /// None: the process stays in the foreground.
-    Foreground,
+    /// No process that waits: this one stays in the foreground. A service manager may want to know.
+    Foreground(Option<ServiceManager>),
     /// The waiting process, and notes for the user so far.
     Parent(Vec<String>),
 }
@@ -89,15 +92,48 @@ pub fn show_the_end() {
     }
 }
 
+/// The service manager that has started this process and waits until it is ready, sd_notify(3).
+pub struct ServiceManager(UnixDatagram);
+
+impl ServiceManager {
+    /// The manager that the variable `NOTIFY_SOCKET` names. Comes before the process leaves its mount namespace, in which the
+    /// socket has a path.
+    pub fn of_environment() -> Option<ServiceManager> {
+        let name = std::env::var_os("NOTIFY_SOCKET")?;
+        let connect = || -> io::Result<UnixDatagram> {
+            let address = match name.as_bytes().strip_prefix(b"@") {
+                Some(name) => SocketAddr::from_abstract_name(name)?,
+                None => SocketAddr::from_pathname(&name)?,
+            };
+            let socket = UnixDatagram::unbound()?;
+            socket.connect_addr(&address)?;
+            Ok(socket)
+        };
+        let failed = |error| error::warn(&format!("NOTIFY_SOCKET={}: {error}", name.display()));
+        connect().map_err(failed).map(ServiceManager).ok()
+    }
+
+    /// By write(2), which the filter of the sandbox permits.
+    fn tell(&self, state: &str) {
+        if let Err(error) = rustix::io::write(&self.0, state.as_bytes()) {
+            log::warn!("the service manager does not learn that this process is ready: {error}");
+        }
+    }
+}
+
 impl ReadyReceiver {
     /// Sends the result of mounting: notes for the user, or the failure. Afterwards the two processes are
     /// independent.
     pub fn tell(self, outcome: std::result::Result<&[String], &CommandFailure>) {
-        let ReadyReceiver::Parent(first) = self else {
-            for note in outcome.unwrap_or_default() {
-                log::warn!("{note}");
+        let first = match self {
+            ReadyReceiver::Parent(first) => first,
+            ReadyReceiver::Foreground(manager) => {
+                outcome.unwrap_or_default().iter().for_each(|note| log::warn!("{note}"));
+                if let Some(manager) = manager.filter(|_| outcome.is_ok()) {
+                    manager.tell("READY=1\n");
+                }
+                return;
             }
-            return;
         };
         let said = match outcome {
             Ok(notes) => format!("0{}", [&first, notes].concat().join("\n")),

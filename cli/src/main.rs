@@ -10,6 +10,7 @@
 
 mod breakdown;
 mod check;
+mod config_text;
 mod control;
 mod daemon;
 mod dump;

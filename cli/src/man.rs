@@ -11,7 +11,7 @@ use defuse_command::man::{make_directory, pages, write};
 
 use crate::error::{CommandFailure, Result, print};
 use crate::sources::SOURCES;
-use crate::{DefuseCli, options, study};
+use crate::{DefuseCli, mount, options, study};
 
 /// Write the manual pages
 #[derive(clap::Args)]
@@ -169,7 +169,7 @@ pub fn help(args: &HelpArgs) -> Result {
 
 /// The text after the arguments in `defuse mount --help`.
 pub fn mount_help() -> String {
-    format!("Sources:\n{}\n{}", SOURCES.help(), options::help())
+    format!("{}\nSources:\n{}\n{}", mount::CONFIG_HELP, SOURCES.help(), options::help())
 }
 
 /// The text after the commands in `defuse --help`.

@@ -18,7 +18,7 @@ use defuse_socket::{AdmissionPolicy, ServerOptions, SocketServer};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
 
-use crate::daemon::ReadyReceiver;
+use crate::daemon::{ReadyReceiver, ServiceManager};
 use crate::error::{self, CommandFailure, Result};
 use crate::manager::bind::DeviceBinder;
 use crate::sandbox::keeper::{KeeperHandle, KeeperOrder, KeeperTask};
@@ -77,7 +77,7 @@ impl ProcessArgs {
             return daemon::detach(notes);
         }
         notes.iter().for_each(|note| error::warn(note));
-        Ok(ReadyReceiver::Foreground)
+        Ok(ReadyReceiver::Foreground(ServiceManager::of_environment()))
     }
 
     /// Starts logging to the file, or to the standard error.

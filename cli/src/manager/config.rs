@@ -11,6 +11,7 @@ use defuse_socket::ServerOptions;
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::config_text::ConfigText;
 use crate::error::{CommandFailure, Result};
 use crate::sources::SOURCES;
 use crate::{paths, serve};
@@ -23,8 +24,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// A configuration whose values have been checked.
 pub struct ManagerConfig {
-    file: PathBuf,
-    text: String,
+    text: ConfigText,
     pub socket: PathBuf,
     pub admit: Vec<u32>,
     pub pages: PagedOptions,
@@ -94,19 +94,12 @@ struct ConfigFileDevice {
 impl ManagerConfig {
     /// Reads and checks `file`. Each failure names the file, the line and the key.
     pub fn read(file: &Path) -> Result<ManagerConfig> {
-        let text = std::fs::read_to_string(file).map_err(|error| {
-            let shown = file.display();
-            let next = "`defuse manager --help` shows a configuration";
-            CommandFailure::Failed(format!(
-                "cannot read the configuration {shown}: {error}; {next}"
-            ))
-        })?;
-        ManagerConfig::parse(file, text)
+        ManagerConfig::parse(ConfigText::read(file, "defuse manager --help")?)
     }
 
-    fn parse(file: &Path, text: String) -> Result<ManagerConfig> {
+    fn parse(text: ConfigText) -> Result<ManagerConfig> {
+        let written: ConfigFile = text.parse()?;
         let mut config = ManagerConfig {
-            file: file.to_path_buf(),
             text,
             socket: PathBuf::new(),
             admit: Vec::new(),
@@ -118,10 +111,6 @@ impl ManagerConfig {
             sysfs: None,
             devices: Vec::new(),
         };
-        let written: ConfigFile = toml::from_str(&config.text).map_err(|error| {
-            let place = error.span().map_or(0, |span| span.start);
-            config.at(place, &CommandFailure::usage(error.message().replace('\n', "; ")))
-        })?;
         config.take(written)?;
         Ok(config)
     }
@@ -245,14 +234,7 @@ impl ManagerConfig {
 
     /// The failure with file, line, and the key in this line.
     pub fn at(&self, place: usize, failure: &CommandFailure) -> CommandFailure {
-        let place = place.min(self.text.len());
-        let before = self.text.as_bytes()[..place].iter();
-        let line = before.filter(|byte| **byte == b'\n').count();
-        let words = self.text.lines().nth(line).unwrap_or_default();
-        let key = words.split(['=', '#']).next().unwrap_or_default().trim();
-        let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
-        let text = format!("{}:{}: {key}{failure}", self.file.display(), line + 1);
-        CommandFailure::from_code(failure.code(), text)
+        self.text.at(place, failure)
     }
 }
 
@@ -261,7 +243,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<ManagerConfig> {
-        ManagerConfig::parse(Path::new("/etc/m.toml"), text.to_owned())
+        ManagerConfig::parse(ConfigText::new(Path::new("/etc/m.toml"), text.to_owned()))
     }
 
     #[test]

@@ -146,8 +146,8 @@ fn attributes(options: &MountOptions) -> MountAttrFlags {
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, options.noexec);
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, options.nosuid);
     attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, options.nodev);
-    attributes.set(MountAttrFlags::MOUNT_ATTR_NOATIME, options.noatime);
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW, options.nosymfollow);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOATIME, options.noatime);
     attributes
 }
 
@@ -196,8 +196,8 @@ fn mount_flags(options: &MountOptions) -> MountFlags {
     flags.set(MountFlags::NOEXEC, options.noexec);
     flags.set(MountFlags::NOSUID, options.nosuid);
     flags.set(MountFlags::NODEV, options.nodev);
-    flags.set(MountFlags::NOATIME, options.noatime);
     flags.set(MountFlags::NOSYMFOLLOW, options.nosymfollow);
+    flags.set(MountFlags::NOATIME, options.noatime);
     flags.set(MountFlags::SYNCHRONOUS, options.sync);
     flags.set(MountFlags::DIRSYNC, options.dirsync);
     flags
