@@ -7,7 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{command, library};
+use crate::command;
+use crate::library::{self, LibraryInstall};
 
 /// Build in release and install: program, libraries, header, manual pages and completions
 #[derive(clap::Args)]
@@ -32,22 +33,54 @@ pub fn run(args: &InstallArgs) -> Result<()> {
     at.copy(&built.join("defuse-study"), "bin/defuse-study", 0o755)?;
     let preload = built.join("deps/libdefuse_preload.so");
     at.copy(&preload, "lib/defuse/libdefuse_preload.so", 0o755)?;
-    library::install(&built.join("libdefuse.a"), &args.prefix, &at)?;
-    texts(&at, &built)
+    let compiler = library::compiler();
+    LibraryInstall { prefix: &args.prefix, libdir: "lib", compiler: &compiler }
+        .install(&built.join("libdefuse.a"), &at)?;
+    let (program, study) = (built.join("defuse"), built.join("defuse-study"));
+    helpers(args)?;
+    manual(&program, "man", &at)?;
+    manual(&study, "study-man", &at)?;
+    completions(&program, &at)
 }
 
-/// Installs the manual pages and completions, which the program prints.
-fn texts(at: &InstallTarget, built: &Path) -> Result<()> {
-    let program = &built.join("defuse");
-    let pages = command::target_dir()?.join("man");
-    command::run(Command::new(program).arg("man").arg(&pages))?;
-    command::run(Command::new(built.join("defuse-study")).arg("study-man").arg(&pages))?;
-    for page in fs::read_dir(&pages)? {
+/// Makes the links to the program that mount(8) and umount(8) call. They look for them in /sbin alone: an installation
+/// at another place than /usr leaves that to its user.
+fn helpers(args: &InstallArgs) -> Result<()> {
+    if !args.prefix.starts_with("/usr") {
+        println!(
+            "for mount(8) and fstab: {}",
+            HELPERS.map(|name| format!("/sbin/{name}")).join(", ")
+        );
+        println!("are to be links to {}", args.prefix.join("bin/defuse").display());
+        return Ok(());
+    }
+    let at = InstallTarget::new(Path::new("/usr"), args.destdir.as_deref());
+    links(&at, &args.prefix.join("bin/defuse").display().to_string())
+}
+
+/// The names by which mount(8) and umount(8) call the program.
+const HELPERS: [&str; 2] = ["mount.fuse.defuse", "umount.fuse.defuse"];
+
+/// Makes the links for mount(8) and umount(8) in `sbin` to `program`.
+pub fn links(at: &InstallTarget, program: &str) -> Result<()> {
+    HELPERS.iter().try_for_each(|helper| at.link(&format!("sbin/{helper}"), program))
+}
+
+/// Installs the manual pages that a program writes by its command `words`.
+pub fn manual(program: &Path, words: &str, at: &InstallTarget) -> Result<()> {
+    let place = tempfile::tempdir()?;
+    command::run(Command::new(program).arg(words).arg(place.path()))?;
+    for page in fs::read_dir(place.path())? {
         let page = page?.path();
         let name = page.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let section = name.rsplit('.').next().unwrap_or("1");
         at.copy(&page, &format!("share/man/man{section}/{name}"), 0o644)?;
     }
+    Ok(())
+}
+
+/// Installs the completions, which the program prints.
+pub fn completions(program: &Path, at: &InstallTarget) -> Result<()> {
     for (shell, to) in [
         ("bash", "share/bash-completion/completions/defuse"),
         ("zsh", "share/zsh/site-functions/_defuse"),
@@ -62,6 +95,8 @@ fn texts(at: &InstallTarget, built: &Path) -> Result<()> {
 /// The target of an installation.
 pub struct InstallTarget {
     base: PathBuf,
+    /// Each file is printed.
+    shown: bool,
 }
 
 impl InstallTarget {
@@ -69,7 +104,12 @@ impl InstallTarget {
     pub fn new(prefix: &Path, destdir: Option<&Path>) -> Self {
         let below: PathBuf =
             prefix.components().filter(|part| *part != Component::RootDir).collect();
-        InstallTarget { base: destdir.unwrap_or(Path::new("/")).join(below) }
+        InstallTarget { base: destdir.unwrap_or(Path::new("/")).join(below), shown: true }
+    }
+
+    /// The files of a package, in the directory `base`.
+    pub fn of_package(base: &Path) -> Self {
+        InstallTarget { base: base.to_owned(), shown: false }
     }
 
     /// Copies a file into the installation.
@@ -89,7 +129,9 @@ impl InstallTarget {
         put().with_context(|| {
             format!("cannot write {}: name another place by --prefix", path.display())
         })?;
-        println!("{}", path.display());
+        if self.shown {
+            println!("{}", path.display());
+        }
         Ok(())
     }
 
@@ -99,7 +141,9 @@ impl InstallTarget {
         symlink(target, &new)
             .and_then(|()| fs::rename(&new, &path))
             .with_context(|| format!("cannot link {}", path.display()))?;
-        println!("{} -> {target}", path.display());
+        if self.shown {
+            println!("{} -> {target}", path.display());
+        }
         Ok(())
     }
 
@@ -134,7 +178,7 @@ mod tests {
     fn files_are_replaced_as_a_whole() {
         let place = tempfile::tempdir().unwrap();
         let place = place.path();
-        let at = InstallTarget { base: place.to_owned() };
+        let at = InstallTarget::of_package(place);
         for text in ["one", "other"] {
             at.write("lib/x.so.0", text.as_bytes(), 0o755).unwrap();
             at.link("lib/x.so", "x.so.0").unwrap();

@@ -3,6 +3,7 @@
 //! The shared library is linked here from the static library that cargo builds: rustc passes its
 //! own version script to the linker, which does not accept a second one with named versions.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,8 +26,8 @@ pub struct LibraryArgs {
 }
 
 /// The name that programs are linked to. It changes when they would no longer run.
-const SONAME: &str = "libdefuse.so.0";
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub const SONAME: &str = "libdefuse.so.0";
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Libraries that the static library needs.
 const NEEDED: [&str; 6] = ["-lgcc_s", "-lpthread", "-ldl", "-lrt", "-lm", "-lc"];
 
@@ -50,7 +51,8 @@ pub fn run(args: &LibraryArgs) -> Result<()> {
     };
     command::run(&mut cargo)?;
     let built = target.join(profile).join("libdefuse.a");
-    install(&built, &prefix, &InstallTarget::new(&prefix, None))?;
+    let library = LibraryInstall { prefix: &prefix, libdir: "lib", compiler: &compiler() };
+    library.install(&built, &InstallTarget::new(&prefix, None))?;
     println!("installed libdefuse {VERSION} to {}", prefix.display());
     println!(
         "a program is compiled by: cc program.c $(PKG_CONFIG_PATH={0}/lib/pkgconfig pkg-config --cflags \
@@ -60,45 +62,73 @@ pub fn run(args: &LibraryArgs) -> Result<()> {
     Ok(())
 }
 
-/// Links the shared library from the static one, and installs it with its other files at `at`.
-/// Users will find it below `prefix`.
-pub fn install(built: &Path, prefix: &Path, at: &InstallTarget) -> Result<()> {
-    let capi = command::root().join("capi");
-    let linked = built.with_extension("so.linked");
-    link(built, &capi.join("libdefuse.map"), &linked)?;
-    let real = format!("libdefuse.so.{VERSION}");
-    at.copy(&linked, &format!("lib/{real}"), 0o755)?;
-    fs::remove_file(&linked)?;
-    at.link(&format!("lib/{SONAME}"), &real)?;
-    at.link("lib/libdefuse.so", SONAME)?;
-    at.copy(built, "lib/libdefuse.a", 0o644)?;
-    at.copy(&capi.join("include/defuse.h"), "include/defuse.h", 0o644)?;
-    at.write("lib/pkgconfig/defuse.pc", pkg_config(prefix).as_bytes(), 0o644)?;
-    manual(&capi.join("man"), at)
+/// Where libdefuse is installed, and the linker of its shared library.
+pub struct LibraryInstall<'a> {
+    /// Users will find it below this path.
+    pub prefix: &'a Path,
+    /// The directory of libraries below the prefix: `lib`, or another one for a distribution.
+    pub libdir: &'a str,
+    pub compiler: &'a OsStr,
 }
 
-fn link(built: &Path, versions: &Path, library: &Path) -> Result<()> {
-    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    cc.args(["-shared", "-fPIC", "-o"]).arg(library);
-    cc.arg(format!("-Wl,-soname,{SONAME}"));
-    cc.arg(format!("-Wl,--version-script={}", versions.display()));
-    cc.args(["-Wl,--gc-sections", "-Wl,--no-undefined", "-Wl,-z,relro,-z,now"]);
-    cc.arg("-Wl,--whole-archive").arg(built).arg("-Wl,--no-whole-archive").args(NEEDED);
-    command::run(&mut cc)
+/// The C compiler of this machine, which `CC` overrides.
+pub fn compiler() -> OsString {
+    std::env::var_os("CC").unwrap_or_else(|| "cc".into())
 }
 
-fn pkg_config(prefix: &Path) -> String {
-    format!(
-        "prefix={}\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\n\
-         Name: defuse\n\
-         Description: File systems inside of the application's own process\n\
-         Version: {VERSION}\n\
-         Cflags: -I${{includedir}}\n\
-         Libs: -L${{libdir}} -ldefuse\n\
-         Libs.private: {}\n",
-        prefix.display(),
-        NEEDED.join(" ")
-    )
+impl LibraryInstall<'_> {
+    /// Links the shared library from the static one, and installs it with its other files at `at`.
+    pub fn install(&self, built: &Path, at: &InstallTarget) -> Result<()> {
+        let linked = built.with_extension("so.linked");
+        self.link(built, &linked)?;
+        self.shared(&linked, 0o755, at)?;
+        fs::remove_file(&linked)?;
+        self.development(built, at)
+    }
+
+    /// Installs the shared library, which was linked, with its name for programs.
+    pub fn shared(&self, linked: &Path, mode: u32, at: &InstallTarget) -> Result<()> {
+        let (libdir, real) = (self.libdir, format!("libdefuse.so.{VERSION}"));
+        at.copy(linked, &format!("{libdir}/{real}"), mode)?;
+        at.link(&format!("{libdir}/{SONAME}"), &real)
+    }
+
+    /// Installs the files for compilers, and the manual pages.
+    pub fn development(&self, built: &Path, at: &InstallTarget) -> Result<()> {
+        let (libdir, capi) = (self.libdir, command::root().join("capi"));
+        at.link(&format!("{libdir}/libdefuse.so"), SONAME)?;
+        at.copy(built, &format!("{libdir}/libdefuse.a"), 0o644)?;
+        at.copy(&capi.join("include/defuse.h"), "include/defuse.h", 0o644)?;
+        at.write(&format!("{libdir}/pkgconfig/defuse.pc"), self.pkg_config().as_bytes(), 0o644)?;
+        manual(&capi.join("man"), at)
+    }
+
+    /// Links the shared library from the static one.
+    pub fn link(&self, built: &Path, library: &Path) -> Result<()> {
+        let versions = command::root().join("capi/libdefuse.map");
+        let mut cc = Command::new(self.compiler);
+        cc.args(["-shared", "-fPIC", "-o"]).arg(library);
+        cc.arg(format!("-Wl,-soname,{SONAME}"));
+        cc.arg(format!("-Wl,--version-script={}", versions.display()));
+        cc.args(["-Wl,--gc-sections", "-Wl,--no-undefined", "-Wl,-z,relro,-z,now"]);
+        cc.arg("-Wl,--whole-archive").arg(built).arg("-Wl,--no-whole-archive").args(NEEDED);
+        command::run(&mut cc)
+    }
+
+    fn pkg_config(&self) -> String {
+        format!(
+            "prefix={}\nlibdir=${{prefix}}/{}\nincludedir=${{prefix}}/include\n\n\
+             Name: defuse\n\
+             Description: File systems inside of the application's own process\n\
+             Version: {VERSION}\n\
+             Cflags: -I${{includedir}}\n\
+             Libs: -L${{libdir}} -ldefuse\n\
+             Libs.private: {}\n",
+            self.prefix.display(),
+            self.libdir,
+            NEEDED.join(" ")
+        )
+    }
 }
 
 /// Copies the manual pages, and creates a page that refers to them for each further name.

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test`, `demo`, `fresh`, `bench`, `install`, `library`,
+//! The project's own commands: `cargo xtask test`, `demo`, `fresh`, `bench`, `install`, `package`, `library`,
 //! `fuzz`, `gluster`, `crash` and `bpf`.
 //!
 //! This program starts other programs (cargo, git, tar, the built `defuse`), reports what it does,
@@ -24,6 +24,7 @@ mod lanes;
 mod library;
 mod libtest;
 mod median;
+mod package;
 mod packages;
 mod parts;
 mod rings;
@@ -63,6 +64,7 @@ enum XtaskCommand {
     Crash(crash::CrashArgs),
     Bpf(bpf::BpfArgs),
     Library(library::LibraryArgs),
+    Package(package::PackageArgs),
 }
 
 fn main() -> ExitCode {
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         XtaskCommand::Crash(args) => crash::run(&args).map(done),
         XtaskCommand::Bpf(args) => bpf::run(&args).map(done),
         XtaskCommand::Library(args) => library::run(&args).map(done),
+        XtaskCommand::Package(args) => package::run(&args).map(done),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");

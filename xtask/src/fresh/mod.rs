@@ -16,8 +16,8 @@ use crate::children::ChildPrograms;
 use crate::command;
 use crate::packages::{self, RequiredTool};
 use crate::suite;
-use release::DebianRelease;
-use root::MinimalRoot;
+pub use release::DebianRelease;
+pub use root::MinimalRoot;
 
 /// Tools for creating a root.
 pub const TOOLS: &[RequiredTool] = &[

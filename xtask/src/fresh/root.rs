@@ -70,10 +70,15 @@ impl MinimalRoot {
 
     /// Runs a command of the project in the root.
     pub fn xtask(&self, children: &ChildPrograms, words: &[&str]) -> Result<()> {
+        self.run(children, &[&["cargo", "xtask"], words].concat())
+    }
+
+    /// Runs a command in the root, in the directory of the project.
+    pub fn run(&self, children: &ChildPrograms, words: &[&str]) -> Result<()> {
         let mut command = self.in_namespaces("sh");
         command.args(["-c", ENTER, "enter"]).arg(self.dir()).arg(&self.toolchain);
         command.arg(self.registry.clone().unwrap_or_default()).arg(self.path("downloads"));
-        command.args(["cargo", "xtask"]).args(words);
+        command.args(words);
         command.env_clear().envs(self.environment());
         children.show(&mut command)
     }
@@ -88,7 +93,8 @@ impl MinimalRoot {
         self.place.path().join(name)
     }
 
-    fn dir(&self) -> PathBuf {
+    /// The directory that is the root of the system.
+    pub fn dir(&self) -> PathBuf {
         self.path("root")
     }
 

@@ -8,7 +8,7 @@ use super::quick;
 use crate::apt::AptTool;
 use crate::packages::RequiredTool;
 use crate::parts::RunRecord;
-use crate::{apt, bpf, demo, fresh, fuzz, guest, lanes, rings, runs};
+use crate::{apt, bpf, demo, fresh, fuzz, guest, lanes, package, rings, runs};
 
 /// When a step runs without being named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,6 +194,10 @@ pub const TEST_TOOLS: &[RequiredTool] = &[
         "GlusterFS: the client's library",
     ),
     RequiredTool::package_for("iproute2", "ip", "GlusterFS: the network of its servers"),
+    RequiredTool::package_for("dpkg-dev", "dpkg-shlibdeps", "packages of Debian"),
+    RequiredTool::package_for("lintian", "lintian", "the rules for packages of Debian"),
+    RequiredTool::package_for("rpm", "rpmbuild", "packages for rpm"),
+    RequiredTool::package_for("systemd", "systemd-analyze", "the units of systemd"),
 ];
 
 /// Tools of the step with memcheck, which needs all of them.
@@ -382,6 +386,12 @@ pub const STEPS: &[TestStep] = &[
     full("fresh", "both commands of the README on a minimal Debian", fresh::TOOLS, |_| {
         fresh::check()
     }),
+    full(
+        "package",
+        "packages of a build for users: installed, used and removed on minimal Debians",
+        package::TOOLS,
+        |_| package::check(),
+    ),
     full("demo", "real programs in every profile of a mount", demo::TOOLS, |_| demo::check()),
 ];
 
