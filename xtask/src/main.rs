@@ -27,6 +27,7 @@ mod median;
 mod package;
 mod packages;
 mod parts;
+mod publish;
 mod rings;
 mod runs;
 mod suite;

@@ -8,7 +8,7 @@ use super::quick;
 use crate::apt::AptTool;
 use crate::packages::RequiredTool;
 use crate::parts::RunRecord;
-use crate::{apt, bpf, demo, fresh, fuzz, guest, lanes, package, rings, runs};
+use crate::{apt, bpf, demo, fresh, fuzz, guest, lanes, package, publish, rings, runs};
 
 /// When a step runs without being named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,6 +260,10 @@ pub const STEPS: &[TestStep] = &[
         )
     },
     call("test", "the tests of all crates", TEST_TOOLS, lanes::test),
+    call("publish", "the crates for authors can be published", &[], |_| publish::check()),
+    full("publish-build", "each crate for authors is built from its package", &[], |_| {
+        publish::build()
+    }),
     call("rings", "the tests that mount, over io_uring", TEST_TOOLS, rings::test),
     call(
         "run",
