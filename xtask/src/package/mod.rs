@@ -79,7 +79,11 @@ pub fn run(args: &PackageArgs) -> Result<()> {
         Some(dir) => BuiltFiles::in_dir(dir, args.glibc.compiler(&own.join("glibc"))?),
         None => build(args.glibc, &own)?,
     };
-    let facts = ReleaseFacts::of_checkout()?;
+    let mut facts = ReleaseFacts::of_checkout()?;
+    if args.built.is_some() {
+        // A build for a trial, which may be large.
+        facts.level = 1;
+    }
     fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
     let files = make(&built, &facts, args.glibc, &to)?;
     files.iter().for_each(|file| println!("{}", file.display()));

@@ -16,6 +16,9 @@ const CRATES: [&str; 3] = ["defuse", "defuse-study-program", "defuse-capi"];
 /// The beginnings of names of files with licences and notices.
 const LICENCES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
+/// The system of the packages, as the compiler calls it.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
 /// The facts.
 #[derive(Clone, Debug)]
 pub struct ReleaseFacts {
@@ -102,7 +105,8 @@ impl LinkedCrate {
         let said = command::output(tree.args(CRATES.iter().flat_map(|name| ["--package", name])))?;
         let linked: BTreeSet<(&str, &str)> = said.lines().filter_map(named).collect();
         let mut metadata = command::cargo();
-        metadata.args(["metadata", "--offline", "--format-version=1"]);
+        // Crates for other systems are not downloaded.
+        metadata.args(["metadata", "--offline", "--format-version=1", "--filter-platform", TARGET]);
         let all: serde_json::Value = serde_json::from_str(&command::output(&mut metadata)?)?;
         let packages = all["packages"].as_array().context("cargo names no packages")?;
         let mut crates = Vec::new();
