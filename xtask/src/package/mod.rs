@@ -79,6 +79,7 @@ pub fn run(args: &PackageArgs) -> Result<()> {
         Some(dir) => BuiltFiles::in_dir(dir, args.glibc.compiler(&own.join("glibc"))?),
         None => build(args.glibc, &own)?,
     };
+    built.check()?;
     let mut facts = ReleaseFacts::of_checkout()?;
     if args.built.is_some() {
         // A build for a trial, which may be large.

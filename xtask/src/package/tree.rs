@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::command;
 use crate::install::{self, InstallTarget};
@@ -37,6 +37,24 @@ impl BuiltFiles {
             study,
             compiler,
         }
+    }
+}
+
+impl BuiltFiles {
+    /// Checks that the files are of one build: the program would load no other library than the one that it carries.
+    pub fn check(&self) -> Result<()> {
+        let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
+        let (program, library) = (read(&self.program)?, read(&self.preload)?);
+        // The first page has the build id.
+        let page = &library[..library.len().min(4096)];
+        let carries = program.windows(page.len()).any(|part| part == page);
+        ensure!(
+            carries,
+            "{} is not the library that {} carries: build both at once",
+            self.preload.display(),
+            self.program.display()
+        );
+        Ok(())
     }
 }
 

@@ -25,6 +25,7 @@ const PLACE: &str = "root/packages";
 pub fn check() -> Result<()> {
     let own = command::target_dir()?.join("packages");
     let built = build(TargetGlibc::Old, &own)?;
+    built.check()?;
     let facts = ReleaseFacts::of_checkout()?;
     let (first, second) = (tempfile::tempdir_in(&own)?, tempfile::tempdir_in(&own)?);
     let files = make(&built, &facts, TargetGlibc::Old, first.path())?;

@@ -21,7 +21,7 @@ installed || fail "a file is missing"
 
 test "$(defuse run --mount /x=memory: -- sh -c 'echo hello > /x/file && cat /x/file')" = hello || fail "a run"
 echo "installation and first run: $(($(date +%s) - begun)) s"
-test -z "$(ls -A /root/.cache/defuse/library-* /var/cache/defuse 2> /dev/null)" || fail "the library was unpacked"
+test -z "$(find /root/.cache/defuse /var/cache/defuse -name 'library-*' 2> /dev/null)" || fail "the library was unpacked"
 
 mkdir /mnt/a
 defuse mount memory: /mnt/a -o nosymfollow
@@ -52,6 +52,7 @@ apt-get -q purge -y defuse defuse-study libdefuse0 libdefuse-dev > /tmp/apt 2>&1
 ! installed || fail "a file is left"
 paths > /tmp/after
 diff /tmp/before /tmp/after || fail "these paths are left or gone"
+echo "removed, and nothing is left"
 
 # The archive.
 mkdir /opt/defuse
