@@ -54,11 +54,11 @@ fn main() {
     let mut run = NamesRun { fs, dirs: Vec::new(), files, threads };
     println!("{what}: {files} files in {DIRECTORIES} directories, {threads} threads");
     let before = resident();
-    run.all();
+    run.run_all();
     println!("{:10} {:6} bytes for each file, with the directories", "resident", {
         (resident() - before) / files
     });
-    run.rest();
+    run.pause();
     if !["memory", "ram"].contains(&what) {
         drop(run);
         fs::remove_file(what).expect("the image is there");
@@ -74,7 +74,7 @@ fn uhs(device: Arc<dyn BlockDevice>) -> Box<dyn FileSystem> {
 }
 
 impl NamesRun {
-    fn all(&mut self) {
+    fn run_all(&mut self) {
         let cx = context();
         let node = NewNode::new(FileKind::Directory, 0o755, cx.caller);
         for at in 0..DIRECTORIES {
@@ -88,7 +88,7 @@ impl NamesRun {
         });
     }
 
-    fn rest(&self) {
+    fn pause(&self) {
         self.phase("stat", |dir, name| {
             let entry = self.fs.lookup(&context(), self.dirs[dir], name).expect("lookup");
             self.fs.forget(entry.ino, 1);

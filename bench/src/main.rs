@@ -12,7 +12,7 @@ use defuse_bench::{report, runner};
 fn main() -> anyhow::Result<ExitCode> {
     let args = BenchmarkArgs::parse();
     if args.list {
-        report::say(&report::catalogue())?;
+        report::print_text(&report::catalogue())?;
         return Ok(ExitCode::SUCCESS);
     }
     let results = runner::run(&args)?;

@@ -32,7 +32,7 @@ pub fn run(args: &BenchmarkArgs) -> Result<BenchmarkResults> {
     if cfg!(debug_assertions) {
         eprintln!("this build is not optimised, nor is its fuser peer: run it with --release");
     }
-    let cells = wanted_cells(args)?;
+    let cells = select_cells(args)?;
     let specs = peers::specs(args)?;
     let interrupted = catch_interrupt()?;
     defuse_measure::limits::raise_file_limit();
@@ -67,7 +67,7 @@ pub fn run(args: &BenchmarkArgs) -> Result<BenchmarkResults> {
     Ok(results)
 }
 
-fn wanted_cells(args: &BenchmarkArgs) -> Result<Vec<(&'static BenchmarkCase, usize)>> {
+fn select_cells(args: &BenchmarkArgs) -> Result<Vec<(&'static BenchmarkCase, usize)>> {
     ensure!(args.threads.iter().all(|&threads| threads > 0), "--threads: 0 threads do nothing");
     let wanted = BenchmarkCase::ALL.iter().filter(|case| args.wants(case.name));
     let cells: Vec<_> = wanted
@@ -105,7 +105,7 @@ impl BenchmarkStage {
         fileset.create(&data)?;
         let mut stage = Self { targets: Vec::new(), data, _backing: backing, _work: work };
         for spec in specs {
-            fs::create_dir(stage.data.join(own_dir(&spec.name)))?;
+            fs::create_dir(stage.data.join(directory_name(&spec.name)))?;
             let target = BenchmarkTarget::start(spec, &stage.data, stage._work.path())?;
             eprintln!("{}: {}", target.spec.name, target.spec.version);
             stage.targets.push(target);
@@ -128,11 +128,16 @@ impl BenchmarkStage {
         caches::settle(&self.daemons());
         measure(case, target.pid(), args.min_time(), || {
             *batches += 1;
-            self.place(target, &format!("batch-{batches}"), cell.threads, most_threads)
+            self.prepare_directories(
+                target,
+                &format!("batch-{batches}"),
+                cell.threads,
+                most_threads,
+            )
         })
     }
 
-    fn place(
+    fn prepare_directories(
         &self,
         target: &BenchmarkTarget,
         batch: &str,
@@ -142,7 +147,7 @@ impl BenchmarkStage {
         BatchDirs {
             root: target.root.clone(),
             below: self.data.clone(),
-            own: Path::new(&own_dir(&target.spec.name)).join(batch).display().to_string(),
+            own: Path::new(&directory_name(&target.spec.name)).join(batch).display().to_string(),
             threads,
             fileset: FilesetSizes::full(most_threads),
             daemons: self.daemons(),
@@ -156,7 +161,7 @@ impl BenchmarkStage {
 
 /// Targets cache entries for a long time, so each uses its own directory and does not see changes
 /// by another.
-fn own_dir(target: &str) -> String {
+fn directory_name(target: &str) -> String {
     format!("for-{target}")
 }
 

@@ -19,11 +19,11 @@ impl BlockingQueue {
     ///
     /// Fails with the errors of [`BlockDevice::queue`].
     pub fn new(device: &dyn BlockDevice) -> Result<Self> {
-        Ok(BlockingQueue::of(device.queue(1)?, device.facts()))
+        Ok(BlockingQueue::wrap(device.queue(1)?, device.properties()))
     }
 
     /// Wraps `queue`, which belongs to a device of these facts.
-    pub fn of(queue: Box<dyn DeviceQueue>, facts: &DeviceProperties) -> Self {
+    pub fn wrap(queue: Box<dyn DeviceQueue>, facts: &DeviceProperties) -> Self {
         let block_size = facts.block_size as usize;
         let largest = (facts.max_transfer as usize / block_size).max(1) * block_size;
         BlockingQueue { queue, block_size, largest }

@@ -64,7 +64,7 @@ impl CountedDevice {
     }
 
     fn counted(&self, inner: Box<dyn DeviceQueue>) -> Box<dyn DeviceQueue> {
-        let block_size = u64::from(self.facts().block_size);
+        let block_size = u64::from(self.properties().block_size);
         Box::new(CountedQueue { inner, counts: Arc::clone(&self.counts), block_size })
     }
 
@@ -86,7 +86,7 @@ impl CountedDevice {
             fua_writes: of(fua_writes),
             flushes: of(flushes),
             discards: of(discards),
-            discarded_bytes: of(discarded_blocks) * u64::from(self.facts().block_size),
+            discarded_bytes: of(discarded_blocks) * u64::from(self.properties().block_size),
             errors: of(errors),
             in_flight: pushed.saturating_sub(completed),
         }
@@ -94,8 +94,8 @@ impl CountedDevice {
 }
 
 impl BlockDevice for CountedDevice {
-    fn facts(&self) -> &DeviceProperties {
-        self.inner.facts()
+    fn properties(&self) -> &DeviceProperties {
+        self.inner.properties()
     }
 
     fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
@@ -257,7 +257,7 @@ mod tests {
             queue.reap(&mut Vec::new());
         }
         let found = device.counters();
-        let discards = if device.facts().discard { 0 } else { 1 };
+        let discards = if device.properties().discard { 0 } else { 1 };
         let expected = DeviceCounters {
             reads: 2,
             read_bytes: 8192,

@@ -97,7 +97,7 @@ pub enum QueuePriority {
 /// - Discarded blocks hold anything.
 pub trait BlockDevice: Send + Sync {
     /// The facts about the device.
-    fn facts(&self) -> &DeviceProperties;
+    fn properties(&self) -> &DeviceProperties;
 
     /// Makes the frames of `region` cheap to use for queues that are made from now on (registered
     /// buffers, mappings for DMA). Operations may use frames of other regions, too.

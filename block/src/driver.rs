@@ -56,7 +56,7 @@ mod tests {
         assert!(find("memory-for-test:16").is_none());
         add_driver(&MEMORY);
         let (driver, name) = find("memory-for-test:16").unwrap();
-        assert_eq!((driver.open)(name, DeviceAccess::Read).unwrap().facts().blocks, 16);
+        assert_eq!((driver.open)(name, DeviceAccess::Read).unwrap().properties().blocks, 16);
         assert!(
             (driver.open)("x", DeviceAccess::Read).is_err_and(|text| text.contains("no number"))
         );

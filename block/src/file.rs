@@ -105,20 +105,20 @@ impl FileDevice {
 
     fn new(locked: &Arc<LockedFile>) -> Result<FileDevice, DeviceOpenError> {
         match queue::probe(&locked.fd) {
-            Ok(()) => FileDevice::of(locked, None),
+            Ok(()) => FileDevice::from_locked(locked, None),
             // Only one more descriptor is missing.
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => Err(DeviceOpenError::NoRing { errno }),
-            Err(errno) => FileDevice::of(locked, Some(errno)),
+            Err(errno) => FileDevice::from_locked(locked, Some(errno)),
         }
     }
 
     /// Makes the device. Its queues use threads if there are no rings.
-    fn of(
+    fn from_locked(
         locked: &Arc<LockedFile>,
         ringless: Option<Errno>,
     ) -> Result<FileDevice, DeviceOpenError> {
-        let examined = facts::of(&locked.fd, &locked.path, &locked.stat);
-        let (facts, alignment) = examined.map_err(locked.failed("examine"))?;
+        let examined = facts::read_properties(&locked.fd, &locked.path, &locked.stat);
+        let (facts, alignment) = examined.map_err(locked.step_error("examine"))?;
         if facts.blocks == 0 {
             let bytes = rustix::fs::seek(&locked.fd, rustix::fs::SeekFrom::End(0)).unwrap_or(0);
             return Err(DeviceOpenError::TooSmall { path: locked.path.clone(), bytes });
@@ -160,7 +160,7 @@ impl FileDeviceState {
 }
 
 impl BlockDevice for FileDevice {
-    fn facts(&self) -> &DeviceProperties {
+    fn properties(&self) -> &DeviceProperties {
         &self.open.facts
     }
 

@@ -125,7 +125,7 @@ impl OperationMemory {
     }
 
     /// The region that contains the memory, if any, and its offset in the region in bytes.
-    pub fn place(&self) -> Option<(&Arc<MemoryRegion>, usize)> {
+    pub fn region_and_offset(&self) -> Option<(&Arc<MemoryRegion>, usize)> {
         match self {
             OperationMemory::Frames(frames) => {
                 Some((frames.region(), frames.index() as usize * FRAME))

@@ -22,7 +22,7 @@ impl CompletionOutbox {
     pub(crate) fn answer(&self, done: BlockCompletion) {
         let mut all = self.lock();
         all.push(done);
-        if let Some(bell) = self.bell() {
+        if let Some(bell) = self.event_fd() {
             // The counter is full only after 2^64 - 2 completions that were not taken.
             let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
         }
@@ -39,7 +39,7 @@ impl CompletionOutbox {
     pub(crate) fn take(&self, done: &mut Vec<BlockCompletion>) -> usize {
         let mut all = self.lock();
         let count = all.len();
-        if let (1.., Some(bell)) = (count, self.bell()) {
+        if let (1.., Some(bell)) = (count, self.event_fd()) {
             let _ = rustix::io::read(bell, &mut [0; 8]);
         }
         done.append(&mut all);
@@ -71,7 +71,7 @@ impl CompletionOutbox {
         bell.as_ref().map(AsFd::as_fd)
     }
 
-    fn bell(&self) -> Option<&OwnedFd> {
+    fn event_fd(&self) -> Option<&OwnedFd> {
         self.bell.get()?.as_ref()
     }
 

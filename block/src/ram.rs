@@ -97,17 +97,17 @@ impl RamDevice {
     ///
     /// Panics for another block size.
     pub fn new(block_size: u32, blocks: u64) -> Self {
-        RamDevice::of(BlockStore::new(block_size, blocks))
+        RamDevice::from_store(BlockStore::new(block_size, blocks))
     }
 
-    pub(crate) fn of(store: BlockStore) -> Self {
-        let facts = Arc::new(facts("memory", store.block_size(), store.blocks()));
+    pub(crate) fn from_store(store: BlockStore) -> Self {
+        let facts = Arc::new(memory_properties("memory", store.block_size(), store.blocks()));
         RamDevice { facts, store: Arc::new(Mutex::new(store)) }
     }
 
     /// A device with a copy of the content, which changes independently of this one.
     pub fn fork(&self) -> RamDevice {
-        RamDevice::of(self.content())
+        RamDevice::from_store(self.content())
     }
 
     pub(crate) fn content(&self) -> BlockStore {
@@ -120,7 +120,7 @@ impl RamDevice {
 }
 
 /// The facts about a device that is memory.
-pub(crate) fn facts(name: &str, block_size: u32, blocks: u64) -> DeviceProperties {
+pub(crate) fn memory_properties(name: &str, block_size: u32, blocks: u64) -> DeviceProperties {
     assert!(block_size >= 512 && block_size.is_power_of_two(), "{block_size} is no block size");
     DeviceProperties {
         name: name.to_owned(),
@@ -140,7 +140,7 @@ pub(crate) fn facts(name: &str, block_size: u32, blocks: u64) -> DevicePropertie
 }
 
 impl BlockDevice for RamDevice {
-    fn facts(&self) -> &DeviceProperties {
+    fn properties(&self) -> &DeviceProperties {
         &self.facts
     }
 

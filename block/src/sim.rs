@@ -88,16 +88,17 @@ enum SimEvent {
 impl SimDevice {
     /// A device of `blocks` blocks of 4 KiB, all zeros. `seed` decides the order of completions.
     pub fn new(blocks: u64, seed: u64) -> Self {
-        SimDevice::of(BlockStore::new(4096, blocks), seed)
+        SimDevice::from_store(BlockStore::new(4096, blocks), seed)
     }
 
     /// A device that begins as a copy of `ram`.
     pub fn from_ram(ram: &RamDevice, seed: u64) -> Self {
-        SimDevice::of(ram.content(), seed)
+        SimDevice::from_store(ram.content(), seed)
     }
 
-    fn of(store: BlockStore, seed: u64) -> Self {
-        let facts = Arc::new(ram::facts("simulation", store.block_size(), store.blocks()));
+    fn from_store(store: BlockStore, seed: u64) -> Self {
+        let facts =
+            Arc::new(ram::memory_properties("simulation", store.block_size(), store.blocks()));
         let state = SimDeviceState {
             begin: store.clone(),
             now: store,
@@ -125,7 +126,7 @@ impl SimDevice {
     }
 
     /// Ends the faults.
-    pub fn heal(&self) {
+    pub fn end_faults(&self) {
         self.lock().fault = None;
     }
 
@@ -135,22 +136,22 @@ impl SimDevice {
     }
 
     /// The number of operations that have begun.
-    pub fn began(&self) -> u64 {
+    pub fn count_begun(&self) -> u64 {
         self.lock().began
     }
 
-    /// The number of events so far: a moment for [`PowerCut::at`].
+    /// The number of events so far: a moment for [`PowerCut::event_index`].
     pub fn events(&self) -> usize {
         self.lock().events.len()
     }
 
     /// A device with the present content.
     pub fn now(&self) -> RamDevice {
-        RamDevice::of(self.lock().now.clone())
+        RamDevice::from_store(self.lock().now.clone())
     }
 
     /// All moments at which the power could have failed, from before the first event to after the last.
-    pub fn cuts(&self) -> PowerCuts {
+    pub fn power_cuts(&self) -> PowerCuts {
         let state = self.lock();
         PowerCuts::new(state.begin.clone(), state.events.clone())
     }
@@ -174,7 +175,7 @@ impl fmt::Debug for SimDevice {
 }
 
 impl BlockDevice for SimDevice {
-    fn facts(&self) -> &DeviceProperties {
+    fn properties(&self) -> &DeviceProperties {
         &self.facts
     }
 

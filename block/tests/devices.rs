@@ -31,12 +31,12 @@ fn each(case: impl Fn(&str, &dyn BlockDevice)) {
         open.device_of_threads().unwrap()
     };
     case("file by threads", &threads());
-    case("worker of a file by threads", &WorkerDevice::over(Arc::new(threads())).unwrap());
+    case("worker of a file by threads", &WorkerDevice::start_for(Arc::new(threads())).unwrap());
     separated(&case, "separated file by threads", Arc::new(threads()));
-    case("worker", &WorkerDevice::over(Arc::new(RamDevice::new(4096, BLOCKS))).unwrap());
+    case("worker", &WorkerDevice::start_for(Arc::new(RamDevice::new(4096, BLOCKS))).unwrap());
     case("file", &FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap());
     let file = FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap();
-    case("worker of a file", &WorkerDevice::over(Arc::new(file)).unwrap());
+    case("worker of a file", &WorkerDevice::start_for(Arc::new(file)).unwrap());
     let file = FileDevice::open(&image(dir.path()), DeviceAccess::ReadWrite).unwrap();
     separated(&case, "separated file", Arc::new(file));
     match LoopFixture::new(&image(dir.path())) {
@@ -181,7 +181,7 @@ fn an_open_file_stays_the_same_when_another_one_takes_its_name() {
     open.resize(8192).unwrap();
     open.allocate(0..BLOCKS * 4096).unwrap();
     let device = open.device().unwrap();
-    assert_eq!((device.facts().blocks, open.bytes()), (BLOCKS, Ok(BLOCKS * 4096)));
+    assert_eq!((device.properties().blocks, open.bytes()), (BLOCKS, Ok(BLOCKS * 4096)));
     BlockingQueue::new(&device).unwrap().write(1, &[5; 4096]).unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
     assert_eq!(std::fs::read(&away).unwrap()[4096], 5);
@@ -254,7 +254,7 @@ fn a_device_without_rings_says_so_in_one_line() {
         note.contains("image: io_uring is refused here") && note.lines().count() == 1,
         "{note}"
     );
-    assert_eq!(WorkerDevice::over(Arc::clone(&device)).unwrap().note(), Some(note.clone()));
+    assert_eq!(WorkerDevice::start_for(Arc::clone(&device)).unwrap().note(), Some(note.clone()));
     let shared =
         SeparatedDevice::new(Arc::clone(&device), &SeparationOptions::divided(2, 8)).unwrap();
     assert_eq!((shared.note(), RamDevice::new(4096, 8).note()), (Some(note), None));

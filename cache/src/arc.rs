@@ -127,7 +127,7 @@ impl ReplacementPolicy for ArcPolicy {
         self.capacity
     }
 
-    fn remembered(&self) -> usize {
+    fn tracked_extents(&self) -> usize {
         self.lists.total()
     }
 }

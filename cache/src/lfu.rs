@@ -78,7 +78,7 @@ impl ReplacementPolicy for LfuPolicy {
         self.capacity
     }
 
-    fn remembered(&self) -> usize {
+    fn tracked_extents(&self) -> usize {
         self.extents.len()
     }
 }

@@ -58,7 +58,7 @@ impl ReplacementPolicy for LruPolicy {
         self.capacity
     }
 
-    fn remembered(&self) -> usize {
+    fn tracked_extents(&self) -> usize {
         self.lists.total()
     }
 }

@@ -62,5 +62,5 @@ pub trait ReplacementPolicy: Send {
     fn capacity(&self) -> u64;
 
     /// The extents that are remembered, in the cache or not; a bound of the policy's own memory.
-    fn remembered(&self) -> usize;
+    fn tracked_extents(&self) -> usize;
 }

@@ -121,7 +121,7 @@ impl ReplacementPolicy for S3FifoPolicy {
         self.capacity
     }
 
-    fn remembered(&self) -> usize {
+    fn tracked_extents(&self) -> usize {
         self.lists.total()
     }
 }

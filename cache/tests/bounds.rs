@@ -142,7 +142,7 @@ fn a_policy_remembers_a_bounded_number_of_keys() {
         // Four keys that have left for each extent, and the miniatures, whose size varies with the sample.
         let miniatures = CHOICES.len() as u64 * SAMPLE * 5 * 2;
         let most = if kind == PolicyKind::E { 5 * 1000 + miniatures } else { 2 * 1000 };
-        assert!(policy.remembered() as u64 <= most, "{name}: {}", policy.remembered());
+        assert!(policy.tracked_extents() as u64 <= most, "{name}: {}", policy.tracked_extents());
     }
 }
 

@@ -131,7 +131,7 @@ struct DeviceMeasurement {
 
 /// Performs the command.
 pub fn run(args: &NvmeArgs) -> Result {
-    let host = SysfsHost::at(&args.root);
+    let host = SysfsHost::with_root(&args.root);
     match &args.command {
         NvmeCommand::List(json) => list(&host, json),
         NvmeCommand::Bind(args) => host.bind(&args.address).map_err(CommandFailure::failed),
@@ -190,7 +190,7 @@ fn compare(host: &SysfsHost, args: &CompareArgs) -> Result {
     let failed = |error| CommandFailure::Failed(format!("cannot read {path}: {error}"));
     let mut file = std::fs::File::open(&args.file).map_err(failed)?;
     let disk = open(host, &args.which, args.namespace)?;
-    let size = disk.facts().block_size as usize;
+    let size = disk.properties().block_size as usize;
     let most = COMPARED.next_multiple_of(size);
     let mut part = Vec::with_capacity(most);
     let mut block = args.block;
@@ -214,7 +214,7 @@ fn compare(host: &SysfsHost, args: &CompareArgs) -> Result {
 }
 
 fn identify(disk: &NvmeDevice, args: &ControllerArgs) -> Result {
-    let (controller, facts) = (disk.controller_facts(), disk.facts());
+    let (controller, facts) = (disk.controller_facts(), disk.properties());
     let rows = [
         ("model", controller.model.clone()),
         ("serial", controller.serial.clone()),
@@ -306,9 +306,9 @@ fn of_file(reads: &RandomReadTest, path: &Path) -> Result<DeviceMeasurement> {
 fn measured(reads: &RandomReadTest, device: &dyn BlockDevice) -> Result<DeviceMeasurement> {
     let cost = reads.run(device).map_err(|errno| {
         let why = device.shortage().unwrap_or_else(|| errno.to_string());
-        CommandFailure::Failed(format!("{} cannot be read: {why}", device.facts().name))
+        CommandFailure::Failed(format!("{} cannot be read: {why}", device.properties().name))
     })?;
-    Ok(row(&device.facts().name, cost))
+    Ok(row(&device.properties().name, cost))
 }
 
 fn row(device: &str, cost: ReadCost) -> DeviceMeasurement {

@@ -56,7 +56,7 @@ impl OptionProfile {
             OptionProfile::Base => (SessionOptions::stackfs_base(), stackfs()),
             OptionProfile::Opt => (SessionOptions::stackfs_opt(), stackfs()),
         };
-        let source = defuse_compose::SourceSettings::of(frontend);
+        let source = defuse_compose::SourceSettings::for_frontend(frontend);
         let mount = MountOptions::default();
         OptionSettings {
             mount,

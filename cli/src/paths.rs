@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-pub use defuse_preload_plan::trusted_directory::{private, settled};
+pub use defuse_preload_plan::trusted_directory::{find_trusted, private};
 use defuse_socket::name;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -48,7 +48,7 @@ pub fn open_to_append(path: &Path) -> io::Result<File> {
         Err(Errno::LOOP) => {
             let meta = fs::symlink_metadata(path)?;
             let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
-            if !own || settled(folder).is_err() {
+            if !own || find_trusted(folder).is_err() {
                 let text = "another user could have made this symbolic link";
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
             }

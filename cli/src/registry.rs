@@ -338,7 +338,7 @@ fn named_dir(dir: &Path) -> Result<PathBuf> {
     let dir = paths::absolute(dir);
     let mut existing = dir.ancestors().filter(|dir| dir.symlink_metadata().is_ok());
     let existing = existing.next().unwrap_or(Path::new("/"));
-    let settled = paths::settled(existing).map_err(failed)?;
+    let settled = paths::find_trusted(existing).map_err(failed)?;
     let rest = dir.strip_prefix(existing).unwrap_or(Path::new(""));
     // Joined with nothing, a path would end with a slash.
     let dir = settled.components().chain(rest.components()).collect::<PathBuf>();

@@ -200,7 +200,7 @@ fn leash() -> Result<(OwnedFd, OwnedFd)> {
 }
 
 fn protected() -> [u8; 3] {
-    let now = LinkProtection::of_this_kernel();
+    let now = LinkProtection::read();
     [now.symlinks.into(), now.hardlinks.into(), now.regular]
 }
 
@@ -246,7 +246,7 @@ fn refuse_foreign(shown: std::ffi::os_str::Display<'_>, path: &Path) -> Result {
 /// The C library of this machine, the program, and its other libraries: they can have `syscall`
 /// instructions, too.
 fn objects(program: &OsStr) -> Vec<ObjectFile> {
-    let cache = AnalysisCache::of_user();
+    let cache = AnalysisCache::open_for_user();
     let mut objects = Vec::new();
     let mut seen: Vec<PathBuf> = Vec::new();
     let mut next: Vec<PathBuf> = find_program(program).into_iter().collect();
@@ -437,7 +437,7 @@ fn report(memory: &OwnedFd, plan: &ProgramPlan, paths: &[PathBuf]) {
     let calls = defuse_preload_plan::calls::CALLS;
     let calls = calls
         .iter()
-        .map(|&(number, name)| (name.to_owned(), layout::counts(&bytes, usize::from(number))));
+        .map(|&(number, name)| (name.to_owned(), layout::read_counts(&bytes, usize::from(number))));
     let functions = by_function(&bytes, plan, paths);
     let text = table("call", calls) + "\n" + &table("function", functions.into_iter());
     let _ = std::io::stderr().write_all(text.as_bytes());
@@ -452,7 +452,7 @@ fn by_function(
     let mut all = BTreeMap::<String, layout::CallCounts>::new();
     let mut site = 0;
     for (path, object) in paths.iter().zip(&plan.objects) {
-        let exports = ExportedFunctions::of(path).unwrap_or_default();
+        let exports = ExportedFunctions::read_file(path).unwrap_or_default();
         let file = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
         for place in &object.sites {
             let name =

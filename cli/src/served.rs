@@ -192,11 +192,11 @@ impl ServerMeasurements {
             let same = |before: &&DeviceFigures| before.device == now.device;
             let before = earlier.devices.iter().find(same);
             let before = before.map_or(&[][..], |before| &before.figures);
-            let figures = FigureStats::since(&now.figures, before);
+            let figures = FigureStats::delta_since(&now.figures, before);
             DeviceFigures { figures, ..now.clone() }
         });
         ServerMeasurements {
-            snapshot: self.snapshot.since(&earlier.snapshot),
+            snapshot: self.snapshot.delta_since(&earlier.snapshot),
             clients: clients.collect(),
             clients_left_out: self.clients_left_out,
             devices: devices.collect(),

@@ -231,7 +231,8 @@ fn listen(offer: ServePlan, namespaces: DaemonNamespaces) -> Result<ListeningSer
     // Names have versions and files have pages only where all changes come through this server.
     let unseen =
         offer.tree.clone().map(|tree| Box::new(move |ino| tree.is_apart(ino)) as UnseenChanges);
-    let versioned = offer.shared.and_then(|_| VersionedFileSystem::except(Arc::clone(&fs), unseen));
+    let versioned =
+        offer.shared.and_then(|_| VersionedFileSystem::wrap_except(Arc::clone(&fs), unseen));
     let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
     let paged = offer.shared.and_then(|pages| paged(&fs, pages, offer.tree.as_deref()));
     let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
@@ -317,12 +318,12 @@ fn paged(
     options: PagedOptions,
     tree: Option<&Namespace>,
 ) -> Option<Arc<PagedFileSystem>> {
-    let Some(tree) = tree else { return PagedFileSystem::over(Arc::clone(fs), options) };
+    let Some(tree) = tree else { return PagedFileSystem::wrap(Arc::clone(fs), options) };
     let count = tree.members().len();
     let of = Arc::new(move |ino| Namespace::split(ino, count).map(|(member, _)| member));
     let members = tree.members().iter().enumerate();
     let without = members.filter(|(_, member)| member.apart).map(|(index, _)| index).collect();
-    PagedFileSystem::over_parts(Arc::clone(fs), options, PartDivision { count, of, without })
+    PagedFileSystem::wrap_parts(Arc::clone(fs), options, PartDivision { count, of, without })
 }
 
 /// Runs `settle`, which has all the time that it needs. After `patience`, calls `say` once with the reason of the wait

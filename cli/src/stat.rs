@@ -184,7 +184,7 @@ impl StatisticsSource for FigureSource<'_> {
     }
 
     fn since(now: &StatsSnapshot, before: &StatsSnapshot) -> StatsSnapshot {
-        now.since(before)
+        now.delta_since(before)
     }
 
     fn show(&self, args: &StatArgs, snapshot: &StatsSnapshot) -> Result {
@@ -278,7 +278,7 @@ impl<'a> FigureSource<'a> {
         snapshot.notes = collector.notes().to_vec();
         snapshot.notes.extend(losses.describe());
         if let (Some(found), Some(before)) = (&self.target.ours, &self.before) {
-            let user = control::stat(found)?.since(before);
+            let user = control::stat(found)?.delta_since(before);
             snapshot.ops.extend(user.ops);
             snapshot.ops.sort_by_key(|stats| (stats.stage, stats.op));
             snapshot.gauges = user.gauges;

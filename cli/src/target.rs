@@ -107,7 +107,7 @@ fn mount_of(entry: &MountEntry) -> FuseMount {
 fn one(id: u32) -> Result<FuseConnection> {
     let mut mounts = mounts();
     mounts.retain(|mount| mount.connection == id);
-    let found = FuseConnection::all(&mounts).pop();
+    let found = FuseConnection::list(&mounts).pop();
     // A detached mount is served until its last file is closed.
     let detached = || {
         let pids = defuse_trace::processes_of(Some(id)).remove(&id).unwrap_or_default();

@@ -39,13 +39,13 @@ impl SourceRegistry {
     pub fn parse(&self, text: &OsStr) -> SourceResult<ParsedSource> {
         let bytes = text.as_bytes();
         let Some(colon) = bytes.iter().position(|&byte| byte == b':') else {
-            return Err(self.without_kind(text));
+            return Err(self.missing_kind_error(text));
         };
         let name = String::from_utf8_lossy(&bytes[..colon]);
         let Some(kind) = self.kinds().find(|kind| kind.about().name == name) else {
             return Err(self.unknown_kind(&name));
         };
-        let rest = rest(kind, OsStr::from_bytes(&bytes[colon + 1..]))?;
+        let rest = normalize_rest(kind, OsStr::from_bytes(&bytes[colon + 1..]))?;
         Ok(ParsedSource { kind, rest })
     }
 
@@ -90,7 +90,7 @@ impl SourceRegistry {
         about.map(|about| format!("  {:<20} {}\n", about.form, about.help)).collect()
     }
 
-    fn without_kind(&self, text: &OsStr) -> SourceOpenError {
+    fn missing_kind_error(&self, text: &OsStr) -> SourceOpenError {
         let shown = text.display();
         let is_path = Path::new(text).exists() || text.as_bytes().contains(&b'/');
         let of_directories =
@@ -118,7 +118,7 @@ impl SourceRegistry {
 }
 
 /// Checks the text after the colon, and makes a path absolute.
-fn rest(kind: &dyn SourceKind, rest: &OsStr) -> SourceResult<OsString> {
+fn normalize_rest(kind: &dyn SourceKind, rest: &OsStr) -> SourceResult<OsString> {
     let about = kind.about();
     match about.rest {
         SourceRest::Path if rest.is_empty() => {

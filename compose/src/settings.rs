@@ -15,7 +15,7 @@ pub struct SourceSettings {
 
 impl SourceSettings {
     /// The settings for `frontend`, without options.
-    pub fn of(frontend: FrontendProperties) -> Self {
+    pub fn for_frontend(frontend: FrontendProperties) -> Self {
         SourceSettings { frontend, ..SourceSettings::default() }
     }
 

@@ -80,7 +80,7 @@ impl ServiceState {
 
     /// The number of locks that were released because their processes were stopped, since the beginning.
     pub fn locks_lost(&self) -> u64 {
-        self.watch.released()
+        self.watch.count_released()
     }
 
     /// True where no client has mapped a file.
@@ -104,7 +104,7 @@ impl<F: FileSystem + Clone> PeerConnection<F> {
     /// A connection of a client that holds nothing yet.
     pub fn new(fs: F, service: Arc<ServiceState>, who: PeerCredentials) -> Self {
         let accounts = &service.accounts;
-        let (limits, account) = (accounts.quotas.connection, accounts.of(who.uid));
+        let (limits, account) = (accounts.quotas.connection, accounts.account_of(who.uid));
         let ledger = ConnectionLedger::new(limits, account, service.keeps_paths);
         PeerConnection::with(fs, service, Arc::new(who), ledger)
     }
@@ -117,16 +117,16 @@ impl<F: FileSystem + Clone> PeerConnection<F> {
     /// `ENFILE`, `EMFILE` and `ENOMEM` where the user may not have all that twice.
     pub fn copy(&self) -> Result<Self> {
         let ledger = self.ledger.copy()?;
-        ledger.keep_maps(|ino, users| self.service.maps.hold(ino, users));
+        ledger.keep_maps(|ino, users| self.service.maps.add_users(ino, users));
         Ok(self.with_ledger(Arc::clone(&self.who), ledger))
     }
 
     /// A connection for the next program of the process, which acts for `who`. It holds nothing, and may
     /// [take over](PeerConnection::take_over) from this one until it is [settled](PeerConnection::settle).
     #[must_use]
-    pub fn heir(&self, who: PeerCredentials) -> Self {
-        let account = self.service.accounts.of(who.uid);
-        self.with_ledger(Arc::new(who), self.ledger.heir(account))
+    pub fn prepare_exec(&self, who: PeerCredentials) -> Self {
+        let account = self.service.accounts.account_of(who.uid);
+        self.with_ledger(Arc::new(who), self.ledger.prepare_exec(account))
     }
 
     fn with_ledger(&self, who: Arc<PeerCredentials>, ledger: ConnectionLedger) -> Self {
@@ -173,7 +173,7 @@ impl<F: FileSystem> PeerConnection<F> {
     /// # Errors
     ///
     /// `ENOSYS` if there is none; the errors of open(2).
-    pub fn told_names(&self) -> Result<OwnedFd> {
+    pub fn shared_names(&self) -> Result<OwnedFd> {
         self.ledger.names().ok_or(Errno::ENOSYS)?.memory()
     }
 
@@ -187,8 +187,8 @@ impl<F: FileSystem> PeerConnection<F> {
         self.client.holdings()
     }
 
-    /// Takes over an inode or an open file from the connection for whose [next program](PeerConnection::heir) this
-    /// connection was made.
+    /// Takes over an inode or an open file from the connection for whose [next program](PeerConnection::prepare_exec)
+    /// this connection was made.
     ///
     /// # Errors
     ///
@@ -260,7 +260,7 @@ impl<F: FileSystem> PeerConnection<F> {
         let written = self.service.maps.release(call.fs, ino, 1);
         if written.is_err() {
             // This call has reported the loss to the client.
-            let _ = self.service.maps.lost(ino);
+            let _ = self.service.maps.take_loss(ino);
         }
         written
     }

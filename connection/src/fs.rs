@@ -76,19 +76,19 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let call = self.check(cx, &[parent])?;
         self.ledger.admit_lookup()?;
         call.guard(|guard| guard.permit(parent, EXEC))?;
-        call.fs.lookup(cx, parent, name).map(|entry| self.found(parent, name, entry))
+        call.fs.lookup(cx, parent, name).map(|entry| self.record_lookup(parent, name, entry))
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         let call = self.check(cx, &[ino])?;
         self.ledger.admit_lookup()?;
         call.guard(|guard| guard.permit(ino, EXEC))?;
-        call.fs.lookup_parent(cx, ino).map(|entry| self.gave(entry))
+        call.fs.lookup_parent(cx, ino).map(|entry| self.record_grant(entry))
     }
 
     /// Forgets as many lookups as the client holds.
     fn forget(&self, ino: Ino, lookups: u64) {
-        match self.ledger.forgotten(ino, lookups) {
+        match self.ledger.remove_lookups(ino, lookups) {
             0 => {}
             lookups => self.behind.unchecked().forget(ino, lookups),
         }
@@ -105,7 +105,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.make(parent, node))?;
-        call.fs.mknod(cx, parent, name, node).map(|entry| self.found(parent, name, entry))
+        call.fs.mknod(cx, parent, name, node).map(|entry| self.record_lookup(parent, name, entry))
     }
 
     fn mkdir(
@@ -119,7 +119,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.make(parent, node))?;
-        call.fs.mkdir(cx, parent, name, node).map(|entry| self.found(parent, name, entry))
+        call.fs.mkdir(cx, parent, name, node).map(|entry| self.record_lookup(parent, name, entry))
     }
 
     fn symlink(
@@ -134,7 +134,9 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.make(parent, node))?;
-        call.fs.symlink(cx, parent, name, target, node).map(|entry| self.found(parent, name, entry))
+        call.fs
+            .symlink(cx, parent, name, target, node)
+            .map(|entry| self.record_lookup(parent, name, entry))
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -142,7 +144,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.link(ino, parent))?;
-        call.fs.link(cx, ino, parent, name).map(|entry| self.found(parent, name, entry))
+        call.fs.link(cx, ino, parent, name).map(|entry| self.record_lookup(parent, name, entry))
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
@@ -261,7 +263,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
             true => self.on_map(ino, open, |mapped, open| mapped.resize(call.fs, 0, open)),
             false => open(),
         };
-        opened.map(|opened| self.opened(ino, opened, args.flags, false))
+        opened.map(|opened| self.record_open(ino, opened, args.flags, false))
     }
 
     /// Never opens a file that exists: the permission to open it was not checked.
@@ -281,7 +283,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let args = self.open_args(args);
         let flags = OpenFlags(args.flags.0 | OpenFlags::EXCL);
         let made = call.fs.create(cx, parent, name, node, OpenArgs { flags, ..args })?;
-        self.ledger.found(parent, name, made.0.ino);
+        self.ledger.record_lookup(parent, name, made.0.ino);
         Ok(self.created(made, args.flags))
     }
 
@@ -353,7 +355,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
             // The memory of a mapped file is part of the data.
             return io.perform(self);
         }
-        match io.with_context(|cx| self.submitted(cx, op)) {
+        match io.with_context(|cx| self.check_submitted(cx, op)) {
             Ok(op) => self.behind.unchecked().submit(io.map_op(|_| op)),
             Err(errno) => io.finish(Err(errno)),
         }
@@ -375,7 +377,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
 
     /// Not checked: a release arrives after the process has ended. The ledger knows the open file.
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
-        let closed = self.ledger.closed(file).ok_or(Errno::EBADF)?;
+        let closed = self.ledger.record_close(file).ok_or(Errno::EBADF)?;
         let file = File { ino: file.ino, fh: closed.handle };
         self.drop_locks(file, &closed.locks);
         if !closed.release {
@@ -390,7 +392,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let file = self.lower(file)?;
         self.write_back(call.fs, file.ino)?;
         call.fs.fsync(cx, file, datasync)?;
-        self.service.maps.lost(file.ino)
+        self.service.maps.take_loss(file.ino)
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
@@ -515,7 +517,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
         let call = self.check(cx, &[ino])?;
         self.ledger.admit_open()?;
         call.guard(|guard| guard.opendir(ino, flags))?;
-        call.fs.opendir(cx, ino, flags).map(|opened| self.opened(ino, opened, flags, true))
+        call.fs.opendir(cx, ino, flags).map(|opened| self.record_open(ino, opened, flags, true))
     }
 
     /// A user that may read the directory but not search it gets names without inodes.
@@ -530,7 +532,7 @@ impl<F: FileSystem> FileSystem for PeerConnection<F> {
 
     /// Not checked, like [`release`](FileSystem::release).
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
-        let closed = self.ledger.closed(dir).ok_or(Errno::EBADF)?;
+        let closed = self.ledger.record_close(dir).ok_or(Errno::EBADF)?;
         let dir = File { ino: dir.ino, fh: closed.handle };
         self.drop_locks(dir, &closed.locks);
         if closed.release { self.behind.unchecked().releasedir(cx, dir) } else { Ok(()) }
@@ -550,33 +552,33 @@ struct RegisteredWait {
 
 impl Drop for RegisteredWait {
     fn drop(&mut self) {
-        self.service.watch.waited(self.number);
+        self.service.watch.end_wait(self.number);
     }
 }
 
 impl<F: FileSystem> PeerConnection<F> {
     /// Records a lookup of `name` in `parent`.
-    fn found(&self, parent: Ino, name: Name<'_>, entry: Entry) -> Entry {
-        self.ledger.found(parent, name, entry.ino);
-        self.gave(entry)
+    fn record_lookup(&self, parent: Ino, name: Name<'_>, entry: Entry) -> Entry {
+        self.ledger.record_lookup(parent, name, entry.ino);
+        self.record_grant(entry)
     }
 
     /// Records a lookup that the client gets.
-    fn gave(&self, entry: Entry) -> Entry {
+    fn record_grant(&self, entry: Entry) -> Entry {
         self.ledger.looked_up(entry.ino);
         entry
     }
 
     /// Records an open file that the client gets. The client uses no descriptor of a lower file: its reads and writes
     /// go through this layer, and so does a flush after a lock, which it ends.
-    fn opened(&self, ino: Ino, opened: OpenReply, flags: OpenFlags, dir: bool) -> OpenReply {
-        let fh = self.ledger.opened(File { ino, fh: opened.fh }, dir, flags);
+    fn record_open(&self, ino: Ino, opened: OpenReply, flags: OpenFlags, dir: bool) -> OpenReply {
+        let fh = self.ledger.record_open(File { ino, fh: opened.fh }, dir, flags);
         OpenReply { fh, backing: None, lower: None, ..opened }
     }
 
     fn created(&self, (entry, opened): (Entry, OpenReply), flags: OpenFlags) -> (Entry, OpenReply) {
-        let entry = self.gave(entry);
-        (entry, self.opened(entry.ino, opened, flags, false))
+        let entry = self.record_grant(entry);
+        (entry, self.record_open(entry.ino, opened, flags, false))
     }
 
     fn lower_handle(&self, ino: Ino, fh: Option<Fh>) -> Result<Option<Fh>> {
@@ -625,7 +627,7 @@ impl<F: FileSystem> PeerConnection<F> {
     }
 
     /// Checks a submitted operation. Returns it with the numbers of the file system.
-    fn submitted(&self, cx: &Context<'_>, op: IoOp) -> Result<IoOp> {
+    fn check_submitted(&self, cx: &Context<'_>, op: IoOp) -> Result<IoOp> {
         match op {
             IoOp::Read { file, args, len } => {
                 let call = self.check(cx, &[file.ino])?;

@@ -47,8 +47,8 @@ impl CallGuard<'_> {
             return Err(Errno::EPERM);
         }
         self.permit(dir, WRITE | EXEC)?;
-        let own = node.uid == self.who.uid && rules::in_group(self.who, node.gid);
-        let foreign = node.supplementary_gid.is_some_and(|gid| !rules::in_group(self.who, gid));
+        let own = node.uid == self.who.uid && rules::is_in_group(self.who, node.gid);
+        let foreign = node.supplementary_gid.is_some_and(|gid| !rules::is_in_group(self.who, gid));
         // The kernel alone sets security labels.
         let labelled = node.security.is_some();
         if !own || foreign || labelled { Err(Errno::EPERM) } else { Ok(()) }
@@ -123,7 +123,7 @@ impl CallGuard<'_> {
     /// True where a new access list clears set-group-id, because the user is not in the group.
     pub(crate) fn list_clears_sgid(&self, ino: Ino) -> Result<bool> {
         let attr = self.attr(ino)?;
-        Ok(!rules::in_group(self.who, attr.gid))
+        Ok(!rules::is_in_group(self.who, attr.gid))
     }
 
     /// Checks the use of an open file, by the function `how` of its modes: `EBADF`.

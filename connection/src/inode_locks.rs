@@ -38,30 +38,30 @@ impl InodeLocks {
     /// Returns the locks for the removal of names from two directories, which may be one: exclusive for a guarded
     /// client.
     pub(crate) fn removal(&self, dirs: [Ino; 2], is_guarded: bool) -> InodeLockGuard<'_> {
-        self.of(dirs, is_guarded)
+        self.lock_pair(dirs, is_guarded)
     }
 
     /// Returns the lock for a new name in `dir`.
     pub(crate) fn creation(&self, dir: Ino) -> InodeLockGuard<'_> {
-        self.of([dir, dir], false)
+        self.lock_pair([dir, dir], false)
     }
 
     /// Returns the lock for a change of the attributes of `ino`.
     pub(crate) fn setattr(&self, ino: Ino, set: &SetAttr, is_guarded: bool) -> InodeLockGuard<'_> {
         let changes_owner = set.uid.is_some() || set.gid.is_some() || set.perm.is_some();
         match is_guarded || changes_owner {
-            true => self.of([ino, ino], is_guarded),
+            true => self.lock_pair([ino, ino], is_guarded),
             false => InodeLockGuard::default(),
         }
     }
 
     /// Returns the lock for a change of an extended attribute of `ino`.
     pub(crate) fn xattr(&self, ino: Ino, is_guarded: bool) -> InodeLockGuard<'_> {
-        if is_guarded { self.of([ino, ino], true) } else { InodeLockGuard::default() }
+        if is_guarded { self.lock_pair([ino, ino], true) } else { InodeLockGuard::default() }
     }
 
     /// Takes locks in the order of the shards, so that two calls never wait for each other.
-    fn of(&self, inodes: [Ino; 2], exclusive: bool) -> InodeLockGuard<'_> {
+    fn lock_pair(&self, inodes: [Ino; 2], exclusive: bool) -> InodeLockGuard<'_> {
         let [one, other] = inodes.map(|ino| ino.0 as usize % SHARDS);
         let (first, second) = (one.min(other), one.max(other));
         let first = self.take(first, exclusive);

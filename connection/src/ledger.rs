@@ -6,7 +6,7 @@
 //! such a *family* share a second account: what the file system gave, and how often the connections hold it. The file
 //! system gets back what no connection holds any more.
 //!
-//! A client names an open file by a number of its own ([`ConnectionLedger::opened`]), not by the handle of the
+//! A client names an open file by a number of its own ([`ConnectionLedger::record_open`]), not by the handle of the
 //! file system, which may be the same for every open of an inode. Thus the ledger distinguishes two opens
 //! of one file, and knows which connections share an open file description. The locks of an open file
 //! description end when the last of those connections has closed it or has ended, flock(2).
@@ -120,11 +120,11 @@ pub(crate) struct AccessModes {
 }
 
 impl AccessModes {
-    fn of(mode: AccessMode) -> AccessModes {
+    fn from_mode(mode: AccessMode) -> AccessModes {
         AccessModes { reads: mode != AccessMode::Write, writes: mode != AccessMode::Read }
     }
 
-    fn and(self, other: AccessModes) -> AccessModes {
+    fn intersect(self, other: AccessModes) -> AccessModes {
         AccessModes { reads: self.reads && other.reads, writes: self.writes && other.writes }
     }
 }
@@ -196,7 +196,7 @@ pub(crate) struct CloseOutcome {
 }
 
 /// An inode that the connection of the next program takes over, with an open file if there is one: see
-/// [`PeerConnection::heir`](crate::PeerConnection::heir).
+/// [`PeerConnection::prepare_exec`](crate::PeerConnection::prepare_exec).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InheritedInode {
     /// The inode.
@@ -213,7 +213,7 @@ pub struct InheritedInode {
 impl Default for ConnectionLedger {
     fn default() -> Self {
         let accounts = crate::quotas::UserAccounts::new(crate::ServiceQuotas::default());
-        ConnectionLedger::new(ConnectionLimits::default(), accounts.of(0), false)
+        ConnectionLedger::new(ConnectionLimits::default(), accounts.account_of(0), false)
     }
 }
 
@@ -230,10 +230,15 @@ impl ConnectionLedger {
             secret: secret() & !LockOwner::of_process(0).0,
         };
         let paths = keeps_paths.then(ConnectionPaths::default);
-        ConnectionLedger::of(Arc::new(common), None, ConnectionUsage::new(limits, account), paths)
+        ConnectionLedger::for_family(
+            Arc::new(common),
+            None,
+            ConnectionUsage::new(limits, account),
+            paths,
+        )
     }
 
-    fn of(
+    fn for_family(
         family: Arc<FamilyLedger>,
         source: Option<Arc<ConnectionLedger>>,
         usage: ConnectionUsage,
@@ -246,13 +251,13 @@ impl ConnectionLedger {
 
     /// Returns the ledger of a connection that holds nothing yet, and may take over from this one until
     /// [`settle`](ConnectionLedger::settle).
-    pub(crate) fn heir(
+    pub(crate) fn prepare_exec(
         self: &Arc<ConnectionLedger>,
         account: Arc<UserAccount>,
     ) -> ConnectionLedger {
         let paths = self.paths.as_ref().map(|_| ConnectionPaths::default());
-        let usage = self.usage.of(account);
-        ConnectionLedger::of(Arc::clone(&self.family), Some(Arc::clone(self)), usage, paths)
+        let usage = self.usage.with_account(account);
+        ConnectionLedger::for_family(Arc::clone(&self.family), Some(Arc::clone(self)), usage, paths)
     }
 
     /// Ends the right to take over.
@@ -268,7 +273,7 @@ impl ConnectionLedger {
         if legacy.fh.is_some() {
             self.admit_open()?;
         }
-        let at = place(legacy.ino);
+        let at = shard_index(legacy.ino);
         if !source.holds(legacy.ino) {
             return Err(Errno::ESTALE);
         }
@@ -281,7 +286,7 @@ impl ConnectionLedger {
             // The new connection gets no more access than the other one, regardless of its request.
             let before = *theirs.open.get(&key).ok_or(Errno::EBADF)?;
             let open = family.open.get_mut(&key).ok_or(Errno::EBADF)?;
-            let modes = before.modes.and(AccessModes::of(legacy.mode));
+            let modes = before.modes.intersect(AccessModes::from_mode(legacy.mode));
             if own.open.insert(key, OwnOpenFile { modes, ..before }).is_none() {
                 open.held += 1;
                 open.keeps += u64::from(!before.flushed);
@@ -293,7 +298,7 @@ impl ConnectionLedger {
             }
         }
         if legacy.ino != Ino::ROOT {
-            own.look_up(legacy.ino, &self.usage);
+            own.add_lookup(legacy.ino, &self.usage);
             family.lookups.entry(legacy.ino).or_default().held += 1;
         }
         let stays = |key: &&LockKey| key.0 == legacy.ino && legacy.process_locks;
@@ -308,10 +313,10 @@ impl ConnectionLedger {
     /// Returns the ledger of a connection that holds everything that this one holds, except the locks of its process.
     /// `ENFILE`, `EMFILE` and `ENOMEM` if the user may not hold all that twice.
     pub(crate) fn copy(&self) -> Result<ConnectionLedger> {
-        let _one = self.usage.one_copy();
+        let _one = self.usage.lock_copying();
         self.usage.admit_copy()?;
         let (usage, paths) = (self.usage.sibling(), self.paths.clone());
-        let copy = ConnectionLedger::of(Arc::clone(&self.family), None, usage, paths);
+        let copy = ConnectionLedger::for_family(Arc::clone(&self.family), None, usage, paths);
         if let Some(names) = self.names() {
             copy.share(Arc::clone(names));
         }
@@ -341,13 +346,13 @@ impl ConnectionLedger {
     pub(crate) fn looked_up(&self, ino: Ino) {
         if ino != Ino::ROOT {
             let (mut own, mut family) = self.shard(ino);
-            own.look_up(ino, &self.usage);
+            own.add_lookup(ino, &self.usage);
             family.lookups.entry(ino).or_default().give();
         }
     }
 
     /// Removes `lookups` of `ino`, or as many as the client holds. Returns how many the file system gets back.
-    pub(crate) fn forgotten(&self, ino: Ino, lookups: u64) -> u64 {
+    pub(crate) fn remove_lookups(&self, ino: Ino, lookups: u64) -> u64 {
         let (mut own, mut family) = self.shard(ino);
         let Some(held) = own.lookups.get_mut(&ino) else { return 0 };
         let back = lookups.min(*held);
@@ -363,7 +368,7 @@ impl ConnectionLedger {
     pub(crate) fn holds(&self, ino: Ino) -> bool {
         ino == Ino::ROOT
             || self.names_any.load(Ordering::Relaxed)
-            || lock(&self.own[place(ino)]).may_name(ino)
+            || lock(&self.own[shard_index(ino)]).may_name(ino)
             || self.shares(ino)
     }
 
@@ -381,7 +386,7 @@ impl ConnectionLedger {
     /// True if a published name leads to `ino`, and the client could find it now. Must not be called with a shard
     /// locked.
     fn shares(&self, ino: Ino) -> bool {
-        let holds = |dir| lock(&self.own[place(dir)]).may_name(dir);
+        let holds = |dir| lock(&self.own[shard_index(dir)]).may_name(dir);
         self.names().is_some_and(|names| names.lead_to(ino, &holds))
     }
 
@@ -391,39 +396,39 @@ impl ConnectionLedger {
     }
 
     /// Records that the client finds `ino` by `name` in `parent`.
-    pub(crate) fn found(&self, parent: Ino, name: Name<'_>, ino: Ino) {
+    pub(crate) fn record_lookup(&self, parent: Ino, name: Name<'_>, ino: Ino) {
         if let Some(paths) = &self.paths {
-            paths.found(parent, name, ino);
+            paths.record_lookup(parent, name, ino);
         }
     }
 
     /// Records that `ino` was reported to the client, which may name it for some time.
-    pub(crate) fn told(&self, ino: Ino) {
+    pub(crate) fn record_report(&self, ino: Ino) {
         if ino != Ino::ROOT {
-            lock(&self.own[place(ino)]).told.add(ino);
+            lock(&self.own[shard_index(ino)]).told.add(ino);
         }
     }
 
     /// Records an open file or directory that the client gets, and that has the handle of `file` in the file system.
     /// Returns the number by which the client names it.
-    pub(crate) fn opened(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
+    pub(crate) fn record_open(&self, file: File, dir: bool, flags: OpenFlags) -> Fh {
         let number = Fh(self.family.next.fetch_add(1, Ordering::Relaxed));
         self.usage.add_opens(1);
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, number);
-        let modes = AccessModes::of(flags.access());
+        let modes = AccessModes::from_mode(flags.access());
         own.open.insert(key, OwnOpenFile { handle: file.fh, modes, flushed: false });
         *own.opens.entry(file.ino).or_default() += 1;
         let locks = HashSet::new();
         family.open.insert(key, FamilyOpenFile { held: 1, keeps: 1, dir, flags, locks });
         if let Some(paths) = &self.paths {
-            paths.opened(file.ino);
+            paths.record_open(file.ino);
         }
         number
     }
 
     /// Records that the client closes an open file. `None` if it does not have the file.
-    pub(crate) fn closed(&self, file: File) -> Option<CloseOutcome> {
+    pub(crate) fn record_close(&self, file: File) -> Option<CloseOutcome> {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
         let mine = own.open.remove(&key)?;
@@ -432,7 +437,7 @@ impl ConnectionLedger {
             if *opens.get() == 0 {
                 opens.remove();
                 if let Some(paths) = &self.paths {
-                    paths.closed(file.ino);
+                    paths.record_close(file.ino);
                 }
             }
         }
@@ -446,13 +451,13 @@ impl ConnectionLedger {
 
     /// Returns the file system's handle of an open file. `EBADF` if the client does not have the file.
     pub(crate) fn handle(&self, file: File) -> Result<Fh> {
-        let own = lock(&self.own[place(file.ino)]);
+        let own = lock(&self.own[shard_index(file.ino)]);
         own.open.get(&(file.ino, file.fh)).map(|open| open.handle).ok_or(Errno::EBADF)
     }
 
     /// The access modes of an open file. `None` where the client does not have it.
     pub(crate) fn modes(&self, file: File) -> Option<AccessModes> {
-        let own = lock(&self.own[place(file.ino)]);
+        let own = lock(&self.own[shard_index(file.ino)]);
         own.open.get(&(file.ino, file.fh)).map(|open| open.modes)
     }
 
@@ -495,7 +500,7 @@ impl ConnectionLedger {
         let _one = lock(&self.usage.mapping);
         let reserved = self.usage.reserve_mapped(len);
         let memory = map(reserved.bytes)?;
-        let mut own = lock(&self.own[place(ino)]);
+        let mut own = lock(&self.own[shard_index(ino)]);
         let mapping = own.maps.entry(ino).or_default();
         mapping.count += 1;
         mapping.asked = mapping.asked.saturating_add(len);
@@ -508,7 +513,7 @@ impl ConnectionLedger {
 
     /// Records that a mapping has ended; false if there was none.
     pub(crate) fn unmapped(&self, ino: Ino) -> bool {
-        let mut own = lock(&self.own[place(ino)]);
+        let mut own = lock(&self.own[shard_index(ino)]);
         let Some(mapping) = own.maps.get_mut(&ino) else { return false };
         take(&mut mapping.count, 1);
         if mapping.count == 0 {
@@ -560,7 +565,7 @@ impl ConnectionLedger {
 
     /// Removes the flock(2) lock of `owner` on the open file; false where there is none.
     pub(crate) fn takes_flock(&self, file: File, owner: LockOwner) -> bool {
-        let mut family = lock(&self.family.shards[place(file.ino)]);
+        let mut family = lock(&self.family.shards[shard_index(file.ino)]);
         let open = family.open.get_mut(&(file.ino, file.fh));
         self.usage.unlocked((file.ino, LockKind::Flock, owner));
         open.is_some_and(|open| open.locks.remove(&(LockKind::Flock, owner)))
@@ -627,7 +632,7 @@ impl ConnectionLedger {
         &self,
         ino: Ino,
     ) -> (MutexGuard<'_, ConnectionHoldings>, MutexGuard<'_, FamilyHoldings>) {
-        (lock(&self.own[place(ino)]), lock(&self.family.shards[place(ino)]))
+        (lock(&self.own[shard_index(ino)]), lock(&self.family.shards[shard_index(ino)]))
     }
 }
 
@@ -638,7 +643,7 @@ impl ConnectionHoldings {
         self.lookups.contains_key(&ino) || self.told.has(ino) || self.opens.contains_key(&ino)
     }
 
-    fn look_up(&mut self, ino: Ino, usage: &ConnectionUsage) {
+    fn add_lookup(&mut self, ino: Ino, usage: &ConnectionUsage) {
         let count = self.lookups.entry(ino).or_default();
         *count += 1;
         if *count == 1 {
@@ -713,7 +718,7 @@ fn secret() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-fn place(ino: Ino) -> usize {
+fn shard_index(ino: Ino) -> usize {
     ino.0 as usize % SHARDS
 }
 

@@ -26,7 +26,7 @@ impl DirSink for AccountedListing<'_, '_> {
         if let Some(entry) = entry {
             self.ledger.looked_up(entry.ino);
             if let Ok(name) = Name::new(item.name) {
-                self.ledger.found(self.dir, name, entry.ino);
+                self.ledger.record_lookup(self.dir, name, entry.ino);
             }
         }
         self.out.push_with(item, || entry.copied());

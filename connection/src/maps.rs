@@ -31,7 +31,7 @@ use defuse_fs::{
 use defuse_probe::WarningLimiter;
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 
-use parts::{PAGE, PIECE, add, common, first, pages, pieces, without};
+use parts::{PAGE, PIECE, add, common, first, pages, pieces, subtract};
 
 /// The length of the memory of a file: no mapping reaches further.
 const LENGTH: u64 = 1 << 62;
@@ -118,7 +118,7 @@ impl MappedFiles {
     }
 
     /// Adds users to a file that is mapped; false where it is not.
-    pub(crate) fn hold(&self, ino: Ino, users: u64) -> bool {
+    pub(crate) fn add_users(&self, ino: Ino, users: u64) -> bool {
         let mut files = lock(&self.files);
         let held = files.get_mut(&ino).map(|entry| entry.1 += users);
         held.is_some()
@@ -142,7 +142,7 @@ impl MappedFiles {
         drop(files);
         if let Some(OpenMapping { file, .. }) = mapped.open.take() {
             let args = ReleaseArgs::of(OpenFlags(OpenFlags::RDWR));
-            let _ = fs.release(&own(), file, args);
+            let _ = fs.release(&own_context(), file, args);
         }
         if let Err(errno) = written {
             self.lose(ino, errno);
@@ -166,7 +166,7 @@ impl MappedFiles {
     }
 
     /// Returns the error of lost changes of a file, once.
-    pub(crate) fn lost(&self, ino: Ino) -> Result<()> {
+    pub(crate) fn take_loss(&self, ino: Ino) -> Result<()> {
         lock(&self.lost).remove(&ino).map_or(Ok(()), Err)
     }
 
@@ -199,7 +199,7 @@ impl MappedFiles {
 }
 
 /// The context of calls that this layer makes for itself.
-fn own() -> Context<'static> {
+fn own_context() -> Context<'static> {
     Context::new(Caller::default())
 }
 
@@ -216,7 +216,7 @@ impl MappedInode {
         let end = range.end.checked_next_multiple_of(PAGE).ok_or(Errno::EOVERFLOW)?;
         self.fill(fs, range.start / PAGE * PAGE..end, room)?;
         let open = self.open.as_ref().ok_or(Errno::EIO)?;
-        let taken = open.taken()?;
+        let taken = open.used_memory()?;
         if writes {
             return Ok(MappingAnswer { fd: open.memory.try_clone()?, taken });
         }
@@ -228,7 +228,7 @@ impl MappedInode {
     }
 
     fn open(&mut self, fs: &dyn FileSystem, writes: bool) -> Result<()> {
-        let cx = own();
+        let cx = own_context();
         if self.open.as_ref().is_some_and(|open| open.writable || !writes) {
             return Ok(());
         }
@@ -254,7 +254,7 @@ impl MappedInode {
     /// Makes the memory as long as the file, in whole pages. Fails with `EOVERFLOW` beyond its maximum length.
     fn extend(&self, fs: &dyn FileSystem) -> Result<()> {
         let Some(open) = &self.open else { return Ok(()) };
-        open.extend(fs.getattr(&own(), self.ino, Some(open.file.fh))?.size)
+        open.extend(fs.getattr(&own_context(), self.ino, Some(open.file.fh))?.size)
     }
 
     /// Reads the missing parts of `range` into memory. `ENOMEM` if they have more than `room` bytes of data; nothing
@@ -264,7 +264,7 @@ impl MappedInode {
         if range.end > LENGTH {
             return Err(Errno::EOVERFLOW);
         }
-        let missing = without(&range, &self.filled);
+        let missing = subtract(&range, &self.filled);
         for (at, part) in missing.iter().enumerate() {
             if let Err(errno) = self.load(fs, part.clone(), &mut room) {
                 missing[..=at].iter().try_for_each(|part| self.clear(part))?;
@@ -280,7 +280,7 @@ impl MappedInode {
     fn load(&self, fs: &dyn FileSystem, range: Range<u64>, room: &mut u64) -> Result<()> {
         self.clear(&range)?;
         let Some(open) = &self.open else { return Ok(()) };
-        let size = fs.getattr(&own(), self.ino, Some(open.file.fh))?.size;
+        let size = fs.getattr(&own_context(), self.ino, Some(open.file.fh))?.size;
         if range.end.min(size) > open.len()? {
             return Err(Errno::ENOMEM);
         }
@@ -292,8 +292,8 @@ impl MappedInode {
                 let len = part.end - part.start;
                 *room = room.checked_sub(len).ok_or(Errno::ENOMEM)?;
                 let bytes = &mut piece[..len as usize];
-                let count = read(fs, &own(), open.file, plain(part.start), bytes)?;
-                put(open, part.start, &bytes[..count])?;
+                let count = read(fs, &own_context(), open.file, plain(part.start), bytes)?;
+                write_memory(open, part.start, &bytes[..count])?;
             }
         }
         Ok(())
@@ -305,11 +305,11 @@ impl MappedInode {
     fn reload(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
         for part in parts {
-            let mut room = self.room()?;
+            let mut room = self.remaining_memory()?;
             match self.load(fs, part.clone(), &mut room) {
                 Err(Errno::ENOMEM) => {
                     self.clear(&part)?;
-                    self.leave(part);
+                    self.drop_part(part);
                 }
                 other => other?,
             }
@@ -318,17 +318,17 @@ impl MappedInode {
     }
 
     /// The number of bytes that the memory may still take.
-    fn room(&self) -> Result<u64> {
-        let taken = self.open.as_ref().map_or(Ok(0), OpenMapping::taken)?;
+    fn remaining_memory(&self) -> Result<u64> {
+        let taken = self.open.as_ref().map_or(Ok(0), OpenMapping::used_memory)?;
         Ok(self.most.saturating_sub(taken))
     }
 
     /// Stops keeping `part` current, which is whole pages.
-    fn leave(&mut self, part: Range<u64>) {
+    fn drop_part(&mut self, part: Range<u64>) {
         static LOG: WarningLimiter = WarningLimiter::new();
         LOG.warn(|| format!("inode {}: more is mapped than there is memory for", self.ino.0));
         let kept =
-            self.filled.iter().flat_map(|filled| without(filled, std::slice::from_ref(&part)));
+            self.filled.iter().flat_map(|filled| subtract(filled, std::slice::from_ref(&part)));
         self.filled = kept.collect();
     }
 
@@ -348,7 +348,7 @@ impl MappedInode {
     pub(crate) fn write_back(&mut self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
         let Some(open) = self.open.as_ref().filter(|open| open.writable) else { return Ok(()) };
         // Bytes beyond the end of the file do not belong to it.
-        let size = fs.getattr(&own(), self.ino, Some(open.file.fh))?.size;
+        let size = fs.getattr(&own_context(), self.ino, Some(open.file.fh))?.size;
         let range = range.start..range.end.min(size).min(open.len()?);
         for mut rest in self.filled.iter().filter_map(|part| common(part, &range)) {
             // If both have a hole, nothing has changed.
@@ -387,7 +387,7 @@ impl MappedInode {
         cx: &Context<'_>,
         (file, args, bytes): (File, WriteArgs, &[u8]),
     ) -> Result<usize> {
-        let before = fs.getattr(&own(), self.ino, None)?.size;
+        let before = fs.getattr(&own_context(), self.ino, None)?.size;
         let count = fs.write(cx, file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))?;
         let appends = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
         let start = match appends {
@@ -401,13 +401,13 @@ impl MappedInode {
         let is_long = self.open.as_ref().is_some_and(|open| open.extend(end).is_ok());
         let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
         for part in parts {
-            if !is_long || self.room()? < part.end - part.start {
-                self.leave(pages(&part));
+            if !is_long || self.remaining_memory()? < part.end - part.start {
+                self.drop_part(pages(&part));
                 continue;
             }
             let at = |offset: u64| (offset - range.start) as usize;
             let open = self.open.as_ref().ok_or(Errno::EIO)?;
-            put(open, part.start, &bytes[at(part.start)..at(part.end)])?;
+            write_memory(open, part.start, &bytes[at(part.start)..at(part.end)])?;
         }
         Ok(count)
     }
@@ -420,7 +420,7 @@ impl MappedInode {
         size: u64,
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let before = fs.getattr(&own(), self.ino, None)?.size;
+        let before = fs.getattr(&own_context(), self.ino, None)?.size;
         let changed = change()?;
         self.clear(&(before.min(size)..LENGTH))?;
         // If the memory cannot be so long, an access there is a SIGBUS.
@@ -436,7 +436,7 @@ impl MappedInode {
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         self.write_back(fs, 0..u64::MAX)?;
-        let before = fs.getattr(&own(), self.ino, None)?.size;
+        let before = fs.getattr(&own_context(), self.ino, None)?.size;
         let changed = change()?;
         let _ = self.extend(fs);
         // Data stored beyond the end does not become part of the file.
@@ -470,7 +470,7 @@ impl OpenMapping {
     }
 
     /// Returns the bytes that the memory takes, including bytes that clients have stored through mappings.
-    fn taken(&self) -> Result<u64> {
+    fn used_memory(&self) -> Result<u64> {
         let blocks = rustix::fs::fstat(&self.memory).map_err(errno)?.st_blocks;
         Ok(blocks as u64 * 512)
     }
@@ -489,7 +489,7 @@ impl OpenMapping {
 
     /// Writes changed pages of `range` to the file system.
     fn write_back(&self, fs: &dyn FileSystem, range: Range<u64>) -> Result<()> {
-        let (cx, page) = (own(), PAGE as usize);
+        let (cx, page) = (own_context(), PAGE as usize);
         let (mut ours, mut theirs) = (vec![0; PIECE], vec![0; PIECE]);
         for part in pieces(range) {
             let len = (part.end - part.start) as usize;
@@ -524,12 +524,12 @@ fn data_in(fs: &dyn FileSystem, file: File, range: Range<u64>) -> Option<Range<u
     if range.start >= range.end {
         return None;
     }
-    let start = match fs.lseek(&own(), file, range.start, Whence::Data) {
+    let start = match fs.lseek(&own_context(), file, range.start, Whence::Data) {
         Ok(start) => start,
         Err(Errno::ENXIO) => return None,
         Err(_) => return Some(range),
     };
-    let end = fs.lseek(&own(), file, start, Whence::Hole).unwrap_or(range.end);
+    let end = fs.lseek(&own_context(), file, start, Whence::Hole).unwrap_or(range.end);
     common(&(start..end.max(start)), &range)
 }
 
@@ -600,7 +600,7 @@ fn get(open: &OpenMapping, offset: u64, room: &mut [u8]) -> Result<()> {
 }
 
 /// Writes the memory.
-fn put(open: &OpenMapping, offset: u64, bytes: &[u8]) -> Result<()> {
+fn write_memory(open: &OpenMapping, offset: u64, bytes: &[u8]) -> Result<()> {
     let mut done = 0;
     while done < bytes.len() {
         let count = rustix::io::pwrite(&open.memory, &bytes[done..], offset + done as u64);

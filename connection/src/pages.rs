@@ -38,9 +38,10 @@ pub trait VersionSource: Send + Sync + Debug {
     fn versions(&self) -> Result<OwnedFd>;
 
     /// True if each change of the file shows in the versions, unless a client has mapped it.
-    fn tell_of(&self, ino: Ino) -> bool;
+    fn covers(&self, ino: Ino) -> bool;
 
-    /// The version of the attributes of the inode. `None` while they change, and where [`tell_of`](Self::tell_of) is false.
+    /// The version of the attributes of the inode. `None` while they change, and where [`covers`](Self::covers) is
+    /// false.
     fn attributes(&self, ino: Ino) -> Option<u64>;
 
     /// A client has mapped the file, and may change it unseen: cached bytes of the file are no longer valid.
@@ -62,12 +63,12 @@ pub trait NameSource: Send + Sync + Debug {
 
     /// Returns the versions before a lookup of a name in a directory. `None` while the name changes, or the rights to
     /// the directory.
-    fn before(&self, place: (Ino, Name<'_>)) -> Option<LookupVersions>;
+    fn versions_before(&self, place: (Ino, Name<'_>)) -> Option<LookupVersions>;
 
     /// Publishes a name in a directory: its inode with the attributes, or that there is none. Every user may search
     /// the directory if it is `open_to_all`. If anything has changed since `before`, the attributes are read again
     /// from the file system.
-    fn tell(
+    fn publish(
         &self,
         before: LookupVersions,
         place: (Ino, Name<'_>),

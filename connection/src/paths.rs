@@ -30,16 +30,16 @@ struct PathTable {
 
 impl ConnectionPaths {
     /// The client finds `ino` by `name` in `parent`.
-    pub(crate) fn found(&self, parent: Ino, name: Name<'_>, ino: Ino) {
+    pub(crate) fn record_lookup(&self, parent: Ino, name: Name<'_>, ino: Ino) {
         let mut known = self.lock();
-        let before = if parent == Ino::ROOT { &[] } else { known.of(parent).unwrap_or(BEFORE) };
-        let path = shortened(&[before, b"/", name.as_bytes()].concat());
+        let before = if parent == Ino::ROOT { &[] } else { known.get(parent).unwrap_or(BEFORE) };
+        let path = shorten(&[before, b"/", name.as_bytes()].concat());
         known.recent.truncate(RECENT - 1);
         known.recent.push_front((ino, path));
     }
 
     /// The client opens `ino`.
-    pub(crate) fn opened(&self, ino: Ino) {
+    pub(crate) fn record_open(&self, ino: Ino) {
         let mut known = self.lock();
         if let Some(path) = known.recent(ino).map(BoxedPath::from) {
             known.open.insert(ino, path);
@@ -47,18 +47,18 @@ impl ConnectionPaths {
     }
 
     /// The client has closed `ino` as often as it had opened it.
-    pub(crate) fn closed(&self, ino: Ino) {
+    pub(crate) fn record_close(&self, ino: Ino) {
         self.lock().open.remove(&ino);
     }
 
     /// The path of an open file, if it is known.
-    pub(crate) fn of(&self, ino: Ino) -> Option<BoxedPath> {
+    pub(crate) fn path_of(&self, ino: Ino) -> Option<BoxedPath> {
         self.lock().open.get(&ino).cloned()
     }
 
     /// The next program of the process takes the open file `ino` over from `before`.
     pub(crate) fn take_over(&self, before: &ConnectionPaths, ino: Ino) {
-        if let Some(path) = before.of(ino) {
+        if let Some(path) = before.path_of(ino) {
             self.lock().open.insert(ino, path);
         }
     }
@@ -79,13 +79,13 @@ impl PathTable {
         self.recent.iter().find(|(one, _)| *one == ino).map(|(_, path)| &path[..])
     }
 
-    fn of(&self, ino: Ino) -> Option<&[u8]> {
+    fn get(&self, ino: Ino) -> Option<&[u8]> {
         self.recent(ino).or_else(|| self.open.get(&ino).map(|path| &path[..]))
     }
 }
 
 /// The end of `path`.
-fn shortened(path: &[u8]) -> BoxedPath {
+fn shorten(path: &[u8]) -> BoxedPath {
     match path.len().checked_sub(LONGEST) {
         None | Some(0) => path.into(),
         Some(excess) => [BEFORE, &path[excess + BEFORE.len()..]].concat().into(),
@@ -97,32 +97,32 @@ mod tests {
     use super::*;
 
     fn text(paths: &ConnectionPaths, ino: u64) -> Option<String> {
-        paths.of(Ino(ino)).map(|path| String::from_utf8_lossy(&path).into_owned())
+        paths.path_of(Ino(ino)).map(|path| String::from_utf8_lossy(&path).into_owned())
     }
 
     #[test]
     fn an_open_file_keeps_the_path_by_which_it_was_found() {
         let paths = ConnectionPaths::default();
         let find = |parent: u64, name: &str, ino: u64| {
-            paths.found(Ino(parent), Name::new(name.as_bytes()).unwrap(), Ino(ino));
+            paths.record_lookup(Ino(parent), Name::new(name.as_bytes()).unwrap(), Ino(ino));
         };
         find(Ino::ROOT.0, "dir", 2);
         find(2, "file", 3);
-        paths.opened(Ino(3));
+        paths.record_open(Ino(3));
         assert_eq!((text(&paths, 3).as_deref(), text(&paths, 2)), (Some("/dir/file"), None));
         for other in 100..200 {
             find(Ino::ROOT.0, "other", other);
         }
         find(2, "late", 4);
-        paths.opened(Ino(4));
+        paths.record_open(Ino(4));
         let (heir, child) = (ConnectionPaths::default(), paths.clone());
         heir.take_over(&paths, Ino(3));
-        paths.closed(Ino(3));
+        paths.record_close(Ino(3));
         assert_eq!((text(&paths, 3), text(&paths, 4).as_deref()), (None, Some("…/late")));
         let shared = [&heir, &child].map(|one| text(one, 3));
         assert_eq!(shared, [Some("/dir/file".to_owned()), Some("/dir/file".to_owned())]);
         // This client did not find it.
-        paths.opened(Ino(5));
+        paths.record_open(Ino(5));
         assert_eq!(text(&paths, 5), None);
     }
 
@@ -131,9 +131,9 @@ mod tests {
         let paths = ConnectionPaths::default();
         let name = Name::new(&[b'x'; 255]).unwrap();
         for ino in 2..1000 {
-            paths.found(Ino(ino - 1), name, Ino(ino));
+            paths.record_lookup(Ino(ino - 1), name, Ino(ino));
         }
-        paths.opened(Ino(999));
+        paths.record_open(Ino(999));
         let known = paths.lock();
         assert_eq!((known.recent.len(), known.open[&Ino(999)].len()), (RECENT, LONGEST));
     }

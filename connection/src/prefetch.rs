@@ -8,7 +8,7 @@ use defuse_fs::{
 use crate::connection::PeerConnection;
 use crate::pages::WholeBytes;
 use crate::rules::{EXEC, READ};
-use crate::steps::{DirectoryNames, look};
+use crate::steps::{DirectoryNames, resolve_name};
 
 /// The maximum number of names that one call examines.
 const MOST_NAMES: usize = 256;
@@ -81,7 +81,8 @@ impl<F: FileSystem> PeerConnection<F> {
                 return Ok(Some(at));
             }
             // The listing has . and .., which are no names.
-            let looked = Name::new(bytes).map(|name| look(&self.ledger, &call, cx, (dir, name)));
+            let looked =
+                Name::new(bytes).map(|name| resolve_name(&self.ledger, &call, cx, (dir, name)));
             let found = match looked {
                 Ok(Err(Errno::ENOSYS)) => return Err(Errno::ENOSYS),
                 Ok(Ok(PathResolution::Inode { ino, attr, .. })) => Some((ino, attr)),

@@ -62,7 +62,7 @@ impl UserAccounts {
     }
 
     /// The account of the user `uid`, which lives as long as its connections.
-    pub(crate) fn of(&self, uid: u32) -> Arc<UserAccount> {
+    pub(crate) fn account_of(&self, uid: u32) -> Arc<UserAccount> {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(account) = users.get(&uid).and_then(Weak::upgrade) {
             return account;
@@ -145,18 +145,18 @@ mod tests {
     #[test]
     fn one_user_has_one_account_while_it_has_connections() {
         let accounts = accounts(1, 1);
-        let (one, other) = (accounts.of(5), accounts.of(6));
-        assert!(Arc::ptr_eq(&one, &accounts.of(5)) && !Arc::ptr_eq(&one, &other));
+        let (one, other) = (accounts.account_of(5), accounts.account_of(6));
+        assert!(Arc::ptr_eq(&one, &accounts.account_of(5)) && !Arc::ptr_eq(&one, &other));
         one.lookups.add(3);
         drop(one);
-        assert_eq!(accounts.of(5).lookups.get(), 0);
+        assert_eq!(accounts.account_of(5).lookups.get(), 0);
         assert_eq!(accounts.users.lock().unwrap().len(), 2);
     }
 
     #[test]
     fn reservations_pass_neither_the_limit_of_a_user_nor_that_of_all() {
         let accounts = accounts(10, 15);
-        let (one, other) = (accounts.of(5), accounts.of(6));
+        let (one, other) = (accounts.account_of(5), accounts.account_of(6));
         let first = one.reserve_mapped(8);
         let second = one.reserve_mapped(8);
         let third = other.reserve_mapped(8);

@@ -27,7 +27,7 @@ pub(super) fn owns(who: &PeerCredentials, attr: &Attr) -> bool {
     posix::owns(who, attr)
 }
 
-pub(super) fn in_group(who: &PeerCredentials, gid: u32) -> bool {
+pub(super) fn is_in_group(who: &PeerCredentials, gid: u32) -> bool {
     who.groups.contains(&gid)
 }
 
@@ -78,11 +78,11 @@ pub(super) fn may_set(who: &PeerCredentials, attr: &Attr, set: &SetAttr) -> Resu
         return Err(Errno::EPERM);
     }
     let gid = set.gid.unwrap_or(attr.gid);
-    if gid != attr.gid && !in_group(who, gid) {
+    if gid != attr.gid && !is_in_group(who, gid) {
         return Err(Errno::EPERM);
     }
     // The kernel clears the bit before it sends the request.
-    if set.perm.is_some_and(|perm| perm & SGID != 0) && !in_group(who, gid) {
+    if set.perm.is_some_and(|perm| perm & SGID != 0) && !is_in_group(who, gid) {
         return Err(Errno::EPERM);
     }
     let times = [set.atime, set.mtime];

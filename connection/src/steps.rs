@@ -52,7 +52,7 @@ impl<F: FileSystem> PeerConnection<F> {
     ///
     /// `EPERM` and `ESTALE` as for every call; `EACCES` where the user may not search a directory on the way; `ENOSYS`
     /// for a file system that cannot resolve paths.
-    pub fn steps(
+    pub fn walk_steps(
         &self,
         cx: &Context<'_>,
         from: Ino,
@@ -64,9 +64,9 @@ impl<F: FileSystem> PeerConnection<F> {
         let mut dir = from;
         while let Some(name) = names.next() {
             // The published rights are not newer than the checked ones.
-            let before = before(&self.ledger, (dir, name));
+            let before = versions_before(&self.ledger, (dir, name));
             call.guard(|guard| guard.permit(dir, EXEC))?;
-            let resolved = look(&self.ledger, &call, cx, (dir, name))?;
+            let resolved = resolve_name(&self.ledger, &call, cx, (dir, name))?;
             if let (Some(before), Some(names)) = (before, self.ledger.names()) {
                 share(&**names, before, (dir, name), &resolved, (call.fs, cx));
             }
@@ -93,7 +93,7 @@ impl<F: FileSystem> PeerConnection<F> {
     ///
     /// # Errors
     ///
-    /// The errors of [`steps`](PeerConnection::steps), and `EACCES` if the user may not read the directory.
+    /// The errors of [`walk_steps`](PeerConnection::walk_steps), and `EACCES` if the user may not read the directory.
     pub fn names(
         &self,
         cx: &Context<'_>,
@@ -108,11 +108,11 @@ impl<F: FileSystem> PeerConnection<F> {
         for (bytes, _) in &listed.all {
             // The listing has . and .., which are no names.
             let Ok(name) = Name::new(bytes) else { continue };
-            let before = before(&self.ledger, (dir, name));
-            match look(&self.ledger, &call, cx, (dir, name)) {
+            let before = versions_before(&self.ledger, (dir, name));
+            match resolve_name(&self.ledger, &call, cx, (dir, name)) {
                 Ok(resolved @ PathResolution::Inode { ino, attr, open_to_all }) => {
                     if let Some(before) = before.filter(|before| Some(before.rights) == rights) {
-                        self.tell_later(UnpublishedName {
+                        self.queue_publication(UnpublishedName {
                             before,
                             dir,
                             name: bytes[..].into(),
@@ -134,7 +134,7 @@ impl<F: FileSystem> PeerConnection<F> {
     /// Publishes the names that were reported to this client, for others with the same rights.
     pub fn share_names(&self) {
         let Some(names) = self.ledger.names() else { return };
-        let all = std::mem::take(&mut *self.untold());
+        let all = std::mem::take(&mut *self.lock_unpublished());
         let cx = Context::new(Caller::default());
         let fs = (self.behind.unchecked() as &dyn FileSystem, &cx);
         for UnpublishedName { before, dir, name, resolved } in &all {
@@ -144,14 +144,14 @@ impl<F: FileSystem> PeerConnection<F> {
         }
     }
 
-    fn tell_later(&self, name: UnpublishedName) {
-        let mut untold = self.untold();
+    fn queue_publication(&self, name: UnpublishedName) {
+        let mut untold = self.lock_unpublished();
         if untold.len() < MOST_UNTOLD {
             untold.push(name);
         }
     }
 
-    fn untold(&self) -> MutexGuard<'_, Vec<UnpublishedName>> {
+    fn lock_unpublished(&self) -> MutexGuard<'_, Vec<UnpublishedName>> {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -165,12 +165,12 @@ pub(crate) struct UnpublishedName {
 }
 
 /// Returns the versions before a lookup of a name, for a client with a name memory.
-fn before(ledger: &ConnectionLedger, place: (Ino, Name<'_>)) -> Option<LookupVersions> {
-    ledger.names().and_then(|names| names.before(place))
+fn versions_before(ledger: &ConnectionLedger, place: (Ino, Name<'_>)) -> Option<LookupVersions> {
+    ledger.names().and_then(|names| names.versions_before(place))
 }
 
 /// Resolves a name for a client, to which the inode is reported.
-pub(crate) fn look<F: FileSystem>(
+pub(crate) fn resolve_name<F: FileSystem>(
     ledger: &ConnectionLedger,
     call: &CheckedCall<'_, F>,
     cx: &Context<'_>,
@@ -178,8 +178,8 @@ pub(crate) fn look<F: FileSystem>(
 ) -> Result<PathResolution> {
     let resolved = shortcuts_of(call.fs).resolve(cx, dir, name.into())?;
     if let PathResolution::Inode { ino, .. } = resolved {
-        ledger.told(ino);
-        ledger.found(dir, name, ino);
+        ledger.record_report(ino);
+        ledger.record_lookup(dir, name, ino);
     }
     Ok(resolved)
 }
@@ -194,10 +194,10 @@ fn share(
 ) {
     match resolved {
         PathResolution::Inode { ino, attr, open_to_all } => {
-            names.tell(before, place, Some((*ino, attr)), *open_to_all, fs);
+            names.publish(before, place, Some((*ino, attr)), *open_to_all, fs);
         }
         PathResolution::Missing { open_to_all } => {
-            names.tell(before, place, None, *open_to_all, fs)
+            names.publish(before, place, None, *open_to_all, fs)
         }
         PathResolution::Walk => {}
     }

@@ -73,7 +73,10 @@ impl WatchedClient {
 
     /// Returns the objects that the client holds, and the locks that it has lost.
     pub(crate) fn holdings(&self) -> ClientHoldings {
-        ClientHoldings { locks_lost: self.lost.load(Ordering::Relaxed), ..self.ledger.usage.held() }
+        ClientHoldings {
+            locks_lost: self.lost.load(Ordering::Relaxed),
+            ..self.ledger.usage.holdings()
+        }
     }
 
     /// Records that a process makes a call. `EIO` once after the client has lost a lock.
@@ -116,7 +119,7 @@ impl LockWatch {
     }
 
     /// The number of locks that were released since the beginning.
-    pub(crate) fn released(&self) -> u64 {
+    pub(crate) fn count_released(&self) -> u64 {
         self.released.load(Ordering::Relaxed)
     }
 
@@ -128,7 +131,7 @@ impl LockWatch {
     }
 
     /// A wait has ended.
-    pub(crate) fn waited(&self, number: u64) {
+    pub(crate) fn end_wait(&self, number: u64) {
         lock(&self.waits).remove(&number);
     }
 
@@ -152,7 +155,7 @@ impl LockWatch {
         for (ino, request, since) in waits {
             for (client, holder) in holders(&clients, ino, &request) {
                 let sharing = sharing(&clients, client, &holder);
-                let Some(all) = StoppedProcesses::all(&sharing, client, &holder, look) else {
+                let Some(all) = StoppedProcesses::find_all(&sharing, client, &holder, look) else {
                     continue;
                 };
                 let seen = all.0.iter().map(|(pid, process)| {
@@ -205,7 +208,7 @@ fn sharing<'a>(
 pub(crate) fn named(fs: &dyn FileSystem, ino: Ino, sharing: &[&Arc<WatchedClient>]) -> String {
     let attr = fs.getattr(&Context::new(Caller::default()), ino, None);
     let number = attr.map_or(ino.0, |attr| attr.st_ino);
-    let known = |one: &&Arc<WatchedClient>| one.ledger.paths.as_ref()?.of(ino);
+    let known = |one: &&Arc<WatchedClient>| one.ledger.paths.as_ref()?.path_of(ino);
     match sharing.iter().find_map(known) {
         // A client may have chosen the name.
         Some(path) => {
@@ -220,7 +223,7 @@ struct StoppedProcesses(Vec<(u32, ProcessStatus)>);
 
 impl StoppedProcesses {
     /// Returns all processes that share a lock. `None` if one of them runs, or is not known.
-    fn all(
+    fn find_all(
         sharing: &[&Arc<WatchedClient>],
         own: &WatchedClient,
         holder: &LockHolder,

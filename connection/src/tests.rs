@@ -443,13 +443,14 @@ fn each_method_of_the_contract_is_written_and_checked() {
     for name in names {
         let (_, rest) = layer.split_once(&format!("\n    fn {name}(")).expect(name);
         let body = rest.split("\n    }\n").next().unwrap();
-        let checks = ["self.check(", "self.submitted(", "self.check_wait("];
+        let checks = ["self.check(", "self.check_submitted(", "self.check_wait("];
         let checked = checks.iter().any(|text| body.contains(text));
         assert_eq!(checked, !unchecked.contains(&name), "{name}");
         let given = ["Entry", "OpenReply"]
             .iter()
             .any(|given| body.split('{').next().unwrap().contains(given));
-        let accounted = ["self.gave(", "self.found(", "self.opened(", "self.created("];
+        let accounted =
+            ["self.record_grant(", "self.record_lookup(", "self.record_open(", "self.created("];
         assert_eq!(given, accounted.iter().any(|text| body.contains(text)), "{name}");
         count += 1;
     }

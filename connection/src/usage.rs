@@ -119,7 +119,7 @@ impl ConnectionUsage {
     }
 
     /// The present counts, but for the locks that were lost.
-    pub(super) fn held(&self) -> ClientHoldings {
+    pub(super) fn holdings(&self) -> ClientHoldings {
         ClientHoldings {
             inodes: self.lookups.get(),
             open_files: self.opens.get(),
@@ -140,12 +140,12 @@ impl ConnectionUsage {
     }
 
     /// The counts of a connection with the same limits and the user of `account`.
-    pub(super) fn of(&self, account: Arc<UserAccount>) -> ConnectionUsage {
+    pub(super) fn with_account(&self, account: Arc<UserAccount>) -> ConnectionUsage {
         ConnectionUsage::new(self.limits, account)
     }
 
     /// Allows one copy at a time of the connections of the user.
-    pub(super) fn one_copy(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock_copying(&self) -> MutexGuard<'_, ()> {
         self.account.copying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -317,7 +317,11 @@ mod tests {
     use crate::quotas::{ServiceQuotas, UserAccounts};
 
     fn of(limits: ConnectionLimits) -> ConnectionLedger {
-        ConnectionLedger::new(limits, UserAccounts::new(ServiceQuotas::default()).of(5), false)
+        ConnectionLedger::new(
+            limits,
+            UserAccounts::new(ServiceQuotas::default()).account_of(5),
+            false,
+        )
     }
 
     /// The limits of a connection are high, and the limits of a user are low.
@@ -332,7 +336,11 @@ mod tests {
             ConnectionLimits { lookups: 2, opens: 2, locks: 2, lock_waits: 1, mapped_bytes: 0 };
         let users = of_users(limits);
         let ledger = |uid| {
-            Arc::new(ConnectionLedger::new(ConnectionLimits::default(), users.of(uid), false))
+            Arc::new(ConnectionLedger::new(
+                ConnectionLimits::default(),
+                users.account_of(uid),
+                false,
+            ))
         };
         let (one, two, other) = (ledger(5), ledger(5), ledger(6));
         let lock = |owner| {
@@ -342,7 +350,7 @@ mod tests {
         for (number, ledger) in [(7, &one), (8, &two)] {
             assert_eq!(ledger.admit_lookup(), Ok(()));
             ledger.looked_up(Ino(number));
-            ledger.opened(File { ino: Ino(number), fh: Fh(0) }, false, OpenFlags(0));
+            ledger.record_open(File { ino: Ino(number), fh: Fh(0) }, false, OpenFlags(0));
             ledger.locked(Ino(number), &lock(number));
         }
         let wait = one.begin_wait();
@@ -354,7 +362,7 @@ mod tests {
         assert_eq!((all(&one), all(&two), all(&other)), (full, full, [Ok(()); 3]));
         assert_eq!(one.copy().err(), Some(Errno::ENFILE));
         // A connection that ends gives everything back, also if its ledger stays for the next program's connection.
-        let heir = one.heir(users.of(6));
+        let heir = one.prepare_exec(users.account_of(6));
         one.usage.end();
         assert_eq!(all(&two), [Ok(()); 3]);
         drop((heir, wait, one));
@@ -370,11 +378,11 @@ mod tests {
         ledger.looked_up(Ino(5));
         ledger.looked_up(Ino(5));
         let file = File { ino: Ino(5), fh: Fh(0) };
-        let file = File { fh: ledger.opened(file, false, OpenFlags(0)), ..file };
+        let file = File { fh: ledger.record_open(file, false, OpenFlags(0)), ..file };
         assert_eq!(ledger.admit_lookup(), Err(Errno::ENFILE));
         assert_eq!(ledger.admit_open(), Err(Errno::EMFILE));
-        assert!(ledger.closed(file).is_some() && ledger.admit_open() == Ok(()));
-        assert_eq!((ledger.forgotten(Ino(5), 2), ledger.admit_lookup()), (2, Ok(())));
+        assert!(ledger.record_close(file).is_some() && ledger.admit_open() == Ok(()));
+        assert_eq!((ledger.remove_lookups(Ino(5), 2), ledger.admit_lookup()), (2, Ok(())));
         let wait = ledger.begin_wait();
         assert!(wait.is_ok() && ledger.begin_wait().is_err());
         drop(wait);

@@ -35,7 +35,7 @@ impl HugePagePool {
             Some(found) => found,
             None => (ORDERS - 1, self.add()?),
         };
-        self.put(at + units * LEAST, at + (LEAST << order));
+        self.free_range(at + units * LEAST, at + (LEAST << order));
         let (first, block) = self.blocks.range(..=at).next_back()?;
         // With the provenance of its mapping.
         Some(block.start().map_addr(|start| start.saturating_add(at - first)))
@@ -44,7 +44,7 @@ impl HugePagePool {
     /// Takes a run back that [`take`](HugePagePool::take) gave.
     pub(crate) fn give(&mut self, start: NonNull<u8>, units: usize) {
         let at = start.addr().get();
-        self.put(at, at + units * LEAST);
+        self.free_range(at, at + units * LEAST);
     }
 
     /// The bytes that the kernel gave.
@@ -67,16 +67,16 @@ impl HugePagePool {
     }
 
     /// Frees a range of one block, in pieces as large as its ends permit.
-    fn put(&mut self, mut from: usize, to: usize) {
+    fn free_range(&mut self, mut from: usize, to: usize) {
         while from < to {
             let units = ((to - from) / LEAST).ilog2();
             let order = (from / LEAST).trailing_zeros().min(units) as usize;
-            self.put_piece(from, order);
+            self.free_piece(from, order);
             from += LEAST << order;
         }
     }
 
-    fn put_piece(&mut self, mut at: usize, mut order: usize) {
+    fn free_piece(&mut self, mut at: usize, mut order: usize) {
         while order < ORDERS - 1 && self.free[order].remove(&(at ^ LEAST << order)) {
             at &= !(LEAST << order);
             order += 1;

@@ -135,7 +135,7 @@ impl NvmeDevice {
         options: &NvmeOptions,
     ) -> Result<Self, NvmeError> {
         let opened = NvmeDevice::open_on(Arc::clone(&transport), options);
-        opened.map_err(|error| error.or_limit(&*transport))
+        opened.map_err(|error| error.explain_limit(&*transport))
     }
 
     fn open_on(
@@ -149,7 +149,7 @@ impl NvmeDevice {
         };
         let numa_node = transport.numa_node();
         let controller = NvmeController::open(transport, options)?;
-        let facts = controller.facts().map_err(failed("identify the controller"))?;
+        let facts = controller.controller_facts().map_err(failed("identify the controller"))?;
         let id = options.namespace;
         let bytes = controller.identify(0, id).map_err(failed("identify the namespace"))?;
         let namespace = NamespaceFacts::parse(id, &bytes).map_err(|why| NvmeError::Namespace {
@@ -161,7 +161,7 @@ impl NvmeDevice {
         let limits = controller.identify(6, id).unwrap_or_else(|_| vec![0; PAGE]);
         controller.watch_events(facts.events);
         let mut space = space(&name, &facts, &namespace, &limits, options);
-        space.facts.max_queues = u32::from(controller.granted());
+        space.facts.max_queues = u32::from(controller.granted_queue_pairs());
         space.facts.max_depth = MAX_DEPTH.min(controller.capabilities.max_entries() - 1);
         space.facts.numa_node = numa_node;
         Ok(NvmeDevice {
@@ -184,7 +184,9 @@ impl NvmeDevice {
     ///
     /// See [`NvmeError`].
     pub fn smart(&self) -> Result<SmartLog, NvmeError> {
-        self.controller.smart().map_err(|failure| self.failed("read the SMART log of", failure))
+        self.controller
+            .smart()
+            .map_err(|failure| self.wrap_failure("read the SMART log of", failure))
     }
 
     /// Entries of the error log, the newest first.
@@ -194,7 +196,7 @@ impl NvmeDevice {
     /// See [`NvmeError`].
     pub fn errors(&self) -> Result<Vec<ErrorEntry>, NvmeError> {
         let entries = self.controller.errors(self.facts.error_entries);
-        entries.map_err(|failure| self.failed("read the error log of", failure))
+        entries.map_err(|failure| self.wrap_failure("read the error log of", failure))
     }
 
     /// Takes the asynchronous events since the last call, the last 64 at most.
@@ -203,8 +205,8 @@ impl NvmeDevice {
     }
 
     /// The number of resets within the last ten minutes.
-    pub fn resets(&self) -> usize {
-        self.controller.resets()
+    pub fn count_resets(&self) -> usize {
+        self.controller.count_resets()
     }
 
     /// True where queues have priorities ([`queue_with`](BlockDevice::queue_with)).
@@ -223,14 +225,14 @@ impl NvmeDevice {
         let failed = |errno| {
             let name = self.space.facts.name.clone();
             let error = NvmeError::System { name, action: "compare blocks", errno };
-            error.or_limit(&*self.controller.transport)
+            error.explain_limit(&*self.controller.transport)
         };
         if !self.facts.compares {
             return Err(failed(Errno::OPNOTSUPP));
         }
         let compares = QueueParameters { compares: true, ..QueueParameters::default() };
         let queue = self.queue_of(1, compares).map_err(failed)?;
-        let mut line = BlockingQueue::of(queue, &self.space.facts);
+        let mut line = BlockingQueue::wrap(queue, &self.space.facts);
         match line.write(block, data) {
             Ok(()) => Ok(true),
             Err(Errno::ILSEQ) => Ok(false),
@@ -249,15 +251,15 @@ impl NvmeDevice {
         Ok(Box::new(queue))
     }
 
-    fn failed(&self, action: &'static str, failure: AdminFailure) -> NvmeError {
+    fn wrap_failure(&self, action: &'static str, failure: AdminFailure) -> NvmeError {
         let transport = &*self.controller.transport;
-        NvmeError::Command { name: transport.name(), action, failure }.or_limit(transport)
+        NvmeError::Command { name: transport.name(), action, failure }.explain_limit(transport)
     }
 }
 
 impl NvmeError {
     /// The limit of this process that is the reason for this error, or else this error.
-    fn or_limit(self, transport: &dyn ControllerTransport) -> NvmeError {
+    fn explain_limit(self, transport: &dyn ControllerTransport) -> NvmeError {
         let short = match &self {
             NvmeError::System { errno, .. } => *errno == Errno::NOMEM,
             NvmeError::Command { failure, .. } => *failure == AdminFailure::Memory(Errno::NOMEM),
@@ -324,7 +326,7 @@ fn space(
 }
 
 impl BlockDevice for NvmeDevice {
-    fn facts(&self) -> &DeviceProperties {
+    fn properties(&self) -> &DeviceProperties {
         &self.space.facts
     }
 

@@ -36,7 +36,7 @@ pub fn controller(script: &[u8]) {
         model.falsify(script);
     }
     // The facts are in bounds, independently of the controller's claims.
-    let facts = device.facts();
+    let facts = device.properties();
     assert!(facts.block_size >= 512 && facts.block_size.is_power_of_two(), "{facts:?}");
     assert!(facts.max_transfer >= facts.block_size && facts.blocks > 0, "{facts:?}");
     let Ok(region) = MemoryRegion::new(OPERATIONS as u32 * 16) else { return };
@@ -58,7 +58,7 @@ fn run(device: &NvmeDevice, region: &Arc<MemoryRegion>) {
         queue.reap(&mut done);
         for BlockCompletion { tag, result, .. } in done.drain(..) {
             answers[tag as usize] += 1;
-            known(result);
+            check_error(result);
         }
     }
     drop(queue);
@@ -71,7 +71,7 @@ fn operation(
     region: &Arc<MemoryRegion>,
     random: &mut fastrand::Rng,
 ) -> BlockOpKind {
-    let facts = device.facts();
+    let facts = device.properties();
     let frame = u64::from(facts.block_size.max(4096));
     let frames = (frame / 4096 * random.u64(1..4)).min(16) as u32;
     let block = random.u64(..facts.blocks.min(200));
@@ -86,7 +86,7 @@ fn operation(
 }
 
 /// Checks that an error is a possible error of operations of a device.
-fn known(result: Result<()>) {
+fn check_error(result: Result<()>) {
     let Err(errno) = result else { return };
     let all = [
         Errno::IO,

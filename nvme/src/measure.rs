@@ -65,7 +65,7 @@ impl RandomReadTest {
     ///
     /// Fails with the errors of the device.
     pub fn run(&self, device: &dyn BlockDevice) -> Result<ReadCost> {
-        let facts = device.facts();
+        let facts = device.properties();
         let frames = facts.block_size.div_ceil(4096);
         let count = frames.next_power_of_two() * self.depth;
         let region = MemoryRegion::new(count.next_power_of_two())?;

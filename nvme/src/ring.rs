@@ -87,7 +87,7 @@ impl QueuePair {
 
     /// Writes a command. The caller has fewer commands in flight than there are entries, less one.
     #[inline]
-    pub(crate) fn put(&mut self, command: &SubmissionEntry) {
+    pub(crate) fn write_command(&mut self, command: &SubmissionEntry) {
         let at = usize::from(self.tail) * SUBMISSION;
         for (number, word) in command.0.iter().enumerate() {
             self.submissions.write64(at + number * 8, *word);

@@ -61,8 +61,8 @@ fn sixteen(fault: ControllerFault) -> SixteenWrites {
     push_writes(&mut *queue, &region, 16);
     let results = finish(&mut *queue);
     assert_eq!(region.free_frames(), 64, "all memory came back");
-    let lives = model.lives();
-    model.heal();
+    let lives = model.count_starts_and_shutdowns();
+    model.end_faults();
     push_writes(&mut *queue, &region, 1);
     let works = finish(&mut *queue)[0].is_ok();
     assert_eq!(works, fault != ControllerFault::Unplug, "the queue works afterwards");
@@ -123,13 +123,13 @@ fn a_controller_that_needs_too_many_resets_is_given_up_on_all_queues() {
     for queue in &mut queues {
         assert!(finish(&mut **queue).iter().all(Result::is_err));
     }
-    model.heal();
+    model.end_faults();
     push_writes(&mut *queues[0], &region, 1);
     // The next commands are answered, or the controller is not used any more: nothing hangs, and nothing is lost.
     finish(&mut *queues[0]);
     drop(queues);
     assert_eq!(region.free_frames(), 64);
-    assert!(disk.resets() >= 2);
+    assert!(disk.count_resets() >= 2);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn errors_of_commands_become_errors_of_operations_and_passing_ones_are_retried()
     assert_eq!(line.write(1, &[1; 4096]), Ok(()));
     model.fail(|_| Some(ControllerFault::Refuse(CommandStatus::NOT_READY)));
     assert_eq!(line.write(1, &[1; 4096]), Err(Errno::IO), "not without an end");
-    assert_eq!(model.lives(), (1, 0), "none of these is a reason for a reset");
+    assert_eq!(model.count_starts_and_shutdowns(), (1, 0), "none of these is a reason for a reset");
 }
 
 #[test]
@@ -181,11 +181,11 @@ fn a_controller_is_told_of_the_end_after_its_last_queue() {
     let (_ram, model, disk) = open(ModelProperties::default());
     let mut queue = disk.queue(4).unwrap();
     drop(disk);
-    assert_eq!(model.lives(), (1, 0), "a queue still needs it");
+    assert_eq!(model.count_starts_and_shutdowns(), (1, 0), "a queue still needs it");
     queue.push(BlockOp { tag: 0, kind: BlockOpKind::Flush }).unwrap();
     assert_eq!(finish(&mut *queue), [Ok(())]);
     drop(queue);
-    assert_eq!(model.lives(), (1, 1));
+    assert_eq!(model.count_starts_and_shutdowns(), (1, 1));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn events_and_logs_reach_the_user() {
         let events = disk.events();
         assert_eq!((events[0].kind, events[0].info, events[0].log), (1, 1, 2));
     }
-    assert_eq!(disk.resets(), 0);
+    assert_eq!(disk.count_resets(), 0);
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn a_namespace_of_small_blocks_and_large_ranges_work() {
     let disk =
         NvmeDevice::open(ControllerModel::with(&ram, 3, shape).unwrap(), &NvmeOptions::default())
             .unwrap();
-    let facts = disk.facts();
+    let facts = disk.properties();
     assert_eq!((facts.block_size, facts.atomic_write, facts.max_transfer), (512, 4096, 128 << 10));
     let mut line = BlockingQueue::new(&disk).unwrap();
     line.write(99_999, &[5; 1024]).unwrap();
@@ -233,7 +233,7 @@ fn a_namespace_of_small_blocks_and_large_ranges_work() {
 #[test]
 fn queues_have_an_end_and_their_numbers_come_back() {
     let (_ram, _model, disk) = open(ModelProperties { queues: 2, ..ModelProperties::default() });
-    assert_eq!(disk.facts().max_queues, 2);
+    assert_eq!(disk.properties().max_queues, 2);
     let queues = [disk.queue(4).unwrap(), disk.queue(4).unwrap()];
     assert_eq!(disk.queue(4).err(), Some(Errno::BUSY));
     drop(queues);

@@ -61,20 +61,20 @@ fn machine() -> tempfile::TempDir {
 }
 
 fn bind(root: &Path) -> Result<(), HostError> {
-    SysfsHost::at(root).bind(&PciAddress::parse(ADDRESS).unwrap())
+    SysfsHost::with_root(root).bind(&PciAddress::parse(ADDRESS).unwrap())
 }
 
 #[test]
 fn controllers_are_listed_with_driver_and_users() {
     let dir = machine();
-    let found = SysfsHost::at(dir.path()).controllers().unwrap();
+    let found = SysfsHost::with_root(dir.path()).controllers().unwrap();
     assert_eq!(found.len(), 1, "a network card is none: {found:?}");
     let found = &found[0];
     assert_eq!((found.address.to_string().as_str(), found.id.as_str()), (ADDRESS, "144d:a808"));
     assert_eq!((found.driver.as_deref(), found.iommu_group), (Some("nvme"), Some(7)));
     assert_eq!((found.numa_node, found.namespaces.as_slice()), (None, &["nvme0n1".to_owned()][..]));
     assert!(found.holders.is_empty());
-    assert_eq!(SysfsHost::at(Path::new("/nowhere")).controllers().unwrap(), []);
+    assert_eq!(SysfsHost::with_root(Path::new("/nowhere")).controllers().unwrap(), []);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_free_controller_is_taken_from_one_driver_and_given_to_the_other() {
     assert_eq!(read(root, "sys/bus/pci/drivers_probe"), ADDRESS);
     drive(root, "vfio-pci");
     bind(root).unwrap();
-    let host = SysfsHost::at(root);
+    let host = SysfsHost::with_root(root);
     let address = PciAddress::parse("01:00.0").unwrap();
     host.unbind(&address).unwrap();
     assert_eq!(read(root, "sys/bus/pci/drivers/vfio-pci/unbind"), ADDRESS);
@@ -146,8 +146,9 @@ fn a_free_controller_is_taken_from_one_driver_and_given_to_the_other() {
 fn what_cannot_be_bound_says_why() {
     let dir = machine();
     let root = dir.path();
-    let of =
-        |address: &str| SysfsHost::at(root).bind(&PciAddress::parse(address).unwrap()).unwrap_err();
+    let of = |address: &str| {
+        SysfsHost::with_root(root).bind(&PciAddress::parse(address).unwrap()).unwrap_err()
+    };
     assert!(matches!(of("0000:09:00.0"), HostError::None(_)));
     assert!(matches!(of("0000:02:00.0"), HostError::NotNvme(_)));
     fs::remove_dir_all(root.join("sys/bus/pci/drivers/vfio-pci")).unwrap();
@@ -164,7 +165,7 @@ fn what_cannot_be_bound_says_why() {
 #[test]
 fn without_vfio_a_controller_is_not_opened() {
     let dir = machine();
-    let (host, address) = (SysfsHost::at(dir.path()), PciAddress::parse(ADDRESS).unwrap());
+    let (host, address) = (SysfsHost::with_root(dir.path()), PciAddress::parse(ADDRESS).unwrap());
     let error = |host: &SysfsHost| match VfioController::open(host, &address) {
         Ok(vfio) => panic!("{} was opened", vfio.name()),
         Err(error) => error.to_string(),

@@ -43,11 +43,11 @@ fn write(sim: &SimDevice, rounds: u64) -> Vec<usize> {
 
 /// True if all rounds that were durable before a cut are there after it.
 fn holds(sim: &SimDevice, durable: &[usize]) -> bool {
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let mut holds = true;
     while let Some(cut) = cuts.next() {
-        let rounds = durable.iter().filter(|events| **events <= cut.at()).count();
-        for state in cut.every() {
+        let rounds = durable.iter().filter(|events| **events <= cut.event_index()).count();
+        for state in cut.combinations() {
             let mut bytes = vec![0; durable.len() * 4096];
             BlockingQueue::new(&state).unwrap().read(0, &mut bytes).unwrap();
             let mut blocks = bytes.chunks(4096).enumerate().take(rounds);

@@ -58,7 +58,7 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
         }
         assert!(done.iter().all(|done| done.result.is_ok()));
     }
-    assert_eq!((disk.resets(), model.priorities()), (1, told.to_vec()));
+    assert_eq!((disk.count_resets(), model.priorities()), (1, told.to_vec()));
     assert_eq!(model.weights(), Some([16, 4, 1]), "also after the reset");
     drop(queues);
     let (model, disk) = open(false);

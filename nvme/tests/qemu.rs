@@ -43,7 +43,7 @@ fn finish(queue: &mut dyn DeviceQueue) -> Vec<BlockCompletion> {
 #[test]
 fn operations_at_depth_reach_the_file_below_another_controller() {
     let Some((file, disk)) = open(&QemuOptions::default()) else { return };
-    let facts = disk.facts();
+    let facts = disk.properties();
     assert_eq!((facts.block_size, facts.bytes(), facts.volatile_cache), (4096, BYTES, true));
     assert!(disk.controller_facts().model.starts_with("QEMU"), "{:?}", disk.controller_facts());
     assert!(disk.smart().unwrap().temperature_k > 0);
@@ -97,7 +97,7 @@ fn operations_at_depth_reach_the_file_below_another_controller() {
     assert!(disk.compare(0, first).unwrap() && disk.compare(1, second).unwrap());
     assert!(!disk.compare(1, first).unwrap(), "other blocks");
     assert!(!disk.has_priorities(), "the controller of QEMU has none");
-    assert_eq!(disk.resets(), 0);
+    assert_eq!(disk.count_resets(), 0);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn small_blocks_small_transfers_and_few_queues_of_another_controller() {
     let properties = vec!["mdts=1".to_owned(), "max_ioqpairs=3".to_owned()];
     let options = QemuOptions { block_size: 512, properties, ..QemuOptions::default() };
     let Some((file, disk)) = open(&options) else { return };
-    let facts = disk.facts();
+    let facts = disk.properties();
     assert_eq!((facts.block_size, facts.max_transfer, facts.max_queues), (512, 8192, 3));
     let mut line = BlockingQueue::new(&disk).unwrap();
     line.write(3, &[7; 40 * 512]).unwrap();

@@ -314,7 +314,7 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
         let failed: Vec<_> = done.iter().filter(|done| done.result.is_err()).collect();
         assert_eq!(done.len(), 64);
         assert_eq!((failed.len(), failed[0].result), (1, Err(Errno::TIMEDOUT)));
-        assert_eq!(disk.resets(), resets);
+        assert_eq!(disk.count_resets(), resets);
         let memory = region.take(1).unwrap().into();
         let time = one(&disk, &mut *queue, BlockOpKind::Read { block: 1, memory });
         assert!(time < 2 * parts.read, "{time:?}");
@@ -340,7 +340,7 @@ fn commands_are_sent_again_after_a_reset_amid_work_that_is_forgotten() {
         queue.wait(None);
         queue.reap(&mut done);
     }
-    assert_eq!(disk.resets(), 1);
+    assert_eq!(disk.count_resets(), 1);
     assert!(done.len() == 64 && done.iter().all(|done| done.result.is_ok()));
     assert!(model.commands() > 64, "some were sent again");
     let took = disk.clock().now() - begin;

@@ -301,7 +301,7 @@ fn every_function_about_files_is_exported_or_comes_to_a_call_that_is_replaced() 
 #[test]
 fn calls_with_a_number_that_is_told_later_are_known() {
     let Some(libc) = libc() else { return };
-    let exports = reach::ExportedFunctions::of(Path::new(LIBC)).unwrap();
+    let exports = reach::ExportedFunctions::read_file(Path::new(LIBC)).unwrap();
     let named: Vec<_> = libc.unknown.iter().filter_map(|address| exports.name(*address)).collect();
     let is_known = |name: &str| NUMBER_IS_TOLD_LATER.iter().any(|(known, _)| *known == name);
     let new: Vec<_> = named.iter().filter(|name| !is_known(name)).collect();

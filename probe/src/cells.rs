@@ -43,7 +43,7 @@ impl Recorder {
     }
 
     /// Creates a recorder that counts nothing, for measuring the cost of counting.
-    pub fn off() -> Self {
+    pub fn disabled() -> Self {
         Recorder::counting(false)
     }
 
@@ -187,11 +187,10 @@ impl ThreadCells {
     }
 
     /// Counts one operation without its time, and returns true if the caller should time it: the
-    /// first one, and then one in [`one_in`](ThreadCells::one_in). For operations that take little longer
-    /// than reading the clock. Report the time of timed operations to
+    /// first one, and then one in [`sampling_interval`](ThreadCells::sampling_interval). For operations that take
+    /// little longer than reading the clock. Report the time of timed operations to
     /// [`record_sample`](ThreadCells::record_sample), and errors of the others to
-    /// [`add_error`](ThreadCells::add_error). A snapshot assumes that the others took as long as the
-    /// timed ones.
+    /// [`add_error`](ThreadCells::add_error). A snapshot assumes that the others took as long as the timed ones.
     #[inline]
     pub fn count_sampled(&self, op: Op) -> bool {
         if self.is_off {
@@ -200,11 +199,11 @@ impl ThreadCells {
         let sampled = &self.block.user.rows[op.index()].sampled;
         let before = sampled.load(Relaxed);
         sampled.store(before + 1, Relaxed);
-        before.is_multiple_of(Self::one_in(op))
+        before.is_multiple_of(Self::sampling_interval(op))
     }
 
     /// One in this number of sampled operations is timed: reads and writes are the shortest and the most.
-    pub const fn one_in(op: Op) -> u64 {
+    pub const fn sampling_interval(op: Op) -> u64 {
         if matches!(op, Op::READ | Op::WRITE) { 64 } else { 8 }
     }
 
@@ -351,7 +350,7 @@ impl CounterRow {
         let timed: u64 = buckets.iter().sum();
         let bytes = self.bytes.load(Relaxed);
         let sampled = self.sampled.load(Relaxed);
-        let untimed = sampled - sampled.div_ceil(ThreadCells::one_in(op));
+        let untimed = sampled - sampled.div_ceil(ThreadCells::sampling_interval(op));
         let sum_ns = extrapolate(&mut buckets, self.sum_ns.load(Relaxed), timed, untimed);
         let count = buckets.iter().sum();
         if count == 0 && bytes == 0 {
@@ -463,7 +462,7 @@ mod tests {
 
     #[test]
     fn a_recorder_that_is_off_counts_nothing() {
-        let recorder = Recorder::off();
+        let recorder = Recorder::disabled();
         let cells = recorder.cells();
         cells.record(Op::READ, 100, true);
         cells.record_stage(RequestStage::Total, Op::READ, 100, true);

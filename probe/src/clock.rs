@@ -43,12 +43,12 @@ pub struct ClockMoment(u64);
 pub fn now() -> ClockMoment {
     match COUNTER.get() {
         Some(counter) => ClockMoment(counter.clock.raw()),
-        None => by_system(),
+        None => read_system_clock(),
     }
 }
 
 #[cold]
-fn by_system() -> ClockMoment {
+fn read_system_clock() -> ClockMoment {
     // Exactly one thread gets this number; the others need not wait for it.
     if READINGS.fetch_add(1, Ordering::Relaxed) == WORTH {
         calibrate();

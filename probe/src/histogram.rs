@@ -106,7 +106,7 @@ impl LatencyHistogram {
 
     /// The latencies since `earlier`, a histogram of the same operation. The shortest and longest
     /// of that span are unknown; the bounds of the buckets that grew are used instead.
-    pub fn since(&self, earlier: &LatencyHistogram) -> LatencyHistogram {
+    pub fn delta_since(&self, earlier: &LatencyHistogram) -> LatencyHistogram {
         let mut span = LatencyHistogram {
             count: self.count.saturating_sub(earlier.count),
             errors: self.errors.saturating_sub(earlier.errors),
@@ -180,9 +180,9 @@ mod tests {
         let mut both = first.clone();
         both.merge(&second);
         assert_eq!((both.min_ns, both.max_ns, both.count, both.errors), (5, 3_000, 3, 1));
-        let span = both.since(&first);
+        let span = both.delta_since(&first);
         assert_eq!((span.buckets, span.count, span.sum_ns), (second.buckets, 1, 3_000));
         assert_eq!((span.min_ns, span.max_ns), (2_048, 3_000));
-        assert_eq!(both.since(&both), LatencyHistogram::default());
+        assert_eq!(both.delta_since(&both), LatencyHistogram::default());
     }
 }

@@ -71,7 +71,7 @@ impl From<Figure> for FigureStats {
 
 impl FigureStats {
     /// The figures `now`, with totals since `earlier`, and states as they are.
-    pub fn since(now: &[FigureStats], earlier: &[FigureStats]) -> Vec<FigureStats> {
+    pub fn delta_since(now: &[FigureStats], earlier: &[FigureStats]) -> Vec<FigureStats> {
         let since = |figure: &FigureStats| {
             let before = earlier.iter().find(|before| before.name == figure.name && figure.total);
             let value = figure.value.saturating_sub(before.map_or(0, |before| before.value));
@@ -137,12 +137,12 @@ impl StatsSnapshot {
 
     /// The measurements since `earlier`, a snapshot of the same recorder. Gauges, and figures that are no
     /// totals, have their current values.
-    pub fn since(&self, earlier: &StatsSnapshot) -> StatsSnapshot {
+    pub fn delta_since(&self, earlier: &StatsSnapshot) -> StatsSnapshot {
         let ops = self.ops.iter().filter_map(|stats| {
             let Some(before) = earlier.get_stage(stats.stage, stats.op) else {
                 return Some(stats.clone());
             };
-            let latency = stats.latency.since(&before.latency);
+            let latency = stats.latency.delta_since(&before.latency);
             let bytes = stats.bytes.saturating_sub(before.bytes);
             let nothing = latency.count == 0 && bytes == 0;
             (!nothing).then_some(OpStats { latency, bytes, ..stats.clone() })
@@ -152,7 +152,7 @@ impl StatsSnapshot {
             span_ns: self.span_ns.saturating_sub(earlier.span_ns),
             ops: ops.collect(),
             gauges: self.gauges.clone(),
-            figures: FigureStats::since(&self.figures, &earlier.figures),
+            figures: FigureStats::delta_since(&self.figures, &earlier.figures),
             notes: self.notes.clone(),
         }
     }
@@ -229,12 +229,12 @@ impl fmt::Display for StatsSnapshot {
             writeln!(f)?;
         }
         self.figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))?;
-        self.notes.iter().try_for_each(|note| writeln!(f, "\nnote: {}", one_line(note)))
+        self.notes.iter().try_for_each(|note| writeln!(f, "\nnote: {}", make_one_line(note)))
     }
 }
 
 /// A note may come from another process, and must not look like several lines.
-fn one_line(note: &str) -> String {
+fn make_one_line(note: &str) -> String {
     note.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
@@ -320,14 +320,14 @@ mod tests {
         let before = recorder.snapshot();
         cells.record(Op::WRITE, 6_000, false);
         cells.record(Op::OPEN, 100, true);
-        let span = recorder.snapshot().since(&before);
+        let span = recorder.snapshot().delta_since(&before);
         assert_eq!(
             span.ops.iter().map(|stats| stats.op).collect::<Vec<_>>(),
             [Op::OPEN, Op::WRITE]
         );
         let writes = &span.get(Op::WRITE).unwrap().latency;
         assert_eq!((writes.count, writes.errors, writes.sum_ns), (1, 1, 6_000));
-        assert!(recorder.snapshot().since(&recorder.snapshot()).ops.is_empty());
+        assert!(recorder.snapshot().delta_since(&recorder.snapshot()).ops.is_empty());
     }
 
     #[test]
@@ -337,8 +337,8 @@ mod tests {
             let figures = [total, Figure::bytes("dirty", state)].map(FigureStats::from);
             StatsSnapshot { figures: figures.into(), ..StatsSnapshot::default() }
         };
-        assert_eq!(of(9, 100).since(&of(7, 300)).figures, of(2, 100).figures);
-        assert_eq!(of(9, 100).since(&StatsSnapshot::default()).figures, of(9, 100).figures);
+        assert_eq!(of(9, 100).delta_since(&of(7, 300)).figures, of(2, 100).figures);
+        assert_eq!(of(9, 100).delta_since(&StatsSnapshot::default()).figures, of(9, 100).figures);
         let mut both = of(9, 100);
         both.merge(&of(1, 1));
         both.merge(&StatsSnapshot::default());
@@ -365,7 +365,7 @@ mod tests {
         let noted = StatsSnapshot::default().with_figures(&TalkativeFileSystem);
         assert_eq!(noted.notes.len(), NOTES.0);
         assert!(noted.notes.iter().all(|note| note.chars().count() == NOTES.1));
-        assert_eq!(noted.since(&StatsSnapshot::default()).notes, noted.notes);
+        assert_eq!(noted.delta_since(&StatsSnapshot::default()).notes, noted.notes);
         let mut both = noted.clone();
         both.merge(&noted);
         assert_eq!(both.notes, noted.notes);

@@ -17,7 +17,7 @@ static KEPT: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
 
 /// Keeps the number of this process for [`id`]. A child that shares its parent's memory must not call it.
 pub fn keep_id() {
-    if let Some(kept) = KEPT.get_or_init(emptied_in_children) {
+    if let Some(kept) = KEPT.get_or_init(map_fork_detection_word) {
         kept.store(std::process::id(), Ordering::Relaxed);
     }
 }
@@ -38,7 +38,7 @@ pub struct ProcessOwner(u32);
 
 impl ProcessOwner {
     /// This process. A child that shares its parent's memory must not call it.
-    pub fn here() -> ProcessOwner {
+    pub fn current() -> ProcessOwner {
         keep_id();
         ProcessOwner(id())
     }
@@ -56,7 +56,7 @@ impl ProcessOwner {
 }
 
 /// A word in a page that stays mapped, and is zero in each child that has a copy of the memory.
-fn emptied_in_children() -> Option<&'static AtomicU32> {
+fn map_fork_detection_word() -> Option<&'static AtomicU32> {
     let len = rustix::param::page_size();
     let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: the kernel chooses where the new memory is, so that nothing else lies there.
@@ -79,14 +79,14 @@ mod tests {
     #[test]
     fn a_child_is_not_taken_for_its_parent() {
         assert_eq!(id(), std::process::id());
-        let owner = ProcessOwner::here();
+        let owner = ProcessOwner::current();
         assert!(owner.is_here() && owner.id() == std::process::id());
         assert_eq!(id(), std::process::id());
         // SAFETY: the child makes no calls but getpid(2) and _exit(2).
         let child = unsafe { libc::fork() };
         if child == 0 {
             let is_right =
-                id() == std::process::id() && !owner.is_here() && ProcessOwner::here().is_here();
+                id() == std::process::id() && !owner.is_here() && ProcessOwner::current().is_here();
             // SAFETY: it ends the child without running anything of the parent.
             unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
         }

@@ -170,7 +170,7 @@ impl ClientLane {
         }
         memory.store(at + lane::SUBMITTED, self.submitted);
         // The server announces that it sleeps, and then looks; the client works in the opposite order.
-        memory.fence();
+        memory.fence_write_read();
         Ok(memory.load(AT_SLEEPERS) != 0)
     }
 
@@ -196,7 +196,7 @@ impl ClientLane {
         memory.read(entry, &mut number);
         memory.read(entry + 8, &mut len);
         let (number, len) = (u64::from_ne_bytes(number), u32::from_ne_bytes(len) as usize);
-        let Some(place) = self.answered(number).filter(|place| len <= place.room) else {
+        let Some(place) = self.take_reply(number).filter(|place| len <= place.room) else {
             return Err(ProtocolViolation("a completion of another request"));
         };
         self.seen = self.seen.wrapping_add(1);
@@ -205,7 +205,7 @@ impl ClientLane {
     }
 
     /// Returns the position of the reply to a request that was not answered before.
-    fn answered(&mut self, number: u64) -> Option<ArenaRange> {
+    fn take_reply(&mut self, number: u64) -> Option<ArenaRange> {
         if number == 0 {
             return None;
         }
@@ -227,7 +227,7 @@ impl ClientLane {
     pub fn sleep(&self, memory: &impl PeerMemory, patience: Duration) {
         let at = lane_at(self.index);
         memory.store(at + lane::WAITS, 1);
-        memory.fence();
+        memory.fence_write_read();
         if memory.load(at + lane::COMPLETED) == self.seen {
             memory.wait(at + lane::WAITS, 1, patience);
         }

@@ -15,17 +15,17 @@ impl InodeVersionSet {
     /// Adds an inode with this version, in place of another one.
     pub fn add(&self, ino: u64, version: u64) {
         let places = self.0.get_or_init(|| (0..PLACES).map(|_| AtomicU64::new(0)).collect());
-        places[place(ino)].store(mark(ino, version), Ordering::Release);
+        places[word_index(ino)].store(mark(ino, version), Ordering::Release);
     }
 
     /// True if the inode is there with this version.
     pub fn has(&self, ino: u64, version: u64) -> bool {
         let mark = mark(ino, version);
-        self.0.get().is_some_and(|places| places[place(ino)].load(Ordering::Acquire) == mark)
+        self.0.get().is_some_and(|places| places[word_index(ino)].load(Ordering::Acquire) == mark)
     }
 }
 
-fn place(ino: u64) -> usize {
+fn word_index(ino: u64) -> usize {
     ino as usize % PLACES
 }
 

@@ -27,7 +27,7 @@ pub trait PeerMemory {
     /// Makes the word at `at` at least `value`.
     fn raise(&self, at: usize, value: u32);
     /// Orders all writes before it with all reads after it.
-    fn fence(&self);
+    fn fence_write_read(&self);
     /// Copies bytes out of the memory.
     fn read(&self, at: usize, out: &mut [u8]);
     /// Copies bytes into the memory.
@@ -134,7 +134,7 @@ impl MappedMemory {
     /// # Errors
     ///
     /// `EINVAL` where it has another length, could be made shorter, or has another format.
-    pub fn of(fd: OwnedFd) -> Result<MappedMemory> {
+    pub fn from_fd(fd: OwnedFd) -> Result<MappedMemory> {
         let memory = MappedMemory::reserve(MOST_BLOCKS * BYTES)?;
         memory.add_block(fd)?;
         Ok(memory)
@@ -144,7 +144,7 @@ impl MappedMemory {
     ///
     /// # Errors
     ///
-    /// The errors of [`of`](MappedMemory::of); `ENOSPC` after the last block.
+    /// The errors of [`from_fd`](MappedMemory::from_fd); `ENOSPC` after the last block.
     pub fn add_block(&self, fd: OwnedFd) -> Result<()> {
         if MappedMemory::fixed_length(&fd)? != BYTES {
             return Err(Errno::INVAL);
@@ -275,7 +275,7 @@ impl PeerMemory for MappedMemory {
         self.word(at).fetch_max(value, Ordering::SeqCst);
     }
 
-    fn fence(&self) {
+    fn fence_write_read(&self) {
         fence(Ordering::SeqCst);
     }
 
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn both_processes_see_one_memory_whose_length_is_fixed() {
         let (memory, fd) = MappedMemory::new().unwrap();
-        let other = MappedMemory::of(fd.try_clone().unwrap()).unwrap();
+        let other = MappedMemory::from_fd(fd.try_clone().unwrap()).unwrap();
         memory.write(BYTES - 3, b"end");
         let mut seen = [0; 3];
         other.read(BYTES - 3, &mut seen);
@@ -360,7 +360,7 @@ mod tests {
             let fd = rustix::fs::memfd_create(c"other", flags).unwrap();
             rustix::fs::ftruncate(&fd, len).unwrap();
             rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
-            MappedMemory::of(fd).err()
+            MappedMemory::from_fd(fd).err()
         };
         assert_eq!(make(BYTES as u64, SealFlags::GROW), Some(Errno::INVAL));
         assert_eq!(make(4096, SEALS), Some(Errno::INVAL));
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn both_processes_see_the_blocks_that_are_added_until_there_is_no_room() {
         let (memory, fd) = MappedMemory::new().unwrap();
-        let other = MappedMemory::of(fd).unwrap();
+        let other = MappedMemory::from_fd(fd).unwrap();
         for block in 1..MOST_BLOCKS {
             other.add_block(memory.add_new().unwrap()).unwrap();
             memory.write(block * BYTES + 7000, &[block as u8]);

@@ -160,7 +160,7 @@ struct NameSets {
 }
 
 impl NameSets {
-    fn of(dir: u64, name: &[u8]) -> NameSets {
+    fn for_name(dir: u64, name: &[u8]) -> NameSets {
         let hash = hash(dir, name);
         let near = hash_of_dir(dir) as usize % (SETS / NEAR) * NEAR;
         // The versions are placed by other bits.
@@ -192,7 +192,7 @@ impl NameSets {
     }
 
     /// Returns the slot of another name, if all are full.
-    fn any(&self) -> usize {
+    fn choose_victim(&self) -> usize {
         self.all[1] * WAYS + (self.hash >> 44) as usize % WAYS
     }
 }
@@ -222,10 +222,10 @@ impl NameWriter {
     ///
     /// The errors of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn new() -> Result<NameWriter> {
-        PublishedMemory::new(BYTES, MAGIC).map(NameWriter::over)
+        PublishedMemory::new(BYTES, MAGIC).map(NameWriter::in_memory)
     }
 
-    /// A descriptor to read the memory, for [`NameReader::of`].
+    /// A descriptor to read the memory, for [`NameReader::from_fd`].
     ///
     /// # Errors
     ///
@@ -237,7 +237,7 @@ impl NameWriter {
 
 impl<M: WritableMemory> NameWriter<M> {
     /// Names in this memory of [`BYTES`], all zero.
-    pub fn over(memory: M) -> NameWriter<M> {
+    pub fn in_memory(memory: M) -> NameWriter<M> {
         NameWriter { memory, locks: std::array::from_fn(|_| Mutex::default()) }
     }
 
@@ -251,8 +251,8 @@ impl<M: WritableMemory> NameWriter<M> {
     /// # Panics
     ///
     /// If the name is longer than [`NAME_MAX`].
-    pub fn tell(&self, dir: u64, name: &[u8], found: &FoundName) -> (SlotNumber, u64) {
-        let sets = NameSets::of(dir, name);
+    pub fn publish(&self, dir: u64, name: &[u8], found: &FoundName) -> (SlotNumber, u64) {
+        let sets = NameSets::for_name(dir, name);
         let mut of = sets.all.map(|set| set % LOCKS);
         of.sort_unstable();
         let _first = self.lock(of[0]);
@@ -262,7 +262,7 @@ impl<M: WritableMemory> NameWriter<M> {
         let is_known = |slot| read(memory, slot).is_of(dir, name).then_some(slot);
         let known = sets.first_tagged(memory, tag, is_known);
         let free = || sets.first_tagged(memory, 0, Some);
-        let slot = known.or_else(free).unwrap_or_else(|| sets.any());
+        let slot = known.or_else(free).unwrap_or_else(|| sets.choose_victim());
         let (ino, attributes) = found.inode.unwrap_or((0, [0; ATTRIBUTES]));
         let mut padded = [0; NAME_MAX];
         padded[..name.len()].copy_from_slice(name);
@@ -283,7 +283,7 @@ impl<M: WritableMemory> NameWriter<M> {
     }
 
     /// Returns the name in a slot, as it was published. `None` if the slot has another name by now.
-    pub fn at(&self, place: SlotNumber, ino: u64) -> Option<ResolvedName> {
+    pub fn get(&self, place: SlotNumber, ino: u64) -> Option<ResolvedName> {
         let slot = place as usize;
         let _alone = self.lock(slot / WAYS % LOCKS);
         let NameSlot { dir, name_len, ino: found, told, name, .. } = read(&self.memory, slot);
@@ -291,7 +291,7 @@ impl<M: WritableMemory> NameWriter<M> {
     }
 
     /// Publishes new attributes of an inode, in the slot of a name that was published before and leads to it.
-    pub fn tell_attributes(
+    pub fn publish_attributes(
         &self,
         place: SlotNumber,
         ino: u64,
@@ -333,7 +333,7 @@ impl NameReader {
     /// # Errors
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
-    pub fn of(fd: OwnedFd) -> Result<NameReader> {
+    pub fn from_fd(fd: OwnedFd) -> Result<NameReader> {
         let memory = MappedMemory::to_read(fd, BYTES)?;
         let is_known = memory.len() == BYTES && memory.load64(0) == MAGIC;
         if is_known { Ok(NameReader(memory)) } else { Err(Errno::INVAL) }
@@ -342,13 +342,13 @@ impl NameReader {
 
 impl<M: ReadableMemory> NameReader<M> {
     /// The names in this memory.
-    pub fn over(memory: M) -> NameReader<M> {
+    pub fn in_memory(memory: M) -> NameReader<M> {
         NameReader(memory)
     }
 
     /// Finds the latest publication of a name in `dir`. `None` if there is none, or if it changes at this moment.
     pub fn find(&self, dir: u64, name: &[u8]) -> Option<FoundName> {
-        let sets = NameSets::of(dir, name);
+        let sets = NameSets::for_name(dir, name);
         let found = sets.first_tagged(&self.0, sets.tag(), |place| {
             let sequence = self.0.load64(slot_at(place));
             let slot = read(&self.0, place);
@@ -368,7 +368,7 @@ mod tests {
 
     fn both() -> (NameWriter, NameReader) {
         let names = NameWriter::new().unwrap();
-        let reader = NameReader::of(names.reader().unwrap()).unwrap();
+        let reader = NameReader::from_fd(names.reader().unwrap()).unwrap();
         (names, reader)
     }
 
@@ -383,20 +383,20 @@ mod tests {
         let (names, reader) = both();
         let long = [b'x'; NAME_MAX];
         assert_eq!(reader.find(1, b"name"), None);
-        let (place, former) = names.tell(1, b"name", &found(7, 1));
-        assert_eq!((former, names.tell(1, &long, &found(9, 1)).1), (0, 0));
+        let (place, former) = names.publish(1, b"name", &found(7, 1));
+        assert_eq!((former, names.publish(1, &long, &found(9, 1)).1), (0, 0));
         assert_eq!(reader.find(1, b"name"), Some(found(7, 1)));
         assert_eq!(reader.find(1, &long), Some(found(9, 1)));
         assert_eq!((reader.find(2, b"name"), reader.find(1, b"nam")), (None, None));
         let missing = FoundName { inode: None, open_to_all: false, ..found(0, 2) };
-        assert_eq!(names.tell(1, b"name", &missing), (place, 7));
+        assert_eq!(names.publish(1, b"name", &missing), (place, 7));
         assert_eq!(reader.find(1, b"name"), Some(missing));
         // The attributes of an inode that no longer exists.
-        names.tell_attributes(place, 7, AttributeStamp::default(), &[9; ATTRIBUTES]);
+        names.publish_attributes(place, 7, AttributeStamp::default(), &[9; ATTRIBUTES]);
         assert_eq!(reader.find(1, b"name"), Some(missing));
-        let (place, _) = names.tell(1, b"name", &found(8, 2));
+        let (place, _) = names.publish(1, b"name", &found(8, 2));
         let new = AttributeStamp { version: 4, at: 3 };
-        names.tell_attributes(place, 8, new, &[9; ATTRIBUTES]);
+        names.publish_attributes(place, 8, new, &[9; ATTRIBUTES]);
         let told = NameVersions { attributes: new, ..found(8, 2).told };
         let inode = Some((8, [9; ATTRIBUTES]));
         assert_eq!(reader.find(1, b"name"), Some(FoundName { told, inode, open_to_all: true }));
@@ -408,7 +408,7 @@ mod tests {
         let texts: Vec<_> = (0..100_000_u64).map(|number| number.to_string()).collect();
         let mut left: Vec<_> = (1..)
             .zip(&texts)
-            .map(|(ino, text)| names.tell(1, text.as_bytes(), &found(ino, ino)).1)
+            .map(|(ino, text)| names.publish(1, text.as_bytes(), &found(ino, ino)).1)
             .filter(|left| *left != 0)
             .collect();
         left.sort_unstable();
@@ -422,10 +422,10 @@ mod tests {
         let (names, reader) = both();
         let all: Vec<_> = (0..20_000_u64).map(|n| (n / 20, format!("file-{n}.txt"))).collect();
         for (dir, text) in &all {
-            names.tell(*dir, text.as_bytes(), &found(dir + 1, 1));
+            names.publish(*dir, text.as_bytes(), &found(dir + 1, 1));
         }
         let near = |(dir, text): &&(u64, String)| {
-            let sets = NameSets::of(*dir, text.as_bytes());
+            let sets = NameSets::for_name(*dir, text.as_bytes());
             let is_near = |slot| (slot / WAYS == sets.all[0]).then_some(());
             sets.first_tagged(&names.memory, sets.tag(), is_near).is_some()
         };
@@ -438,11 +438,11 @@ mod tests {
     #[test]
     fn a_name_that_is_told_meanwhile_is_whole() {
         let (names, reader) = both();
-        names.tell(1, b"name", &found(2, 1));
+        names.publish(1, b"name", &found(2, 1));
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 for round in 0..100_000_u64 {
-                    names.tell(1, b"name", &found(round % 200 + 1, round));
+                    names.publish(1, b"name", &found(round % 200 + 1, round));
                 }
             });
             while !writer.is_finished() {
@@ -464,6 +464,6 @@ mod tests {
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
         let (_, other) = MappedMemory::sealed(BYTES).unwrap();
-        assert!(NameReader::of(other).is_err(), "no magic number");
+        assert!(NameReader::from_fd(other).is_err(), "no magic number");
     }
 }

@@ -78,10 +78,10 @@ impl PageWriter {
         let frames = wanted.next_power_of_two();
         let memory = PublishedMemory::new(bytes_of(frames), MAGIC)?;
         memory.store32(AT_FRAMES, frames);
-        Ok(PageWriter::over(memory, frames))
+        Ok(PageWriter::in_memory(memory, frames))
     }
 
-    /// A descriptor to read the memory, for [`PageReader::of`].
+    /// A descriptor to read the memory, for [`PageReader::from_fd`].
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl PageWriter {
 
 impl<M: WritableMemory> PageWriter<M> {
     /// Pages in this memory of [`bytes_of`] so many frames, a power of two.
-    pub fn over(memory: M, frames: u32) -> PageWriter<M> {
+    pub fn in_memory(memory: M, frames: u32) -> PageWriter<M> {
         memory.store64(AT_STATE, 1);
         PageWriter { memory, frames, hidden: HashMap::new() }
     }
@@ -214,7 +214,7 @@ impl<M: WritableMemory> PageWriter<M> {
     }
 
     /// Puts a page into its frame, in place of the page that is there. Its group is not hidden.
-    pub fn put(&mut self, page: u64, bytes: &[u8; PAGE]) {
+    pub fn write_page(&mut self, page: u64, bytes: &[u8; PAGE]) {
         self.change(page, |memory, frame| {
             memory.put(frame, bytes);
             page + 1
@@ -248,7 +248,7 @@ impl PageReader {
     /// # Errors
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
-    pub fn of(fd: OwnedFd) -> Result<PageReader> {
+    pub fn from_fd(fd: OwnedFd) -> Result<PageReader> {
         let memory = MappedMemory::to_read(fd, bytes_of(MOST_FRAMES))?;
         let mut head = [0; 12];
         memory.copy(0, &mut head);
@@ -257,13 +257,13 @@ impl PageReader {
         if !is_known || frames > MOST_FRAMES || memory.len() != bytes_of(frames) {
             return Err(Errno::INVAL);
         }
-        Ok(PageReader::over(memory, frames))
+        Ok(PageReader::in_memory(memory, frames))
     }
 }
 
 impl<M: ReadableMemory> PageReader<M> {
     /// The pages in this memory of so many frames.
-    pub fn over(memory: M, frames: u32) -> PageReader<M> {
+    pub fn in_memory(memory: M, frames: u32) -> PageReader<M> {
         PageReader { memory, frames }
     }
 
@@ -316,7 +316,7 @@ mod tests {
     fn both(size: u64) -> (PageWriter, PageReader) {
         let mut pages = PageWriter::new(size).unwrap();
         pages.open(size);
-        let reader = PageReader::of(pages.reader().unwrap()).unwrap();
+        let reader = PageReader::from_fd(pages.reader().unwrap()).unwrap();
         (pages, reader)
     }
 
@@ -325,10 +325,10 @@ mod tests {
         let (mut pages, reader) = both(6000);
         let mut out = [9; 8000];
         assert_eq!(reader.read(0, &mut out), None);
-        pages.put(0, &[1; PAGE]);
+        pages.write_page(0, &[1; PAGE]);
         assert_eq!((reader.read(100, &mut out[..50]), out[0], out[50]), (Some(50), 1, 9));
         assert_eq!(reader.read(4000, &mut out), None, "the second page is not there");
-        pages.put(1, &[2; PAGE]);
+        pages.write_page(1, &[2; PAGE]);
         assert_eq!((reader.read(4000, &mut out), out[95], out[96]), (Some(2000), 1, 2));
         assert_eq!(
             (reader.read(6000, &mut out), reader.read(u64::MAX, &mut out)),
@@ -349,8 +349,8 @@ mod tests {
     fn a_page_in_the_frame_of_another_one_takes_its_place() {
         let (mut pages, reader) = both(1 << 40);
         let other = 5 + u64::from(MOST_FRAMES);
-        pages.put(5, &[5; PAGE]);
-        pages.put(other, &[6; PAGE]);
+        pages.write_page(5, &[5; PAGE]);
+        pages.write_page(other, &[6; PAGE]);
         let mut out = [0; 10];
         assert_eq!(reader.read(5 * PAGE as u64, &mut out), None);
         assert_eq!((reader.read(other * PAGE as u64, &mut out), out), (Some(10), [6; 10]));
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn a_hidden_group_is_shown_again_without_the_pages_that_were_forgotten() {
         let (mut pages, reader) = both(1 << 20);
-        (0..20).for_each(|page| pages.put(page, &[page as u8; PAGE]));
+        (0..20).for_each(|page| pages.write_page(page, &[page as u8; PAGE]));
         let read = |page: u64| {
             let mut out = [99; 4];
             reader.read(page * PAGE as u64, &mut out).map(|_| out[0])
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn a_group_that_is_given_back_takes_no_memory_and_holds_no_pages() {
         let (mut pages, reader) = both(1 << 20);
-        (0..64).for_each(|page| pages.put(page, &[1; PAGE]));
+        (0..64).for_each(|page| pages.write_page(page, &[1; PAGE]));
         let before = pages.bytes_in_use().unwrap();
         pages.hide(1);
         pages.give_back(1);
@@ -391,7 +391,7 @@ mod tests {
         pages.show(1);
         let read = |page: u64| reader.read(page * PAGE as u64, &mut [0; 4]).is_some();
         assert_eq!([15, 16, 47, 48].map(read), [true, false, false, true]);
-        pages.put(16, &[2; PAGE]);
+        pages.write_page(16, &[2; PAGE]);
         assert!(read(16) && !read(17));
     }
 
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn the_memory_of_pages_is_given_back_although_a_client_keeps_it() {
         let (mut pages, reader) = both(1 << 20);
-        (0..256).for_each(|page| pages.put(page, &[1; PAGE]));
+        (0..256).for_each(|page| pages.write_page(page, &[1; PAGE]));
         let fd = pages.reader().unwrap();
         let blocks = || rustix::fs::fstat(&fd).unwrap().st_blocks;
         assert!(blocks() >= 2048);
@@ -430,7 +430,7 @@ mod tests {
             let (over, pages) = (&over, &mut pages);
             scope.spawn(move || {
                 for round in 0..20_000_u32 {
-                    pages.put(0, &[round as u8; PAGE]);
+                    pages.write_page(0, &[round as u8; PAGE]);
                     match round % 64 {
                         0 | 16 | 32 => pages.forget(0..1),
                         48 => pages.give_back(0),
@@ -441,7 +441,7 @@ mod tests {
                         _ => {}
                     }
                 }
-                pages.put(0, &[77; PAGE]);
+                pages.write_page(0, &[77; PAGE]);
                 over.store(true, Ordering::SeqCst);
             });
             let mut out = [0; PAGE];

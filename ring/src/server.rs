@@ -21,7 +21,7 @@ pub struct LaneServer<M> {
     turn: AtomicU32,
 }
 
-/// Counts of the server's end, see [`LaneServer::counts`].
+/// Counts of the server's end, see [`LaneServer::snapshot_counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneServerCounts {
     /// The number of lanes with at least one message.
@@ -89,7 +89,7 @@ impl LaneServer<MappedMemory> {
     }
 
     /// Returns a counter of the client, which may be wrong.
-    pub fn told(&self, which: ClientCounter) -> u64 {
+    pub fn read_client_counter(&self, which: ClientCounter) -> u64 {
         self.memory.tally(which).load(Ordering::Relaxed)
     }
 }
@@ -103,7 +103,7 @@ impl<M: PeerMemory> LaneServer<M> {
     }
 
     /// Returns the number of lanes that the client claims to use, at most the number that exists.
-    fn used(&self) -> usize {
+    fn claimed_lanes(&self) -> usize {
         self.memory.load(AT_USED).min(self.offered.load(Ordering::Acquire)) as usize
     }
 
@@ -122,7 +122,7 @@ impl<M: PeerMemory> LaneServer<M> {
         number: impl Fn(&[u8]) -> u64,
         copied: impl Fn(&[u8], usize) -> usize,
     ) -> Result<Option<ArrivedRequest>, ProtocolViolation> {
-        let used = self.used();
+        let used = self.claimed_lanes();
         let first = self.turn.load(Ordering::Relaxed) as usize;
         for step in 0..used {
             let index = (first + step) % used;
@@ -138,7 +138,7 @@ impl<M: PeerMemory> LaneServer<M> {
 
     /// True if a submission waits.
     pub fn is_waiting(&self) -> bool {
-        let used = self.used();
+        let used = self.claimed_lanes();
         (0..used).any(|index| self.has_submission(index))
     }
 
@@ -148,7 +148,7 @@ impl<M: PeerMemory> LaneServer<M> {
     }
 
     /// Counts so far. They are the server's own: nothing is read from the memory.
-    pub fn counts(&self) -> LaneServerCounts {
+    pub fn snapshot_counts(&self) -> LaneServerCounts {
         let mut counts = LaneServerCounts::default();
         for lane in &self.lanes {
             let state = lock(&lane.state);
@@ -163,7 +163,7 @@ impl<M: PeerMemory> LaneServer<M> {
     /// submission is there to [`take`](LaneServer::take).
     pub fn fall_asleep(&self) {
         self.memory.add(AT_SLEEPERS, 1);
-        self.memory.fence();
+        self.memory.fence_write_read();
     }
 
     /// Ends [`fall_asleep`](LaneServer::fall_asleep).
@@ -183,14 +183,14 @@ impl<M: PeerMemory> LaneServer<M> {
     }
 
     /// The bytes of the request `number` of `lane` that were not copied.
-    pub fn left(&self, lane: usize, number: u64) -> usize {
+    pub fn remaining(&self, lane: usize, number: u64) -> usize {
         self.open(lane, number).map_or(0, |open| open.left)
     }
 
-    /// Copies bytes of a request that were [left](LaneServer::left), starting at the byte `from` of the rest. The
+    /// Copies bytes of a request that were [left](LaneServer::remaining), starting at the byte `from` of the rest. The
     /// client may change them at any time. Returns false, and copies nothing, if there are fewer.
     pub fn copy_left(&self, lane: usize, number: u64, from: usize, out: &mut [u8]) -> bool {
-        let at = self.left_at(lane, number, from, out.len());
+        let at = self.remaining_at(lane, number, from, out.len());
         at.inspect(|&at| self.memory.read(at, out)).is_some()
     }
 
@@ -201,45 +201,45 @@ impl<M: PeerMemory> LaneServer<M> {
         (from, len): (usize, usize),
         (fd, offset): (BorrowedFd<'_>, u64),
     ) -> Option<rustix::io::Result<usize>> {
-        let at = self.left_at(lane, number, from, len)?;
+        let at = self.remaining_at(lane, number, from, len)?;
         Some(self.memory.write_file(at, len, fd, offset))
     }
 
     /// Returns the address of the rest, starting at its byte `from`. It is valid until the request is answered.
     pub fn address_of_left(&self, lane: usize, number: u64, from: usize) -> Option<NonNull<u8>> {
-        let len = self.left(lane, number).checked_sub(from)?;
-        self.memory.address(self.left_at(lane, number, from, len)?, len)
+        let len = self.remaining(lane, number).checked_sub(from)?;
+        self.memory.address(self.remaining_at(lane, number, from, len)?, len)
     }
 
     /// Returns the position of `len` bytes of the rest, starting at its byte `from`.
-    fn left_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
+    fn remaining_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
         let open = self.open(lane, number)?;
         let fits = from <= open.left && len <= open.left - from;
         fits.then(|| lane_at(lane) + lane::ARENA + open.left_at + from)
     }
 
     /// Bytes of room for the reply to the request `number` of `lane`.
-    pub fn room(&self, lane: usize, number: u64) -> usize {
+    pub fn reply_capacity(&self, lane: usize, number: u64) -> usize {
         self.open(lane, number).map_or(0, |open| open.room)
     }
 
     /// Writes bytes at the byte `from` of a reply, before it is sent. Returns false, and writes nothing, if there is
     /// no room for them.
     /// for them.
-    pub fn place(&self, lane: usize, number: u64, from: usize, bytes: &[u8]) -> bool {
-        let at = self.room_at(lane, number, from, bytes.len());
+    pub fn write_reply(&self, lane: usize, number: u64, from: usize, bytes: &[u8]) -> bool {
+        let at = self.reply_position(lane, number, from, bytes.len());
         at.inspect(|&at| self.memory.write(at, bytes)).is_some()
     }
 
-    /// Like [`place`](LaneServer::place) with `len` bytes of a file, by [`PeerMemory::read_file`]. `None` if there is
-    /// no room for them.
-    pub fn place_file(
+    /// Like [`write_reply`](LaneServer::write_reply) with `len` bytes of a file, by [`PeerMemory::read_file`]. `None`
+    /// if there is no room for them.
+    pub fn write_reply_from_file(
         &self,
         (lane, number): (usize, u64),
         (from, len): (usize, usize),
         (fd, offset): (BorrowedFd<'_>, u64),
     ) -> Option<rustix::io::Result<usize>> {
-        let at = self.room_at(lane, number, from, len)?;
+        let at = self.reply_position(lane, number, from, len)?;
         Some(self.memory.read_file(at, len, fd, offset))
     }
 
@@ -249,11 +249,11 @@ impl<M: PeerMemory> LaneServer<M> {
         (lane, number): (usize, u64),
         (from, len): (usize, usize),
     ) -> Option<NonNull<u8>> {
-        self.memory.address(self.room_at(lane, number, from, len)?, len)
+        self.memory.address(self.reply_position(lane, number, from, len)?, len)
     }
 
     /// Returns the position of room for `len` bytes of a reply, starting at its byte `from`.
-    fn room_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
+    fn reply_position(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
         let open = self.open(lane, number)?;
         let fits = from <= open.room && len <= open.room - from;
         fits.then(|| lane_at(lane) + lane::ARENA + open.at + from)
@@ -276,7 +276,7 @@ impl<M: PeerMemory> LaneServer<M> {
     }
 
     /// Like [`answer`](LaneServer::answer), with `placed` bytes behind the bytes of `parts`, which were
-    /// [placed](LaneServer::place).
+    /// [placed](LaneServer::write_reply).
     ///
     /// # Errors
     ///
@@ -315,7 +315,7 @@ impl<M: PeerMemory> LaneServer<M> {
         self.memory.store(at + lane::COMPLETED, state.completed);
         drop(state);
         // The client announces that it sleeps, and then looks; the server works in the opposite order.
-        self.memory.fence();
+        self.memory.fence_write_read();
         if self.memory.load(at + lane::WAITS) != 0 {
             self.memory.store(at + lane::WAITS, 0);
             self.memory.wake(at + lane::WAITS);

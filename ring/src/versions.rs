@@ -52,7 +52,7 @@ pub enum VersionedItem<'a> {
 
 impl VersionedItem<'_> {
     /// Returns the position of its version.
-    fn at(self) -> usize {
+    fn position(self) -> usize {
         let fold = |ino: u64| (ino ^ ino >> 18 ^ ino >> 36) as usize;
         match self {
             VersionedItem::Attributes(ino) => AT_ATTRIBUTES + 8 * (fold(ino) % ATTRIBUTES),
@@ -99,7 +99,7 @@ impl VersionWriter {
         PublishedMemory::new(BYTES, MAGIC).map(VersionWriter)
     }
 
-    /// A descriptor to read the memory, for [`VersionReader::of`].
+    /// A descriptor to read the memory, for [`VersionReader::from_fd`].
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl VersionWriter {
 
 impl<M: WritableMemory> VersionWriter<M> {
     /// Versions in this memory of [`BYTES`].
-    pub fn over(memory: M) -> VersionWriter<M> {
+    pub fn in_memory(memory: M) -> VersionWriter<M> {
         VersionWriter(memory)
     }
 
@@ -120,27 +120,27 @@ impl<M: WritableMemory> VersionWriter<M> {
         self.0.load64(AT_ALL) / (RUNNING + 1)
     }
 
-    /// Returns the same value as [`VersionReader::all`].
-    pub fn all(&self) -> Option<u64> {
-        stays(&self.0, AT_ALL)
+    /// Returns the same value as [`VersionReader::global_version`].
+    pub fn global_version(&self) -> Option<u64> {
+        read_stable(&self.0, AT_ALL)
     }
 
-    /// Returns the same value as [`VersionReader::of_thing`].
-    pub fn of_thing(&self, thing: VersionedItem<'_>) -> Option<u64> {
-        stays(&self.0, thing.at())
+    /// Returns the same value as [`VersionReader::version_of`].
+    pub fn version_of(&self, thing: VersionedItem<'_>) -> Option<u64> {
+        read_stable(&self.0, thing.position())
     }
 
     /// Records that a change of these items begins. Call [`end`](VersionWriter::end) for the same items.
     pub fn begin<'a>(&self, things: impl Iterator<Item = VersionedItem<'a>>) {
         self.0.add64(AT_ALL, 1);
-        things.for_each(|thing| self.0.add64(thing.at(), 1));
+        things.for_each(|thing| self.0.add64(thing.position(), 1));
         // The versions are visible before any part of the change.
         self.0.fence(Ordering::SeqCst);
     }
 
     /// Records that a change has ended. Call it before the reply to the change.
     pub fn end<'a>(&self, things: impl Iterator<Item = VersionedItem<'a>>) {
-        things.for_each(|thing| self.0.add64(thing.at(), ENDED));
+        things.for_each(|thing| self.0.add64(thing.position(), ENDED));
         self.0.add64(AT_ALL, ENDED);
     }
 }
@@ -158,7 +158,7 @@ impl VersionReader {
     /// # Errors
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
-    pub fn of(fd: OwnedFd) -> Result<VersionReader> {
+    pub fn from_fd(fd: OwnedFd) -> Result<VersionReader> {
         let memory = MappedMemory::to_read(fd, BYTES)?;
         let mut magic = [0; 8];
         if memory.len() == BYTES {
@@ -168,30 +168,30 @@ impl VersionReader {
     }
 
     /// The version of everything after one more change than at `all`.
-    pub fn after_one(all: u64) -> u64 {
+    pub fn version_after_one(all: u64) -> u64 {
         all.wrapping_add(RUNNING + 1)
     }
 }
 
 impl<M: ReadableMemory> VersionReader<M> {
     /// The versions in this memory.
-    pub fn over(memory: M) -> VersionReader<M> {
+    pub fn in_memory(memory: M) -> VersionReader<M> {
         VersionReader(memory)
     }
 
     /// The version of everything; `None` while a change runs, and after the end of the server.
-    pub fn all(&self) -> Option<u64> {
-        stays(&self.0, AT_ALL)
+    pub fn global_version(&self) -> Option<u64> {
+        read_stable(&self.0, AT_ALL)
     }
 
     /// Returns the version of an item; `None` while the item changes, and after the end of the server.
-    pub fn of_thing(&self, thing: VersionedItem<'_>) -> Option<u64> {
-        stays(&self.0, thing.at())
+    pub fn version_of(&self, thing: VersionedItem<'_>) -> Option<u64> {
+        read_stable(&self.0, thing.position())
     }
 }
 
 /// The version at `at`, unless a change runs or the server has ended.
-fn stays(memory: &impl ReadableMemory, at: usize) -> Option<u64> {
+fn read_stable(memory: &impl ReadableMemory, at: usize) -> Option<u64> {
     let version = memory.load64(at);
     (version & RUNNING == 0 && memory.load64(AT_ENDED) == 0).then_some(version)
 }
@@ -203,7 +203,7 @@ mod tests {
 
     fn both() -> (VersionWriter, VersionReader) {
         let versions = VersionWriter::new().unwrap();
-        let reader = VersionReader::of(versions.reader().unwrap()).unwrap();
+        let reader = VersionReader::from_fd(versions.reader().unwrap()).unwrap();
         (versions, reader)
     }
 
@@ -211,35 +211,41 @@ mod tests {
     fn a_change_is_seen_while_it_runs_and_afterwards() {
         let (versions, reader) = both();
         let (name, other) = (VersionedItem::Name(1, b"name"), VersionedItem::Name(1, b"other"));
-        let before = [name, other].map(|thing| reader.of_thing(thing));
-        let all = reader.all().unwrap();
+        let before = [name, other].map(|thing| reader.version_of(thing));
+        let all = reader.global_version().unwrap();
         versions.begin([name].into_iter());
-        assert_eq!((reader.of_thing(name), reader.all()), (None, None));
-        assert_eq!(reader.of_thing(other), before[1]);
+        assert_eq!((reader.version_of(name), reader.global_version()), (None, None));
+        assert_eq!(reader.version_of(other), before[1]);
         versions.begin([name, VersionedItem::Attributes(1)].into_iter());
         versions.end([name].into_iter());
-        assert_eq!(reader.of_thing(name), None, "the other change still runs");
+        assert_eq!(reader.version_of(name), None, "the other change still runs");
         versions.end([name, VersionedItem::Attributes(1)].into_iter());
-        assert!(reader.of_thing(name).is_some_and(|now| Some(now) != before[0]));
-        let two = VersionReader::after_one(VersionReader::after_one(all));
-        assert_eq!((reader.all(), versions.changes()), (Some(two), 2));
+        assert!(reader.version_of(name).is_some_and(|now| Some(now) != before[0]));
+        let two = VersionReader::version_after_one(VersionReader::version_after_one(all));
+        assert_eq!((reader.global_version(), versions.changes()), (Some(two), 2));
     }
 
     #[test]
     fn nothing_is_known_after_the_end_of_the_server() {
         let (versions, reader) = both();
-        assert!(reader.all().is_some() && reader.of_thing(VersionedItem::Rights(1)).is_some());
+        assert!(
+            reader.global_version().is_some()
+                && reader.version_of(VersionedItem::Rights(1)).is_some()
+        );
         drop(versions);
-        assert_eq!((reader.all(), reader.of_thing(VersionedItem::Rights(1))), (None, None));
+        assert_eq!(
+            (reader.global_version(), reader.version_of(VersionedItem::Rights(1))),
+            (None, None)
+        );
     }
 
     #[test]
     fn few_things_share_a_version() {
         let names: Vec<_> = (0..1000).map(|number| format!("file-{number}.txt")).collect();
         let mut places: Vec<_> =
-            names.iter().map(|name| VersionedItem::Name(7, name.as_bytes()).at()).collect();
+            names.iter().map(|name| VersionedItem::Name(7, name.as_bytes()).position()).collect();
         places.extend((0..1000).flat_map(|ino| {
-            [VersionedItem::Attributes(ino).at(), VersionedItem::Rights(ino).at()]
+            [VersionedItem::Attributes(ino).position(), VersionedItem::Rights(ino).position()]
         }));
         assert!(places.iter().all(|at| at + 8 <= BYTES && at % 8 == 0));
         places.sort_unstable();
@@ -261,8 +267,8 @@ mod tests {
     #[test]
     fn memory_with_another_format_is_refused() {
         let (_, fd) = MappedMemory::new().unwrap();
-        assert!(VersionReader::of(fd).is_err());
+        assert!(VersionReader::from_fd(fd).is_err());
         let (_, fd) = MappedMemory::sealed(64).unwrap();
-        assert!(VersionReader::of(fd).is_err());
+        assert!(VersionReader::from_fd(fd).is_err());
     }
 }

@@ -20,7 +20,7 @@ impl LaneFixture {
     fn new() -> LaneFixture {
         let (memory, fd) = MappedMemory::new().unwrap();
         let desk = LaneServer::new(memory);
-        LaneFixture { desk, client: MappedMemory::of(fd).unwrap() }
+        LaneFixture { desk, client: MappedMemory::from_fd(fd).unwrap() }
     }
 
     /// Submits an entry of these words to lane 0, with a request of `number`.
@@ -129,7 +129,7 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
     let world = LaneFixture::new();
     let number = number_in(0, 2);
     assert_eq!(world.submit([0, 48, 4096, 100], number), Ok(true));
-    assert_eq!(world.desk.counts(), LaneServerCounts { lanes: 1, taken: 1, open: 1 });
+    assert_eq!(world.desk.snapshot_counts(), LaneServerCounts { lanes: 1, taken: 1, open: 1 });
     // No open request has this number.
     assert_eq!(world.desk.answer(0, number_in(0, 4), &[&[1; 16]], &[9; 16]), Ok(false));
     assert_eq!(world.desk.answer(0, number, &[&[1; 60], &[2; 41]], &[9; 16]), Ok(false));
@@ -139,7 +139,7 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
     // The client's claims about its lanes change no count.
     world.client.store(192, u32::MAX);
     world.client.store(FIRST + 128, 77);
-    assert_eq!(world.desk.counts(), LaneServerCounts { lanes: 1, taken: 1, open: 0 });
+    assert_eq!(world.desk.snapshot_counts(), LaneServerCounts { lanes: 1, taken: 1, open: 0 });
 }
 
 /// The words of a lane and of its entries are any numbers at any time. The server must not panic, and the messages
@@ -252,7 +252,7 @@ fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written()
     let read = |message: &[u8]| u64::from_ne_bytes(message[8..16].try_into().unwrap());
     let arrived = world.desk.take(&mut room, read, |_, _| 48).unwrap().unwrap();
     assert_eq!((arrived.len, arrived.copied), (48 + data.len(), 48));
-    assert_eq!(world.desk.left(0, number), data.len());
+    assert_eq!(world.desk.remaining(0, number), data.len());
     let mut seen = vec![0; data.len()];
     assert!(world.desk.copy_left(0, number, 0, &mut seen) && seen == data);
     for (from, len) in [(1, data.len()), (data.len() + 1, 0), (usize::MAX, 2)] {
@@ -267,10 +267,13 @@ fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written()
     let most = 16 + data.len();
     lane.submit(&world.client, number, &[&message(number)], most).unwrap();
     world.desk.take(&mut room, read, |_, len| len).unwrap().unwrap();
-    let space = world.desk.room(0, number);
-    assert!(space >= most && world.desk.place(0, number, 16, &data));
-    assert!(!world.desk.place(0, number, space, &[1]) && !world.desk.place(0, number + 2, 0, &[1]));
-    assert!(!world.desk.place(0, number, usize::MAX, &[1; 3]));
+    let space = world.desk.reply_capacity(0, number);
+    assert!(space >= most && world.desk.write_reply(0, number, 16, &data));
+    assert!(
+        !world.desk.write_reply(0, number, space, &[1])
+            && !world.desk.write_reply(0, number + 2, 0, &[1])
+    );
+    assert!(!world.desk.write_reply(0, number, usize::MAX, &[1; 3]));
     let answered = world.desk.answer_placed((0, number), &[&[7; 16]], data.len(), &[0; 16]);
     assert_eq!(answered, Ok(true));
     let answer = lane.poll(&world.client).unwrap().unwrap();

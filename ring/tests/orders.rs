@@ -171,10 +171,10 @@ fn pages(size: u64, first: [u64; 2]) -> (PageWriter<OrderedMemory>, PageReader<O
     let seen = [STATE, SIZE, HEADS, HEADS + 8, frame, frame + 8];
     let memory = OrderedMemory::new(&HashMap::new(), seen);
     let client = memory.of_client();
-    let mut pages = PageWriter::over(memory, FRAMES);
-    pages.put(0, &page(first));
+    let mut pages = PageWriter::in_memory(memory, FRAMES);
+    pages.write_page(0, &page(first));
     pages.open(size);
-    (pages, PageReader::over(client, FRAMES))
+    (pages, PageReader::in_memory(client, FRAMES))
 }
 
 fn page(words: [u64; 2]) -> [u8; PAGE] {
@@ -196,7 +196,7 @@ fn a_page_is_read_whole_while_others_take_its_place() {
     check(|| {
         let (mut pages, reader) = pages(1 << 20, [1, 1]);
         let server = thread::spawn(move || {
-            pages.put(0, &page([2, 2]));
+            pages.write_page(0, &page([2, 2]));
             pages
         });
         if let Some((len, words)) = read(&reader, 0) {
@@ -212,7 +212,7 @@ fn no_page_is_taken_for_another_one_in_its_frame() {
     check(|| {
         let (mut pages, reader) = pages(1 << 20, [1, 1]);
         let server = thread::spawn(move || {
-            pages.put(FRAMES.into(), &page([2, 2]));
+            pages.write_page(FRAMES.into(), &page([2, 2]));
             pages
         });
         let [first, other] = [0, FRAMES.into()].map(|number| read(&reader, number));
@@ -260,7 +260,7 @@ fn a_file_that_becomes_shorter_is_not_read_with_bytes_of_both_lengths() {
             pages.close();
             pages.forget(0..u64::MAX);
             tells.store(1, Ordering::Release);
-            pages.put(0, &page([1, 0]));
+            pages.write_page(0, &page([1, 0]));
             pages.open(8);
             pages
         });
@@ -321,7 +321,7 @@ impl ServedFile {
         let number = self.file.load(Ordering::Acquire);
         let (pages, changes) = &mut *self.pages.lock().unwrap();
         if changes.begun == begun && !pages.has(0) {
-            pages.put(0, &page([number, number]));
+            pages.write_page(0, &page([number, number]));
         }
     }
 }
@@ -368,10 +368,10 @@ fn versions(
     things: &[VersionedItem<'_>],
 ) -> (VersionWriter<OrderedMemory>, VersionReader<OrderedMemory>) {
     let place = OrderedMemory::unseen();
-    VersionWriter::over(place.clone()).begin(things.iter().copied());
+    VersionWriter::in_memory(place.clone()).begin(things.iter().copied());
     let memory = OrderedMemory::new(&HashMap::new(), place.words().into_keys());
     let client = memory.of_client();
-    (VersionWriter::over(memory), VersionReader::over(client))
+    (VersionWriter::in_memory(memory), VersionReader::in_memory(client))
 }
 
 /// Two clients change one item, each another bit, and a third one keeps the value that it read.
@@ -392,17 +392,17 @@ fn nothing_is_used_that_was_kept_before_a_change_that_was_answered() {
             })
         };
         let threads = [change(1), change(2)];
-        let all = reader.all();
+        let all = reader.global_version();
         let told = state.load(Ordering::Acquire);
-        let version = reader.of_thing(NAME);
-        let is_kept = all.is_some() && version.is_some() && reader.all() == all;
+        let version = reader.version_of(NAME);
+        let is_kept = all.is_some() && version.is_some() && reader.global_version() == all;
         let so_far = answered.load(Ordering::Acquire);
-        if is_kept && reader.of_thing(NAME) == version {
+        if is_kept && reader.version_of(NAME) == version {
             assert_eq!(told & so_far, so_far, "a change is missing");
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        let now = reader.of_thing(NAME);
-        assert!(now.is_some() && reader.all().is_some(), "no change runs");
+        let now = reader.version_of(NAME);
+        assert!(now.is_some() && reader.global_version().is_some(), "no change runs");
         assert!(!is_kept || now != version || told == 3);
     });
 }
@@ -442,13 +442,13 @@ fn names(
     let slot = SLOTS + *place as usize * SLOT;
     let memory = OrderedMemory::new(words, [SEQUENCE].into_iter().chain(seen).map(|at| slot + at));
     let client = memory.of_client();
-    (NameWriter::over(memory), NameReader::over(client))
+    (NameWriter::in_memory(memory), NameReader::in_memory(client))
 }
 
 /// The words of memory in which `ino` has the name that has the place.
 fn told(ino: u64) -> (HashMap<usize, u64>, u32) {
     let memory = OrderedMemory::unseen();
-    let (place, _) = NameWriter::over(memory.clone()).tell(1, b"name", &found(ino, 0));
+    let (place, _) = NameWriter::in_memory(memory.clone()).publish(1, b"name", &found(ino, 0));
     (memory.words(), place)
 }
 
@@ -458,7 +458,7 @@ fn a_name_is_found_whole_while_it_is_told_anew() {
     let place = before.1;
     check(move || {
         let (names, reader) = names(&before, [INO, NAME_VERSION, BEGIN]);
-        let server = thread::spawn(move || names.tell(1, b"name", &found(2, 3)));
+        let server = thread::spawn(move || names.publish(1, b"name", &found(2, 3)));
         let seen = reader.find(1, b"name");
         assert!([None, Some(found(1, 0)), Some(found(2, 3))].contains(&seen), "{seen:?}");
         assert_eq!(server.join().unwrap(), (place, 1));
@@ -474,8 +474,8 @@ fn attributes_that_are_told_anew_have_their_version() {
         let (names, reader) = names(&before, [INO, VERSION, BEGIN]);
         let moment = AttributeStamp { version: 50, at: 0 };
         let server = thread::spawn(move || {
-            names.tell_attributes(place, 9, moment, &attributes_of(9));
-            names.tell_attributes(place, 1, moment, &attributes_of(5));
+            names.publish_attributes(place, 9, moment, &attributes_of(9));
+            names.publish_attributes(place, 1, moment, &attributes_of(5));
         });
         let NameVersions { name, rights, .. } = found(1, 0).told;
         let told = NameVersions { name, rights, attributes: moment };
@@ -493,18 +493,19 @@ fn a_name_whose_slot_another_one_takes_is_found_as_it_was_or_not_at_all() {
     let text = |number: u64| format!("{number:08}");
     let full = (TAGS..SLOTS).step_by(8).map(|at| (at, u64::MAX)).collect();
     let memory = OrderedMemory::new(&full, []);
-    let all = NameWriter::over(memory.clone());
+    let all = NameWriter::in_memory(memory.clone());
     let (before, former, taker) = (1..)
         .find_map(|ino| {
             let words = memory.words();
-            let (place, former) = all.tell(1, text(ino).as_bytes(), &found(ino, 0));
+            let (place, former) = all.publish(1, text(ino).as_bytes(), &found(ino, 0));
             (former != 0).then_some(((words, place), former, ino))
         })
         .unwrap();
     let place = before.1;
     check(move || {
         let (names, reader) = names(&before, [INO, BEGIN, TEXT]);
-        let server = thread::spawn(move || names.tell(1, text(taker).as_bytes(), &found(taker, 0)));
+        let server =
+            thread::spawn(move || names.publish(1, text(taker).as_bytes(), &found(taker, 0)));
         let seen = reader.find(1, text(former).as_bytes());
         assert!(seen.is_none() || seen == Some(found(former, 0)), "{seen:?}");
         assert_eq!(server.join().unwrap(), (place, former));
@@ -535,21 +536,21 @@ fn no_name_holds_after_a_change_of_it_that_was_answered() {
             })
         };
         let tells = thread::spawn(move || {
-            if let Some(version) = other.of_thing(NAME) {
+            if let Some(version) = other.version_of(NAME) {
                 let ino = leads_to.load(Ordering::Acquire);
-                names.tell(1, b"name", &found(ino, version));
+                names.publish(1, b"name", &found(ino, version));
             }
         });
         let least = answered.load(Ordering::Acquire);
         if let Some(found) = reader.find(1, b"name")
-            && now.of_thing(NAME) == Some(found.told.name)
+            && now.version_of(NAME) == Some(found.told.name)
         {
             let ino = found.inode.unwrap().0;
             assert!(ino >= least, "inode {ino} after {least}");
         }
         [changes, tells].into_iter().for_each(|thread| thread.join().unwrap());
         let found = reader.find(1, b"name").unwrap();
-        let holds = now.of_thing(NAME) == Some(found.told.name);
+        let holds = now.version_of(NAME) == Some(found.told.name);
         assert!(!holds || found.inode.unwrap().0 == 2);
     });
 }

@@ -67,7 +67,7 @@ impl PeerMemory for ScheduledMemory {
     fn raise(&self, at: usize, value: u32) {
         self.0.words[&at].fetch_max(value, Ordering::SeqCst);
     }
-    fn fence(&self) {}
+    fn fence_write_read(&self) {}
     fn read(&self, at: usize, out: &mut [u8]) {
         out.copy_from_slice(&self.0.bytes.lock().unwrap()[at..at + out.len()]);
     }

@@ -70,7 +70,7 @@ fn main() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
     let client = Arc::new(DirectClient::new(ClientOptions::default()));
     let task = ClientTask::new(
-        TaskCredentials::of_this_process().expect("ids"),
+        TaskCredentials::read_calling_thread().expect("ids"),
         WorkDir::Outside(b"/".to_vec()),
     );
     let task = Arc::new(task);

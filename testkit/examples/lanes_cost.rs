@@ -77,7 +77,7 @@ fn main() {
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let memory = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
     let paged =
-        PagedFileSystem::over(memory, PagedOptions::default()).expect("memory is exclusive");
+        PagedFileSystem::wrap(memory, PagedOptions::default()).expect("memory is exclusive");
     let pages = Some(Arc::clone(&paged) as _);
     let options = ServerOptions { lines, pages, ..ServerOptions::default() };
     let server = Arc::new(SocketServer::bind(&path, paged, options).expect("a socket"));

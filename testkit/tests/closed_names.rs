@@ -45,7 +45,7 @@ struct ClosedTree {
 impl ClosedTree {
     fn new(perm: u32) -> ClosedTree {
         let memory = MemoryFileSystem::new(defuse_memory::MemoryOptions::default());
-        let fs = VersionedFileSystem::over(Arc::new(memory)).unwrap();
+        let fs = VersionedFileSystem::wrap(Arc::new(memory)).unwrap();
         let root = of(0);
         let make = |parent, text, perm| {
             let node = NewNode::new(FileKind::Directory, perm, root.caller);
@@ -75,7 +75,7 @@ impl ClosedTree {
     fn walk(&self, client: &DynConnection) -> Result<Option<Ino>> {
         let mut last = None;
         let path = NormalPath::new(b"above/dir/file").unwrap();
-        client.steps(&of(USER), Ino::ROOT, path, |step| last = Some(step.ino))?;
+        client.walk_steps(&of(USER), Ino::ROOT, path, |step| last = Some(step.ino))?;
         Ok(last)
     }
 
@@ -178,7 +178,7 @@ fn the_next_program_takes_over_no_file_of_a_directory_that_was_closed_since() {
         tree.walk(&told).unwrap();
         let process = tree.client();
         let take_over = |process: &DynConnection| {
-            let heir = process.heir(process.credentials().clone());
+            let heir = process.prepare_exec(process.credentials().clone());
             let mode = AccessMode::Read;
             let legacy = InheritedInode { ino: tree.file, fh: None, mode, process_locks: false };
             heir.take_over(&legacy)
@@ -271,7 +271,7 @@ fn a_name_is_told_with_the_rights_that_were_checked() {
             is_armed: AtomicBool::new(false),
             dir: OnceLock::new(),
         });
-        let fs = VersionedFileSystem::over(Arc::clone(&closes) as Arc<dyn FileSystem>).unwrap();
+        let fs = VersionedFileSystem::wrap(Arc::clone(&closes) as Arc<dyn FileSystem>).unwrap();
         closes.this.set(Arc::downgrade(&fs)).unwrap();
         let root = of(0);
         let node = NewNode::new(FileKind::Directory, 0o755, root.caller);
@@ -288,7 +288,7 @@ fn a_name_is_told_with_the_rights_that_were_checked() {
             client
         };
         let (first, path) = (client(), NormalPath::new(b"dir").unwrap());
-        first.steps(&of(USER), Ino::ROOT, path, |_| ()).unwrap();
+        first.walk_steps(&of(USER), Ino::ROOT, path, |_| ()).unwrap();
         closes.is_armed.store(true, Ordering::SeqCst);
         match lists {
             true => {
@@ -297,13 +297,13 @@ fn a_name_is_told_with_the_rights_that_were_checked() {
             }
             false => {
                 let path = NormalPath::new(b"dir/file").unwrap();
-                first.steps(&of(USER), Ino::ROOT, path, |_| ()).unwrap();
+                first.walk_steps(&of(USER), Ino::ROOT, path, |_| ()).unwrap();
             }
         }
         assert!(!closes.is_armed.load(Ordering::SeqCst), "the directory was closed meanwhile");
         let next = client();
         assert_eq!(next.getattr(&of(USER), file, None), Err(Errno::ESTALE));
-        let reader = NameReader::of(next.told_names().unwrap()).unwrap();
+        let reader = NameReader::from_fd(next.shared_names().unwrap()).unwrap();
         let told = reader.find(dir.0, b"file");
         let rights = fs.names(next.credentials()).unwrap().rights(dir);
         assert!(told.is_none_or(|found| Some(found.told.rights) != rights));

@@ -46,7 +46,7 @@ fn served_with(options: MemoryOptions) -> CompoundServer {
 
 /// Starts a server like [`served_with`], with further options of the server.
 fn served_by(options: MemoryOptions, server: ServerOptions) -> CompoundServer {
-    let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(options))).unwrap();
+    let fs = VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(options))).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let dir = TempDir::with_prefix("defuse-compound-").unwrap();
     let path = dir.path().join("socket");

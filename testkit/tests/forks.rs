@@ -66,7 +66,7 @@ fn a_child_is_refused_by_a_file_system_on_a_device_and_its_parent_goes_on() {
         ("memory", Arc::new(RamDevice::new(4096, 8192))),
         ("rings", Arc::new(image(&path("rings")).device().unwrap())),
         ("threads", Arc::new(of_threads)),
-        ("worker", Arc::new(WorkerDevice::over(Arc::new(file)).unwrap())),
+        ("worker", Arc::new(WorkerDevice::start_for(Arc::new(file)).unwrap())),
     ];
     for (name, device) in devices {
         let side = ForkSide::new(uhs(device));

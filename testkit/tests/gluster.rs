@@ -107,7 +107,8 @@ fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
 
 /// A test that ended a mount waited for the end of the servers of another one.
 fn servers_keep_no_mount_of_others(servers: &GlusterServers, mount: &ServedMount) {
-    let mounts = servers.within("cat".as_ref()).arg("/proc/self/mountinfo").output().unwrap();
+    let mounts =
+        servers.command_within("cat".as_ref()).arg("/proc/self/mountinfo").output().unwrap();
     let place = mount.path().to_str().unwrap();
     let has_it = |mounts: &str| mounts.lines().any(|line| line.contains(place));
     assert!(has_it(&fs::read_to_string("/proc/self/mountinfo").unwrap()));
@@ -115,7 +116,7 @@ fn servers_keep_no_mount_of_others(servers: &GlusterServers, mount: &ServedMount
 }
 
 fn mount(servers: &GlusterServers, volume: &str, place: &Path) -> ServedMount {
-    let inside = servers.inside();
+    let inside = servers.network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{HOST}/{volume}");
     ServedMount::under(&inside, source.as_ref(), place, &[]).unwrap()
@@ -364,7 +365,7 @@ fn a_write_for_another_user_drops_set_user_id(servers: &GlusterServers) {
 
 /// The names in a directory of a brick.
 fn in_brick(servers: &GlusterServers, brick: &str, dir: &str) -> HashSet<Vec<u8>> {
-    let mut list = servers.within("ls".as_ref());
+    let mut list = servers.command_within("ls".as_ref());
     let listed = list.arg("-A").arg(format!("{ROOM}/bricks/{brick}/{dir}")).output().unwrap();
     assert!(listed.status.success(), "{listed:?}");
     listed.stdout.split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect()
@@ -848,11 +849,11 @@ fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &GlusterServers)
     let place = mounted::scratch().unwrap();
     let file = place.path().join("dist.vol");
     let spec = "/var/lib/glusterd/vols/dist/dist.tcp-fuse.vol";
-    let spec = servers.within("cat".as_ref()).arg(spec).output().unwrap();
+    let spec = servers.command_within("cat".as_ref()).arg(spec).output().unwrap();
     assert!(spec.status.success(), "{}", String::from_utf8_lossy(&spec.stderr));
     fs::write(&file, &spec.stdout).unwrap();
     let source = format!("gluster:{}", file.display());
-    let inside = servers.inside();
+    let inside = servers.network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let mount = || ServedMount::under(&inside, source.as_ref(), place.path(), &[]);
     let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();

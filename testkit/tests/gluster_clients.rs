@@ -139,7 +139,7 @@ impl Drop for PlacedMount {
 
 fn mount(servers: &GlusterServers, volume: &str) -> PlacedMount {
     let place = mounted::scratch().unwrap();
-    let inside = servers.inside();
+    let inside = servers.network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{HOST}/{volume}");
     let mount = ServedMount::under(&inside, source.as_ref(), place.path(), &[]).unwrap();

@@ -69,7 +69,7 @@ impl VolumePlace<'_> {
     }
 
     fn mount(&self, source: &str, options: &[&str]) -> anyhow::Result<ServedMount> {
-        let inside = self.servers.inside();
+        let inside = self.servers.network_prefix();
         let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
         ServedMount::under(&inside, source.as_ref(), self.dir.path(), options)
     }
@@ -351,7 +351,7 @@ fn the_socket_of_this_machine_reaches_its_volumes(place: &VolumePlace<'_>) {
         exec \"$0\" \"$@\""
     );
     let inside = |source: &str| {
-        let mut command = place.servers.within("unshare".as_ref());
+        let mut command = place.servers.command_within("unshare".as_ref());
         command.args(["--mount", "sh", "-ec", &script]).arg(program().unwrap());
         command.args(["run", "--mount", &format!("/defuse-volume={source}"), "--", "sh", "-ec"]);
         command.arg("cd /defuse-volume; echo by socket >unix; cat unix; rm unix");
@@ -462,7 +462,7 @@ fn an_unnamed_file_is_refused_and_leaves_nothing(place: &VolumePlace<'_>) {
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
         for brick in [1, 2] {
             let brick = format!("{ROOM}/bricks/{volume}{brick}/unnamed");
-            let mut list = place.servers.within("ls".as_ref());
+            let mut list = place.servers.command_within("ls".as_ref());
             assert_eq!(said(list.args(["-A", &brick]).output().unwrap()).as_deref(), Ok(""));
         }
         fs::remove_dir(&dir).unwrap();

@@ -89,7 +89,7 @@ fn start() -> GlusterCluster {
 
 /// Mounts the replicated volume, by a program that runs under `checker` unless it is empty.
 fn mount(cluster: &GlusterCluster, checker: &[&str], place: &Path) -> ServedMount {
-    let inside = cluster.servers().inside();
+    let inside = cluster.servers().network_prefix();
     let prefix: Vec<&str> = inside.iter().map(String::as_str).chain(checker.to_vec()).collect();
     let source = format!("gluster://{}/repl", cluster.host(3));
     ServedMount::under(&prefix, source.as_ref(), place, &["-o", "no_sandbox"]).unwrap()

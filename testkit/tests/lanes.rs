@@ -28,7 +28,7 @@ const SHARED: RemoteOptions =
 fn memory(limits: LaneLimits) -> TestServer {
     let fs: Arc<dyn FileSystem> = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
     let lines = Some(Arc::new(LaneOffers::new(limits)) as _);
-    let paged = PagedFileSystem::over(Arc::clone(&fs), PagedOptions::default());
+    let paged = PagedFileSystem::wrap(Arc::clone(&fs), PagedOptions::default());
     let fs = paged.clone().map_or(fs, |paged| paged as _);
     let pages = paged.map(|paged| paged as _);
     TestServer::new(fs, ServerOptions { lines, pages, ..ServerOptions::default() }, SHARED)

@@ -56,9 +56,9 @@ fn attack_on(run: impl FnOnce(&Path, File) + Send) {
     let path = dir.path().join("socket");
     let memory =
         MemoryFileSystem::new(MemoryOptions { root_perm: 0o777, ..MemoryOptions::default() });
-    let versioned = VersionedFileSystem::over(Arc::new(memory)).unwrap();
+    let versioned = VersionedFileSystem::wrap(Arc::new(memory)).unwrap();
     let versions = Some(Arc::clone(&versioned) as _);
-    let paged = PagedFileSystem::over(versioned, PagedOptions::default()).unwrap();
+    let paged = PagedFileSystem::wrap(versioned, PagedOptions::default()).unwrap();
     let pages = Some(Arc::clone(&paged) as _);
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let admission = AdmissionPolicy::Users(vec![USER]);
@@ -226,7 +226,7 @@ impl LaneAttacker {
     fn connect(path: &Path) -> LaneAttacker {
         let socket = raw::begun(path, USER);
         let (fd, _) = receive(&socket);
-        let memory = Arc::new(Ring::of(fd.unwrap()).unwrap());
+        let memory = Arc::new(Ring::from_fd(fd.unwrap()).unwrap());
         let mut room = [0; 4096];
         let (len, _) = rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap();
         assert!(len > 16, "INIT was not answered");

@@ -66,7 +66,7 @@ fn resize(fs: &dyn FileSystem, file: File, size: u64) {
 }
 
 fn paged(options: PagedOptions) -> Arc<PagedFileSystem> {
-    PagedFileSystem::over(Arc::new(MemoryFileSystem::new(MemoryOptions::default())), options)
+    PagedFileSystem::wrap(Arc::new(MemoryFileSystem::new(MemoryOptions::default())), options)
         .unwrap()
 }
 
@@ -251,7 +251,7 @@ fn figures_tell_of_the_pages_of_each_part_and_of_nothing_after_the_last_close() 
         without: Vec::new(),
     };
     let memory = Arc::new(MemoryFileSystem::new(MemoryOptions::default()));
-    let fs = PagedFileSystem::over_parts(memory, PagedOptions::default(), parts).unwrap();
+    let fs = PagedFileSystem::wrap_parts(memory, PagedOptions::default(), parts).unwrap();
     let (one, other) = (create(&*fs, "one"), create(&*fs, "other"));
     let (part, beside) = (one.ino.0 as usize % 2, other.ino.0 as usize % 2);
     assert_ne!(part, beside, "the numbers of the files are consecutive");
@@ -304,7 +304,7 @@ fn pages_end_with_the_last_close_and_the_next_file_has_others() {
     let file = create(&*fs, "file");
     write(&*fs, file, 0, b"of the first opening");
     let second = open(&*fs, "file", 0);
-    let kept = PageReader::of(fs.pages(file.ino, 0).unwrap()).unwrap();
+    let kept = PageReader::from_fd(fs.pages(file.ino, 0).unwrap()).unwrap();
     let mut out = [0; 20];
     assert_eq!(kept.read(0, &mut out), None, "nothing is read before the first read");
     read(&*fs, file, 0, 20);
@@ -349,7 +349,10 @@ fn clients_that_touch_empty_frames_take_a_bounded_multiple_of_the_memory() {
     files.iter().for_each(|file| resize(&*fs, *file, 300 << 10));
     let touch = |uid| {
         let pages = files.iter().filter_map(|file| fs.pages(file.ino, uid).ok());
-        pages.map(|fd| PageReader::of(fd).unwrap()).inspect(PageReader::touch).collect::<Vec<_>>()
+        pages
+            .map(|fd| PageReader::from_fd(fd).unwrap())
+            .inspect(PageReader::touch)
+            .collect::<Vec<_>>()
     };
     let of_one = touch(1);
     let taken = fs.bytes_in_use();
@@ -392,7 +395,7 @@ fn pages_of_many_files_stay_within_their_memory_and_what_is_read_is_right() {
         let files = filled(&*fs);
         // Two users, each with its share of the heads.
         let reader = |(at, file): (usize, &File)| {
-            PageReader::of(fs.pages(file.ino, at as u32 % 2).unwrap()).unwrap()
+            PageReader::from_fd(fs.pages(file.ino, at as u32 % 2).unwrap()).unwrap()
         };
         let readers: Vec<PageReader> = files.iter().enumerate().map(reader).collect();
         let mut random = fastrand::Rng::with_seed(5);
@@ -522,11 +525,11 @@ fn pages_that_were_hidden_are_answered_from_memory_until_the_file_has_changed() 
         reads: 0.into(),
     });
     let options = PagedOptions { bytes: LEAST, ..PagedOptions::default() };
-    let fs = PagedFileSystem::over(Arc::clone(&reads) as _, options).unwrap();
+    let fs = PagedFileSystem::wrap(Arc::clone(&reads) as _, options).unwrap();
     let files = filled(&*fs);
     let readers: Vec<PageReader> = (0..)
         .zip(&files)
-        .map(|(at, file)| PageReader::of(fs.pages(file.ino, at % 2).unwrap()).unwrap())
+        .map(|(at, file)| PageReader::from_fd(fs.pages(file.ino, at % 2).unwrap()).unwrap())
         .collect();
     let count = || reads.reads.load(Ordering::SeqCst);
     let (mut answered, mut again) = (0, 0);

@@ -30,7 +30,7 @@ fn with_lanes() -> ServerOptions {
 }
 
 fn served_with(options: ServerOptions) -> TestServer {
-    let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
+    let fs = VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
         .unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
@@ -307,7 +307,7 @@ fn half_of_the_files_that_a_client_may_have_open_are_left_to_it() {
 
 #[test]
 fn nobody_gets_files_that_its_user_may_not_read_or_closes_those_of_others() {
-    let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
+    let fs = VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
         .unwrap();
     let version = |ino| fs.attributes(ino);
     let shared = Arc::clone(&fs) as Arc<dyn FileSystem>;

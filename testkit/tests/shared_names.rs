@@ -23,7 +23,7 @@ mod served;
 use served::{TestServer, context, create, name, read, write};
 
 fn versioned() -> Arc<VersionedFileSystem> {
-    VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(
+    VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(
         defuse_memory::MemoryOptions::default(),
     )))
     .unwrap()
@@ -262,21 +262,21 @@ fn users_with_other_rights_share_no_names() {
     let same = [connect(who(0, &[0])), connect(who(0, &[0]))];
     let others = [who(7, &[7]), who(0, &[0, 7])].map(connect);
     let path = NormalPath::new(b"closed/file").unwrap();
-    same[0].steps(&root, Ino::ROOT, path, |_| ()).unwrap();
+    same[0].walk_steps(&root, Ino::ROOT, path, |_| ()).unwrap();
     assert!(same[1].getattr(&root, file, None).is_ok(), "told of to a client with its rights");
     assert_eq!(others[0].getattr(&user, file, None), Err(Errno::ESTALE));
     assert_eq!(others[1].getattr(&root, file, None), Err(Errno::ESTALE));
     let finds = |client: &PeerConnection<Arc<dyn FileSystem>>| {
-        let reader = NameReader::of(client.told_names().unwrap()).unwrap();
+        let reader = NameReader::from_fd(client.shared_names().unwrap()).unwrap();
         reader.find(closed.0, b"file").is_some()
     };
     assert_eq!(same.each_ref().map(finds), [true; 2]);
     assert_eq!(others.each_ref().map(finds), [false; 2]);
     // Not even the user itself publishes names in a directory that it may not search.
-    assert_eq!(others[0].steps(&user, Ino::ROOT, path, |_| ()), Err(Errno::EACCES));
+    assert_eq!(others[0].walk_steps(&user, Ino::ROOT, path, |_| ()), Err(Errno::EACCES));
     assert!(!finds(&others[0]));
     // The next program of a process, as another user, has the names of that user.
-    let heir = same[0].heir(who(7, &[7]));
+    let heir = same[0].prepare_exec(who(7, &[7]));
     heir.share(fs.names(heir.credentials()).unwrap());
     assert_eq!(heir.getattr(&user, file, None), Err(Errno::ESTALE));
     assert!(!finds(&heir));
@@ -310,7 +310,7 @@ fn few_names_of_one_file_are_told_of() {
     let fs = versioned();
     let cx = context();
     let names = fs.names(&who(0, &[0])).unwrap();
-    let reader = NameReader::of(names.memory().unwrap()).unwrap();
+    let reader = NameReader::from_fd(names.memory().unwrap()).unwrap();
     let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
     let ino = fs.mknod(&cx, Ino::ROOT, name("first"), &node).unwrap().ino;
     let attr = fs.getattr(&cx, ino, None).unwrap();
@@ -318,7 +318,13 @@ fn few_names_of_one_file_are_told_of() {
     for text in &texts {
         fs.link(&cx, ino, Ino::ROOT, name(text)).unwrap();
         let place = (Ino::ROOT, name(text));
-        names.tell(names.before(place).unwrap(), place, Some((ino, &attr)), true, (&*fs, &cx));
+        names.publish(
+            names.versions_before(place).unwrap(),
+            place,
+            Some((ino, &attr)),
+            true,
+            (&*fs, &cx),
+        );
     }
     let told = texts.iter().filter(|text| reader.find(Ino::ROOT.0, text.as_bytes()).is_some());
     assert_eq!(told.count(), 16);
@@ -333,7 +339,7 @@ fn inodes_may_be_named_while_their_names_are_in_the_memory() {
     let fs = versioned();
     let cx = context();
     let names = fs.names(&who(0, &[0])).unwrap();
-    let reader = NameReader::of(names.memory().unwrap()).unwrap();
+    let reader = NameReader::from_fd(names.memory().unwrap()).unwrap();
     let node = NewNode::new(FileKind::Fifo, 0o644, cx.caller);
     let make = |number: u32| {
         let text = number.to_string();
@@ -345,7 +351,13 @@ fn inodes_may_be_named_while_their_names_are_in_the_memory() {
     for (text, ino) in &all {
         let attr = fs.getattr(&cx, *ino, None).unwrap();
         let place = (Ino::ROOT, name(text));
-        names.tell(names.before(place).unwrap(), place, Some((*ino, &attr)), true, (&*fs, &cx));
+        names.publish(
+            names.versions_before(place).unwrap(),
+            place,
+            Some((*ino, &attr)),
+            true,
+            (&*fs, &cx),
+        );
     }
     let found = |text: &str| reader.find(Ino::ROOT.0, text.as_bytes()).is_some();
     let has = |ino: Ino| names.lead_to(ino, &|_| false);
@@ -355,6 +367,6 @@ fn inodes_may_be_named_while_their_names_are_in_the_memory() {
     // A name that does not exist any more, and one that leads elsewhere.
     let (text, ino) = all.iter().rev().find(|(_, ino)| has(*ino)).unwrap();
     let place = (Ino::ROOT, name(text));
-    names.tell(names.before(place).unwrap(), place, None, true, (&*fs, &cx));
+    names.publish(names.versions_before(place).unwrap(), place, None, true, (&*fs, &cx));
     assert!(!has(*ino));
 }

@@ -24,7 +24,7 @@ use served::{TestServer, context, create, name};
 const MOST: usize = 32 * 1024;
 
 fn served() -> TestServer {
-    let fs = VersionedFileSystem::over(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
+    let fs = VersionedFileSystem::wrap(Arc::new(MemoryFileSystem::new(MemoryOptions::default())))
         .unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let options = ServerOptions { versions, ..ServerOptions::default() };

@@ -516,7 +516,7 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-                root.heir(&legacies).unwrap()
+                root.prepare_exec(&legacies).unwrap()
             };
             scope.spawn(become_another).join().unwrap()
         });

@@ -35,7 +35,7 @@ fn is_installed(program: &str) -> bool {
 fn start(words: &[&str]) -> RemoteClient {
     let words: Vec<OsString> = words.iter().map(OsString::from).collect();
     let program = FuseProgram::start(&words).unwrap();
-    RemoteClient::of_program(
+    RemoteClient::start_program(
         program,
         RemoteOptions { timeout: Some(Duration::from_secs(60)), ..RemoteOptions::default() },
     )

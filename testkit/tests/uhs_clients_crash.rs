@@ -200,9 +200,9 @@ fn record(seed: u64, rounds: usize) -> (SimDevice, CrashHistory) {
     Uhs::make(device, (0o755, 0, 0), &mut fastrand::Rng::with_seed(5)).unwrap();
     let sim = SimDevice::from_ram(&ram, seed);
     let fs: Arc<dyn FileSystem> = Arc::new(open(Arc::new(sim.clone())));
-    let versioned = VersionedFileSystem::over(fs).unwrap();
+    let versioned = VersionedFileSystem::wrap(fs).unwrap();
     let versions = Some(Arc::clone(&versioned) as Arc<dyn VersionSource>);
-    let paged = PagedFileSystem::over(versioned, PagedOptions::default()).unwrap();
+    let paged = PagedFileSystem::wrap(versioned, PagedOptions::default()).unwrap();
     let pages = Some(Arc::clone(&paged) as Arc<dyn PageSource>);
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let options = ServerOptions { lines, pages, versions, ..ServerOptions::default() };
@@ -240,10 +240,10 @@ fn a_power_failure_after_the_end_of_clients_leaves_what_was_durable_and_nothing_
         let mut moments: Vec<usize> = (0..states).map(|_| random.usize(..=all)).collect();
         moments.sort_unstable();
         let mut wanted = moments.into_iter().peekable();
-        let mut cuts = sim.cuts();
+        let mut cuts = sim.power_cuts();
         while let Some(cut) = cuts.next() {
-            while wanted.next_if_eq(&cut.at()).is_some() {
-                judge(cut.sample(&mut random), cut.at(), &history);
+            while wanted.next_if_eq(&cut.event_index()).is_some() {
+                judge(cut.sample(&mut random), cut.event_index(), &history);
             }
         }
         judge(sim.now(), all, &history);

@@ -135,7 +135,7 @@ fn uhs_does_not_notice_resets_of_its_controller() {
         let disk = Arc::new(NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap());
         model.fail(move |victim| [20, 55, 90].contains(&victim.number).then_some(fault));
         exercise(&(Arc::clone(&disk) as Arc<dyn BlockDevice>));
-        assert_eq!(disk.resets(), 3, "{fault:?}");
+        assert_eq!(disk.count_resets(), 3, "{fault:?}");
     }
 }
 
@@ -176,10 +176,10 @@ fn what_uhs_has_synced_survives_a_power_cut_of_the_controller() {
     }
     drop(fs);
     let mut random = fastrand::Rng::with_seed(4);
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let mut states = 0;
     while let Some(cut) = cuts.next() {
-        if cut.at() < begin || cut.at() % 2 > 0 {
+        if cut.event_index() < begin || cut.event_index() % 2 > 0 {
             continue;
         }
         let state = cut.sample(&mut random);
@@ -187,12 +187,12 @@ fn what_uhs_has_synced_survives_a_power_cut_of_the_controller() {
         let device: Arc<dyn BlockDevice> =
             Arc::new(NvmeDevice::open(model, &NvmeOptions::default()).unwrap());
         let fs = open(&device);
-        let durable = synced.iter().filter(|events| **events <= cut.at()).count();
+        let durable = synced.iter().filter(|events| **events <= cut.event_index()).count();
         for number in 0..durable {
-            assert!(is_there(&fs, number), "file {number} after event {}", cut.at());
+            assert!(is_there(&fs, number), "file {number} after event {}", cut.event_index());
         }
         drop(fs);
-        assert_eq!(defuse_uhs::check(&device).unwrap().problems, [], "event {}", cut.at());
+        assert_eq!(defuse_uhs::check(&device).unwrap().problems, [], "event {}", cut.event_index());
         states += 1;
     }
     assert!(states > 30, "only {states} moments");

@@ -45,7 +45,7 @@ impl VersionState {
         let mut state = VersionState::default();
         for &ino in inodes {
             let Ok(attr) = fs.getattr(&context(), ino, None) else { continue };
-            let version = |thing| reader.of_thing(thing).unwrap();
+            let version = |thing| reader.version_of(thing).unwrap();
             let versions =
                 (version(VersionedItem::Attributes(ino.0)), version(VersionedItem::Rights(ino.0)));
             state.inodes.insert(ino, (attr, versions.0, versions.1));
@@ -165,19 +165,19 @@ fn with_file(fs: &dyn FileSystem, ino: Ino, random: &mut fastrand::Rng) -> Resul
 
 #[test]
 fn every_change_through_the_layer_shows_in_its_versions() {
-    let fs = VersionedFileSystem::over(memory()).unwrap();
+    let fs = VersionedFileSystem::wrap(memory()).unwrap();
     fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
-    let reader = VersionReader::of(fs.versions().unwrap()).unwrap();
+    let reader = VersionReader::from_fd(fs.versions().unwrap()).unwrap();
     let seed = fastrand::u64(..);
     let mut random = fastrand::Rng::with_seed(seed);
     let mut inodes = vec![Ino::ROOT];
     let mut before = VersionState::of(&*fs, &reader, &inodes);
     for _ in 0..3000 {
-        let all = reader.all().unwrap();
+        let all = reader.global_version().unwrap();
         let what = change(&*fs, &mut inodes, &mut random);
         let after = VersionState::of(&*fs, &reader, &inodes);
         after.check_since(&before, &format!("seed {seed}: {what}"));
-        let changed = !what.ends_with("Ok(())") || reader.all() != Some(all);
+        let changed = !what.ends_with("Ok(())") || reader.global_version() != Some(all);
         assert!(changed, "seed {seed}: {what}: the version of everything");
         before = after;
         if inodes.len() > 60 {
@@ -218,7 +218,7 @@ impl VersionProgram {
 }
 
 fn served() -> TestServer {
-    let fs = VersionedFileSystem::over(memory()).unwrap();
+    let fs = VersionedFileSystem::wrap(memory()).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let options = ServerOptions { versions, ..ServerOptions::default() };
     let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
@@ -386,7 +386,7 @@ fn a_file_system_that_others_change_has_no_versions() {
         place.path(),
         defuse_passthrough::PassthroughOptions::default(),
     );
-    assert!(VersionedFileSystem::over(Arc::new(fs.unwrap())).is_none());
+    assert!(VersionedFileSystem::wrap(Arc::new(fs.unwrap())).is_none());
 }
 
 /// The number that a whole path leads to is good for every call, without a lookup.
@@ -478,17 +478,25 @@ fn a_path_leads_no_user_where_it_may_not_search() {
     let client = PeerConnection::new(Arc::clone(&fs), service, credentials);
     let path = |text: &'static str| NormalPath::new(text.as_bytes()).unwrap();
     let nobody = |step: defuse_connection::PathStep| assert_eq!(step.ino, dir);
-    assert_eq!(client.steps(&user, dir, path("file"), nobody), Err(Errno::ESTALE), "not told of");
     assert_eq!(
-        client.steps(&user, Ino::ROOT, path("dir"), nobody),
+        client.walk_steps(&user, dir, path("file"), nobody),
+        Err(Errno::ESTALE),
+        "not told of"
+    );
+    assert_eq!(
+        client.walk_steps(&user, Ino::ROOT, path("dir"), nobody),
         Ok(defuse_connection::WalkEnd::Found)
     );
-    assert_eq!(client.steps(&user, dir, path("file"), nobody), Err(Errno::EACCES));
-    assert_eq!(client.steps(&user, Ino::ROOT, path("dir/file"), nobody), Err(Errno::EACCES));
+    assert_eq!(client.walk_steps(&user, dir, path("file"), nobody), Err(Errno::EACCES));
+    assert_eq!(client.walk_steps(&user, Ino::ROOT, path("dir/file"), nobody), Err(Errno::EACCES));
     let told = client.names(&user, dir, 10, |_, _| panic!("a name is told"));
     assert_eq!(told, Err(Errno::EACCES));
     assert_eq!(client.getattr(&user, file, None), Err(Errno::ESTALE));
-    assert_eq!(client.steps(&root, Ino::ROOT, path("dir"), nobody), Err(Errno::EPERM), "for root");
+    assert_eq!(
+        client.walk_steps(&root, Ino::ROOT, path("dir"), nobody),
+        Err(Errno::EPERM),
+        "for root"
+    );
     client.close();
 }
 
@@ -505,7 +513,7 @@ fn a_client_is_told_of_no_more_inodes_than_are_remembered() {
     for number in 0..80_000 {
         let text = number.to_string();
         all.push(fs.mknod(&cx, Ino::ROOT, name(&text), &node).unwrap().ino);
-        client.steps(&cx, Ino::ROOT, name(&text).into(), |_| ()).unwrap();
+        client.walk_steps(&cx, Ino::ROOT, name(&text).into(), |_| ()).unwrap();
     }
     let known = |ino: &&Ino| client.getattr(&cx, **ino, None).is_ok();
     let count = all.iter().filter(known).count();

@@ -146,7 +146,7 @@ impl BpfProbe {
         let rows: Vec<(FlightKey, FlightCells)> = map.iter().filter_map(Result::ok).collect();
         let mut flights: Vec<RequestInFlight> =
             rows.iter().map(|(key, cells)| wire::flight(*key, cells)).collect();
-        for gone in given_up(&flights) {
+        for gone in find_overtaken(&flights) {
             let _ = map.remove(&[gone.0, u64::from(gone.1)]);
             flights.retain(|flight| (flight.unique, flight.connection) != gone);
         }
@@ -175,7 +175,7 @@ impl BpfProbe {
 }
 
 /// Requests of the pending queue, which is first in, first out, that were passed over for long.
-fn given_up(flights: &[RequestInFlight]) -> Vec<(u64, u32)> {
+fn find_overtaken(flights: &[RequestInFlight]) -> Vec<(u64, u32)> {
     let latest = flights.iter().map(|flight| flight.sent_ns).max().unwrap_or(0);
     let is_passed = |flight: &&RequestInFlight| {
         let later = |other: &RequestInFlight| {

@@ -63,7 +63,7 @@ impl Collector {
                 Ok(eyes) => KernelProbe::Bpf(eyes.into()),
                 Err(error) => {
                     let eyes = tracefs::TracefsProbe::open(wanted)
-                        .map_err(|second| worse(&error, second))?;
+                        .map_err(|second| combine(&error, second))?;
                     notes.push(format!(
                         "{error}; tracing by tracefs, which reports only the time from sending to the end"
                     ));
@@ -164,7 +164,7 @@ impl Collector {
 pub(crate) type ConnectionStats = Vec<(u32, OpStats)>;
 
 /// Combines two errors, so that a user who may use neither mechanism sees both.
-fn worse(first: &TraceError, second: TraceError) -> TraceError {
+fn combine(first: &TraceError, second: TraceError) -> TraceError {
     match second {
         TraceError::NotPermitted { what, cause } => TraceError::NotPermitted { what, cause },
         TraceError::File { path, cause }

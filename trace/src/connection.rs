@@ -46,7 +46,7 @@ pub struct FuseConnection {
 
 impl FuseConnection {
     /// The connections of these mounts, by number, with the processes that serve them.
-    pub fn all(mounts: &[FuseMount]) -> Vec<FuseConnection> {
+    pub fn list(mounts: &[FuseMount]) -> Vec<FuseConnection> {
         let mut servers = processes_of(None);
         let mut by_id: BTreeMap<u32, Vec<FuseMount>> = BTreeMap::new();
         for mount in mounts {

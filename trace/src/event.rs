@@ -60,13 +60,13 @@ pub struct CompletedRequest {
 impl CompletedRequest {
     /// Start of the request: its creation if it waited in the background queue, otherwise its
     /// sending.
-    pub fn began_ns(&self) -> u64 {
+    pub fn start_ns(&self) -> u64 {
         self.created_ns.filter(|_| self.background).unwrap_or(self.sent_ns)
     }
 
     /// Total time.
     pub fn total_ns(&self) -> u64 {
-        self.ended_ns.saturating_sub(self.began_ns())
+        self.ended_ns.saturating_sub(self.start_ns())
     }
 
     /// Time in the background queue; `None` if it was not there, or not observed.

@@ -57,7 +57,7 @@ impl<W: Write> TraceTimeline<W> {
         };
         write!(timeline.out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
         let name = format!("{} (connection {id})", connection.name());
-        timeline.put(&json!({
+        timeline.write_value(&json!({
             "ph": "M", "name": "process_name", "pid": id, "tid": id, "args": {"name": name},
         }))?;
         Ok(timeline)
@@ -65,9 +65,9 @@ impl<W: Write> TraceTimeline<W> {
 
     /// Adds a request. `name` is the name of its file, if known. Fails with the errors of writing.
     pub fn add(&mut self, event: &CompletedRequest, name: Option<&str>) -> io::Result<()> {
-        self.origin_ns.get_or_insert_with(|| event.began_ns().saturating_sub(BEFORE_NS));
+        self.origin_ns.get_or_insert_with(|| event.start_ns().saturating_sub(BEFORE_NS));
         if event.background_ns().is_some() {
-            self.wait(event, "background", event.began_ns(), event.sent_ns)?;
+            self.wait(event, "background", event.start_ns(), event.sent_ns)?;
         }
         if let Some(taken_ns) = event.taken_ns {
             self.wait(event, "pending", event.sent_ns, taken_ns)?;
@@ -89,8 +89,9 @@ impl<W: Write> TraceTimeline<W> {
         let thread = event.taker.unwrap_or(NO_THREAD);
         let track = self.track(thread, from_ns, from_ns.max(event.ended_ns))?;
         let stage = if event.taken_ns.is_some() { "processing" } else { "pending+processing" };
-        let (ts, dur) = (self.us(from_ns), event.ended_ns.saturating_sub(from_ns) as f64 / 1e3);
-        self.put(&json!({
+        let (ts, dur) =
+            (self.microseconds(from_ns), event.ended_ns.saturating_sub(from_ns) as f64 / 1e3);
+        self.write_value(&json!({
             "ph": "X", "cat": stage, "name": event.op.name(), "pid": self.connection,
             "tid": track, "ts": ts, "dur": dur, "args": details(event, name),
         }))
@@ -118,7 +119,7 @@ impl<W: Write> TraceTimeline<W> {
         }
         let (pid, args) = (self.connection, json!({"name": label}));
         let name = json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args});
-        self.put(&name)?;
+        self.write_value(&name)?;
         Ok(tid)
     }
 
@@ -131,8 +132,8 @@ impl<W: Write> TraceTimeline<W> {
     ) -> io::Result<()> {
         let id = format!("{:#x}", event.unique);
         for (phase, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
-            let (pid, ts) = (self.connection, self.us(at_ns));
-            self.put(&json!({
+            let (pid, ts) = (self.connection, self.microseconds(at_ns));
+            self.write_value(&json!({
                 "ph": phase, "cat": stage, "name": format!("{stage} {}", event.op), "id": id,
                 "pid": pid, "tid": pid, "ts": ts,
             }))?;
@@ -141,11 +142,11 @@ impl<W: Write> TraceTimeline<W> {
     }
 
     /// Microseconds since the origin.
-    fn us(&self, ns: u64) -> f64 {
+    fn microseconds(&self, ns: u64) -> f64 {
         ns.saturating_sub(self.origin_ns.unwrap_or(ns)) as f64 / 1e3
     }
 
-    fn put(&mut self, value: &Value) -> io::Result<()> {
+    fn write_value(&mut self, value: &Value) -> io::Result<()> {
         let comma = if std::mem::take(&mut self.is_empty) { "" } else { "," };
         write!(self.out, "{comma}\n{value}")
     }

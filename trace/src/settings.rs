@@ -62,7 +62,7 @@ impl FusectlMount {
 
     /// All connections of the machine. Errors: [`TraceError::File`].
     pub fn connections(&self) -> Result<Vec<u32>, TraceError> {
-        let dir = fs::read_dir(self.fusectl.root()).map_err(|cause| failed("", cause))?;
+        let dir = fs::read_dir(self.fusectl.root()).map_err(|cause| settings_error("", cause))?;
         let names = dir.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let mut found: Vec<u32> = names.collect();
         found.sort_unstable();
@@ -95,18 +95,19 @@ impl FusectlMount {
     fn read(&self, connection: u32, name: &str) -> Result<u64, TraceError> {
         let file = format!("{connection}/{name}");
         let text = fs::read_to_string(self.fusectl.root().join(&file));
-        let text = text.map_err(|cause| failed(&file, cause))?;
-        let wrong = || failed(&file, std::io::ErrorKind::InvalidData.into());
+        let text = text.map_err(|cause| settings_error(&file, cause))?;
+        let wrong = || settings_error(&file, std::io::ErrorKind::InvalidData.into());
         text.trim().parse().map_err(|_| wrong())
     }
 
     fn write(&self, connection: u32, name: &str, value: &str) -> Result<(), TraceError> {
         let file = format!("{connection}/{name}");
-        fs::write(self.fusectl.root().join(&file), value).map_err(|cause| failed(&file, cause))
+        fs::write(self.fusectl.root().join(&file), value)
+            .map_err(|cause| settings_error(&file, cause))
     }
 }
 
 /// Errors name the usual path of the file.
-fn failed(file: &str, cause: std::io::Error) -> TraceError {
+fn settings_error(file: &str, cause: std::io::Error) -> TraceError {
     TraceError::File { path: PathBuf::from(USUAL).join(file), cause }
 }

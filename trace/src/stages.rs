@@ -51,7 +51,7 @@ pub struct LostMeasurements {
 
 impl LostMeasurements {
     /// True if anything was lost.
-    pub fn any(&self) -> bool {
+    pub fn has_any(&self) -> bool {
         *self != LostMeasurements::default()
     }
 

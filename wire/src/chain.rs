@@ -158,7 +158,7 @@ pub fn add_answer(out: &mut Vec<u8>, error: i32, body: &[u8]) {
 
 /// Splits the reply to a chain into the replies to its links: the error (negative) or 0, and the body. `None` if it
 /// is invalid, or has more than `count`.
-pub fn answers(bytes: &[u8], count: usize) -> Option<Vec<(i32, &[u8])>> {
+pub fn split_reply(bytes: &[u8], count: usize) -> Option<Vec<(i32, &[u8])>> {
     let mut all = Vec::new();
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -250,13 +250,13 @@ mod tests {
         let mut out = Vec::new();
         add_answer(&mut out, 0, b"entry");
         add_answer(&mut out, -2, b"");
-        assert_eq!(answers(&out, 2), Some(vec![(0, &b"entry"[..]), (-2, b"")]));
-        assert_eq!(answers(&out, 1), None);
+        assert_eq!(split_reply(&out, 2), Some(vec![(0, &b"entry"[..]), (-2, b"")]));
+        assert_eq!(split_reply(&out, 1), None);
         add_answer(&mut out, 0, b"");
-        assert_eq!(answers(&out, 3), None, "nothing comes after an error");
+        assert_eq!(split_reply(&out, 3), None, "nothing comes after an error");
         let mut wrong = Vec::new();
         add_answer(&mut wrong, -2, b"body");
-        assert_eq!(answers(&wrong, 1), None);
-        assert_eq!(answers(&out[..10], 3), None);
+        assert_eq!(split_reply(&wrong, 1), None);
+        assert_eq!(split_reply(&out[..10], 3), None);
     }
 }

@@ -38,7 +38,7 @@ impl CacheTimeouts {
     }
 
     /// Returns the attributes that the other side gets.
-    fn shown(&self, from: &Attr) -> Attr {
+    fn limit_attr(&self, from: &Attr) -> Attr {
         /// Blocks of 512 bytes in a page.
         const BLOCKS: u64 = 8;
         let has_data = self.has_unwritten_pages && from.kind == FileKind::Regular && from.size > 0;
@@ -56,7 +56,7 @@ impl CacheTimeouts {
             attr_valid: attr_valid.as_secs(),
             entry_valid_nsec: entry_valid.subsec_nanos(),
             attr_valid_nsec: attr_valid.subsec_nanos(),
-            attr: attr(&self.shown(&entry.attr)),
+            attr: attr(&self.limit_attr(&entry.attr)),
         }
     }
 
@@ -77,7 +77,7 @@ impl CacheTimeouts {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
             dummy: 0,
-            attr: attr(&self.shown(from)),
+            attr: attr(&self.limit_attr(from)),
         }
     }
 
@@ -89,7 +89,7 @@ impl CacheTimeouts {
             attr_valid_nsec: valid.subsec_nanos(),
             flags: 0,
             spare: [0; 2],
-            stat: statx(&self.shown(from)),
+            stat: statx(&self.limit_attr(from)),
         }
     }
 }
@@ -100,7 +100,7 @@ pub fn attr_for_now(from: &Attr) -> abi::AttrOut {
 }
 
 /// Encodes attributes that lie beside a name.
-pub fn told_attr(from: &Attr) -> PublishedAttr {
+pub fn encode_published_attr(from: &Attr) -> PublishedAttr {
     let btime = from.btime.unwrap_or_default();
     PublishedAttr {
         attr: attr(from),

@@ -31,7 +31,7 @@ pub fn whole<T: FromBytes>(body: &[u8]) -> Result<T> {
 /// # Errors
 ///
 /// `EIO` if it is not.
-pub fn nothing(body: &[u8]) -> Result<()> {
+pub fn check_empty(body: &[u8]) -> Result<()> {
     if body.is_empty() { Ok(()) } else { Err(Errno::EIO) }
 }
 
@@ -86,7 +86,7 @@ pub fn attr_out(body: &[u8]) -> Result<Attr> {
 /// # Errors
 ///
 /// The errors of [`attr_out`].
-pub fn told_attr(from: &PublishedAttr) -> Result<Attr> {
+pub fn decode_published_attr(from: &PublishedAttr) -> Result<Attr> {
     let btime = (from.flags & PublishedAttr::HAS_BTIME != 0)
         .then(|| time(from.btime as u64, from.btime_nanos));
     Ok(Attr { btime, ..attr(&from.attr, Duration::ZERO)? })
@@ -165,7 +165,7 @@ pub fn lookup_out(body: &[u8], may_be_root: bool) -> Result<Entry> {
 /// # Errors
 ///
 /// `EIO` for an invalid entry or another kind.
-pub fn made_out(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
+pub fn decode_created_entry(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
     let made = entry(&whole(body)?)?.ok_or(Errno::EIO)?;
     let other = kind.is_some_and(|kind| kind != made.attr.kind);
     if made.ino == Ino::ROOT || other { Err(Errno::EIO) } else { Ok(made) }
@@ -177,7 +177,7 @@ pub fn made_out(body: &[u8], kind: Option<FileKind>) -> Result<Entry> {
 ///
 /// `EIO` for another length.
 pub fn open_out(body: &[u8]) -> Result<OpenReply> {
-    Ok(opened(&whole(body)?))
+    Ok(decode_open_out(&whole(body)?))
 }
 
 /// The bytes of a file that came with the reply to OPEN ([`vendor::OPEN_HAS_BYTES`]).
@@ -203,10 +203,10 @@ pub fn open_out_with_bytes(body: &[u8]) -> Result<(OpenReply, Option<OpenBytes<'
         return Err(Errno::EIO);
     }
     let read_is_due = has(vendor::OPEN_READ_IS_DUE);
-    Ok((opened(&out), has_bytes.then_some(OpenBytes { bytes, read_is_due })))
+    Ok((decode_open_out(&out), has_bytes.then_some(OpenBytes { bytes, read_is_due })))
 }
 
-fn opened(out: &abi::OpenOut) -> OpenReply {
+fn decode_open_out(out: &abi::OpenOut) -> OpenReply {
     let has = |flag| out.open_flags & flag != 0;
     let cache = match () {
         () if has(abi::FOPEN_DIRECT_IO) => CacheMode::Direct,
@@ -236,11 +236,11 @@ pub fn create_out(body: &[u8]) -> Result<(Entry, OpenReply)> {
     if made.ino == Ino::ROOT || made.attr.kind != FileKind::Regular {
         return Err(Errno::EIO);
     }
-    Ok((made, opened(&out.open)))
+    Ok((made, decode_open_out(&out.open)))
 }
 
 /// The lookup and the handle in a reply that was refused. The client returns them.
-pub fn given(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
+pub fn granted_by_refused(body: &[u8], with_open: bool) -> (Option<Ino>, Option<Fh>) {
     let Ok((out, rest)) = abi::EntryOut::read_from_prefix(body) else { return (None, None) };
     let known = out.nodeid != 0 && out.nodeid != abi::FUSE_ROOT_ID;
     let open = abi::OpenOut::read_from_prefix(rest).ok().filter(|_| with_open);
@@ -452,11 +452,14 @@ mod tests {
                 rdev: 259 << 8 | 7,
                 ..attr(&abi::Attr { nlink: 2, ino: 9, ..file() }, Duration::ZERO).unwrap()
             };
-            assert_eq!(told_attr(&crate::convert::told_attr(&attr)), Ok(attr));
+            assert_eq!(
+                decode_published_attr(&crate::convert::encode_published_attr(&attr)),
+                Ok(attr)
+            );
         }
         let bad =
             PublishedAttr { attr: abi::Attr { mode: 0, ..file() }, ..PublishedAttr::default() };
-        assert_eq!(told_attr(&bad), Err(Errno::EIO));
+        assert_eq!(decode_published_attr(&bad), Err(Errno::EIO));
     }
 
     #[test]
@@ -466,8 +469,11 @@ mod tests {
         assert_eq!(lookup_out(out(0).as_bytes(), false), Err(Errno::ENOENT));
         assert_eq!(lookup_out(out(1).as_bytes(), false), Err(Errno::EIO));
         assert!(lookup_out(out(1).as_bytes(), true).is_ok());
-        assert_eq!(made_out(out(0).as_bytes(), None), Err(Errno::EIO));
-        assert_eq!(made_out(out(7).as_bytes(), Some(FileKind::Directory)), Err(Errno::EIO));
+        assert_eq!(decode_created_entry(out(0).as_bytes(), None), Err(Errno::EIO));
+        assert_eq!(
+            decode_created_entry(out(7).as_bytes(), Some(FileKind::Directory)),
+            Err(Errno::EIO)
+        );
     }
 
     #[test]

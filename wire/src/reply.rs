@@ -48,7 +48,7 @@ pub struct StructReply<T> {
 
 /// A successful reply whose body is one structure. Its bytes ([`IntoBytes::as_bytes`]) can be sent
 /// unchanged.
-pub fn of<T: IntoBytes + Immutable>(unique: u64, body: T) -> StructReply<T> {
+pub fn from_struct<T: IntoBytes + Immutable>(unique: u64, body: T) -> StructReply<T> {
     StructReply { header: header(unique, size_of::<T>()), body }
 }
 
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_reply_is_header_and_body_without_padding() {
-        let reply = of(9, WriteOut { size: 4096, padding: 0 });
+        let reply = from_struct(9, WriteOut { size: 4096, padding: 0 });
         let bytes = reply.as_bytes();
         assert_eq!(bytes.len(), 24);
         let (header, body) = OutHeader::read_from_prefix(bytes).unwrap();
@@ -89,7 +89,8 @@ mod tests {
     #[test]
     fn the_reply_to_a_creation_has_both_structures() {
         let open = abi::OpenOut { fh: 3, open_flags: abi::FOPEN_KEEP_CACHE, backing_id: 0 };
-        let reply = of(1, CreateOut { entry: EntryOut { nodeid: 2, ..Default::default() }, open });
+        let reply =
+            from_struct(1, CreateOut { entry: EntryOut { nodeid: 2, ..Default::default() }, open });
         assert_eq!(reply.as_bytes().len(), 16 + 128 + 16);
         assert_eq!(reply.as_bytes()[16], 2);
         assert_eq!(reply.as_bytes()[16 + 128], 3);

@@ -168,7 +168,7 @@ impl<'a> DecodedRequest<'a> {
             _ => {
                 let problem =
                     DecodeProblem::Length { header: header.len as usize, read: buf.len() };
-                return Err(DecodeError::of(&header, problem));
+                return Err(DecodeError::new(&header, problem));
             }
         }
         let pipe = in_pipe.unwrap_or(0);
@@ -191,7 +191,7 @@ impl<'a> DecodedRequest<'a> {
         let Some(op) = op_len.and_then(|len| op.get(..len)) else {
             let read = size_of::<InHeader>() + op.len() + payload.len();
             let problem = DecodeProblem::Length { header: header.len as usize, read };
-            return Err(DecodeError::of(&header, problem));
+            return Err(DecodeError::new(&header, problem));
         };
         Self::decode(&header, ArgumentReader::split(op, payload), options)
     }
@@ -207,7 +207,7 @@ impl<'a> DecodedRequest<'a> {
         reader: ArgumentReader<'a>,
         options: &DecodeOptions,
     ) -> Result<DecodedRequest<'a>, DecodeError> {
-        let fail = |problem| DecodeError::of(header, problem);
+        let fail = |problem| DecodeError::new(header, problem);
         let opcode = Opcode::from_u32(header.opcode).ok_or(fail(DecodeProblem::UnknownOpcode))?;
         let (body, caller_groups) = body(opcode, header, reader, options).map_err(fail)?;
         let InHeader { unique, nodeid, uid, gid, pid, .. } = *header;

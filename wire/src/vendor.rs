@@ -283,7 +283,7 @@ impl ConnectionCopy {
 
     /// The number of the copy.
     #[must_use]
-    pub fn own(&self) -> ConnectionNumber {
+    pub fn copy_number(&self) -> ConnectionNumber {
         ConnectionNumber::from_ne_bytes(self.own)
     }
 }
@@ -299,7 +299,7 @@ pub struct ConnectionNumbers {
 
 impl ConnectionNumbers {
     /// The names in the INIT of a client.
-    pub fn of(init: &InitIn) -> ConnectionNumbers {
+    pub fn from_init(init: &InitIn) -> ConnectionNumbers {
         let number = |words: &[u32]| {
             words.iter().fold(0, |all, &word| all << 32 | ConnectionNumber::from(word))
         };
@@ -308,7 +308,7 @@ impl ConnectionNumbers {
     }
 
     /// Stores the names in an INIT.
-    pub fn put(&self, init: &mut InitIn) {
+    pub fn store_in(&self, init: &mut InitIn) {
         let words = |number: ConnectionNumber| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
         init.unused[NAMES_AT..][..4].copy_from_slice(&words(self.heir_of));
         init.unused[NAMES_AT..][4..].copy_from_slice(&words(self.own));
@@ -325,9 +325,9 @@ mod tests {
         for (heir_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
             let names = ConnectionNumbers { heir_of, own };
             let mut init = InitIn::default();
-            names.put(&mut init);
-            assert_eq!(ConnectionNumbers::of(&init), names);
+            names.store_in(&mut init);
+            assert_eq!(ConnectionNumbers::from_init(&init), names);
         }
-        assert_eq!(ConnectionNumbers::of(&InitIn::default()), ConnectionNumbers::default());
+        assert_eq!(ConnectionNumbers::from_init(&InitIn::default()), ConnectionNumbers::default());
     }
 }

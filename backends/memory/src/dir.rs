@@ -32,7 +32,7 @@ impl DirEntries {
         DirEntries { names, order, next: DOT_DOT + 1, charge, dead: false }
     }
 
-    /// Reserves space for one more name, which [`DirEntries::put`] then adds. Fails with `ENOSPC`.
+    /// Reserves space for one more name, which [`DirEntries::insert`] then adds. Fails with `ENOSPC`.
     pub fn reserve(&mut self, name: Name<'_>) -> Result<()> {
         self.charge.set(self.charge.bytes() + cost(name))
     }
@@ -77,7 +77,7 @@ impl DirEntries {
 
     /// Sets the inode of `name`, and returns the previous one. An existing name keeps its position;
     /// a new one must be [reserved](DirEntries::reserve) first.
-    pub fn put(&mut self, name: Name<'_>, inode: Arc<MemoryInode>) -> Option<Arc<MemoryInode>> {
+    pub fn insert(&mut self, name: Name<'_>, inode: Arc<MemoryInode>) -> Option<Arc<MemoryInode>> {
         if let Some((position, old)) = self.names.get_mut(name.as_bytes()) {
             if let Some((_, listed)) = self.order.get_mut(position) {
                 *listed = Arc::clone(&inode);
@@ -105,7 +105,10 @@ impl DirEntries {
     }
 
     /// The names after `position`, in order, with their positions.
-    pub fn after(&self, position: u64) -> impl Iterator<Item = (u64, &[u8], &Arc<MemoryInode>)> {
+    pub fn entries_after(
+        &self,
+        position: u64,
+    ) -> impl Iterator<Item = (u64, &[u8], &Arc<MemoryInode>)> {
         let range = (Bound::Excluded(position.max(DOT_DOT)), Bound::Unbounded);
         self.order.range(range).map(|(&at, (name, inode))| (at, &**name, inode))
     }

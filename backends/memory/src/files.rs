@@ -106,7 +106,7 @@ impl MemoryFileSystem {
     }
 
     /// The result of opening `inode`, with a new handle unless it is a directory.
-    pub(crate) fn opened(&self, inode: &Arc<MemoryInode>) -> OpenReply {
+    pub(crate) fn make_open_reply(&self, inode: &Arc<MemoryInode>) -> OpenReply {
         let fh = match inode.is_dir() {
             true => Fh(0),
             false => self.handles.open(Arc::clone(inode)),
@@ -146,7 +146,7 @@ impl MemoryFileSystem {
         if !self.noatime && !args.flags.has(OpenFlags::NOATIME) {
             self.access_at_open(cx.origin, &inode, args.flags);
         }
-        Ok(self.opened(&inode))
+        Ok(self.make_open_reply(&inode))
     }
 
     /// Updates the access time of a file that is opened where no read does: once a day, because reads do not read the clock, and for a

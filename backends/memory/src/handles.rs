@@ -38,7 +38,8 @@ struct UnusedHandles {
 impl UnusedHandles {
     fn take(&mut self) -> Option<u32> {
         self.closed.pop().or_else(|| {
-            let next = self.last.checked_add(1).filter(|&next| place(next.into()).is_some())?;
+            let next =
+                self.last.checked_add(1).filter(|&next| shard_and_index(next.into()).is_some())?;
             self.last = next;
             Some(next)
         })
@@ -46,7 +47,7 @@ impl UnusedHandles {
 }
 
 /// The part of a handle, and the position in it.
-fn place(fh: u64) -> Option<(usize, usize)> {
+fn shard_and_index(fh: u64) -> Option<(usize, usize)> {
     let number = fh.checked_sub(1)?.checked_add(FIRST)?;
     let part = number.ilog2() - FIRST.ilog2();
     let at = number - (FIRST << part);
@@ -61,7 +62,7 @@ impl HandleTable {
     /// A handle of a new open file; 0 if there are no more.
     pub fn open(&self, inode: Arc<MemoryInode>) -> Fh {
         let Some(fh) = lock(&self.unused).take() else { return Fh(0) };
-        let Some((part, at)) = place(fh.into()) else { return Fh(0) };
+        let Some((part, at)) = shard_and_index(fh.into()) else { return Fh(0) };
         let len = FIRST << part;
         let part =
             self.parts[part].get_or_init(|| (0..len).map(|_| HandleEntry::default()).collect());
@@ -71,7 +72,7 @@ impl HandleTable {
 
     /// The entry of a handle.
     pub fn get(&self, fh: Fh) -> Option<&HandleEntry> {
-        let (part, at) = place(fh.0)?;
+        let (part, at) = shard_and_index(fh.0)?;
         self.parts[part].get()?.get(at)
     }
 
@@ -91,10 +92,19 @@ mod tests {
 
     #[test]
     fn every_handle_has_a_place_of_its_own() {
-        assert_eq!(place(0), None);
-        assert_eq!((place(1), place(64), place(65)), (Some((0, 0)), Some((0, 63)), Some((1, 0))));
-        assert_eq!((place(192), place(193)), (Some((1, 127)), Some((2, 0))));
-        assert_eq!(place((FIRST << PARTS) - FIRST), Some((25, (FIRST << 25) as usize - 1)));
-        assert_eq!((place((FIRST << PARTS) - FIRST + 1), place(u64::MAX)), (None, None));
+        assert_eq!(shard_and_index(0), None);
+        assert_eq!(
+            (shard_and_index(1), shard_and_index(64), shard_and_index(65)),
+            (Some((0, 0)), Some((0, 63)), Some((1, 0)))
+        );
+        assert_eq!((shard_and_index(192), shard_and_index(193)), (Some((1, 127)), Some((2, 0))));
+        assert_eq!(
+            shard_and_index((FIRST << PARTS) - FIRST),
+            Some((25, (FIRST << 25) as usize - 1))
+        );
+        assert_eq!(
+            (shard_and_index((FIRST << PARTS) - FIRST + 1), shard_and_index(u64::MAX)),
+            (None, None)
+        );
     }
 }

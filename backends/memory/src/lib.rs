@@ -576,7 +576,7 @@ impl FileSystem for MemoryFileSystem {
             Figure::count("inodes", self.inodes.used()),
             pages("space_used", self.pool.quota.used()),
             // Freed pages that wait for the next use.
-            pages("memory_kept", self.pool.kept() as u64),
+            pages("memory_kept", self.pool.free_pages() as u64),
         ];
         figures.extend(self.inodes.limit().map(|limit| Figure::count("inodes_limit", limit)));
         figures.extend(self.pool.quota.limit().map(|limit| pages("space_limit", limit)));

@@ -105,7 +105,7 @@ impl MemoryFileSystem {
         let inode = self.new_inode(cx, dir, node, target, refs)?;
         names.reserve(name)?;
         self.table.insert(Arc::clone(&inode));
-        names.put(name, inode.clone());
+        names.insert(name, inode.clone());
         names_changed(dir, names, i32::from(is_dir), inode.btime);
         Ok(inode)
     }
@@ -189,7 +189,7 @@ impl MemoryFileSystem {
         meta.linkable = false;
         meta.ctime = now;
         drop(meta);
-        names.put(name, Arc::clone(&inode));
+        names.insert(name, Arc::clone(&inode));
         names_changed(&dir, &names, 0, now);
         drop(names);
         Ok(self.entry(&inode, given))
@@ -207,7 +207,7 @@ impl MemoryFileSystem {
         names.remove(name);
         names_changed(&dir, &names, 0, now);
         drop(names);
-        self.lost_name(&inode, now);
+        self.drop_link(&inode, now);
         Ok(Ino(inode.ino))
     }
 
@@ -221,12 +221,12 @@ impl MemoryFileSystem {
         names.remove(name);
         names_changed(&dir, &names, -1, now);
         drop(names);
-        self.lost_name(&inode, now);
+        self.drop_link(&inode, now);
         Ok(Ino(inode.ino))
     }
 
     /// Decreases the link count. A removed directory also loses its own `.` entry.
-    pub(crate) fn lost_name(&self, inode: &MemoryInode, now: Timestamp) {
+    pub(crate) fn drop_link(&self, inode: &MemoryInode, now: Timestamp) {
         let mut meta = inode.change_meta();
         meta.nlink = if inode.is_dir() { 0 } else { meta.nlink.saturating_sub(1) };
         meta.ctime = now;
@@ -247,7 +247,7 @@ impl MemoryFileSystem {
         let refs = InodeRefs { opens: 1, ..LOOKED_UP };
         let inode = self.make_in(cx, &dir, &mut names, name, node, None, refs)?;
         drop(names);
-        Ok((self.entry(&inode, given), self.opened(&inode)))
+        Ok((self.entry(&inode, given), self.make_open_reply(&inode)))
     }
 
     pub(crate) fn tmpfile(
@@ -264,7 +264,7 @@ impl MemoryFileSystem {
         inode.change_meta().linkable = !args.flags.has(OpenFlags::EXCL);
         self.table.insert(Arc::clone(&inode));
         let given = self.frontends.names(cx.origin);
-        Ok((self.entry(&inode, given), self.opened(&inode)))
+        Ok((self.entry(&inode, given), self.make_open_reply(&inode)))
     }
 
     /// Lists names, with entries if these may be `given`. Returns true if the access time was changed.
@@ -287,7 +287,7 @@ impl MemoryFileSystem {
                 return Ok(((), accessed));
             }
         }
-        let names = names.after(from).take_while(|(next, ..)| *next < end);
+        let names = names.entries_after(from).take_while(|(next, ..)| *next < end);
         for (next, name, child) in names {
             let item = DirItem { ino: child.ino, next, kind: child.kind, name };
             let look_up = || {

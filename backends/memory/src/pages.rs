@@ -70,7 +70,7 @@ impl PagePool {
     }
 
     /// Pages that are kept unused.
-    pub fn kept(&self) -> usize {
+    pub fn free_pages(&self) -> usize {
         self.free.iter().map(|free| lock(free).len()).sum()
     }
 }
@@ -242,14 +242,14 @@ mod tests {
             .unwrap();
         let set = SetAttr { size: Some(PAGE as u64), ..SetAttr::default() };
         FileSystem::setattr(&fs, &cx, file.ino, None, &set).unwrap();
-        assert_eq!(fs.pool.kept(), 15);
+        assert_eq!(fs.pool.free_pages(), 15);
         let figures: std::collections::BTreeMap<_, _> =
             fs.figures().into_iter().map(|figure| (figure.name, figure.value)).collect();
         assert_eq!((figures["inodes"], figures["space_used"]), (2, PAGE as u64));
         assert_eq!(figures["memory_kept"], 15 * PAGE as u64);
         assert!(figures["space_limit"] > PAGE as u64 && figures["inodes_limit"] > 2);
         fs.lifecycle().unwrap().memory_pressure();
-        assert_eq!((fs.pool.kept(), fs.pool.quota.used()), (0, 1), "the file has its page");
+        assert_eq!((fs.pool.free_pages(), fs.pool.quota.used()), (0, 1), "the file has its page");
     }
 
     #[test]

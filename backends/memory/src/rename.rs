@@ -139,11 +139,11 @@ impl MemoryFileSystem {
             return Err(errno);
         }
         let now = self.clock.exact();
-        names.to().put(to.name, Arc::clone(source));
+        names.to().insert(to.name, Arc::clone(source));
         match whiteout {
             Some(node) => {
                 self.table.insert(Arc::clone(&node));
-                names.from().put(from.name, node);
+                names.from().insert(from.name, node);
             }
             None => {
                 names.from().remove(from.name);
@@ -159,7 +159,7 @@ impl MemoryFileSystem {
         }
         source.change_meta().ctime = now;
         if let Some(target) = target {
-            self.lost_name(&target, now);
+            self.drop_link(&target, now);
         }
         Ok(())
     }
@@ -173,8 +173,8 @@ impl MemoryFileSystem {
         target: &Arc<MemoryInode>,
     ) -> Result<()> {
         let now = self.clock.exact();
-        names.to().put(to.name, Arc::clone(source));
-        names.from().put(from.name, Arc::clone(target));
+        names.to().insert(to.name, Arc::clone(source));
+        names.from().insert(from.name, Arc::clone(target));
         let across = from.dir.ino != to.dir.ino;
         let moved =
             if across { i32::from(source.is_dir()) - i32::from(target.is_dir()) } else { 0 };

@@ -33,7 +33,7 @@ impl RemoteShared {
 
     /// Sends a chain that begins at `ino`. `decode` gets the replies to its first links, at least one, the last of
     /// which may be an error.
-    pub(super) fn ask_chain<T>(
+    pub(super) fn request_chain<T>(
         &self,
         cx: &Context<'_>,
         (caller, ino): (Caller, Ino),
@@ -41,7 +41,7 @@ impl RemoteShared {
         decode: impl FnOnce(&[(i32, &[u8])]) -> Result<T>,
     ) -> Result<T> {
         let request = self.chain_request((caller, ino), links);
-        self.ask(cx, request, |body| decode_chain(body, count, decode))
+        self.request(cx, request, |body| decode_chain(body, count, decode))
     }
 
     /// The message with a chain that begins at `ino`.
@@ -69,21 +69,21 @@ impl RemoteShared {
             return Ok((self.resolve(cx, from, path)?, None));
         }
         let ask = |versions: &dyn Versions, dir, rest: NormalPath<'_>| {
-            self.ask_to_open(cx, versions, (dir, rest), args)
+            self.request_resolve_and_open(cx, versions, (dir, rest), args)
         };
         self.resolve_by((from, path), ask, |versions, dir, found| {
             self.open_from_ahead(cx, versions, (dir, found), args)
         })
     }
 
-    fn ask_to_open(
+    fn request_resolve_and_open(
         &self,
         cx: &Context<'_>,
         versions: &dyn Versions,
         (dir, path): (Ino, NormalPath<'_>),
         args: OpenArgs,
     ) -> Result<(PathResolution, Option<OpenReply>)> {
-        let before = self.paths.before(versions);
+        let before = self.paths.begin_request(versions);
         let wants_bytes = before.all.is_some() && self.whole.wants(args.flags);
         let room = STEPS.min(self.agreement.max_received());
         let ioctl = abi::IoctlIn {
@@ -99,26 +99,28 @@ impl RemoteShared {
         links.add(ChainLink::default(), &[resolve.finish(path.as_bytes().len()), path.as_bytes()]);
         let mut opening = EncodedRequest::new(Opcode::Open, cx, Ino(0)).with(&open);
         links.add(ChainLink { uses: ChainLink::INODE, of: 0 }, &[opening.finish(0)]);
-        let (output, opened) = self.ask_chain(cx, (cx.caller, dir), (&links, 2), |answers| {
-            let (error, body) = answers[0];
-            if error != 0 {
-                return Err(Errno::from_raw(-error));
-            }
-            let answer = ioctl_out(body, room)?;
-            if answer.result != 0 {
-                return Err(Errno::EIO);
-            }
-            // An open that has failed fails again, when it is tried alone.
-            let opened = answers.get(1).filter(|(error, _)| *error == 0);
-            let opened = opened.map(|(_, body)| decode::open_out_with_bytes(body)).transpose()?;
-            let owned = |of: decode::OpenBytes<'_>| (of.bytes.to_vec(), of.read_is_due);
-            let opened = opened.map(|(opened, bytes)| (opened, bytes.map(owned)));
-            Ok((answer.output, opened))
-        })?;
-        let resolved = self.told_of_path(cx, (versions, before), (dir, path), &output);
+        let (output, opened) =
+            self.request_chain(cx, (cx.caller, dir), (&links, 2), |answers| {
+                let (error, body) = answers[0];
+                if error != 0 {
+                    return Err(Errno::from_raw(-error));
+                }
+                let answer = ioctl_out(body, room)?;
+                if answer.result != 0 {
+                    return Err(Errno::EIO);
+                }
+                // An open that has failed fails again, when it is tried alone.
+                let opened = answers.get(1).filter(|(error, _)| *error == 0);
+                let opened =
+                    opened.map(|(_, body)| decode::open_out_with_bytes(body)).transpose()?;
+                let owned = |of: decode::OpenBytes<'_>| (of.bytes.to_vec(), of.read_is_due);
+                let opened = opened.map(|(opened, bytes)| (opened, bytes.map(owned)));
+                Ok((answer.output, opened))
+            })?;
+        let resolved = self.record_path(cx, (versions, before), (dir, path), &output);
         let Some((opened, bytes)) = opened else { return Ok((resolved?.0, None)) };
         let resolved = resolved
-            .inspect(|(_, dir)| self.opened_ahead.opened_with_path(*dir))
+            .inspect(|(_, dir)| self.opened_ahead.record_open_by_path(*dir))
             .map(|told| told.0);
         match resolved {
             Ok(PathResolution::Inode { ino, attr, .. }) if attr.kind == FileKind::Regular => {
@@ -151,7 +153,7 @@ pub(super) fn decode_chain<T>(
     count: usize,
     decode: impl FnOnce(&[(i32, &[u8])]) -> Result<T>,
 ) -> Result<T> {
-    let answers = chain::answers(body, count).filter(|answers| !answers.is_empty());
+    let answers = chain::split_reply(body, count).filter(|answers| !answers.is_empty());
     decode(&answers.ok_or(Errno::EIO)?)
 }
 
@@ -196,7 +198,7 @@ impl RemoteClient {
         let mut release =
             EncodedRequest::for_caller(Opcode::Release, caller, Ino(0)).with(&release);
         add(OF_FIRST, &[release.finish(0)]);
-        let made = shared.ask_chain(cx, (caller, parent), (&links, count), |answers| {
+        let made = shared.request_chain(cx, (caller, parent), (&links, count), |answers| {
             let (error, body) = answers[0];
             if error != 0 {
                 return Err(Errno::from_raw(-error));

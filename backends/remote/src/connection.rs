@@ -155,7 +155,7 @@ impl ClientConnection {
         let tick = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
         if self.looked.load(Ordering::Relaxed) != tick {
             self.looked.store(tick, Ordering::Relaxed);
-            self.look_for_end();
+            self.check_for_end();
         }
         self.is_dead()
     }
@@ -177,32 +177,32 @@ impl ClientConnection {
 
     /// Sends a request and waits for its reply. `decode` reads the body in the receive buffer.
     /// `head` has space for the number in its header, and `data` follows it.
-    pub(super) fn ask<T>(
+    pub(super) fn request<T>(
         &self,
         cx: &Context<'_>,
         head: &mut [u8],
         data: &[u8],
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
-        match self.seat(head.len() + data.len(), ClientLane::longest())? {
+        match self.take_lane(head.len() + data.len(), ClientLane::longest())? {
             Some(seat) => self.exchange(seat, cx, head, data, decode),
-            None => self.ask_by_message(cx, head, data, decode),
+            None => self.request_by_message(cx, head, data, decode),
         }
     }
 
     /// Returns a free lane for a request and a reply of these lengths. Requests more lanes if none is free.
-    pub(super) fn seat(&self, request: usize, reply: usize) -> Result<Option<LaneGuard<'_>>> {
+    pub(super) fn take_lane(&self, request: usize, reply: usize) -> Result<Option<LaneGuard<'_>>> {
         let Some(lanes) = self.lanes.get() else { return Ok(None) };
         self.usable()?;
-        let seat = lanes.seat(request, reply);
+        let seat = lanes.take_lane(request, reply);
         if seat.is_none() && request.max(reply) <= ClientLane::longest() {
-            self.ask_for_lanes(lanes);
+            self.request_lanes(lanes);
         }
         Ok(seat)
     }
 
-    /// Like [`ask`](Self::ask), through the socket.
-    pub(super) fn ask_by_message<T>(
+    /// Like [`request`](Self::request), through the socket.
+    pub(super) fn request_by_message<T>(
         &self,
         cx: &Context<'_>,
         head: &mut [u8],
@@ -234,7 +234,7 @@ impl ClientConnection {
     ///
     /// The errors of [`use_lanes`](ClientConnection::use_lanes).
     pub(super) fn use_these_lanes(&self, fd: OwnedFd) -> Result<()> {
-        let _ = self.lanes.set(ClientLanes::of(fd)?);
+        let _ = self.lanes.set(ClientLanes::map(fd)?);
         Ok(())
     }
 
@@ -257,8 +257,8 @@ impl ClientConnection {
         self.timeout
     }
 
-    /// Like [`ask`](ClientConnection::ask), for a request without data whose reply has a descriptor.
-    pub(super) fn ask_for_descriptor(&self, cx: &Context<'_>, head: &mut [u8]) -> Result<OwnedFd> {
+    /// Like [`request`](ClientConnection::request), for a request without data whose reply has a descriptor.
+    pub(super) fn request_descriptor(&self, cx: &Context<'_>, head: &mut [u8]) -> Result<OwnedFd> {
         let claim = self.claim(None)?;
         self.send_claimed(claim, head, &[])?;
         let answered = self.wait(claim, cx, self.timeout, |_| Ok(()));
@@ -269,8 +269,8 @@ impl ClientConnection {
         fd.ok_or(Errno::EIO)
     }
 
-    /// Like [`ask`](ClientConnection::ask), for a request without data, with a timeout.
-    pub(super) fn ask_within<T>(
+    /// Like [`request`](ClientConnection::request), for a request without data, with a timeout.
+    pub(super) fn request_with_timeout<T>(
         &self,
         patience: Duration,
         cx: &Context<'_>,
@@ -283,7 +283,7 @@ impl ClientConnection {
     }
 
     /// Sends two requests, of which the second has `data`, and waits for both replies.
-    pub(super) fn ask_both<A, B>(
+    pub(super) fn request_pair<A, B>(
         &self,
         patience: Duration,
         cx: &Context<'_>,
@@ -323,7 +323,7 @@ impl ClientConnection {
                                 drop(incoming);
                                 self.slots.pass_on();
                                 (self.on_notification)(code, &body);
-                                self.look_around(claim.unique, cx, &mut waiting);
+                                self.handle_wait_tick(claim.unique, cx, &mut waiting);
                                 continue;
                             }
                         };
@@ -342,14 +342,14 @@ impl ClientConnection {
                         self.finish(claim);
                         return body.and_then(|body| decode(&body));
                     }
-                    self.look_around(claim.unique, cx, &mut waiting);
+                    self.handle_wait_tick(claim.unique, cx, &mut waiting);
                 }
             }
         }
     }
 
     /// Sends a request. The thread that receives the reply, if one arrives, calls `done`.
-    pub(super) fn ask_later(
+    pub(super) fn request_deferred(
         &self,
         head: &mut [u8],
         data: &[u8],
@@ -362,21 +362,25 @@ impl ClientConnection {
     }
 
     /// Sends a request whose reply has no body, and comes soon. The thread that finds the reply calls `done`.
-    pub(super) fn ask_aside(&self, head: &mut [u8], mut done: ReplyCallback) -> Result<()> {
+    pub(super) fn request_in_background(
+        &self,
+        head: &mut [u8],
+        mut done: ReplyCallback,
+    ) -> Result<()> {
         if let Some(lanes) = self.lanes.get() {
             self.usable()?;
-            if let Some(seat) = lanes.seat(head.len(), ClientLane::longest()) {
+            if let Some(seat) = lanes.take_lane(head.len(), ClientLane::longest()) {
                 match self.post(seat, head, done)? {
                     Some(again) => done = again,
                     None => return Ok(()),
                 }
             }
         }
-        self.ask_later(head, &[], done).map(drop)
+        self.request_deferred(head, &[], done).map(drop)
     }
 
     /// Sends a message without a reply.
-    pub(super) fn tell(&self, head: &[u8], data: &[u8]) -> Result<()> {
+    pub(super) fn send_oneway(&self, head: &[u8], data: &[u8]) -> Result<()> {
         self.usable()?;
         self.send(&[IoSlice::new(head), IoSlice::new(data)])
     }
@@ -435,7 +439,7 @@ impl ClientConnection {
     }
 
     /// Ends the connection if the server has closed it.
-    pub(super) fn look_for_end(&self) {
+    pub(super) fn check_for_end(&self) {
         let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         if poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::HUP) {
@@ -567,7 +571,7 @@ impl ClientConnection {
                 }
                 // A server that sends more and more does not hold up the end of the wait.
                 ReceiveEvent::Other | ReceiveEvent::Nothing => {
-                    self.look_around(claim.unique, cx, waiting)
+                    self.handle_wait_tick(claim.unique, cx, waiting)
                 }
             }
             if self.is_dead() {
@@ -621,7 +625,7 @@ impl ClientConnection {
     }
 
     /// Sends an interrupt to the server, and ends the connection after a timeout.
-    pub(super) fn look_around(&self, unique: u64, cx: &Context<'_>, waiting: &mut ReplyWait) {
+    pub(super) fn handle_wait_tick(&self, unique: u64, cx: &Context<'_>, waiting: &mut ReplyWait) {
         if !waiting.interrupted && cx.interrupted() {
             waiting.interrupted = true;
             self.interrupt(unique);
@@ -677,7 +681,7 @@ impl ClientConnection {
         if header.unique == 0 && header.error == vendor::OFFER {
             match self.lanes.get() {
                 Some(lanes) => lanes.add(fd),
-                None => self.offered.put(fd),
+                None => self.offered.store(fd),
             }
             return ReceiveEvent::Other;
         }

@@ -7,7 +7,7 @@ use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, Writ
 use defuse_ring::ClientLane;
 
 use super::lanes::LaneGuard;
-use super::{RemoteShared, noted};
+use super::{RemoteShared, log_decode_error};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::EncodedRequest;
@@ -36,7 +36,7 @@ impl RemoteShared {
             let done = (out.filled() - begun) as u64;
             let offset = args.offset.checked_add(done).ok_or(Errno::EOVERFLOW)?;
             let got = self.read_piece(cx, file, ReadArgs { offset, ..args }, out);
-            self.paths.was_read(file.ino);
+            self.paths.record_read(file.ino);
             match got {
                 Ok(ShortReply(true)) => break,
                 Ok(ShortReply(false)) => {}
@@ -59,8 +59,8 @@ impl RemoteShared {
         self.asking(cx, Opcode::Read, || {
             let most = out.remaining();
             let (large, small) = (self.agreement.max_read, self.agreement.max_received());
-            let (mut seat, mut size) = seat_for(most, (large, small), |size| {
-                self.connection.seat(READ_MOST, HEADER_LEN + size)
+            let (mut seat, mut size) = take_lane_for(most, (large, small), |size| {
+                self.connection.take_lane(READ_MOST, HEADER_LEN + size)
             })?;
             let request_of = |size: usize| {
                 let read = abi::ReadIn {
@@ -82,10 +82,10 @@ impl RemoteShared {
             let head = request.finish(0);
             let got = match seat {
                 Some(seat) => self.connection.exchange_data(seat, cx, head, size, out)?,
-                None => self.connection.ask_by_message(cx, head, &[], |body| {
+                None => self.connection.request_by_message(cx, head, &[], |body| {
                     let fits = body.len() <= size;
                     let put = if fits { out.put(body) } else { Err(Errno::EIO) };
-                    noted(Opcode::Read, body.len(), put)
+                    log_decode_error(Opcode::Read, body.len(), put)
                 })?,
             };
             Ok(ShortReply(got < size))
@@ -119,8 +119,8 @@ impl RemoteShared {
         loop {
             let most = data.remaining();
             let (large, small) = (self.agreement.max_write, self.agreement.max_sent());
-            let (seat, want) = seat_for(most, (large, small), |size| {
-                self.connection.seat(WRITE_LEAD + size, ClientLane::longest())
+            let (seat, want) = take_lane_for(most, (large, small), |size| {
+                self.connection.take_lane(WRITE_LEAD + size, ClientLane::longest())
             })?;
             let (len, written) = match data.borrow() {
                 // Read in one message, without a copy of ours between.
@@ -181,11 +181,12 @@ impl RemoteShared {
         let most = piece.len() as u64;
         let count = self.asking(cx, Opcode::Write, || {
             let head = request.finish(piece.len());
-            let decode =
-                |body: &[u8]| noted(Opcode::Write, body.len(), decode::write_out(body, most));
+            let decode = |body: &[u8]| {
+                log_decode_error(Opcode::Write, body.len(), decode::write_out(body, most))
+            };
             match seat {
                 Some(seat) => self.connection.exchange(seat, cx, head, piece, decode),
-                None => self.connection.ask_by_message(cx, head, piece, decode),
+                None => self.connection.request_by_message(cx, head, piece, decode),
             }
         })?;
         Ok(count as usize)
@@ -195,7 +196,7 @@ impl RemoteShared {
 /// Returns a lane for a message with as many of `most` bytes as fit, and their number. Without a lane that takes
 /// `large` messages, the number is `small` at most.
 /// `small` at most.
-fn seat_for<'a>(
+fn take_lane_for<'a>(
     most: usize,
     (large, small): (usize, usize),
     seat: impl Fn(usize) -> Result<Option<LaneGuard<'a>>>,

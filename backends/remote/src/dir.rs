@@ -34,10 +34,10 @@ impl RemoteShared {
         let request = EncodedRequest::new(opcode, cx, dir.ino).with(&args);
         // Entries are passed on after the receive buffer is released, because that may cause
         // requests.
-        let body = self.ask(cx, request, |body| {
+        let body = self.request(cx, request, |body| {
             if body.len() > size { Err(Errno::EIO) } else { Ok(body.to_vec()) }
         });
-        self.paths.was_read(dir.ino);
+        self.paths.record_read(dir.ino);
         match body {
             Ok(body) => self.push_all(
                 cx,
@@ -114,9 +114,9 @@ impl RemoteShared {
     fn look_up_listed(&self, cx: &Context<'_>, dir: Ino, name: &[u8]) -> Option<Entry> {
         let name = Name::new(name).ok()?;
         let request = EncodedRequest::new(Opcode::Lookup, cx, dir).with_name(name);
-        self.ask(cx, request, |body| {
+        self.request(cx, request, |body| {
             lookup_out(body, false).inspect_err(|_| {
-                if let Some(ino) = decode::given(body, false).0 {
+                if let Some(ino) = decode::granted_by_refused(body, false).0 {
                     self.forgets.add(ino, 1);
                 }
             })

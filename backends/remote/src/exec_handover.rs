@@ -39,7 +39,7 @@ pub struct OpenFileHandover {
     pub process_locks: bool,
 }
 
-/// The connection of the next program, which [`RemoteClient::heir`] creates.
+/// The connection of the next program, which [`RemoteClient::prepare_exec`] creates.
 pub struct HandoverClient {
     /// The connection. It has only rights of its own.
     pub client: RemoteClient,
@@ -52,7 +52,7 @@ impl HandoverClient {
     /// Connects to the same server as the socket of the connection `heir_of`, or to a server of the same user, which
     /// has no more rights. The introduction and the objects to take over are one message after the other, for which
     /// this waits once.
-    pub(crate) fn of(
+    pub(crate) fn connect(
         (socket, heir_of): (BorrowedFd<'_>, ConnectionNumber),
         path: &Path,
         options: RemoteOptions,
@@ -71,7 +71,7 @@ impl HandoverClient {
         let (mut hello, mut first) = (init::request(names), request(part.len()));
         let data = part.as_bytes();
         let (agreement, taken) = connection
-            .ask_both(
+            .request_pair(
                 patience,
                 &cx,
                 (hello.finish(0), init::answer),
@@ -82,12 +82,12 @@ impl HandoverClient {
         for part in more.chunks(TAKE_OVER_MAX) {
             let (mut request, data) = (request(part.len()), part.as_bytes());
             let decode = |body: &[u8]| results(body, part.len());
-            let more = connection.ask(&cx, request.finish(data.len()), data, decode);
+            let more = connection.request(&cx, request.finish(data.len()), data, decode);
             taken.extend(more.map_err(RemoteError::Heir)?);
         }
         // The last one, by which the rights of the other connection have ended.
         taken.pop().unwrap_or(Err(Errno::EIO)).map_err(RemoteError::Heir)?;
-        let agreement = ServerAgreement::of(&agreement)?;
+        let agreement = ServerAgreement::from_init_reply(&agreement)?;
         let client =
             RemoteClient::with((connection, notices), agreement, options, Some(path), names);
         Ok(HandoverClient { client, taken })

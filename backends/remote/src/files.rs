@@ -23,7 +23,7 @@ pub(super) struct OpenIdentity {
 }
 
 impl OpenIdentity {
-    pub(super) fn of(cx: &Context<'_>, flags: OpenFlags) -> OpenIdentity {
+    pub(super) fn from_context(cx: &Context<'_>, flags: OpenFlags) -> OpenIdentity {
         OpenIdentity { flags, uid: cx.caller.uid, gid: cx.caller.gid }
     }
 
@@ -34,14 +34,14 @@ impl OpenIdentity {
 
 impl RemoteShared {
     /// Sends a request whose reply is an entry. Returns the lookup of an invalid reply.
-    pub(super) fn ask_entry(
+    pub(super) fn request_entry(
         &self,
         cx: &Context<'_>,
         request: EncodedRequest,
         decode: impl FnOnce(&[u8]) -> Result<Entry>,
     ) -> Result<Entry> {
-        self.ask(cx, request, |body| {
-            decode(body).inspect_err(|_| self.give_back(decode::given(body, false).0))
+        self.request(cx, request, |body| {
+            decode(body).inspect_err(|_| self.give_back(decode::granted_by_refused(body, false).0))
         })
     }
 
@@ -49,7 +49,7 @@ impl RemoteShared {
     fn give_back(&self, ino: Option<Ino>) {
         if let Some(ino) = ino {
             self.forgets.add(ino, 1);
-            self.forgets.hurry();
+            self.forgets.send_next_at_once();
         }
     }
 
@@ -60,14 +60,18 @@ impl RemoteShared {
             let sx_mask = 0xfff;
             let args = abi::StatxIn { getattr_flags, fh, sx_mask, ..Default::default() };
             let request = EncodedRequest::new(Opcode::Statx, cx, ino).with(&args);
-            match self.ask(cx, request, decode::statx_out) {
+            match self.request(cx, request, decode::statx_out) {
                 Ok(None) | Err(Errno::ENOSYS) => {}
                 Ok(Some(attr)) => return Ok(attr),
                 Err(errno) => return Err(errno),
             }
         }
         let args = abi::GetattrIn { getattr_flags, dummy: 0, fh };
-        self.ask(cx, EncodedRequest::new(Opcode::Getattr, cx, ino).with(&args), decode::attr_out)
+        self.request(
+            cx,
+            EncodedRequest::new(Opcode::Getattr, cx, ino).with(&args),
+            decode::attr_out,
+        )
     }
 
     pub(super) fn setxattr(
@@ -90,7 +94,7 @@ impl RemoteShared {
         let request = EncodedRequest::new(Opcode::Setxattr, cx, ino)
             .with_bytes(&args.as_bytes()[..len])
             .with_text(name.as_bytes());
-        self.ask_with(cx, request, value, decode::nothing)
+        self.request_with_data(cx, request, value, decode::check_empty)
     }
 
     /// GETXATTR with a `name`, LISTXATTR without.
@@ -108,7 +112,7 @@ impl RemoteShared {
             Some(name) => request.with_text(name),
             None => request,
         };
-        self.ask(cx, request, |body| match room {
+        self.request(cx, request, |body| match room {
             0 => Ok(Xattr::Size(decode::whole::<abi::GetxattrOut>(body)?.size.min(1 << 16))),
             _ if body.len() > room => Err(Errno::EIO),
             _ => Ok(Xattr::Value(body.to_vec())),
@@ -118,15 +122,15 @@ impl RemoteShared {
     pub(super) fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
         let killed = args.kill_suidgid && self.agreement.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let open_flags = if killed { abi::FUSE_OPEN_KILL_SUIDGID } else { 0 };
-        let Some(version) = self.wants_whole(ino, args.flags) else {
+        let Some(version) = self.version_for_open(ino, args.flags) else {
             let args = abi::OpenIn { flags: args.flags.0, open_flags };
             let request = EncodedRequest::new(Opcode::Open, cx, ino).with(&args);
-            return self.opened(cx, request, decode::open_out);
+            return self.decode_open(cx, request, decode::open_out);
         };
         let open_flags = open_flags | OPEN_WANTS_BYTES;
         let open = abi::OpenIn { flags: args.flags.0, open_flags };
         let request = EncodedRequest::new(Opcode::Open, cx, ino).with(&open);
-        self.opened(cx, request, |body| {
+        self.decode_open(cx, request, |body| {
             let (opened, bytes) = decode::open_out_with_bytes(body)?;
             if let Some(bytes) = bytes {
                 self.keep_whole((version, args.flags), File { ino, fh: opened.fh }, bytes);
@@ -136,13 +140,13 @@ impl RemoteShared {
     }
 
     /// Without OPEN, all open files have the handle 0, and are not released.
-    pub(super) fn opened(
+    pub(super) fn decode_open(
         &self,
         cx: &Context<'_>,
         request: EncodedRequest,
         decode: impl FnOnce(&[u8]) -> Result<OpenReply>,
     ) -> Result<OpenReply> {
-        match self.ask(cx, request, decode) {
+        match self.request(cx, request, decode) {
             Err(Errno::ENOSYS) => Ok(OpenReply::default()),
             other => other,
         }
@@ -158,8 +162,9 @@ impl RemoteShared {
     ) -> Result<(Entry, OpenReply)> {
         let request = self.creation(cx, (opcode, parent, name), node, args);
         let mut lost = None;
-        let made = self.ask(cx, request, |body| {
-            decode::create_out(body).inspect_err(|_| lost = Some(decode::given(body, true)))
+        let made = self.request(cx, request, |body| {
+            decode::create_out(body)
+                .inspect_err(|_| lost = Some(decode::granted_by_refused(body, true)))
         });
         if let Some((ino, fh)) = lost {
             if let (Some(ino), Some(fh)) = (ino, fh) {
@@ -209,12 +214,12 @@ impl RemoteShared {
         if self.lacks(opened_by) {
             return Ok(());
         }
-        self.pages.closed(Fh(args.fh));
+        self.pages.remove(Fh(args.fh));
         let file = File { ino, fh: Fh(args.fh) };
         let version = self.whole.version(file.fh);
-        let was_read = self.whole.closed(file.fh);
+        let was_read = self.whole.remove_closed(file.fh);
         if args.release_flags == 0 {
-            if let Some(are_many) = self.opened_ahead.closed(file, (args.flags, was_read)) {
+            if let Some(are_many) = self.opened_ahead.record_close(file, (args.flags, was_read)) {
                 // An open file that has changed may have been removed, and exists as long as it is open.
                 let versions = self.paths.versions.get();
                 let now = versions.and_then(|versions| versions.attributes(ino));
@@ -224,7 +229,7 @@ impl RemoteShared {
                 return Ok(());
             }
         } else {
-            self.opened_ahead.released(Fh(args.fh));
+            self.opened_ahead.record_release(Fh(args.fh));
         }
         let flag = if was_read { RELEASE_HAS_READ } else { 0 };
         let args = abi::ReleaseIn { release_flags: args.release_flags | flag, ..*args };
@@ -234,7 +239,7 @@ impl RemoteShared {
             return self.send_release(ino, request);
         }
         // The lookup that is returned next must not wait for the answer.
-        match self.ask(cx, request, decode::nothing) {
+        match self.request(cx, request, decode::check_empty) {
             Err(Errno::ENOTCONN) => Err(Errno::ENOTCONN),
             _ => Ok(()),
         }
@@ -249,7 +254,7 @@ impl RemoteShared {
     ) -> Result<()> {
         let fsync_flags = if datasync { abi::FUSE_FSYNC_FDATASYNC } else { 0 };
         let args = abi::FsyncIn { fh: file.fh.0, fsync_flags, padding: 0 };
-        self.ask(cx, EncodedRequest::new(opcode, cx, file.ino).with(&args), decode::nothing)
+        self.request(cx, EncodedRequest::new(opcode, cx, file.ino).with(&args), decode::check_empty)
     }
 
     pub(super) fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
@@ -264,7 +269,7 @@ impl RemoteShared {
         };
         if self.agreement.minor >= 45 && !self.lacks(Opcode::CopyFileRange64) {
             let request = EncodedRequest::new(Opcode::CopyFileRange64, cx, copy.src.ino);
-            let copied = self.ask(cx, request.with(&args(copy.length)), |body| {
+            let copied = self.request(cx, request.with(&args(copy.length)), |body| {
                 let count = decode::whole::<abi::CopyFileRangeOut>(body)?.bytes_copied;
                 if count > copy.length { Err(Errno::EIO) } else { Ok(count) }
             });
@@ -275,7 +280,7 @@ impl RemoteShared {
         // The reply has 32 bits for the count. Rounded to whole pages, as by the kernel.
         let len = copy.length.min(u64::from(u32::MAX) & !0xfff);
         let request = EncodedRequest::new(Opcode::CopyFileRange, cx, copy.src.ino).with(&args(len));
-        self.ask(cx, request, |body| decode::write_out(body, len))
+        self.request(cx, request, |body| decode::write_out(body, len))
     }
 
     pub(super) fn ioctl(
@@ -299,7 +304,7 @@ impl RemoteShared {
             out_size: room as u32,
         };
         let request = EncodedRequest::new(Opcode::Ioctl, cx, file.ino).with(&ioctl);
-        let reply = self.ask_with(cx, request, args.input, |body| ioctl_out(body, room));
+        let reply = self.request_with_data(cx, request, args.input, |body| ioctl_out(body, room));
         reply.map_err(|errno| if errno == Errno::ENOSYS { Errno::ENOTTY } else { errno })
     }
 }
@@ -348,8 +353,9 @@ impl RemoteClient {
             events,
         };
         let request = EncodedRequest::new(Opcode::Poll, cx, file.ino).with(&args);
-        let polled =
-            self.shared.ask(cx, request, |body| Ok(decode::whole::<abi::PollOut>(body)?.revents));
+        let polled = self
+            .shared
+            .request(cx, request, |body| Ok(decode::whole::<abi::PollOut>(body)?.revents));
         if wake.is_some() && polled.is_ok() {
             self.listen();
         }

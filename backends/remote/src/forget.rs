@@ -46,13 +46,13 @@ impl PendingForgets {
         items.len().is_multiple_of(BATCH) || self.soon.load(Ordering::Relaxed)
     }
 
-    /// Keeps the lookups of `ino` until [`released`](Self::released).
-    pub(super) fn releases(&self, ino: Ino) {
+    /// Keeps the lookups of `ino` until [`end_release`](Self::end_release).
+    pub(super) fn begin_release(&self, ino: Ino) {
         lock(&self.releasing).push(ino);
     }
 
     /// One RELEASE of `ino` was answered.
-    pub(super) fn released(&self, ino: Ino) {
+    pub(super) fn end_release(&self, ino: Ino) {
         let mut releasing = lock(&self.releasing);
         if let Some(at) = releasing.iter().position(|other| *other == ino) {
             releasing.swap_remove(at);
@@ -70,7 +70,7 @@ impl PendingForgets {
     }
 
     /// Makes the next returned lookup be sent at once.
-    pub(super) fn hurry(&self) {
+    pub(super) fn send_next_at_once(&self) {
         self.soon.store(true, Ordering::Relaxed);
     }
 
@@ -95,11 +95,11 @@ impl RemoteShared {
 
     /// A name in `dir` was removed. Lookups that were returned before may have been the last references to its file, and so may
     /// be the next one.
-    pub(super) fn removed_name(&self, dir: Ino) {
+    pub(super) fn record_removed_name(&self, dir: Ino) {
         self.close_removed(dir);
-        self.forgets.hurry();
+        self.forgets.send_next_at_once();
         self.send_overdue();
-        self.forgets.hurry();
+        self.forgets.send_next_at_once();
     }
 
     /// Sends lookups that should have been sent, and waited for the answer to a RELEASE.
@@ -117,11 +117,11 @@ impl RemoteShared {
         ino: Ino,
         mut request: EncodedRequest,
     ) -> defuse_fs::Result<()> {
-        self.forgets.releases(ino);
+        self.forgets.begin_release(ino);
         let forgets = Arc::clone(&self.forgets);
-        let answered = Box::new(move |_: defuse_fs::Result<&[u8]>| forgets.released(ino));
-        let sent = self.connection.ask_aside(request.finish(0), answered);
-        sent.inspect_err(|_| self.forgets.released(ino))
+        let answered = Box::new(move |_: defuse_fs::Result<&[u8]>| forgets.end_release(ino));
+        let sent = self.connection.request_in_background(request.finish(0), answered);
+        sent.inspect_err(|_| self.forgets.end_release(ino))
     }
 
     /// Sends the batch.
@@ -134,12 +134,12 @@ impl RemoteShared {
         let sent = if items.len() > 1 && self.agreement.minor >= 16 {
             let args = abi::BatchForgetIn { count: items.len() as u32, dummy: 0 };
             let head = EncodedRequest::for_caller(Opcode::BatchForget, Caller::default(), Ino(0));
-            self.tell(head.with(&args).with_bytes(items.as_bytes()))
+            self.send_oneway(head.with(&args).with_bytes(items.as_bytes()))
         } else {
             items.iter().try_for_each(|item| {
                 let head =
                     EncodedRequest::for_caller(Opcode::Forget, Caller::default(), Ino(item.nodeid));
-                self.tell(head.with(&abi::ForgetIn { nlookup: item.nlookup }))
+                self.send_oneway(head.with(&abi::ForgetIn { nlookup: item.nlookup }))
             })
         };
         // Fails only if the server has ended, and its lookups with it.
@@ -148,11 +148,11 @@ impl RemoteShared {
         }
     }
 
-    fn tell(&self, mut request: EncodedRequest) -> defuse_fs::Result<()> {
+    fn send_oneway(&self, mut request: EncodedRequest) -> defuse_fs::Result<()> {
         let head = request.finish(0);
         let at = std::mem::offset_of!(abi::InHeader, unique);
         head[at..at + 8].copy_from_slice(&UNANSWERED.to_ne_bytes());
-        self.connection.tell(head, &[])
+        self.connection.send_oneway(head, &[])
     }
 }
 
@@ -173,14 +173,14 @@ mod tests {
     #[test]
     fn lookups_of_an_inode_wait_until_its_release_is_answered() {
         let forgets = PendingForgets::default();
-        forgets.releases(Ino(2));
-        forgets.releases(Ino(2));
-        forgets.hurry();
+        forgets.begin_release(Ino(2));
+        forgets.begin_release(Ino(2));
+        forgets.send_next_at_once();
         assert!(forgets.add(Ino(2), 1) && forgets.add(Ino(3), 1));
         assert_eq!(forgets.take(), [ForgetOne { nodeid: 3, nlookup: 1 }]);
-        forgets.released(Ino(2));
+        forgets.end_release(Ino(2));
         assert_eq!(forgets.take(), []);
-        forgets.released(Ino(2));
+        forgets.end_release(Ino(2));
         // The lookups that waited must still be sent soon.
         assert!(forgets.add(Ino(4), 1));
         let numbers: Vec<_> = forgets.take().iter().map(|item| item.nodeid).collect();
@@ -192,7 +192,7 @@ mod tests {
     fn after_a_name_was_removed_the_next_lookup_is_returned_at_once() {
         let forgets = PendingForgets::default();
         assert!(!forgets.add(Ino(2), 1));
-        forgets.hurry();
+        forgets.send_next_at_once();
         assert!(forgets.add(Ino(3), 1));
         assert_eq!(forgets.take().len(), 2);
         assert!(!forgets.add(Ino(4), 1));

@@ -48,7 +48,7 @@ pub struct ConnectionHandover {
 }
 
 impl ConnectionHandover {
-    pub(crate) fn of(
+    pub(crate) fn copy_connection(
         client: &RemoteClient,
     ) -> std::result::Result<ConnectionHandover, RemoteError> {
         let shared = &client.shared;
@@ -57,7 +57,7 @@ impl ConnectionHandover {
         ConnectionHandover::with(client, copy, true)
     }
 
-    pub(crate) fn when_used(
+    pub(crate) fn copy_when_used(
         client: &RemoteClient,
         socket: OwnedFd,
     ) -> std::result::Result<ConnectionHandover, RemoteError> {
@@ -90,15 +90,15 @@ impl ConnectionHandover {
     /// The errors of [`RemoteClient::inheritance`].
     pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
         let copy = copied((self.socket.as_fd(), self.own), &self.path, self.options)?;
-        Ok(self.again(copy, true))
+        Ok(self.with_socket(copy, true))
     }
 
     /// Like [`RemoteClient::inheritance_when_used`], for a connection that the parent has not begun to use.
     pub fn inheritance_when_used(&self, socket: OwnedFd) -> ConnectionHandover {
-        self.again((socket, self.own), false)
+        self.with_socket((socket, self.own), false)
     }
 
-    fn again(
+    fn with_socket(
         &self,
         (socket, own): (OwnedFd, ConnectionNumber),
         is_copied: bool,
@@ -119,16 +119,16 @@ impl ConnectionHandover {
         }
     }
 
-    /// Like [`RemoteClient::heir`].
+    /// Like [`RemoteClient::prepare_exec`].
     ///
     /// # Errors
     ///
-    /// The errors of [`RemoteClient::heir`].
-    pub fn heir(
+    /// The errors of [`RemoteClient::prepare_exec`].
+    pub fn prepare_exec(
         &self,
         legacies: &[InodeHandover],
     ) -> std::result::Result<HandoverClient, RemoteError> {
-        HandoverClient::of((self.as_fd(), self.own), &self.path, self.options, legacies)
+        HandoverClient::connect((self.as_fd(), self.own), &self.path, self.options, legacies)
     }
 
     /// The properties of the file system.
@@ -200,12 +200,12 @@ fn copied(
     let own = new_number().map_err(RemoteError::Socket)?;
     let socket = connect_socket(path, options.descriptors_from, None, |uid| uid == server)?;
     ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
-    ask(&socket, ConnectionCopy::new(copy_of, own)).map_err(RemoteError::Copy)?;
+    request_copy(&socket, ConnectionCopy::new(copy_of, own)).map_err(RemoteError::Copy)?;
     Ok((socket, own))
 }
 
 /// Sends [`COPY`], and waits for its answer.
-fn ask(socket: &OwnedFd, names: ConnectionCopy) -> Result<()> {
+fn request_copy(socket: &OwnedFd, names: ConnectionCopy) -> Result<()> {
     let unique = 1;
     let len = (size_of::<InHeader>() + size_of::<ConnectionCopy>()) as u32;
     let header = InHeader { len, opcode: COPY, unique, ..InHeader::default() };

@@ -35,7 +35,7 @@ impl FileSystem for RemoteClient {
     }
 
     fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
-        if let Some(versions) = self.shared.ask_for_versions() {
+        if let Some(versions) = self.shared.request_versions() {
             let _ = self.shared.paths.versions.set(Arc::clone(&versions));
             notify.versions(versions);
         }
@@ -62,7 +62,7 @@ impl FileSystem for RemoteClient {
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let request = EncodedRequest::new(Opcode::Lookup, cx, parent).with_name(name);
-        self.shared.ask_entry(cx, request, |body| decode::lookup_out(body, false))
+        self.shared.request_entry(cx, request, |body| decode::lookup_out(body, false))
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
@@ -70,7 +70,7 @@ impl FileSystem for RemoteClient {
             return Err(Errno::ENOSYS);
         }
         let request = EncodedRequest::new(Opcode::Lookup, cx, ino).with_text(b"..");
-        self.shared.ask_entry(cx, request, |body| decode::lookup_out(body, true))
+        self.shared.request_entry(cx, request, |body| decode::lookup_out(body, true))
     }
 
     fn shortcuts(&self) -> Option<&dyn Shortcuts> {
@@ -100,7 +100,8 @@ impl FileSystem for RemoteClient {
             .with(&encode::mknod_in(node, flags))
             .with_name(name)
             .with_extensions(node, flags);
-        self.shared.ask_entry(cx, request, |body| decode::made_out(body, Some(node.kind)))
+        self.shared
+            .request_entry(cx, request, |body| decode::decode_created_entry(body, Some(node.kind)))
     }
 
     fn mkdir(
@@ -117,7 +118,7 @@ impl FileSystem for RemoteClient {
             .with_name(name)
             .with_extensions(node, flags);
         let kind = Some(FileKind::Directory);
-        self.shared.ask_entry(cx, request, |body| decode::made_out(body, kind))
+        self.shared.request_entry(cx, request, |body| decode::decode_created_entry(body, kind))
     }
 
     fn symlink(
@@ -137,27 +138,27 @@ impl FileSystem for RemoteClient {
             .with_text(target)
             .with_extensions(node, flags);
         let kind = Some(FileKind::Symlink);
-        self.shared.ask_entry(cx, request, |body| decode::made_out(body, kind))
+        self.shared.request_entry(cx, request, |body| decode::decode_created_entry(body, kind))
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let request = EncodedRequest::new(Opcode::Link, cx, parent)
             .with(&abi::LinkIn { oldnodeid: ino.0 })
             .with_name(name);
-        self.shared.ask_entry(cx, request, |body| decode::made_out(body, None))
+        self.shared.request_entry(cx, request, |body| decode::decode_created_entry(body, None))
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         let request = EncodedRequest::new(Opcode::Unlink, cx, parent).with_name(name);
-        self.shared.ask(cx, request, decode::nothing)?;
-        self.shared.removed_name(parent);
+        self.shared.request(cx, request, decode::check_empty)?;
+        self.shared.record_removed_name(parent);
         Ok(())
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         let request = EncodedRequest::new(Opcode::Rmdir, cx, parent).with_name(name);
-        self.shared.ask(cx, request, decode::nothing)?;
-        self.shared.removed_name(parent);
+        self.shared.request(cx, request, decode::check_empty)?;
+        self.shared.record_removed_name(parent);
         Ok(())
     }
 
@@ -176,20 +177,20 @@ impl FileSystem for RemoteClient {
             EncodedRequest::new(Opcode::Rename2, cx, from.0).with(&args)
         };
         let renamed =
-            self.shared.ask(cx, request.with_name(from.1).with_name(to.1), decode::nothing);
+            self.shared.request(cx, request.with_name(from.1).with_name(to.1), decode::check_empty);
         // Without RENAME2, the kernel returns EINVAL for flags.
         renamed.map_err(|errno| match errno {
             Errno::ENOSYS if flags.0 != 0 => Errno::EINVAL,
             other => other,
         })?;
-        self.shared.removed_name(to.0);
+        self.shared.record_removed_name(to.0);
         Ok(())
     }
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         let request = EncodedRequest::new(Opcode::Readlink, cx, ino);
-        let text = self.shared.ask(cx, request, decode::link_out);
-        self.shared.paths.was_read(ino);
+        let text = self.shared.request(cx, request, decode::link_out);
+        self.shared.paths.record_read(ino);
         text
     }
 
@@ -200,15 +201,15 @@ impl FileSystem for RemoteClient {
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         let args = encode::setattr_in(fh.map(|fh| fh.0), set);
         let request = EncodedRequest::new(Opcode::Setattr, cx, ino).with(&args);
-        self.shared.ask(cx, request, decode::attr_out)
+        self.shared.request(cx, request, decode::attr_out)
     }
 
     fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
         let args = abi::AccessIn { mask: mask.0, padding: 0 };
-        self.shared.ask(
+        self.shared.request(
             cx,
             EncodedRequest::new(Opcode::Access, cx, ino).with(&args),
-            decode::nothing,
+            decode::check_empty,
         )
     }
 
@@ -252,7 +253,7 @@ impl FileSystem for RemoteClient {
 
     fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
         let request = EncodedRequest::new(Opcode::Removexattr, cx, ino).with_text(name.as_bytes());
-        self.shared.ask(cx, request, decode::nothing)
+        self.shared.request(cx, request, decode::check_empty)
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<OpenReply> {
@@ -307,10 +308,10 @@ impl FileSystem for RemoteClient {
 
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         let args = abi::FlushIn { fh: file.fh.0, lock_owner: owner.0, ..Default::default() };
-        self.shared.ask(
+        self.shared.request(
             cx,
             EncodedRequest::new(Opcode::Flush, cx, file.ino).with(&args),
-            decode::nothing,
+            decode::check_empty,
         )
     }
 
@@ -338,7 +339,7 @@ impl FileSystem for RemoteClient {
             padding: 0,
         };
         let request = EncodedRequest::new(Opcode::Fallocate, cx, file.ino).with(&args);
-        let done = self.shared.ask(cx, request, decode::nothing);
+        let done = self.shared.request(cx, request, decode::check_empty);
         done.map_err(|errno| if errno == Errno::ENOSYS { Errno::EOPNOTSUPP } else { errno })
     }
 
@@ -347,7 +348,7 @@ impl FileSystem for RemoteClient {
         let number = if whence == Whence::Data { 3 } else { 4 };
         let args = abi::LseekIn { fh: file.fh.0, offset, whence: number, padding: 0 };
         let request = EncodedRequest::new(Opcode::Lseek, cx, file.ino).with(&args);
-        self.shared.ask(cx, request, |body| {
+        self.shared.request(cx, request, |body| {
             let found = decode::whole::<abi::LseekOut>(body)?.offset;
             if found < offset || found > i64::MAX as u64 { Err(Errno::EIO) } else { Ok(found) }
         })
@@ -374,19 +375,19 @@ impl FileSystem for RemoteClient {
     fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
         let args = abi::BmapIn { block: index, blocksize: block_size, padding: 0 };
         let request = EncodedRequest::new(Opcode::Bmap, cx, ino).with(&args);
-        self.shared.ask(cx, request, |body| Ok(decode::whole::<abi::BmapOut>(body)?.block))
+        self.shared.request(cx, request, |body| Ok(decode::whole::<abi::BmapOut>(body)?.block))
     }
 
     fn getlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
         let args = encode::lk_in(file, request);
         let request = EncodedRequest::new(Opcode::Getlk, cx, file.ino).with(&args);
-        self.shared.ask(cx, request, decode::lk_out)
+        self.shared.request(cx, request, decode::lk_out)
     }
 
     fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
         let opcode = if request.wait { Opcode::Setlkw } else { Opcode::Setlk };
         let request = EncodedRequest::new(opcode, cx, file.ino).with(&encode::lk_in(file, request));
-        self.shared.ask(cx, request, decode::nothing)
+        self.shared.request(cx, request, decode::check_empty)
     }
 
     fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<OpenReply> {
@@ -398,7 +399,7 @@ impl FileSystem for RemoteClient {
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
-        self.shared.listed_ahead.closed(dir.fh);
+        self.shared.listed_ahead.record_close(dir.fh);
         let flags = OpenFlags::DIRECTORY;
         let release = abi::ReleaseIn { fh: dir.fh.0, flags, ..Default::default() };
         self.shared.release(cx, (Opcode::Releasedir, Opcode::Opendir), dir.ino, &release)
@@ -409,13 +410,13 @@ impl FileSystem for RemoteClient {
     }
 
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
-        self.shared.ask(cx, EncodedRequest::new(Opcode::Statfs, cx, ino), decode::statfs_out)
+        self.shared.request(cx, EncodedRequest::new(Opcode::Statfs, cx, ino), decode::statfs_out)
     }
 
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         let args = abi::SyncfsIn { padding: 0 };
         let request = EncodedRequest::new(Opcode::Syncfs, cx, Ino::ROOT).with(&args);
-        self.shared.ask(cx, request, decode::nothing)
+        self.shared.request(cx, request, decode::check_empty)
     }
 }
 

@@ -28,7 +28,7 @@ pub fn answer(choice: u8, answers: &[u8]) {
     let server = std::thread::spawn(move || serve(&theirs, &script));
     let options =
         RemoteOptions { timeout: Some(Duration::from_secs(5)), ..RemoteOptions::default() };
-    if let Ok(client) = RemoteClient::over(ours, options) {
+    if let Ok(client) = RemoteClient::from_socket(ours, options) {
         client.attached(defuse_fs::Origin::new(), std::sync::Arc::new(NoNotify));
         call(&client, choice);
     }

@@ -58,7 +58,7 @@ pub(super) fn request(names: ConnectionNumbers) -> EncodedRequest {
     EncodedRequest::new(Opcode::Init, &cx, Ino(0)).with(&init_in(names))
 }
 
-/// The answer to it, for [`ServerAgreement::of`].
+/// The answer to it, for [`ServerAgreement::from_init_reply`].
 pub(super) fn answer(body: &[u8]) -> Result<Vec<u8>> {
     Ok(body[..body.len().min(size_of::<InitOut>())].to_vec())
 }
@@ -72,7 +72,7 @@ fn init_in(names: ConnectionNumbers) -> InitIn {
         flags2: (OFFERED >> 32) as u32,
         ..InitIn::default()
     };
-    names.put(&mut init);
+    names.store_in(&mut init);
     init
 }
 
@@ -90,7 +90,9 @@ pub(super) struct ServerAgreement {
 
 impl ServerAgreement {
     /// Decodes the reply to INIT (`process_init_reply` in `fs/fuse/inode.c`).
-    pub(super) fn of(body: &[u8]) -> std::result::Result<ServerAgreement, RemoteError> {
+    pub(super) fn from_init_reply(
+        body: &[u8],
+    ) -> std::result::Result<ServerAgreement, RemoteError> {
         let out = init_out(body).map_err(|_| RemoteError::BadInit(body.len()))?;
         if out.major != FUSE_KERNEL_VERSION || out.minor < OLDEST_MINOR {
             return Err(RemoteError::Version(out.major, out.minor));
@@ -113,7 +115,7 @@ impl ServerAgreement {
     }
 
     /// The agreement of the previously executed program.
-    pub(super) fn again(
+    pub(super) fn from_predecessor(
         minor: u32,
         flags: u64,
         (max_write, max_read): (usize, usize),
@@ -199,12 +201,12 @@ mod tests {
             max_pages: u16::MAX,
             ..InitOut::default()
         };
-        let agreed = ServerAgreement::of(out.as_bytes()).unwrap();
+        let agreed = ServerAgreement::from_init_reply(out.as_bytes()).unwrap();
         assert_eq!((agreed.minor, agreed.flags & !OFFERED), (FUSE_KERNEL_MINOR_VERSION, 0));
         assert_eq!((agreed.max_write, agreed.max_read), (SHARED_IO_MAX, SHARED_IO_MAX));
         assert_eq!((agreed.max_sent(), agreed.max_received()), (SOCKET_IO_MAX, SOCKET_IO_MAX));
         let nothing = InitOut { major: 7, minor: 31, ..InitOut::default() };
-        let agreed = ServerAgreement::of(nothing.as_bytes()).unwrap();
+        let agreed = ServerAgreement::from_init_reply(nothing.as_bytes()).unwrap();
         assert_eq!((agreed.max_write, agreed.max_read), (4096, 32 * PAGE));
         assert_eq!(agreed.caps().locks, LockSupport::Frontend);
     }
@@ -212,15 +214,18 @@ mod tests {
     #[test]
     fn too_old_servers_and_invalid_replies_are_refused() {
         let out = |major, minor| InitOut { major, minor, ..InitOut::default() };
-        assert!(ServerAgreement::of(&out(7, 12).as_bytes()[..24]).is_ok());
+        assert!(ServerAgreement::from_init_reply(&out(7, 12).as_bytes()[..24]).is_ok());
         assert!(matches!(
-            ServerAgreement::of(out(7, 11).as_bytes()),
+            ServerAgreement::from_init_reply(out(7, 11).as_bytes()),
             Err(RemoteError::Version(7, 11))
         ));
         assert!(matches!(
-            ServerAgreement::of(out(8, 0).as_bytes()),
+            ServerAgreement::from_init_reply(out(8, 0).as_bytes()),
             Err(RemoteError::Version(8, 0))
         ));
-        assert!(matches!(ServerAgreement::of(&[0; 23]), Err(RemoteError::BadInit(23))));
+        assert!(matches!(
+            ServerAgreement::from_init_reply(&[0; 23]),
+            Err(RemoteError::BadInit(23))
+        ));
     }
 }

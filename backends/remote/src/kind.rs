@@ -103,6 +103,6 @@ fn open_program(rest: &OsStr, options: RemoteOptions) -> SourceResult<Arc<dyn Fi
     })?;
     let words: Vec<OsString> = words.into_iter().map(OsString::from).collect();
     let program = FuseProgram::start(&words).map_err(SourceOpenError::failed)?;
-    let remote = RemoteClient::of_program(program, options).map_err(SourceOpenError::failed)?;
+    let remote = RemoteClient::start_program(program, options).map_err(SourceOpenError::failed)?;
     Ok(Arc::new(remote))
 }

@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 
 use super::connection::{ClientConnection, HOPE, ReplyWait, SPIN_NS, TICK};
 use super::slots::ReplyCallback;
-use crate::noted;
+use crate::log_decode_error;
 use crate::sys::{errno, has_several_processors};
 
 /// Bytes of a reply that are copied at a time where the caller has no memory for them.
@@ -100,7 +100,7 @@ impl ClientLanes {
         self.memory.tally(which).fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn counts(&self) -> ClientLaneCounts {
+    pub(super) fn read_counts(&self) -> ClientLaneCounts {
         let of = |which| self.memory.tally(which).load(Ordering::Relaxed);
         ClientLaneCounts {
             requests: self.requests.load(Ordering::Relaxed),
@@ -111,8 +111,8 @@ impl ClientLanes {
     }
 
     /// The lanes in the memory that a server has passed.
-    pub(super) fn of(fd: OwnedFd) -> Result<ClientLanes> {
-        let memory = MappedMemory::of(fd).map_err(errno)?;
+    pub(super) fn map(fd: OwnedFd) -> Result<ClientLanes> {
+        let memory = MappedMemory::from_fd(fd).map_err(errno)?;
         let may_spin = has_several_processors();
         Ok(ClientLanes {
             memory,
@@ -128,7 +128,7 @@ impl ClientLanes {
 
     /// Returns a free lane for a request and a reply of these lengths, preferably the lane that the thread had
     /// before.
-    pub(super) fn seat(&self, request: usize, reply: usize) -> Option<LaneGuard<'_>> {
+    pub(super) fn take_lane(&self, request: usize, reply: usize) -> Option<LaneGuard<'_>> {
         if !ClientLane::takes(0, request, reply) {
             return None;
         }
@@ -150,13 +150,13 @@ impl ClientLanes {
     ) -> Option<(usize, MutexGuard<'_, BufferedLane>)> {
         let lanes = self.memory.blocks() * LANES_OF_BLOCK;
         (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
-            let seat =
-                ClientLane::takes(index, request, reply).then(|| sit(self.seat_of(index)))??;
+            let seat = ClientLane::takes(index, request, reply)
+                .then(|| try_lock_lane(self.lane_slot(index)))??;
             (!seat.is_kept && fits(&seat)).then_some((index, seat))
         })
     }
 
-    fn seat_of(&self, lane: usize) -> &Mutex<BufferedLane> {
+    fn lane_slot(&self, lane: usize) -> &Mutex<BufferedLane> {
         let block = lane / LANES_OF_BLOCK;
         let seat = |lane| {
             let (lane, reply, later) = (ClientLane::new(lane), Vec::new(), Vec::new());
@@ -169,7 +169,9 @@ impl ClientLanes {
     /// Takes the replies to requests without a waiting thread.
     pub(super) fn take_later(&self) -> std::result::Result<(), ProtocolViolation> {
         if self.later.load(Ordering::Relaxed) > 0 {
-            for mut seat in self.seats.iter().filter_map(OnceLock::get).flatten().filter_map(sit) {
+            for mut seat in
+                self.seats.iter().filter_map(OnceLock::get).flatten().filter_map(try_lock_lane)
+            {
                 if !seat.later.is_empty() && !seat.is_kept {
                     seat.poll(self, 0)?;
                 }
@@ -202,7 +204,7 @@ impl ClientLanes {
 }
 
 /// Locks the lane, if no other thread uses it.
-fn sit(seat: &Mutex<BufferedLane>) -> Option<MutexGuard<'_, BufferedLane>> {
+fn try_lock_lane(seat: &Mutex<BufferedLane>) -> Option<MutexGuard<'_, BufferedLane>> {
     match seat.try_lock() {
         Ok(seat) => Some(seat),
         // A closure that decoded a reply has panicked; the lane was done by then.
@@ -276,7 +278,7 @@ impl ClientConnection {
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let lanes = self.lanes().ok_or(Errno::ENOTCONN)?;
-        let mut seat = lanes.seat_of(lane).lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seat = lanes.lane_slot(lane).lock().unwrap_or_else(PoisonError::into_inner);
         let seat = &mut *seat;
         seat.is_kept = false;
         let answer = self.await_reply(lanes, seat, number, cx)?;
@@ -295,7 +297,7 @@ impl ClientConnection {
             seat.reply.resize(len, 0);
         }
         seat.lane.copy(&lanes.memory, answer, 0, &mut seat.reply[..len]);
-        self.hear(lanes);
+        self.receive_messages(lanes);
         let reply = &seat.reply[..len];
         self.outcome_of(answer, reply)?;
         decode(&reply[HEADER_LEN..])
@@ -316,10 +318,10 @@ impl ClientConnection {
         let mut header = [0; HEADER_LEN];
         let len = answer.len.min(HEADER_LEN);
         seat.lane.copy(&lanes.memory, answer, 0, &mut header[..len]);
-        self.hear(lanes);
+        self.receive_messages(lanes);
         self.outcome_of(answer, &header[..len])?;
         if answer.len > HEADER_LEN + size {
-            return noted(Opcode::Read, answer.len - HEADER_LEN, Err(Errno::EIO));
+            return log_decode_error(Opcode::Read, answer.len - HEADER_LEN, Err(Errno::EIO));
         }
         let mut at = HEADER_LEN;
         while at < answer.len {
@@ -364,7 +366,7 @@ impl ClientConnection {
     }
 
     /// Receives the messages that the server has sent beside the lanes.
-    fn hear(&self, lanes: &ClientLanes) {
+    fn receive_messages(&self, lanes: &ClientLanes) {
         if lanes.has_news() || self.has_unheard() {
             self.drain();
         }
@@ -394,10 +396,10 @@ impl ClientConnection {
     ) -> Result<LaneReply> {
         let mut waiting = None;
         loop {
-            if let Some(answer) = self.look_for_reply(lanes, seat, number)? {
+            if let Some(answer) = self.poll_reply(lanes, seat, number)? {
                 return Ok(answer);
             }
-            let waiting = waiting.get_or_insert_with(|| ReplyWait::of(self.timeout()));
+            let waiting = waiting.get_or_insert_with(|| ReplyWait::with_timeout(self.timeout()));
             let slept = clock::now();
             lanes.count(ClientCounter::Sleeps);
             seat.lane.sleep(&lanes.memory, TICK);
@@ -407,7 +409,7 @@ impl ClientConnection {
                 lanes.note(hope, hope > 0 || slept.elapsed_ns() >= SPIN_NS);
                 return Ok(answer);
             }
-            self.look_around(number, cx, waiting);
+            self.handle_wait_tick(number, cx, waiting);
             // A notification, for which the server may wait, or its end.
             self.drain();
             if self.is_dead() {
@@ -417,7 +419,7 @@ impl ClientConnection {
     }
 
     /// Polls for a reply as long as that is promising.
-    fn look_for_reply(
+    fn poll_reply(
         &self,
         lanes: &ClientLanes,
         seat: &mut BufferedLane,
@@ -455,7 +457,7 @@ impl ClientConnection {
     }
 
     /// Requests more lanes, because all are in use, unless that was done. The reply arrives with others.
-    pub(super) fn ask_for_lanes(&self, lanes: &ClientLanes) {
+    pub(super) fn request_lanes(&self, lanes: &ClientLanes) {
         let are_all = lanes.memory.blocks() == MOST_BLOCKS;
         if !are_all
             && !lanes.asked.swap(true, Ordering::AcqRel)
@@ -478,7 +480,7 @@ pub(super) fn write_number(head: &mut [u8], number: u64) {
 }
 
 impl ReplyWait {
-    fn of(timeout: Option<Duration>) -> ReplyWait {
+    fn with_timeout(timeout: Option<Duration>) -> ReplyWait {
         let now = std::time::Instant::now();
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         ReplyWait { deadline, interrupted: false }
@@ -513,7 +515,7 @@ fn hint() -> usize {
 pub(super) struct PendingOffer(Mutex<Option<Option<OwnedFd>>>);
 
 impl PendingOffer {
-    pub(super) fn put(&self, fd: Option<OwnedFd>) {
+    pub(super) fn store(&self, fd: Option<OwnedFd>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(fd);
     }
 

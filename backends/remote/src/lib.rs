@@ -242,7 +242,7 @@ impl RemoteClient {
     }
 
     /// Uses the server at the other end of `socket`, which has the type `SOCK_SEQPACKET`.
-    pub fn over(
+    pub fn from_socket(
         socket: OwnedFd,
         options: RemoteOptions,
     ) -> std::result::Result<RemoteClient, RemoteError> {
@@ -250,7 +250,7 @@ impl RemoteClient {
     }
 
     /// Starts `program`, which serves during the life of the client.
-    pub fn of_program(
+    pub fn start_program(
         mut program: FuseProgram,
         options: RemoteOptions,
     ) -> std::result::Result<RemoteClient, ProgramError> {
@@ -260,7 +260,7 @@ impl RemoteClient {
                 *lock(&client.shared.program) = Some(program);
                 Ok(client)
             }
-            Err(error) => Err(program.failed(error)),
+            Err(error) => Err(program.into_error(error)),
         }
     }
 
@@ -274,7 +274,7 @@ impl RemoteClient {
     pub fn inheritance(&self) -> std::result::Result<ConnectionHandover, RemoteError> {
         // The copy would also have these open files, without knowing of them.
         self.shared.close_ahead();
-        ConnectionHandover::of(self)
+        ConnectionHandover::copy_connection(self)
     }
 
     /// Like [`inheritance`](RemoteClient::inheritance), but the server makes the copy when the child uses it.
@@ -288,7 +288,7 @@ impl RemoteClient {
         &self,
         socket: OwnedFd,
     ) -> std::result::Result<ConnectionHandover, RemoteError> {
-        ConnectionHandover::when_used(self, socket)
+        ConnectionHandover::copy_when_used(self, socket)
     }
 
     /// Closes the files and directories that were opened in advance and not used, and reports reads to the server
@@ -299,10 +299,10 @@ impl RemoteClient {
 
     /// Reports reads to the server that it does not know yet. Must be called before the connection ends with the
     /// process, which would otherwise lose an access time.
-    pub fn tell_of_reads(&self) {
+    pub fn report_reads(&self) {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let cx = Context::new(Caller { uid, gid, pid: 0 });
-        self.shared.tell_of_reads(&cx, Opcode::Getattr);
+        self.shared.report_reads(&cx, Opcode::Getattr);
     }
 
     /// Creates another connection to the same server, for the program that this process is about to execute. It
@@ -313,13 +313,13 @@ impl RemoteClient {
     /// # Errors
     ///
     /// The errors of [`inheritance`](RemoteClient::inheritance).
-    pub fn heir(
+    pub fn prepare_exec(
         &self,
         legacies: &[InodeHandover],
     ) -> std::result::Result<HandoverClient, RemoteError> {
         let shared = &self.shared;
         let path = shared.path.as_deref().ok_or(RemoteError::NoPath)?;
-        HandoverClient::of((self.as_fd(), shared.names.own), path, shared.options, legacies)
+        HandoverClient::connect((self.as_fd(), shared.names.own), path, shared.options, legacies)
     }
 
     /// Returns the memory that all mappings of an open file share, across all clients of the
@@ -351,7 +351,7 @@ impl RemoteClient {
         let request = EncodedRequest::new(Opcode::Removemapping, cx, ino)
             .with(&abi::RemovemappingIn { count: 1 })
             .with(&abi::RemovemappingOne::default());
-        self.shared.ask(cx, request, decode::nothing)
+        self.shared.request(cx, request, decode::check_empty)
     }
 
     /// The state of the connection as text without spaces, for an executed program that inherits
@@ -366,8 +366,8 @@ impl RemoteClient {
         )
     }
 
-    /// Returns the memory of the lanes that the server has offered to the [next program](RemoteClient::heir). `None`
-    /// if there are none, or if they were taken.
+    /// Returns the memory of the lanes that the server has offered to the [next program](RemoteClient::prepare_exec).
+    /// `None` if there are none, or if they were taken.
     pub fn unused_lanes(&self) -> Option<OwnedFd> {
         self.shared.connection.take_offered()
     }
@@ -390,7 +390,7 @@ impl RemoteClient {
         let granularity = u32::try_from(next()?).ok()?;
         let missing = u64::try_from(next()?).ok()?;
         let names = ConnectionNumbers { own: next()?, ..ConnectionNumbers::default() };
-        let agreement = ServerAgreement::again(minor, flags, most, granularity);
+        let agreement = ServerAgreement::from_predecessor(minor, flags, most, granularity);
         ClientConnection::prepare(&socket).ok()?;
         let connection = RemoteClient::connection(socket, options);
         let client = RemoteClient::with(connection, agreement, options, Some(path), names);
@@ -404,7 +404,7 @@ impl RemoteClient {
     }
 
     /// In the parent: leaves the connection to another process. Dropping this does not end it.
-    pub fn leave(self) {
+    pub fn leave_to_child(self) {
         self.shared.connection.belongs_to(0);
     }
 
@@ -488,7 +488,7 @@ impl RemoteClient {
 
     /// The counts of requests through shared memory; `None` if there is none.
     pub fn lane_counts(&self) -> Option<ClientLaneCounts> {
-        Some(self.shared.connection.lanes()?.counts())
+        Some(self.shared.connection.lanes()?.read_counts())
     }
 
     /// True after the server has ended or was given up.
@@ -511,17 +511,17 @@ impl Drop for RemoteClient {
 
 impl RemoteShared {
     /// Sends a request without data, and waits for its reply.
-    fn ask<T>(
+    fn request<T>(
         &self,
         cx: &Context<'_>,
         request: EncodedRequest,
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
-        self.ask_with(cx, request, &[], decode)
+        self.request_with_data(cx, request, &[], decode)
     }
 
     /// Sends a request with data, and waits for its reply. `decode` must not make requests.
-    fn ask_with<T>(
+    fn request_with_data<T>(
         &self,
         cx: &Context<'_>,
         mut request: EncodedRequest,
@@ -529,12 +529,12 @@ impl RemoteShared {
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let opcode = request.opcode;
-        let checked = |body: &[u8]| noted(opcode, body.len(), decode(body));
+        let checked = |body: &[u8]| log_decode_error(opcode, body.len(), decode(body));
         if data.is_empty() {
             request = self.with_groups(cx, request);
         }
         self.asking(cx, opcode, || {
-            self.connection.ask(cx, request.finish(data.len()), data, checked)
+            self.connection.request(cx, request.finish(data.len()), data, checked)
         })
     }
 
@@ -559,7 +559,7 @@ impl RemoteShared {
         if self.lacks(opcode) {
             return Err(Errno::ENOSYS);
         }
-        self.tell_of_reads(cx, opcode);
+        self.report_reads(cx, opcode);
         let result = ask();
         if matches!(result, Err(Errno::ESTALE)) {
             // The server may have forgotten that it reported the inode. It reports the inode again on request.
@@ -588,7 +588,7 @@ impl RemoteShared {
             self.send_forgets();
             let cx = Context::new(Caller::default());
             let mut destroy = EncodedRequest::new(Opcode::Destroy, &cx, Ino(0));
-            let sent = self.connection.ask_later(destroy.finish(0), &[], Box::new(|_| ()));
+            let sent = self.connection.request_deferred(destroy.finish(0), &[], Box::new(|_| ()));
             let begun = Instant::now();
             while sent.is_ok()
                 && self.connection.in_flight() > 0
@@ -645,8 +645,8 @@ fn introduce(
 ) -> std::result::Result<ServerAgreement, RemoteError> {
     let mut request = init::request(names);
     let cx = Context::new(Caller::default());
-    let answer = connection.ask_within(patience, &cx, request.finish(0), init::answer);
-    ServerAgreement::of(&answer.map_err(not_begun)?)
+    let answer = connection.request_with_timeout(patience, &cx, request.finish(0), init::answer);
+    ServerAgreement::from_init_reply(&answer.map_err(not_begun)?)
 }
 
 /// The error of a server that answers INIT by `errno`, or does not answer.
@@ -711,7 +711,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Returns the result of decoding a reply to a request of `opcode`, whose body has `len` bytes. Logs an invalid
 /// reply.
-fn noted<T>(opcode: Opcode, len: usize, decoded: Result<T>) -> Result<T> {
+fn log_decode_error<T>(opcode: Opcode, len: usize, decoded: Result<T>) -> Result<T> {
     decoded.inspect_err(|&errno| {
         if errno == Errno::EIO {
             LOG.warn(|| format!("{}: an invalid reply of {len} bytes: EIO", opcode.name()));

@@ -106,7 +106,7 @@ impl ListingPrefetch {
     }
 
     /// The directory is closed.
-    pub(super) fn closed(&self, fh: Fh) {
+    pub(super) fn record_close(&self, fh: Fh) {
         let Some(ahead) = self.write().remove(&fh) else { return };
         self.interest.note(ahead.was_read.load(Ordering::Relaxed));
     }
@@ -114,7 +114,7 @@ impl ListingPrefetch {
 
 impl NextListings {
     /// Records that a directory is opened: the program has skipped the directories before it.
-    fn opens(&mut self, ino: Ino) {
+    fn record_open(&mut self, ino: Ino) {
         if let Some(at) = self.dirs.iter().take(LEFT_OUT).position(|(next, ..)| *next == ino) {
             self.dirs.drain(..=at);
         }
@@ -152,7 +152,11 @@ impl RemoteShared {
             }
         }
         let args = abi::OpenIn { flags: flags.0, open_flags: 0 };
-        self.opened(cx, EncodedRequest::new(Opcode::Opendir, cx, ino).with(&args), decode::open_out)
+        self.decode_open(
+            cx,
+            EncodedRequest::new(Opcode::Opendir, cx, ino).with(&args),
+            decode::open_out,
+        )
     }
 
     /// Opens a directory and reads its beginning, by one message, or takes the answer to an earlier one.
@@ -163,23 +167,23 @@ impl RemoteShared {
         (ino, version): (Ino, u64),
         flags: OpenFlags,
     ) -> Result<OpenReply> {
-        let by = OpenIdentity::of(cx, flags);
+        let by = OpenIdentity::from_context(cx, flags);
         let (listed, version) = match self.take_next(cx, (ino, version), by)? {
             Some(next) => next,
             None => {
                 let links = opening(cx, ino, flags);
-                (self.ask_chain(cx, (cx.caller, ino), (&links, 3), decoded)?, version)
+                (self.request_chain(cx, (cx.caller, ino), (&links, 3), decoded)?, version)
             }
         };
         let (opened, entries) = listed;
         if let Some((entries, is_all)) = entries {
-            self.paths.was_read(ino);
+            self.paths.record_read(ino);
             self.listed_ahead.with_next(|next| next.lists(ino, &entries));
             let was_read = AtomicBool::new(false);
             let ahead = PrefetchedListing { ino, version, entries, is_all, was_read };
             self.listed_ahead.write().insert(opened.fh, Arc::new(ahead));
         }
-        self.ask_for_next(cx, versions, (ino, by));
+        self.request_next(cx, versions, (ino, by));
         Ok(opened)
     }
 
@@ -194,7 +198,7 @@ impl RemoteShared {
         let is_this =
             |asked: &PendingListing| (asked.ino, asked.version, asked.by) == (ino, version, by);
         let asked = ahead.with_next(|next| {
-            next.opens(ino);
+            next.record_open(ino);
             // A caller must not wait for another device.
             next.asked.take_if(|asked| device_of(asked.ino) == device_of(ino))
         });
@@ -215,7 +219,7 @@ impl RemoteShared {
     }
 
     /// Requests the directory that the program probably opens next.
-    fn ask_for_next(
+    fn request_next(
         &self,
         cx: &Context<'_>,
         versions: &dyn Versions,
@@ -228,7 +232,8 @@ impl RemoteShared {
         let Some((ino, parent, name)) = next.filter(|_| ahead.interest_in_next.asks()) else {
             return;
         };
-        let known = NormalPath::new(&name).map(|name| self.known(versions, (parent, name)));
+        let known =
+            NormalPath::new(&name).map(|name| self.resolve_cached(versions, (parent, name)));
         let Some(Some(PathResolution::Inode { ino: found, attr, .. })) = known else { return };
         let is_read = attr.kind == FileKind::Directory && !attr.read_is_due(Timestamp::now());
         let Some(version) = versions.attributes(ino).filter(|_| is_read && found == ino) else {

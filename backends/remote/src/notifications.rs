@@ -74,7 +74,7 @@ impl NoticeQueue {
         };
         for listener in &listeners {
             // Other errors mean that the listener does not know the inode, which is harmless.
-            let delivered = self.tell(&**listener, *known, body);
+            let delivered = self.deliver_notice(&**listener, *known, body);
             if delivered == Err(Errno::EIO) {
                 crate::LOG
                     .warn(|| format!("an invalid notification {known:?} of {} bytes", body.len()));
@@ -82,7 +82,7 @@ impl NoticeQueue {
         }
     }
 
-    fn tell(&self, listener: &dyn Notify, code: NotifyCode, body: &[u8]) -> Result<()> {
+    fn deliver_notice(&self, listener: &dyn Notify, code: NotifyCode, body: &[u8]) -> Result<()> {
         match code {
             NotifyCode::Poll => {
                 let kh = fixed::<abi::NotifyPollWakeupOut>(body)?.0.kh;
@@ -185,12 +185,12 @@ impl RemoteClient {
             let _counted = counted;
             let wait = lock(&waiting).take();
             if let Some(wait) = wait {
-                wait.finish(result.and_then(defuse_wire::decode::nothing));
+                wait.finish(result.and_then(defuse_wire::decode::check_empty));
             }
         };
         let args = encode::lk_in(file, &request);
         let mut head = EncodedRequest::for_caller(Opcode::Setlkw, caller, file.ino).with(&args);
-        match self.shared.connection.ask_later(head.finish(0), &[], Box::new(done)) {
+        match self.shared.connection.request_deferred(head.finish(0), &[], Box::new(done)) {
             Ok(unique) => {
                 let client = Arc::downgrade(&self.shared);
                 interrupt.on_interrupt(move || {

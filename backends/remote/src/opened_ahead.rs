@@ -30,7 +30,7 @@ use super::fs::device_of;
 use super::lanes::LaneRequest;
 use super::prefetch_rate::{PrefetchRate, SingleRequests};
 use super::whole_files::NO_BYTES;
-use super::{RemoteShared, lock, noted};
+use super::{RemoteShared, lock, log_decode_error};
 
 /// The files of one request. The server needs about 30 us for them: if it took longer, a waiting client would sleep.
 const BATCH: u32 = 8;
@@ -145,7 +145,7 @@ impl OpenPrefetch {
         let known = ready.len() + given.len() + closing.len() + usize::from(asking.is_some());
         self.known.store(known, Ordering::Relaxed);
         let are_asked = asking.as_ref().is_some_and(|asking| asking.owes);
-        self.owes.store(are_asked || owe(closing), Ordering::Release);
+        self.owes.store(are_asked || need_closing(closing), Ordering::Release);
         result
     }
 
@@ -160,7 +160,7 @@ impl OpenPrefetch {
 
     /// Records that the file is closed. Returns `None` if it was not opened ahead; true if so many are closed that
     /// the server has to close them now.
-    pub(super) fn closed(&self, file: File, (flags, has_read): (u32, bool)) -> Option<bool> {
+    pub(super) fn record_close(&self, file: File, (flags, has_read): (u32, bool)) -> Option<bool> {
         if !self.knows_any() {
             return None;
         }
@@ -174,21 +174,21 @@ impl OpenPrefetch {
     }
 
     /// The file is closed by a request of its own.
-    pub(super) fn released(&self, fh: Fh) {
+    pub(super) fn record_release(&self, fh: Fh) {
         if self.knows_any() {
             self.with(|files| files.given.remove(&fh));
         }
     }
 
     /// A file of `dir` was opened by the request that resolved its path.
-    pub(super) fn opened_with_path(&self, dir: Ino) {
+    pub(super) fn record_open_by_path(&self, dir: Ino) {
         if !self.lacks.load(Ordering::Relaxed) {
             self.with(|files| files.dir(dir).0.asked.note());
         }
     }
 }
 
-fn owe(closing: &[AheadClose]) -> bool {
+fn need_closing(closing: &[AheadClose]) -> bool {
     closing.iter().any(|one| one.has_read != 0)
 }
 
@@ -209,9 +209,9 @@ impl RemoteShared {
         if !is_small || !only_reads || self.opened_ahead.lacks.load(Ordering::Relaxed) {
             return None;
         }
-        let kind = PrefetchKind { dir, by: OpenIdentity::of(cx, flags) };
+        let kind = PrefetchKind { dir, by: OpenIdentity::from_context(cx, flags) };
         if let Some(opened) = self.take_ready(versions, *ino, kind) {
-            self.ask_in_time(cx, kind);
+            self.request_files_in_background(cx, kind);
             return Some(opened);
         }
         if self.take_asked(cx, |asking| asking.kind == kind)
@@ -219,8 +219,8 @@ impl RemoteShared {
         {
             return Some(opened);
         }
-        let from = self.counts_as_missed(dir)?;
-        match self.ask_ahead(cx, from, kind) {
+        let from = self.count_miss(dir)?;
+        match self.request_files(cx, from, kind) {
             Ok(()) => self.take_ready(versions, *ino, kind),
             Err(Errno::ENOSYS | Errno::ENOTTY) => {
                 self.opened_ahead.lacks.store(true, Ordering::Relaxed);
@@ -262,7 +262,7 @@ impl RemoteShared {
     }
 
     /// Counts a file of `dir` that was not ready. Returns the position from which to request several, if it is time.
-    fn counts_as_missed(&self, dir: Ino) -> Option<u64> {
+    fn count_miss(&self, dir: Ino) -> Option<u64> {
         if !self.whole.pays() {
             return None;
         }
@@ -273,14 +273,14 @@ impl RemoteShared {
     }
 
     /// Requests files of a directory, and waits for the reply.
-    fn ask_ahead(&self, cx: &Context<'_>, from: u64, kind: PrefetchKind) -> Result<()> {
+    fn request_files(&self, cx: &Context<'_>, from: u64, kind: PrefetchKind) -> Result<()> {
         let what = OpenAhead { from, flags: kind.by.flags.0, most: BATCH };
-        let answer = self.ask_for_output(cx, self.ahead_request(cx, kind.dir, what))?;
+        let answer = self.send_request(cx, self.make_request(cx, kind.dir, what))?;
         self.keep_ready(kind, &answer)
     }
 
     /// Requests further files of a directory when it is time, and does not wait for the reply.
-    fn ask_in_time(&self, cx: &Context<'_>, kind: PrefetchKind) {
+    fn request_files_in_background(&self, cx: &Context<'_>, kind: PrefetchKind) {
         let next = self.opened_ahead.with(|files| {
             let is_free = files.asking.is_none();
             let dir = files.dirs.get_mut(&kind.dir)?;
@@ -292,12 +292,11 @@ impl RemoteShared {
         });
         let Some(from) = next else { return };
         let what = OpenAhead { from, flags: kind.by.flags.0, most: BATCH };
-        let PrefetchRequest { mut request, input, closing } =
-            self.ahead_request(cx, kind.dir, what);
+        let PrefetchRequest { mut request, input, closing } = self.make_request(cx, kind.dir, what);
         let begun = self.connection.begin(request.finish(input.len()), &input);
         let other = self.opened_ahead.with(|files| match begun {
             Ok(Some(begun)) => {
-                files.asking.replace(PendingPrefetch { begun, kind, owes: owe(&closing) })
+                files.asking.replace(PendingPrefetch { begun, kind, owes: need_closing(&closing) })
             }
             // No lane is free.
             _ => {
@@ -337,7 +336,8 @@ impl RemoteShared {
 
     /// Keeps the files in an answer.
     fn keep_ready(&self, kind: PrefetchKind, output: &[u8]) -> Result<()> {
-        let (next, all) = noted(Opcode::Ioctl, output.len(), opened_files(output, kind))?;
+        let (next, all) =
+            log_decode_error(Opcode::Ioctl, output.len(), decode_opened_files(output, kind))?;
         self.opened_ahead.with(|files| {
             if files.ready.len() + all.len() > MOST_READY {
                 files.keep(|_, _| false);
@@ -349,7 +349,7 @@ impl RemoteShared {
             let is_end = dir.next != 0 && next == 0;
             dir.next = next;
             if gains.have_paid() && (is_end || !all.is_empty()) {
-                dir.asked.go_on();
+                dir.asked.expect_prefetch();
             }
             for (ino, one) in all {
                 // A file with two names is opened twice.
@@ -361,7 +361,7 @@ impl RemoteShared {
     }
 
     /// The request `OPEN_AHEAD`, with some of the files to close.
-    fn ahead_request(&self, cx: &Context<'_>, dir: Ino, what: OpenAhead) -> PrefetchRequest {
+    fn make_request(&self, cx: &Context<'_>, dir: Ino, what: OpenAhead) -> PrefetchRequest {
         let mut closing = Vec::new();
         self.opened_ahead.with(|files| {
             files.caller = cx.caller;
@@ -385,9 +385,9 @@ impl RemoteShared {
     }
 
     /// Sends `OPEN_AHEAD`. The usual step before a request, which closes files, is left out.
-    fn ask_for_output(&self, cx: &Context<'_>, mut asked: PrefetchRequest) -> Result<Vec<u8>> {
+    fn send_request(&self, cx: &Context<'_>, mut asked: PrefetchRequest) -> Result<Vec<u8>> {
         let PrefetchRequest { request, input, closing } = &mut asked;
-        let answer = self.connection.ask(cx, request.finish(input.len()), input, output_of);
+        let answer = self.connection.request(cx, request.finish(input.len()), input, output_of);
         if matches!(answer, Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOMEM)) {
             // Perhaps the server has not got it. Closing a file twice has no effect.
             self.opened_ahead.with(|files| files.closing.append(closing));
@@ -404,9 +404,9 @@ impl RemoteShared {
         let Some(dir) = dir else { return };
         let cx = Context::new(caller);
         let PrefetchRequest { request, input, .. } =
-            self.ahead_request(&cx, dir, OpenAhead::default());
+            self.make_request(&cx, dir, OpenAhead::default());
         let mut request = request.with_bytes(&input);
-        let _ = self.connection.ask_within(patience, &cx, request.finish(0), |_| Ok(()));
+        let _ = self.connection.request_with_timeout(patience, &cx, request.finish(0), |_| Ok(()));
     }
 
     /// Lets the server close the files that are closed here.
@@ -420,8 +420,8 @@ impl RemoteShared {
                 continue;
             }
             let Some(first) = first else { return };
-            let request = self.ahead_request(&cx, first, OpenAhead::default());
-            if let Err(errno) = self.ask_for_output(&cx, request) {
+            let request = self.make_request(&cx, first, OpenAhead::default());
+            if let Err(errno) = self.send_request(&cx, request) {
                 // Otherwise the end of the connection closes them.
                 return log::debug!("some files are not closed yet: {errno}");
             }
@@ -461,12 +461,15 @@ impl RemoteShared {
 
 /// The output of `OPEN_AHEAD` in a reply.
 fn output_of(body: &[u8]) -> Result<Vec<u8>> {
-    let reply = noted(Opcode::Ioctl, body.len(), ioctl_out(body, body.len()))?;
+    let reply = log_decode_error(Opcode::Ioctl, body.len(), ioctl_out(body, body.len()))?;
     Ok(reply.output)
 }
 
 /// The position for the next request, and the open files in an answer.
-fn opened_files(output: &[u8], kind: PrefetchKind) -> Result<(u64, Vec<(Ino, PrefetchedFile)>)> {
+fn decode_opened_files(
+    output: &[u8],
+    kind: PrefetchKind,
+) -> Result<(u64, Vec<(Ino, PrefetchedFile)>)> {
     let (end, mut rest) = AheadEnd::read_from_prefix(output).map_err(|_| Errno::EIO)?;
     let mut all = Vec::new();
     while !rest.is_empty() {
@@ -505,9 +508,9 @@ mod tests {
     }
 
     fn decoded(output: &[u8]) -> Result<(u64, Vec<(Ino, PrefetchedFile)>)> {
-        let by = OpenIdentity::of(&Context::new(Caller::default()), OpenFlags(0));
+        let by = OpenIdentity::from_context(&Context::new(Caller::default()), OpenFlags(0));
         let kind = PrefetchKind { dir: Ino(2), by };
-        opened_files(output, kind)
+        decode_opened_files(output, kind)
     }
 
     #[test]

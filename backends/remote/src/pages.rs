@@ -34,7 +34,7 @@ struct FileReads {
 }
 
 impl FilePages {
-    pub(super) fn closed(&self, fh: Fh) {
+    pub(super) fn remove(&self, fh: Fh) {
         if self.files().contains_key(&fh) {
             self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&fh);
         }
@@ -73,7 +73,7 @@ impl RemoteShared {
         let Some(pages) = known.pages.get() else {
             if known.reads.fetch_add(1, Ordering::Relaxed) == WORTH {
                 drop(files);
-                self.ask_for_pages(cx, file);
+                self.request_pages(cx, file);
             }
             return false;
         };
@@ -83,9 +83,10 @@ impl RemoteShared {
         out.advance(len).is_ok()
     }
 
-    fn ask_for_pages(&self, cx: &Context<'_>, file: File) {
+    fn request_pages(&self, cx: &Context<'_>, file: File) {
         let pages = self.mapping(cx, file, 0..0, PAGES).and_then(|fd| {
-            PageReader::of(fd).map_err(|error| defuse_fs::Errno::from_raw(error.raw_os_error()))
+            PageReader::from_fd(fd)
+                .map_err(|error| defuse_fs::Errno::from_raw(error.raw_os_error()))
         });
         if let Err(errno) = &pages {
             log::debug!("no pages of a file: {errno}");
@@ -111,6 +112,6 @@ impl RemoteShared {
             moffset: range.start,
         };
         let mut request = EncodedRequest::new(Opcode::Setupmapping, cx, file.ino).with(&args);
-        self.connection.ask_for_descriptor(cx, request.finish(0))
+        self.connection.request_descriptor(cx, request.finish(0))
     }
 }

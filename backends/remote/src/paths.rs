@@ -59,7 +59,7 @@ impl Default for LastRead {
 }
 
 impl LastRead {
-    fn of(&self, ino: Ino) -> u64 {
+    fn count_of(&self, ino: Ino) -> u64 {
         self.0[ino.0 as usize % PLACES].load(Ordering::Acquire)
     }
 }
@@ -171,7 +171,7 @@ impl ServedNameCache {
             Some((ino, _)) if ino <= Ino::ROOT.0 => return None,
             Some((ino, attr)) => {
                 let beside: PublishedAttr = zerocopy::transmute!(attr);
-                let attr = decode::told_attr(&beside).ok()?;
+                let attr = decode::decode_published_attr(&beside).ok()?;
                 let is_bare = beside.flags & PublishedAttr::NO_XATTRS != 0;
                 let told = found.told.attributes;
                 // This client may have read it since.
@@ -183,12 +183,12 @@ impl ServedNameCache {
     }
 
     /// Call it before a request whose answer is kept.
-    pub(super) fn before(&self, versions: &dyn Versions) -> RequestStart {
+    pub(super) fn begin_request(&self, versions: &dyn Versions) -> RequestStart {
         RequestStart { all: versions.all(), reads: self.reads.load(Ordering::Acquire) }
     }
 
     /// This client has read a file, a directory or a link.
-    pub(super) fn was_read(&self, ino: Ino) {
+    pub(super) fn record_read(&self, ino: Ino) {
         if self.versions.get().is_some() {
             let count = self.reads.fetch_add(1, Ordering::AcqRel) + 1;
             self.last_read.0[ino.0 as usize % PLACES].fetch_max(count, Ordering::AcqRel);
@@ -236,7 +236,7 @@ impl ServedNameCache {
     }
 
     /// Counts the names of a directory that arrived together.
-    fn told_all(&self, names: usize) {
+    fn count_names(&self, names: usize) {
         let hits = self.hits.load(Ordering::Relaxed);
         self.write().gains.count(names as u64, hits);
     }
@@ -264,7 +264,7 @@ impl NamedInode {
         if !self.attr.read_is_due(Timestamp::now()) {
             return true;
         }
-        last_read.of(self.ino) <= self.reads && self.told.age() < ATTRIBUTES_HOLD
+        last_read.count_of(self.ino) <= self.reads && self.told.age() < ATTRIBUTES_HOLD
     }
 }
 
@@ -308,7 +308,7 @@ impl RemoteShared {
     }
 
     /// The answer for a path whose names are all known.
-    pub(super) fn known(
+    pub(super) fn resolve_cached(
         &self,
         versions: &dyn Versions,
         path: (Ino, NormalPath<'_>),
@@ -328,7 +328,7 @@ impl RemoteShared {
         path: NormalPath<'_>,
     ) -> Result<PathResolution> {
         let ask = |versions: &dyn Versions, dir, rest: NormalPath<'_>| {
-            self.ask_for_path(cx, versions, dir, rest).map(|resolved| (resolved, None))
+            self.request_path(cx, versions, dir, rest).map(|resolved| (resolved, None))
         };
         self.resolve_by::<()>((from, path), ask, |_, _, _| None).map(|(resolved, _)| resolved)
     }
@@ -349,7 +349,7 @@ impl RemoteShared {
             return Err(Errno::ENOTCONN);
         }
         let owes = |ino, version| self.whole.owes(ino, version);
-        self.paths.shared.get_or_init(|| self.ask_for_told_names());
+        self.paths.shared.get_or_init(|| self.request_shared_names());
         let (dir, at, open_to_all) = match self.paths.walk(&**versions, &owes, (from, path)) {
             KnownPrefix::Known(resolved, dir) => {
                 self.paths.hits.fetch_add(1, Ordering::Relaxed);
@@ -374,21 +374,21 @@ impl RemoteShared {
         }
     }
 
-    fn ask_for_path(
+    fn request_path(
         &self,
         cx: &Context<'_>,
         versions: &dyn Versions,
         from: Ino,
         path: NormalPath<'_>,
     ) -> Result<PathResolution> {
-        let before = self.paths.before(versions);
-        let output = self.ask_about(cx, from, RESOLVE, path.as_bytes())?;
-        self.told_of_path(cx, (versions, before), (from, path), &output).map(|told| told.0)
+        let before = self.paths.begin_request(versions);
+        let output = self.request_ioctl(cx, from, RESOLVE, path.as_bytes())?;
+        self.record_path(cx, (versions, before), (from, path), &output).map(|told| told.0)
     }
 
     /// Keeps the reply to a request for a path; `before` was the state before the request. Also returns the directory
     /// of the last name.
-    pub(super) fn told_of_path(
+    pub(super) fn record_path(
         &self,
         cx: &Context<'_>,
         (versions, before): (&dyn Versions, RequestStart),
@@ -402,7 +402,7 @@ impl RemoteShared {
         while !rest.is_empty() {
             let (step, after) = ResolveStep::read_from_prefix(rest).map_err(|_| Errno::EIO)?;
             let name = names.next().ok_or(Errno::EIO)?;
-            let found = found(&step)?;
+            let found = decode_step(&step)?;
             open_to_all &= found.open_to_all;
             last = found.inode;
             told.push((dir, name.as_bytes(), found));
@@ -426,15 +426,15 @@ impl RemoteShared {
         let parent = told.last().map_or(from, |(dir, ..)| *dir);
         if matches!(resolved, PathResolution::Inode { .. }) && self.paths.asks_for_all(parent) {
             // The result is known already, so that a failure does not matter.
-            let _ = self.ask_for_names(cx, versions, parent);
+            let _ = self.request_names(cx, versions, parent);
         }
         Ok((resolved, parent))
     }
 
     /// Requests all names of a directory, or as many as the server sends at once.
-    fn ask_for_names(&self, cx: &Context<'_>, versions: &dyn Versions, dir: Ino) -> Result<()> {
-        let before = self.paths.before(versions);
-        let output = self.ask_about(cx, dir, NAMES, &[])?;
+    fn request_names(&self, cx: &Context<'_>, versions: &dyn Versions, dir: Ino) -> Result<()> {
+        let before = self.paths.begin_request(versions);
+        let output = self.request_ioctl(cx, dir, NAMES, &[])?;
         let mut rest = &output[..];
         let mut told = Vec::new();
         while !rest.is_empty() {
@@ -443,14 +443,18 @@ impl RemoteShared {
             let padded = len.checked_next_multiple_of(8).ok_or(Errno::EIO)?;
             let name = after.get(..len).ok_or(Errno::EIO)?;
             rest = after.get(padded..).ok_or(Errno::EIO)?;
-            told.push((dir, Name::new(name).map_err(|_| Errno::EIO)?.as_bytes(), found(&step)?));
+            told.push((
+                dir,
+                Name::new(name).map_err(|_| Errno::EIO)?.as_bytes(),
+                decode_step(&step)?,
+            ));
         }
         self.paths.keep(versions, before, &told);
-        self.paths.told_all(told.len());
+        self.paths.count_names(told.len());
         Ok(())
     }
 
-    fn ask_about(&self, cx: &Context<'_>, ino: Ino, cmd: u32, input: &[u8]) -> Result<Vec<u8>> {
+    fn request_ioctl(&self, cx: &Context<'_>, ino: Ino, cmd: u32, input: &[u8]) -> Result<Vec<u8>> {
         let output_len = self.agreement.max_received();
         let args = IoctlArgs { cmd, arg: 0, input, output_len, dir: false, compat32: false };
         self.ioctl(cx, File { ino, fh: Fh(0) }, &args).map(|reply| reply.output)
@@ -470,7 +474,7 @@ fn with(resolved: PathResolution, all: bool) -> PathResolution {
     }
 }
 
-fn found(step: &ResolveStep) -> Result<NameAnswer> {
+fn decode_step(step: &ResolveStep) -> Result<NameAnswer> {
     let attr = decode::statx_out(step.attr.as_bytes())?.ok_or(Errno::EIO)?;
     if step.ino <= Ino::ROOT.0 {
         return Err(Errno::EIO);
@@ -487,7 +491,7 @@ mod tests {
         let paths = ServedNameCache::default();
         let asks = |dir: u64, most: usize| {
             let asked = (1..=most).find(|_| paths.asks_for_all(Ino(dir)));
-            asked.inspect(|_| paths.told_all(50))
+            asked.inspect(|_| paths.count_names(50))
         };
         let uses = |count| paths.hits.fetch_add(count, Ordering::Relaxed);
         assert_eq!(asks(2, 9), Some(4));

@@ -37,7 +37,7 @@ impl PrefetchRate {
     }
 
     /// Returns the number of entries of a new directory that are requested one by one.
-    fn few(&self) -> u32 {
+    fn initial_threshold(&self) -> u32 {
         if self.row >= ROW { 0 } else { FEW }
     }
 }
@@ -54,7 +54,7 @@ impl SingleRequests {
     /// Counts one entry. True if it is time to request several.
     pub(super) fn is_enough(&mut self, gains: &PrefetchRate) -> bool {
         self.count += 1;
-        let most = self.most.max(gains.few());
+        let most = self.most.max(gains.initial_threshold());
         let several = self.count > most;
         if several {
             *self = SingleRequests { count: 0, most: most.max(FEW).saturating_mul(RARER) };
@@ -68,7 +68,7 @@ impl SingleRequests {
     }
 
     /// Makes the next request for several entries soon, because such requests pay off.
-    pub(super) fn go_on(&mut self) {
+    pub(super) fn expect_prefetch(&mut self) {
         self.most = 0;
     }
 }

@@ -118,7 +118,7 @@ impl FuseProgram {
     }
 
     /// The error for a program that did not answer INIT.
-    pub(super) fn failed(mut self, error: RemoteError) -> ProgramError {
+    pub(super) fn into_error(mut self, error: RemoteError) -> ProgramError {
         let program = self.name.clone();
         match self.wait(Duration::from_secs(1)) {
             Some(status) => ProgramError::Ended { program, status },
@@ -191,7 +191,7 @@ mod tests {
         assert!(missing.contains("/nonexistent/program") && missing.contains("installed"));
         let program = FuseProgram::start(&words("/bin/false")).unwrap();
         let error =
-            super::super::RemoteClient::of_program(program, Default::default()).err().unwrap();
+            super::super::RemoteClient::start_program(program, Default::default()).err().unwrap();
         assert!(matches!(&error, ProgramError::Ended { .. }), "{error}");
     }
 }

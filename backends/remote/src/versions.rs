@@ -16,17 +16,17 @@ struct ServerVersions(VersionReader);
 
 impl RemoteShared {
     /// The versions, if shared memory is used and the server has them.
-    pub(super) fn ask_for_versions(&self) -> Option<Arc<dyn Versions>> {
+    pub(super) fn request_versions(&self) -> Option<Arc<dyn Versions>> {
         if self.options.lanes == LaneUse::Never {
             return None;
         }
-        let reader = self.memory_of_names(VERSIONS, VersionReader::of)?;
+        let reader = self.memory_of_names(VERSIONS, VersionReader::from_fd)?;
         Some(Arc::new(ServerVersions(reader)))
     }
 
     /// Returns the name memory of clients with the rights of this one. `None` if the server has none.
-    pub(super) fn ask_for_told_names(&self) -> SharedNames {
-        self.memory_of_names(TOLD_NAMES, NameReader::of).map(Arc::new)
+    pub(super) fn request_shared_names(&self) -> SharedNames {
+        self.memory_of_names(TOLD_NAMES, NameReader::from_fd).map(Arc::new)
     }
 
     fn memory_of_names<T>(
@@ -43,22 +43,22 @@ impl RemoteShared {
 
 impl Versions for ServerVersions {
     fn all(&self) -> Option<u64> {
-        self.0.all()
+        self.0.global_version()
     }
 
     fn after_one(&self, all: u64) -> u64 {
-        VersionReader::after_one(all)
+        VersionReader::version_after_one(all)
     }
 
     fn attributes(&self, ino: Ino) -> Option<u64> {
-        self.0.of_thing(VersionedItem::Attributes(ino.0))
+        self.0.version_of(VersionedItem::Attributes(ino.0))
     }
 
     fn rights(&self, ino: Ino) -> Option<u64> {
-        self.0.of_thing(VersionedItem::Rights(ino.0))
+        self.0.version_of(VersionedItem::Rights(ino.0))
     }
 
     fn name(&self, dir: Ino, name: &[u8]) -> Option<u64> {
-        self.0.of_thing(VersionedItem::Name(dir.0, name))
+        self.0.version_of(VersionedItem::Name(dir.0, name))
     }
 }

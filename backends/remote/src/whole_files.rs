@@ -79,7 +79,7 @@ impl WholeFiles {
     }
 
     /// Marks the read of this file as reported. True if a report was due.
-    fn pay(&self, whole: &WholeFile) -> bool {
+    fn report_read(&self, whole: &WholeFile) -> bool {
         let was_owed = whole.is_owed.swap(false, Ordering::AcqRel);
         if was_owed {
             self.owed.fetch_sub(1, Ordering::AcqRel);
@@ -88,7 +88,7 @@ impl WholeFiles {
     }
 
     /// Removes a closed file. True if the server has to be notified of a read.
-    pub(super) fn closed(&self, fh: Fh) -> bool {
+    pub(super) fn remove_closed(&self, fh: Fh) -> bool {
         if !self.read().contains_key(&fh) {
             return false;
         }
@@ -98,7 +98,7 @@ impl WholeFiles {
         if whole.is_owed() {
             self.posted.add(whole.ino.0, whole.version);
         }
-        self.pay(&whole)
+        self.report_read(&whole)
     }
 
     /// True if the server may not know yet that a file was read, whose attributes still have this version.
@@ -111,7 +111,7 @@ impl WholeFiles {
     /// Returns the files with reads of which the server has to be notified.
     fn take_owed(&self) -> Vec<File> {
         let files = self.read();
-        let owed = files.iter().filter(|(_, whole)| self.pay(whole));
+        let owed = files.iter().filter(|(_, whole)| self.report_read(whole));
         owed.map(|(fh, whole)| File { ino: whole.ino, fh: *fh }).collect()
     }
 }
@@ -124,7 +124,7 @@ impl WholeFile {
 
 impl RemoteShared {
     /// Returns the version with which an open requests bytes. `None` if it requests none.
-    pub(super) fn wants_whole(&self, ino: Ino, flags: OpenFlags) -> Option<u64> {
+    pub(super) fn version_for_open(&self, ino: Ino, flags: OpenFlags) -> Option<u64> {
         let versions = self.paths.versions.get()?;
         self.whole.wants(flags).then(|| versions.attributes(ino)).flatten()
     }
@@ -149,7 +149,7 @@ impl RemoteShared {
         let former = self.whole.write().insert(file.fh, Arc::new(whole));
         // If a server assigns one handle twice, nothing stays unreported.
         if let Some(former) = former {
-            self.whole.pay(&former);
+            self.whole.report_read(&former);
         }
     }
 
@@ -173,13 +173,13 @@ impl RemoteShared {
         if is_first && whole.read_is_due && !args.flags.has(OpenFlags::NOATIME) {
             whole.is_owed.store(true, Ordering::Release);
             self.whole.owed.fetch_add(1, Ordering::AcqRel);
-            self.paths.was_read(file.ino);
+            self.paths.record_read(file.ino);
         }
         true
     }
 
     /// Notifies the server of reads before a request that could see access times.
-    pub(super) fn tell_of_reads(&self, cx: &Context<'_>, opcode: Opcode) {
+    pub(super) fn report_reads(&self, cx: &Context<'_>, opcode: Opcode) {
         if matches!(opcode, Opcode::Open | Opcode::Read | Opcode::Release) {
             return;
         }
@@ -196,7 +196,7 @@ impl RemoteShared {
             let mut sink = SliceSink::new(&mut byte);
             let mut out = ReadBuf::new(&mut sink, 1);
             // The read has happened already: an error would concern the access time alone.
-            let _ = self.ask(cx, request, |body| out.put(body));
+            let _ = self.request(cx, request, |body| out.put(body));
         }
     }
 }

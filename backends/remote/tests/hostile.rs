@@ -56,7 +56,7 @@ fn with(act: impl Fn(&OwnedFd) + Send, test: impl FnOnce(&RemoteClient)) {
         });
         let options = RemoteOptions { timeout: Some(LIMIT), ..RemoteOptions::default() };
         let _until = ServerStop(ends);
-        let remote = RemoteClient::over(own, options).unwrap();
+        let remote = RemoteClient::from_socket(own, options).unwrap();
         test(&remote);
     });
 }

@@ -90,7 +90,7 @@ fn a_flush_while_the_file_system_moves_loses_no_changes() {
     let wrote = moving.write(&cx, file, WriteArgs::default(), &mut WriteBuf::new(&mut source));
     assert_eq!(wrote, Ok(4));
     std::thread::scope(|scope| {
-        let leaving = scope.spawn(|| moving.leave(Duration::from_secs(60)));
+        let leaving = scope.spawn(|| moving.leave_server(Duration::from_secs(60)));
         wait("the sync", || first.is_syncing.load(Ordering::SeqCst));
         // Data that is not durable yet is not lost.
         let flushing = scope.spawn(|| moving.flush(&cx, file, LockOwner(1)));

@@ -68,7 +68,7 @@ fn with_server(
             }
         }
     });
-    RemoteClient::over(ours, options).unwrap()
+    RemoteClient::from_socket(ours, options).unwrap()
 }
 
 fn context() -> Context<'static> {
@@ -187,7 +187,7 @@ fn with_lanes(bytes: usize) -> RemoteClient {
         }
     });
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    RemoteClient::over(ours, options).unwrap()
+    RemoteClient::from_socket(ours, options).unwrap()
 }
 
 #[test]

@@ -8,7 +8,7 @@ use defuse_fs::source::{NoWatch, WorkWatch};
 use crate::commit::CommitRules;
 use crate::load;
 use crate::names::LoadProblem;
-use crate::store::{StoreError, bad_copies, snapshot, survey_and_see};
+use crate::store::{StoreError, bad_copies, snapshot, survey_with_slots};
 
 /// The findings of a [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(crate) fn check_watched(
     device: &Arc<dyn BlockDevice>,
     watch: &dyn WorkWatch,
 ) -> Result<CheckReport, StoreError> {
-    let survey = survey_and_see(&**device, CommitRules::ALL, |_| {}, watch)?;
+    let survey = survey_with_slots(&**device, CommitRules::ALL, |_| {}, watch)?;
     let (names, pool, problems) = load::load(&**device, &survey, u64::MAX, watch)?;
     let copies = bad_copies(&**device)?;
     Ok(CheckReport {

@@ -36,7 +36,7 @@ use crate::group::{self, GroupLock, GroupReadGuard};
 use crate::io::BlockIo;
 use crate::load;
 use crate::names::{ContentState, LoadProblem, NameStore};
-use crate::store::{self, FrozenSlots, InodeStore, StoreError, survey, survey_and_see};
+use crate::store::{self, FrozenSlots, InodeStore, StoreError, survey, survey_with_slots};
 use commit::PendingGroups;
 pub(crate) use commit::SyncScope;
 use compact::Compaction;
@@ -130,7 +130,7 @@ pub(crate) fn make(
     let batch = names
         .and_then(|names| group::close(&gate.close(), &names, &pool, &WantedFiles::All, false));
     let batch = batch.map_err(|_| StoreError::Full)?;
-    let group = store.commit(store.turn(), batch.changes, true, &mut |_, _| None)?;
+    let group = store.commit(store.take_turn(), batch.changes, true, &mut |_, _| None)?;
     store.sync(group)
 }
 
@@ -153,7 +153,7 @@ impl UhsEngine {
                 Some((survey, names, pool)) => (survey, names, pool, Vec::new()),
                 None => {
                     let scanned = CommitRules { kept: rules.kept.min(options.index), ..rules };
-                    let mut survey = survey_and_see(&*device, scanned, |_| {}, watch)?;
+                    let mut survey = survey_with_slots(&*device, scanned, |_| {}, watch)?;
                     let (names, pool, problems) =
                         load::load(&*device, &survey, options.index, watch)?;
                     survey.forget_bodies();
@@ -172,21 +172,21 @@ impl UhsEngine {
         }
         names.set_noatime(options.noatime);
         let memory = pool.add_memory(options.cache_pages, options.dirty_pages);
-        memory.map_err(store::failed("reserve memory"))?;
+        memory.map_err(store::device_error("reserve memory"))?;
         if let Some(region) = pool.region() {
-            device.register(region).map_err(store::failed("register memory"))?;
+            device.register(region).map_err(store::device_error("register memory"))?;
         }
         let io = BlockIo::new(Arc::clone(&device), separated.is_some());
-        let line = BlockingQueue::new(&*device).map_err(store::failed("open a queue"))?;
+        let line = BlockingQueue::new(&*device).map_err(store::device_error("open a queue"))?;
         let writes = !options.read_only && problems.is_empty();
         let store = match writes {
             true => {
                 EngineSlots::Store(Box::new(InodeStore::begin(device, &survey, rules, random)?))
             }
-            false => EngineSlots::Frozen(FrozenSlots::of(&survey)),
+            false => EngineSlots::Frozen(FrozenSlots::from_survey(&survey)),
         };
         let engine = UhsEngine {
-            gate: GroupLock::new(rules.full_group.min(names.most_changes())),
+            gate: GroupLock::new(rules.full_group.min(names.max_changes_per_thread())),
             names,
             frontends: Frontends::new(VALID_FOR),
             pool,
@@ -242,7 +242,7 @@ impl UhsEngine {
         let once = || {
             let handle = self.enter()?;
             let result = change(&self.names, &handle);
-            self.leave(handle);
+            self.end_change(handle);
             result
         };
         self.with_space(once)
@@ -251,7 +251,7 @@ impl UhsEngine {
     /// Tries again where a commit makes space, and where a compaction does.
     pub(super) fn with_space<T>(&self, mut once: impl FnMut() -> Result<T>) -> Result<T> {
         let mut result = once();
-        for makes_space in [UhsEngine::makes_space, UhsEngine::compact_now] {
+        for makes_space in [UhsEngine::commit_for_space, UhsEngine::compact_now] {
             if matches!(result, Err(Errno::ENOSPC)) && makes_space(self)? {
                 result = once();
             }
@@ -260,7 +260,7 @@ impl UhsEngine {
     }
 
     /// Commits where that may make space. False where it cannot.
-    fn makes_space(&self) -> Result<bool> {
+    fn commit_for_space(&self) -> Result<bool> {
         let waits = self.pool.has_waiting();
         if waits {
             self.commit(SyncScope::Changes)?;
@@ -310,7 +310,7 @@ impl UhsEngine {
     }
 
     /// Ends a change. The thread that fills the group writes it.
-    pub(super) fn leave(&self, handle: GroupReadGuard<'_>) {
+    pub(super) fn end_change(&self, handle: GroupReadGuard<'_>) {
         let full = handle.is_full();
         drop(handle);
         self.has_changes();
@@ -356,9 +356,9 @@ impl UhsEngine {
     }
 
     /// Records that an open file was released.
-    pub(crate) fn closed(&self, ino: u64) {
+    pub(crate) fn record_close(&self, ino: u64) {
         let handle = self.gate.enter();
-        let to_list = self.names.closed(ino);
+        let to_list = self.names.record_close(ino);
         drop(handle);
         if self.pool.has_ahead()
             && !self.names.is_open(ino)
@@ -373,7 +373,7 @@ impl UhsEngine {
 
     /// Records a use of the content of an inode, which may leave memory later.
     fn is_idle(&self, ino: u64) {
-        if self.names.used(ino) {
+        if self.names.record_use(ino) {
             self.list(ino);
         }
     }

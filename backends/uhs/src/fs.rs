@@ -185,7 +185,7 @@ impl Uhs {
         self.change_attributes(cx, [ino], || self.engine.setattr(ino.0, set, valid_for))
     }
 
-    fn opened(&self) -> OpenReply {
+    fn make_open_reply(&self) -> OpenReply {
         let cache = self.engine.frontends().cache_mode();
         OpenReply { cache, no_flush: true, parallel_direct_writes: true, ..OpenReply::default() }
     }
@@ -290,7 +290,7 @@ impl Drop for Uhs {
         if let Some(submitted) = self.submitted.take().flatten() {
             submitted.end();
         }
-        self.engine.rest();
+        self.engine.commit_last();
     }
 }
 
@@ -494,13 +494,13 @@ impl FileSystem for Uhs {
             self.set_attributes(cx, ino, &set)?;
         }
         let names = self.engine.names();
-        names.opened(ino.0)?;
+        names.record_open(ino.0)?;
         let dates = args.flags.readable() && !args.flags.has(OpenFlags::NOATIME);
         // The reads that follow come from pages of the frontend.
         if dates && self.engine.frontends().reads_own_pages(cx.origin) && names.accessed(ino.0) {
             self.engine.frontends().access_dated(ino);
         }
-        Ok(self.opened())
+        Ok(self.make_open_reply())
     }
 
     fn create(
@@ -513,7 +513,7 @@ impl FileSystem for Uhs {
     ) -> Result<(Entry, OpenReply)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let entry = self.entry(cx, (parent, name), &node, None, true)?;
-        Ok((entry, self.opened()))
+        Ok((entry, self.make_open_reply()))
     }
 
     fn tmpfile(
@@ -536,7 +536,7 @@ impl FileSystem for Uhs {
         };
         let entry =
             self.engine.change(|names, _| names.make_nameless(parent.0, making, linkable))?;
-        Ok((entry, self.opened()))
+        Ok((entry, self.make_open_reply()))
     }
 
     fn read(
@@ -569,7 +569,7 @@ impl FileSystem for Uhs {
         if let Some(owner) = args.flock_owner {
             self.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
         }
-        self.engine.closed(file.ino.0);
+        self.engine.record_close(file.ino.0);
         // The blocks of a file without names go with the next group.
         self.engine.has_changes();
         Ok(())
@@ -615,11 +615,11 @@ impl FileSystem for Uhs {
         if !names.is_directory(ino.0)? {
             return Err(Errno::ENOTDIR);
         }
-        names.opened(ino.0)?;
+        names.record_open(ino.0)?;
         let cache_dir = self.engine.frontends().caches_listings();
         let fh = self.next_listing.fetch_add(1, Ordering::Relaxed);
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, u64::MAX);
-        Ok(OpenReply { fh: Fh(fh), cache_dir, ..self.opened() })
+        Ok(OpenReply { fh: Fh(fh), cache_dir, ..self.make_open_reply() })
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
@@ -643,7 +643,7 @@ impl FileSystem for Uhs {
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).remove(&dir.fh.0);
-        self.engine.closed(dir.ino.0);
+        self.engine.record_close(dir.ino.0);
         Ok(())
     }
 
@@ -654,7 +654,7 @@ impl FileSystem for Uhs {
     fn statfs(&self, _: &Context<'_>, _: Ino) -> Result<StatFs> {
         let (files, more) = self.engine.names().count();
         let pool = self.engine.pool();
-        let (blocks, free) = pool.counts();
+        let (blocks, free) = pool.count_blocks();
         Ok(StatFs {
             blocks,
             blocks_free: free,
@@ -685,7 +685,7 @@ impl FileSystem for Uhs {
         let start = || SubmissionThreads::start(&self.engine, carry_out);
         match self.submitted.get_or_init(start) {
             Some(submitted) if is_direct(op) => submitted.begin(io),
-            Some(submitted) => submitted.hand_over(io),
+            Some(submitted) => submitted.forward(io),
             None => carry_out(&self.engine, io),
         }
     }

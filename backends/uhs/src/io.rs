@@ -59,13 +59,13 @@ pub(crate) struct FailedBlocks {
 
 impl BlockIo {
     pub(crate) fn new(device: Arc<dyn BlockDevice>, has_purposes: bool) -> Self {
-        let gathered = device.facts().blocks_at_once().min(GATHERED);
+        let gathered = device.properties().blocks_at_once().min(GATHERED);
         BlockIo { device, lines: Default::default(), has_purposes, gathered }
     }
 
     /// A queue for one user, for as long as the user needs it. `None` if the device has few queues.
     pub(crate) fn queue(&self, purpose: QueuePurpose, depth: u32) -> Option<Box<dyn DeviceQueue>> {
-        let many = self.device.facts().max_queues as usize >= QUEUES;
+        let many = self.device.properties().max_queues as usize >= QUEUES;
         many.then(|| self.device.queue_for(purpose, depth).ok()).flatten()
     }
 
@@ -101,7 +101,7 @@ impl BlockIo {
     /// True if pages are durable sooner by one write with FUA than by a write and a flush.
     pub(crate) fn writes_through(&self, data: &[(u64, PageFrame)]) -> bool {
         let is_run = are_neighbours(data.iter().map(|(block, _)| *block));
-        is_run && data.len() <= self.gathered && self.device.facts().fua
+        is_run && data.len() <= self.gathered && self.device.properties().fua
     }
 
     /// Writes pages, each to its block, neighbours together. Sorts `data` by block. With `durable`, the written pages
@@ -137,7 +137,7 @@ impl BlockIo {
 
     /// Discards these blocks, if the device supports it. Nothing depends on it.
     pub(crate) fn discard(&self, runs: &[BlockRun]) {
-        if !self.device.facts().discard {
+        if !self.device.properties().discard {
             return;
         }
         let mut runs: Vec<BlockRun> = runs.to_vec();

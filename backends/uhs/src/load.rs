@@ -15,7 +15,9 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::names::{InodeLoader, LoadProblem, LoadedInode, NameStore, SnapshotSlots};
 use crate::space::{BlockRun, BlockSpace, UNIT_MEMORY};
-use crate::store::{SlotSurvey, StoreError, check_numbers, chunks_left, failed, slots, snapshot};
+use crate::store::{
+    SlotSurvey, StoreError, check_numbers, chunks_left, device_error, slots, snapshot,
+};
 
 /// The number of inodes after which loading may be interrupted.
 const LOOKED_AT: u64 = 4096;
@@ -33,7 +35,7 @@ pub(crate) fn load(
     watch: &dyn WorkWatch,
 ) -> Result<(NameStore, Arc<BlockPool>, Vec<LoadProblem>), StoreError> {
     let (superblock, found) = (&survey.superblock, &survey.found);
-    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
     let mut problems: Vec<LoadProblem> =
         found.damaged.keys().map(|ino| LoadProblem::Damaged { ino: *ino }).collect();
     problems
@@ -45,7 +47,7 @@ pub(crate) fn load(
     let pool = Arc::new(BlockPool::new(space(superblock)));
     let mut loading = InodeLoader::begin(Arc::clone(&pool), found.next_ino);
     let mut at = 0;
-    survey.each(device, false, |ino, body| {
+    survey.for_each_body(device, false, |ino, body| {
         if at % LOOKED_AT == 0 && watch.ends("loading inodes", at, all) {
             return Err(StoreError::Interrupted);
         }

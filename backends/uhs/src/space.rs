@@ -229,7 +229,7 @@ impl BlockSpace {
         let is_free = |(unit, from, end): (usize, u32, u32)| match self.units[unit] {
             FREE => true,
             SLOTS | FULL => false,
-            place => self.bits[place as usize].all_free(from, end),
+            place => self.bits[place as usize].are_free(from, end),
         };
         if run.end() > self.blocks() || !run.parts().all(is_free) {
             return false;
@@ -266,8 +266,8 @@ impl BlockSpace {
         let (unit, from, len) = self
             .find(count, near, keep)
             .or_else(|| again(self).flatten())
-            .or_else(|| self.scraps(count))
-            .or_else(|| self.of_closed(count))?;
+            .or_else(|| self.find_in_any_unit(count))
+            .or_else(|| self.find_in_closed_unit(count))?;
         let count = count.min(len);
         self.set((unit, from, from + count), true);
         Some(BlockRun { block: unit as u64 * UNIT_BLOCKS + u64::from(from), count })
@@ -280,7 +280,7 @@ impl BlockSpace {
         (count == BLOCKS)
             .then(|| fresh(self))
             .flatten()
-            .or_else(|| near.and_then(|_| self.beside(after, count)))
+            .or_else(|| near.and_then(|_| self.find_beside(after, count)))
             .or_else(|| self.roomy(count))
             .or_else(|| fresh(self))
     }
@@ -299,7 +299,7 @@ impl BlockSpace {
     }
 
     /// Free blocks right at `block`, or else as many as wanted elsewhere in its unit of small blocks.
-    fn beside(&self, block: u64, count: u32) -> Option<(usize, u32, u32)> {
+    fn find_beside(&self, block: u64, count: u32) -> Option<(usize, u32, u32)> {
         let (unit, at) = ((block / UNIT_BLOCKS) as usize, (block % UNIT_BLOCKS) as u32);
         let bits = match *self.units.get(unit)? {
             FREE | SLOTS | FULL => return None,
@@ -324,13 +324,13 @@ impl BlockSpace {
     }
 
     /// Free blocks of any unit of small blocks.
-    fn scraps(&mut self, count: u32) -> Option<(usize, u32, u32)> {
+    fn find_in_any_unit(&mut self, count: u32) -> Option<(usize, u32, u32)> {
         let unit = self.next_of(0..ROOMS.len())?;
         self.fit(unit, count)
     }
 
     /// Free blocks of a unit that is being emptied: promised blocks must be available.
-    fn of_closed(&self, count: u32) -> Option<(usize, u32, u32)> {
+    fn find_in_closed_unit(&self, count: u32) -> Option<(usize, u32, u32)> {
         let unit = *self.closed.iter().find(|unit| self.room[**unit] > 0)?;
         let (from, len) = self.bits[self.units[unit] as usize].fit(count, 0)?;
         Some((unit, from, len))
@@ -415,7 +415,7 @@ impl BlockSpace {
             place => self.bits[place as usize],
         };
         debug_assert!(
-            if used { bits.all_free(from, end) } else { bits.all_used(from, end) },
+            if used { bits.are_free(from, end) } else { bits.are_used(from, end) },
             "blocks {from} to {end} of unit {unit} are taken or given back twice"
         );
         bits.set(from, end, used);
@@ -423,14 +423,14 @@ impl BlockSpace {
         let left = if used { room - count } else { room + count };
         self.room[unit] = left as u16;
         self.free_blocks = self.free_blocks + u64::from(left) - u64::from(room);
-        let new = self.place(old, left, bits);
+        let new = self.store_bitmap(old, left, bits);
         self.units[unit] = new;
         self.full_units = self.full_units + u32::from(new == FULL) - u32::from(old == FULL);
         self.list(unit, room, left);
     }
 
     /// Keeps the bits of a unit with `left` free blocks, if it needs some.
-    fn place(&mut self, old: u32, left: u32, bits: BlockBitmap) -> u32 {
+    fn store_bitmap(&mut self, old: u32, left: u32, bits: BlockBitmap) -> u32 {
         let had = !matches!(old, FREE | FULL);
         let place = match left {
             0 => FULL,

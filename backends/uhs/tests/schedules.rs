@@ -31,7 +31,7 @@ fn a_closed_group_has_the_whole_of_the_operations_that_it_lists_and_nothing_of_o
                     for number in 0..2 {
                         let handle = gate.enter();
                         *one.lock().unwrap() += 1;
-                        handle.changed(thread * 2 + number, 1);
+                        handle.add_changed(thread * 2 + number, 1);
                         *other.lock().unwrap() += 1;
                     }
                 })

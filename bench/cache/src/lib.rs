@@ -14,7 +14,7 @@ mod traces;
 
 pub use replay::{ReplayOutcome, replay};
 pub use results::{HitRateCell, HitRateGoal, HitRateResults, PolicyCase};
-pub use traces::{ExtentTrace, TraceOverlap, TraceStep, all};
+pub use traces::{ExtentTrace, TraceOverlap, TraceStep, make_all};
 
 use defuse_cache::PolicyKind;
 
@@ -24,7 +24,7 @@ pub const SIZES: [u64; 5] = [10, 25, 50, 100, 250];
 /// Replays all traces of about so many uses each, with all policies. `say` receives a line for each trace.
 pub fn run(uses: usize, seed: u64, say: &mut dyn FnMut(String)) -> HitRateResults {
     let mut results = HitRateResults { uses, seed, cells: Vec::new() };
-    for trace in all(uses, seed) {
+    for trace in make_all(uses, seed) {
         say(format!("{}: {} uses", trace.name, trace.steps.len()));
         for thousandths in SIZES {
             let capacity = (trace.bytes * thousandths / 1000).max(1);

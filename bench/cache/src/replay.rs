@@ -3,7 +3,7 @@
 use defuse_cache::PolicyKind;
 use serde::Serialize;
 
-use crate::results::in_percent;
+use crate::results::percent_of;
 use crate::traces::{ExtentTrace, TraceStep};
 
 /// The outcome.
@@ -18,7 +18,7 @@ pub struct ReplayOutcome {
 impl ReplayOutcome {
     /// Hits in percent of the uses.
     pub fn percent(&self) -> f64 {
-        in_percent(self.hits, self.uses)
+        percent_of(self.hits, self.uses)
     }
 }
 

@@ -35,7 +35,7 @@ impl PolicyCase {
     }
 
     /// The traces of all cases, in their order.
-    pub(crate) fn traces(
+    pub(crate) fn list_traces(
         all: impl Iterator<Item = PolicyCase>,
     ) -> Vec<(&'static str, TraceOverlap)> {
         let mut traces: Vec<_> = all.map(|case| (case.trace, case.overlap)).collect();
@@ -94,13 +94,13 @@ pub(crate) fn row(trace: &str, thousandths: u64, rate: impl Fn(&str) -> String) 
 }
 
 /// A part in percent.
-pub(crate) fn in_percent(part: u64, all: u64) -> f64 {
+pub(crate) fn percent_of(part: u64, all: u64) -> f64 {
     part as f64 * 100.0 / all.max(1) as f64
 }
 
 impl HitRateGoal {
     /// The goal for a trace whose hit rate at a size with a policy is `rate`.
-    pub(crate) fn of(
+    pub(crate) fn for_trace(
         (trace, overlap): (&'static str, TraceOverlap),
         sizes: &[u64],
         rate: &dyn Fn(u64, &str) -> f64,
@@ -138,23 +138,23 @@ impl HitRateResults {
         found.map_or(0.0, |cell| cell.replayed.percent())
     }
 
-    fn traces(&self) -> Vec<(&'static str, TraceOverlap)> {
-        PolicyCase::traces(self.cells.iter().map(|cell| cell.case))
+    fn list_traces(&self) -> Vec<(&'static str, TraceOverlap)> {
+        PolicyCase::list_traces(self.cells.iter().map(|cell| cell.case))
     }
 
     /// The goals, by trace.
     pub fn goals(&self) -> Vec<HitRateGoal> {
         let goal = |(trace, overlap)| {
             let rate = |size, policy: &str| self.rate(trace, size, policy);
-            HitRateGoal::of((trace, overlap), &crate::SIZES, &rate)
+            HitRateGoal::for_trace((trace, overlap), &crate::SIZES, &rate)
         };
-        self.traces().into_iter().map(goal).collect()
+        self.list_traces().into_iter().map(goal).collect()
     }
 
     /// The tables, in Markdown.
     pub fn table(&self) -> String {
         let mut text = head();
-        for (trace, _) in self.traces() {
+        for (trace, _) in self.list_traces() {
             for size in crate::SIZES {
                 text +=
                     &row(trace, size, |policy| format!("{:.1}", self.rate(trace, size, policy)));

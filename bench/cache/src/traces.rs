@@ -44,7 +44,7 @@ pub struct ExtentTrace {
 }
 
 /// All traces, of about so many uses each.
-pub fn all(uses: usize, seed: u64) -> Vec<ExtentTrace> {
+pub fn make_all(uses: usize, seed: u64) -> Vec<ExtentTrace> {
     let makers: [fn(&mut TraceMaker); 14] = [
         users::zipf_flat,
         users::zipf_steep,
@@ -57,7 +57,7 @@ pub fn all(uses: usize, seed: u64) -> Vec<ExtentTrace> {
         users::common_half,
         users::common_most,
         users::passes,
-        users::one_tree,
+        users::walk_one_tree,
         mixes::webserver,
         mixes::varmail,
     ];
@@ -88,11 +88,11 @@ impl TraceMaker {
     }
 
     /// Uses extent `index` of a file, of 64 KiB.
-    fn uses(&mut self, user: u32, file: u64, index: u64) {
-        self.uses_of_size(user, ExtentKey::new(file, index), EXTENT);
+    fn use_extent(&mut self, user: u32, file: u64, index: u64) {
+        self.use_extent_of_size(user, ExtentKey::new(file, index), EXTENT);
     }
 
-    fn uses_of_size(&mut self, user: u32, key: ExtentKey, size: u64) {
+    fn use_extent_of_size(&mut self, user: u32, key: ExtentKey, size: u64) {
         self.trace.steps.push(TraceStep::Use(ExtentUse { key, size, user }));
     }
 

@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use defuse_bench_cache::{SIZES, TraceOverlap, TraceStep, all, replay, run};
+use defuse_bench_cache::{SIZES, TraceOverlap, TraceStep, make_all, replay, run};
 use defuse_cache::PolicyKind;
 
 #[test]
 fn all_policies_are_replayed_and_the_same_seed_gives_the_same_tables() {
     let results = run(2000, 3, &mut |_| ());
-    assert_eq!(results.cells.len(), all(1000, 3).len() * SIZES.len() * PolicyKind::ALL.len());
+    assert_eq!(results.cells.len(), make_all(1000, 3).len() * SIZES.len() * PolicyKind::ALL.len());
     assert_eq!(results, run(2000, 3, &mut |_| ()));
     assert_ne!(results.cells, run(2000, 4, &mut |_| ()).cells);
     let rates = |policy| {
@@ -28,7 +28,7 @@ fn all_policies_are_replayed_and_the_same_seed_gives_the_same_tables() {
 /// The traces are those that their names state.
 #[test]
 fn processes_share_files_in_traces_with_overlap_and_nowhere_else() {
-    for trace in all(20_000, 3) {
+    for trace in make_all(20_000, 3) {
         let mut users: HashMap<_, HashSet<u32>> = HashMap::new();
         for step in &trace.steps {
             if let TraceStep::Use(extent) = step {
@@ -45,7 +45,7 @@ fn processes_share_files_in_traces_with_overlap_and_nowhere_else() {
 #[test]
 fn e_is_not_below_the_best_where_nothing_is_shared() {
     let names = ["one process, Zipf 1.0", "one process, a loop", "8 processes, nothing in common"];
-    for trace in all(60_000, 3).iter().filter(|trace| names.contains(&trace.name)) {
+    for trace in make_all(60_000, 3).iter().filter(|trace| names.contains(&trace.name)) {
         let rate = |kind| replay(trace, kind, trace.bytes / 10, 3).percent();
         let others =
             [PolicyKind::Lru, PolicyKind::Lfu, PolicyKind::Arc, PolicyKind::S3Fifo].map(rate);

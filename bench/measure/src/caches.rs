@@ -41,7 +41,7 @@ pub fn sync(path: &Path) -> Result<()> {
 /// Waits until the daemons are idle (FORGETs, late releases), for at most half a second.
 pub fn settle(daemons: &[u32]) {
     let busy = |pids: &[u32]| -> u64 {
-        pids.iter().map(|&pid| cpu::ProcessCpuTime::of(pid).total_ns()).sum()
+        pids.iter().map(|&pid| cpu::ProcessCpuTime::read(pid).total_ns()).sum()
     };
     let mut before = busy(daemons);
     for _ in 0..100 {

@@ -38,7 +38,7 @@ impl GlusterCluster {
     ///
     /// The error contains the output of the programs.
     pub fn start(volumes: &[VolumeSetup]) -> Result<GlusterCluster> {
-        let (servers, holders) = GlusterServers::by(SCRIPT, volumes)?;
+        let (servers, holders) = GlusterServers::start_by_script(SCRIPT, volumes)?;
         ensure!(holders.len() == SERVERS, "{} servers", holders.len());
         Ok(GlusterCluster { servers, holders })
     }
@@ -54,8 +54,8 @@ impl GlusterCluster {
     }
 
     /// A program on a server.
-    pub fn on(&self, server: usize, program: &str) -> Command {
-        let mut command = self.servers.within(Path::new("nsenter"));
+    pub fn command_on(&self, server: usize, program: &str) -> Command {
+        let mut command = self.servers.command_within(Path::new("nsenter"));
         command.args(["--target", &self.holders[server - 1], "--net", "--mount", "--", program]);
         command
     }
@@ -66,14 +66,16 @@ impl GlusterCluster {
     ///
     /// The error contains the output.
     pub fn gluster(&self, server: usize, words: &[&str]) -> Result<String> {
-        let mut command = self.on(server, "gluster");
+        let mut command = self.command_on(server, "gluster");
         command.arg("--mode=script").args(words);
         run(&mut command).with_context(|| format!("gluster {}", words.join(" ")))
     }
 
     /// The directory of the brick of a volume on a server, for this process.
     pub fn brick(&self, server: usize, volume: &str) -> PathBuf {
-        self.servers.room(Path::new(ROOM)).join(format!("s{server}/gluster/bricks/{volume}"))
+        self.servers
+            .private_path(Path::new(ROOM))
+            .join(format!("s{server}/gluster/bricks/{volume}"))
     }
 
     /// Kills the process of a brick. `gluster volume start VOLUME force` starts it again.
@@ -83,7 +85,7 @@ impl GlusterCluster {
     /// Fails if the brick does not run.
     pub fn kill_brick(&self, server: usize, volume: &str) -> Result<()> {
         let script = format!("kill -KILL $(cat {ROOM}/vols/{volume}/*-bricks-{volume}*.pid)");
-        run(self.on(server, "sh").args(["-ec", &script])).map(drop)
+        run(self.command_on(server, "sh").args(["-ec", &script])).map(drop)
     }
 
     /// Kills all processes of a server at once.
@@ -92,7 +94,7 @@ impl GlusterCluster {
     ///
     /// The error contains the output of the programs.
     pub fn crash(&self, server: usize) -> Result<()> {
-        let mut command = self.servers.within(Path::new("sh"));
+        let mut command = self.servers.command_within(Path::new("sh"));
         run(command.args(["-c", CRASH, "sh", &self.holders[server - 1]])).map(drop)
     }
 
@@ -102,7 +104,7 @@ impl GlusterCluster {
     ///
     /// The error contains the output of glusterd.
     pub fn restart(&self, server: usize) -> Result<()> {
-        let mut command = self.on(server, "glusterd");
+        let mut command = self.command_on(server, "glusterd");
         run(command.args(["-f", "/var/lib/glusterd/glusterd.vol", "-L", "WARNING"])).map(drop)
     }
 
@@ -125,7 +127,7 @@ impl GlusterCluster {
     }
 
     fn line(&self, server: usize, state: &str) -> Result<()> {
-        let mut ip = self.servers.within(Path::new("ip"));
+        let mut ip = self.servers.command_within(Path::new("ip"));
         run(ip.args(["link", "set", &format!("to{server}"), state])).map(drop)
     }
 }

@@ -31,6 +31,6 @@ pub fn output_in<S: AsRef<OsStr>>(dir: &Path, program: &str, args: &[S]) -> Resu
 /// # Errors
 ///
 /// Where /proc does not show it.
-pub fn own_program() -> Result<PathBuf> {
+pub fn find_own_program() -> Result<PathBuf> {
     std::env::current_exe().context("cannot find this program")
 }

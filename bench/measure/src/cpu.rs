@@ -34,15 +34,15 @@ impl CpuSample {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         Self {
             app_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
-            daemon: daemon.map(|pid| (pid, ProcessCpuTime::of(pid))),
+            daemon: daemon.map(|pid| (pid, ProcessCpuTime::read(pid))),
             system_ns: parse_system(&stat).unwrap_or(0) * TICK_NS,
         }
     }
 
     /// The CPU time used between `self` and `later`.
-    pub fn until(&self, later: &Self) -> CpuTimes {
+    pub fn used_until(&self, later: &Self) -> CpuTimes {
         let daemon_ns = match (&self.daemon, &later.daemon) {
-            (Some((_, before)), Some((_, after))) => after.since(before),
+            (Some((_, before)), Some((_, after))) => after.used_since(before),
             _ => 0,
         };
         CpuTimes {
@@ -62,7 +62,7 @@ pub struct ProcessCpuTime {
 
 impl ProcessCpuTime {
     /// Reads the clocks of a process. A process that has exited has used nothing.
-    pub fn of(pid: u32) -> Self {
+    pub fn read(pid: u32) -> Self {
         let mut by_thread_ns = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let thread = entry.file_name().to_str().and_then(|name| name.parse().ok());
@@ -82,7 +82,7 @@ impl ProcessCpuTime {
 
     /// CPU time used since `before`. If a thread has exited, its exact time is lost and the ticks
     /// are used instead.
-    pub fn since(&self, before: &Self) -> u64 {
+    pub fn used_since(&self, before: &Self) -> u64 {
         let complete = before.by_thread_ns.keys().all(|tid| self.by_thread_ns.contains_key(tid));
         if !complete || self.by_thread_ns.is_empty() {
             return self.process_ticks.saturating_sub(before.process_ticks) * TICK_NS;
@@ -146,7 +146,7 @@ mod tests {
             process_ticks,
         };
         let before = threads(&[(1, 100), (2, 100)], 5);
-        assert_eq!(threads(&[(1, 150), (2, 100), (3, 7)], 9).since(&before), 57);
-        assert_eq!(threads(&[(1, 150)], 9).since(&before), 4 * TICK_NS);
+        assert_eq!(threads(&[(1, 150), (2, 100), (3, 7)], 9).used_since(&before), 57);
+        assert_eq!(threads(&[(1, 150)], 9).used_since(&before), 4 * TICK_NS);
     }
 }

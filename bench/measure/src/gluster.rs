@@ -22,7 +22,8 @@ pub const HOST: &str = "127.1.1.1";
 /// The volumes: distributed over two bricks, and replicated on two.
 pub const VOLUMES: [&str; 2] = ["dist", "repl"];
 
-/// A directory in memory that only processes of [`GlusterServers::within`] see, for their files. The bricks are in it, too.
+/// A directory in memory that only processes of [`GlusterServers::command_within`] see, for their files. The bricks are
+/// in it, too.
 pub const ROOM: &str = "/run/gluster";
 
 /// A volume to make, with two bricks.
@@ -111,11 +112,11 @@ impl GlusterServers {
     ///
     /// The error contains the output of the programs.
     pub fn with(volumes: &[VolumeSetup]) -> Result<GlusterServers> {
-        GlusterServers::by(SCRIPT, volumes).map(|(servers, _)| servers)
+        GlusterServers::start_by_script(SCRIPT, volumes).map(|(servers, _)| servers)
     }
 
     /// Starts servers by a script. Returns the words after `ready`, too.
-    pub(crate) fn by(
+    pub(crate) fn start_by_script(
         script: &str,
         volumes: &[VolumeSetup],
     ) -> Result<(GlusterServers, Vec<String>)> {
@@ -149,21 +150,21 @@ impl GlusterServers {
         Ok((GlusterServers { child, _input: input, network }, words.collect()))
     }
 
-    /// A path that only processes of [`GlusterServers::within`] see, for this process.
-    pub(crate) fn room(&self, path: &Path) -> PathBuf {
+    /// A path that only processes of [`GlusterServers::command_within`] see, for this process.
+    pub(crate) fn private_path(&self, path: &Path) -> PathBuf {
         let root = format!("/proc/{}/root", self.child.id());
         Path::new(&root).join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// The command line that runs the rest of its arguments in the network of the servers.
-    pub fn inside(&self) -> [String; 3] {
+    pub fn network_prefix(&self) -> [String; 3] {
         let network = format!("--net=/proc/{}/ns/net", self.child.id());
         ["nsenter".to_owned(), network, "--".to_owned()]
     }
 
     /// A program in the network of the servers.
     pub fn command(&self, program: &Path) -> Command {
-        let inside = self.inside();
+        let inside = self.network_prefix();
         let mut command = Command::new(&inside[0]);
         command.args(&inside[1..]).arg(program);
         command
@@ -171,7 +172,7 @@ impl GlusterServers {
 
     /// A program in the network, the mounts and the processes of the servers: the kernel ends it with them. Its
     /// files in [`ROOM`] are in memory.
-    pub fn within(&self, program: &Path) -> Command {
+    pub fn command_within(&self, program: &Path) -> Command {
         let space = |name: &str| format!("/proc/{}/ns/{name}", self.child.id());
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", space("net"))).arg(format!("--mount={}", space("mnt")));
@@ -238,7 +239,7 @@ mod tests {
         let servers = GlusterServers::with(&[volume]).unwrap();
         let script =
             format!("[ -d {ROOM}/bricks/v1 ] && readlink /proc/self/ns/pid && exec sleep 1000");
-        let mut within = servers.within(Path::new("sh"));
+        let mut within = servers.command_within(Path::new("sh"));
         let mut child = within.args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();

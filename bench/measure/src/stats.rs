@@ -15,7 +15,7 @@ pub struct QuartileSummary {
 
 impl QuartileSummary {
     /// Summarises values. Returns `None` if there is none, or one of them is not finite.
-    pub fn of(values: &[f64]) -> Option<Self> {
+    pub fn from_values(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
         }
@@ -61,7 +61,7 @@ pub enum PeerVerdict {
 
 impl PeerVerdict {
     /// Judges the ratio of our result to the better peer.
-    pub fn of(ratio: QuartileSummary, required: f64) -> Self {
+    pub fn judge(ratio: QuartileSummary, required: f64) -> Self {
         if ratio.median >= required {
             Self::Met
         } else if ratio.high >= required {
@@ -87,12 +87,12 @@ mod tests {
 
     #[test]
     fn median_and_quartiles() {
-        let summary = QuartileSummary::of(&[5.0, 1.0, 3.0, 2.0, 4.0]).unwrap();
+        let summary = QuartileSummary::from_values(&[5.0, 1.0, 3.0, 2.0, 4.0]).unwrap();
         assert_eq!((summary.low, summary.median, summary.high), (2.0, 3.0, 4.0));
-        assert_eq!(QuartileSummary::of(&[1.0, 2.0]).unwrap().median, 1.5);
-        assert_eq!(QuartileSummary::of(&[7.0]).unwrap().spread(), 0.0);
-        assert_eq!(QuartileSummary::of(&[]), None);
-        assert_eq!(QuartileSummary::of(&[1.0, f64::NAN]), None);
+        assert_eq!(QuartileSummary::from_values(&[1.0, 2.0]).unwrap().median, 1.5);
+        assert_eq!(QuartileSummary::from_values(&[7.0]).unwrap().spread(), 0.0);
+        assert_eq!(QuartileSummary::from_values(&[]), None);
+        assert_eq!(QuartileSummary::from_values(&[1.0, f64::NAN]), None);
     }
 
     #[test]
@@ -105,9 +105,9 @@ mod tests {
     #[test]
     fn verdicts() {
         let ratio = |low, median, high| QuartileSummary { median, low, high };
-        assert_eq!(PeerVerdict::of(ratio(0.9, 1.0, 1.1), 1.0), PeerVerdict::Met);
-        assert_eq!(PeerVerdict::of(ratio(0.9, 0.98, 1.1), 1.0), PeerVerdict::WithinNoise);
-        assert_eq!(PeerVerdict::of(ratio(0.9, 0.95, 0.99), 1.0), PeerVerdict::Below);
-        assert_eq!(PeerVerdict::of(ratio(1.3, 1.4, 1.45), 1.5), PeerVerdict::Below);
+        assert_eq!(PeerVerdict::judge(ratio(0.9, 1.0, 1.1), 1.0), PeerVerdict::Met);
+        assert_eq!(PeerVerdict::judge(ratio(0.9, 0.98, 1.1), 1.0), PeerVerdict::WithinNoise);
+        assert_eq!(PeerVerdict::judge(ratio(0.9, 0.95, 0.99), 1.0), PeerVerdict::Below);
+        assert_eq!(PeerVerdict::judge(ratio(1.3, 1.4, 1.45), 1.5), PeerVerdict::Below);
     }
 }

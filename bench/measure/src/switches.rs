@@ -15,7 +15,7 @@ pub struct ContextSwitches {
 
 impl ContextSwitches {
     /// Sums the living threads of a process; 0 if it has exited. `self` names this process.
-    pub fn of(process: &str) -> ContextSwitches {
+    pub fn read(process: &str) -> ContextSwitches {
         let mut sum = ContextSwitches::default();
         for entry in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
             let text = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
@@ -27,7 +27,7 @@ impl ContextSwitches {
     }
 
     /// The switches since `earlier`. The switches of threads that exited meanwhile are missing.
-    pub fn since(&self, earlier: &ContextSwitches) -> ContextSwitches {
+    pub fn count_since(&self, earlier: &ContextSwitches) -> ContextSwitches {
         ContextSwitches {
             voluntary: self.voluntary.saturating_sub(earlier.voluntary),
             involuntary: self.involuntary.saturating_sub(earlier.involuntary),
@@ -59,9 +59,9 @@ mod tests {
 
     #[test]
     fn sleeping_is_a_voluntary_switch() {
-        let before = ContextSwitches::of("self");
+        let before = ContextSwitches::read("self");
         std::thread::sleep(std::time::Duration::from_millis(2));
-        assert!(ContextSwitches::of("self").since(&before).voluntary > 0);
-        assert_eq!(ContextSwitches::of("no-such-process"), ContextSwitches::default());
+        assert!(ContextSwitches::read("self").count_since(&before).voluntary > 0);
+        assert_eq!(ContextSwitches::read("no-such-process"), ContextSwitches::default());
     }
 }

@@ -26,7 +26,7 @@ pub struct ThreadClocks(BTreeMap<u32, (String, u64)>);
 
 impl ThreadClocks {
     /// Reads the clocks of all living threads. A process that has exited has none.
-    pub fn of(pid: u32) -> Self {
+    pub fn read(pid: u32) -> Self {
         let mut clocks = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let Some(thread) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
@@ -41,7 +41,7 @@ impl ThreadClocks {
     }
 
     /// CPU time used since `before`, the most first. The time of threads that exited meanwhile is lost.
-    pub fn since(&self, before: &Self) -> Vec<ThreadUse> {
+    pub fn used_since(&self, before: &Self) -> Vec<ThreadUse> {
         let mut uses: Vec<ThreadUse> = Vec::new();
         for (thread, (name, now)) in &self.0 {
             let used = now.saturating_sub(before.0.get(thread).map_or(0, |(_, ns)| *ns));
@@ -92,7 +92,7 @@ mod tests {
             ns,
             busiest_ns,
         };
-        assert_eq!(after.since(&before), [used("epoll", 2, 70, 50), used("iot", 1, 1, 1)]);
+        assert_eq!(after.used_since(&before), [used("epoll", 2, 70, 50), used("iot", 1, 1, 1)]);
         assert_eq!(plain("123"), "123");
     }
 
@@ -102,9 +102,9 @@ mod tests {
         let worked = std::thread::Builder::new().name("worker-12".into()).spawn(|| {
             let begun = std::time::Instant::now();
             while begun.elapsed() < std::time::Duration::from_millis(5) {}
-            ThreadClocks::of(std::process::id())
+            ThreadClocks::read(std::process::id())
         });
         let after = worked.unwrap().join().unwrap();
-        assert!(after.since(&before).iter().any(|used| used.name == "worker" && used.ns > 0));
+        assert!(after.used_since(&before).iter().any(|used| used.name == "worker" && used.ns > 0));
     }
 }

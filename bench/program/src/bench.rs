@@ -234,7 +234,7 @@ pub fn run_reader(args: &ReaderArgs) -> Result {
 
 fn run_uhs(args: &UhsArgs) -> Result {
     let parts = match args.only.as_slice() {
-        [] => UhsBenchPart::usual(),
+        [] => UhsBenchPart::default_parts(),
         only => only.to_vec(),
     };
     let (scale, rounds, work) = (args.scale.clone(), args.rounds, args.work.clone());
@@ -281,8 +281,8 @@ fn run_direct(args: &DirectArgs) -> Result {
     }
     if args.json {
         let mut value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
-        value["goals"] =
-            serde_json::to_value(direct::goals::all(&results)).map_err(CommandFailure::failed)?;
+        value["goals"] = serde_json::to_value(direct::goals::judge_all(&results))
+            .map_err(CommandFailure::failed)?;
         print(&format!("{value}\n"))?;
     } else {
         print(&direct::table(&results))?;
@@ -351,7 +351,7 @@ impl LibraryCalls {
                 threads: CallingThreads::Application,
                 ..FrontendProperties::default()
             };
-            SOURCES.open(source, SourceSettings::of(frontend))?.fs
+            SOURCES.open(source, SourceSettings::for_frontend(frontend))?.fs
         };
         let client = DirectClient::new(Default::default());
         let task = ClientTask::of_this_process().map_err(CommandFailure::failed)?;

@@ -119,7 +119,7 @@ pub fn run(args: &GlusterBenchArgs) -> Result {
     if args.json {
         let mut value = serde_json::to_value(&results).map_err(CommandFailure::failed)?;
         value["goals"] =
-            serde_json::to_value(goals::all(&results)).map_err(CommandFailure::failed)?;
+            serde_json::to_value(goals::judge_all(&results)).map_err(CommandFailure::failed)?;
         print(&format!("{value}\n"))?;
     } else {
         print(&gluster::table(&results))?;

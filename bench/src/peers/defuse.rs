@@ -39,7 +39,7 @@ fn earlier(program: &Path, options: &str, timeout: u64) -> Result<TargetSpec> {
 
 /// defuse with the given options, over io_uring. If the kernel does not offer it, the mount fails with a message that
 /// explains how to enable it; `cargo xtask bench` enables it.
-pub fn over_rings(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
+pub fn targets_over_rings(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
     let options = join("io_uring", args.defuse_options.as_deref().unwrap_or_default());
     build(args, vec![("defuse-uring".to_owned(), options)])
 }

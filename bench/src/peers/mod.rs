@@ -28,7 +28,7 @@ pub fn specs(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
             }
             name if name.starts_with("fuser-") => specs.push(fuser::spec(name, args.timeout)?),
             "defuse" => specs.extend(defuse::specs(args)?),
-            "defuse-uring" => specs.extend(defuse::over_rings(args)?),
+            "defuse-uring" => specs.extend(defuse::targets_over_rings(args)?),
             other => bail!("there is no target {other}; --help lists them"),
         }
     }

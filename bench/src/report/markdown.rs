@@ -22,7 +22,7 @@ pub fn render(results: &BenchmarkResults) -> String {
          each taken within a round. `ours/peer` is the first of ours over the better peer, with quartiles; `required` \
          is the least it must be. `system CPU` counts the whole machine, the kernel's own threads included.\n\n",
     );
-    let rows = rows::all(results);
+    let rows = rows::make_rows(results);
     for (number, row) in rows.iter().enumerate() {
         let _ = writeln!(out, "| {} |", row.join(" | "));
         if number == 0 {

@@ -117,26 +117,26 @@ impl BenchmarkCell {
     }
 
     /// The peer with most operations per second, for tables without our target.
-    pub fn better_peer(&self) -> Option<&TargetSeries> {
+    pub fn best_peer(&self) -> Option<&TargetSeries> {
         let peers = self.series.iter().filter(|series| series.role == TargetRole::Peer);
         let rated = peers.filter_map(|peer| Some((peer, peer.rate()?.median)));
         rated.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(peer, _)| peer)
     }
 
     /// Our first target, to which the verdict applies. Its variants are only shown.
-    pub fn ours(&self) -> Option<&TargetSeries> {
+    pub fn own_target(&self) -> Option<&TargetSeries> {
         self.series.iter().find(|series| series.role == TargetRole::Ours)
     }
 
     /// Compares our target with the better peer: the one with the lowest ratio of ours to it, by
     /// rounds.
     pub fn comparison(&self) -> Option<PeerComparison> {
-        let ours = self.ours()?;
+        let ours = self.own_target()?;
         let peers = self.series.iter().filter(|series| series.role == TargetRole::Peer);
         let ratios = peers.filter_map(|peer| Some((peer, ours.rate_over(peer)?)));
         let (peer, rate) = ratios.min_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
-        let verdict = PeerVerdict::of(rate, self.required);
-        let (cpu, system) = (ours.cpu_over(peer), ours.over(peer, RoundMeasurement::system_us));
+        let verdict = PeerVerdict::judge(rate, self.required);
+        let (cpu, system) = (ours.cpu_over(peer), ours.ratio_to(peer, RoundMeasurement::system_us));
         Some(PeerComparison { peer: peer.target.clone(), rate, cpu, system, verdict })
     }
 
@@ -178,30 +178,34 @@ impl TargetSeries {
 
     /// Ratio of ops/s to another target.
     pub fn rate_over(&self, other: &Self) -> Option<QuartileSummary> {
-        self.over(other, RoundMeasurement::rate)
+        self.ratio_to(other, RoundMeasurement::rate)
     }
 
     /// Ratio of the CPU time of application and daemon per operation to another target.
     pub fn cpu_over(&self, other: &Self) -> Option<QuartileSummary> {
-        self.over(other, RoundMeasurement::cpu_us)
+        self.ratio_to(other, RoundMeasurement::cpu_us)
     }
 
     fn summary(&self, figure: fn(&RoundMeasurement) -> f64) -> Option<QuartileSummary> {
         let figures: Vec<_> = self.rounds.iter().flatten().map(figure).collect();
-        QuartileSummary::of(&figures)
+        QuartileSummary::from_values(&figures)
     }
 
-    fn over(&self, other: &Self, figure: fn(&RoundMeasurement) -> f64) -> Option<QuartileSummary> {
+    fn ratio_to(
+        &self,
+        other: &Self,
+        figure: fn(&RoundMeasurement) -> f64,
+    ) -> Option<QuartileSummary> {
         let of = |series: &Self| -> Vec<Option<f64>> {
             series.rounds.iter().map(|round| round.as_ref().map(figure)).collect()
         };
-        QuartileSummary::of(&paired_ratios(&of(self), &of(other)))
+        QuartileSummary::from_values(&paired_ratios(&of(self), &of(other)))
     }
 }
 
 /// Prints the table and writes the requested files.
 pub fn publish(results: &BenchmarkResults, args: &BenchmarkArgs) -> Result<()> {
-    say(&format!("{}{}", table::render(&rows::all(results)), results.failures()))?;
+    print_text(&format!("{}{}", table::render(&rows::make_rows(results)), results.failures()))?;
     if let Some(file) = &args.json {
         write(file, &serde_json::to_string_pretty(results)?)?;
     }
@@ -233,7 +237,7 @@ pub fn catalogue() -> String {
 }
 
 /// Writes to standard output. A closed pipe is not an error.
-pub fn say(text: &str) -> Result<()> {
+pub fn print_text(text: &str) -> Result<()> {
     match std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
@@ -320,6 +324,6 @@ mod tests {
         let mut results = results();
         results.cells[0].series.pop();
         assert!(results.cells[0].comparison().is_none());
-        assert!(table::render(&rows::all(&results)).contains("create-4k"));
+        assert!(table::render(&rows::make_rows(&results)).contains("create-4k"));
     }
 }

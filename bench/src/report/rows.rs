@@ -7,13 +7,13 @@ use crate::stats::QuartileSummary;
 ///
 /// The column of a target has its ops/s relative to native and, after the slash, its CPU time per
 /// operation relative to native. Without native the figures are absolute: ops/s and microseconds.
-pub fn all(results: &BenchmarkResults) -> Vec<Vec<String>> {
+pub fn make_rows(results: &BenchmarkResults) -> Vec<Vec<String>> {
     let Some(first) = results.cells.first() else { return Vec::new() };
     let mut heading = vec!["workload".to_owned(), "threads".to_owned()];
     if first.native().is_some() {
         heading.extend(["native ops/s".to_owned(), "native CPU us".to_owned()]);
     }
-    heading.extend(others(first).map(|series| series.target.clone()));
+    heading.extend(other_targets(first).map(|series| series.target.clone()));
     heading.extend(
         [
             "better peer",
@@ -31,7 +31,7 @@ pub fn all(results: &BenchmarkResults) -> Vec<Vec<String>> {
     rows
 }
 
-fn others(cell: &BenchmarkCell) -> impl Iterator<Item = &TargetSeries> {
+fn other_targets(cell: &BenchmarkCell) -> impl Iterator<Item = &TargetSeries> {
     let native = cell.native().map(|native| native.target.clone());
     cell.series.iter().filter(move |series| Some(&series.target) != native.as_ref())
 }
@@ -44,12 +44,12 @@ fn row(cell: &BenchmarkCell) -> Vec<String> {
         }));
         row.push(native.cpu_us().map_or(dash(), |cpu| format!("{:.1}", cpu.median)));
     }
-    row.extend(others(cell).map(|series| against_native(cell, series)));
+    row.extend(other_targets(cell).map(|series| ratio_to_native(cell, series)));
     row.extend(verdict(cell));
     row
 }
 
-fn against_native(cell: &BenchmarkCell, series: &TargetSeries) -> String {
+fn ratio_to_native(cell: &BenchmarkCell, series: &TargetSeries) -> String {
     let pair = match cell.native() {
         Some(native) => series
             .rate_over(native)
@@ -80,7 +80,7 @@ fn verdict(cell: &BenchmarkCell) -> [String; 7] {
             [found.peer, ratio(median), quartiles, cpu, system, required, verdict]
         }
         None => {
-            let peer = cell.better_peer().map_or(dash(), |peer| peer.target.clone());
+            let peer = cell.best_peer().map_or(dash(), |peer| peer.target.clone());
             [peer, dash(), dash(), dash(), dash(), required, dash()]
         }
     }
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn rows_match_the_heading() {
-        let rows = all(&results());
+        let rows = make_rows(&results());
         assert_eq!(rows[0].len(), rows[1].len());
         let at = |name: &str| {
             let column = rows[0].iter().position(|heading| heading == name).unwrap();

@@ -51,7 +51,7 @@ fn direct_read(place: &BatchDirs, io: IoStream, thread: usize) -> Result<BatchJo
     let fd = open(&place.root.join(SHARED).join(name), OFlags::RDONLY | OFlags::DIRECT)?;
     let blocks = BlockSequence::new(place, io, thread);
     Ok(Box::new(move |until| {
-        blocks.until(until, |at, bytes| Ok(rustix::io::pread(&fd, bytes, at)?))
+        blocks.run_until(until, |at, bytes| Ok(rustix::io::pread(&fd, bytes, at)?))
     }))
 }
 
@@ -84,7 +84,7 @@ fn direct_write(place: &BatchDirs, io: IoStream, thread: usize) -> Result<BatchJ
     let fd = open(&place.root.join(&name), OFlags::WRONLY | OFlags::DIRECT)?;
     let blocks = BlockSequence::new(place, io, thread);
     Ok(Box::new(move |until| {
-        blocks.until(until, |at, bytes| Ok(rustix::io::pwrite(&fd, bytes, at)?))
+        blocks.run_until(until, |at, bytes| Ok(rustix::io::pwrite(&fd, bytes, at)?))
     }))
 }
 
@@ -121,14 +121,14 @@ impl BlockSequence {
         self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
     }
 
-    fn until(
+    fn run_until(
         mut self,
         until: &WorkDeadline,
         mut one: impl FnMut(u64, &mut [u8]) -> Result<usize>,
     ) -> Result<u64> {
         let mut buffer = AlignedBuffer::new(self.bytes);
         let mut done = 0;
-        while !until.over() {
+        while !until.is_over() {
             let moved = one(self.offset(done), buffer.bytes())?;
             ensure!(moved == self.bytes, "a transfer was short: {moved} of {}", self.bytes);
             done += 1;

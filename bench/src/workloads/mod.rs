@@ -24,7 +24,7 @@ pub struct WorkDeadline(pub Instant);
 
 impl WorkDeadline {
     /// True if it is time to stop.
-    pub fn over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         Instant::now() >= self.0
     }
 }

@@ -26,7 +26,7 @@ pub fn create(place: &BatchDirs, bytes: usize) -> Result<Vec<BatchJob>> {
         fs::create_dir(&dir)?;
         let files = names(&dir, place.fileset.batch_files / place.threads);
         let content = vec![0x5a_u8; bytes];
-        Ok(Box::new(move |_| each(&files, |file| create_one(file, &content))))
+        Ok(Box::new(move |_| for_each(&files, |file| create_one(file, &content))))
     };
     (0..place.threads).map(job).collect()
 }
@@ -42,7 +42,7 @@ pub fn stat(place: &BatchDirs, cold: bool) -> Result<Vec<BatchJob>> {
         .into_iter()
         .map(|files| repeat(files, cold, one))
         .collect::<Result<_>>()?;
-    chill(place, cold)?;
+    drop_caches(place, cold)?;
     Ok(jobs)
 }
 
@@ -59,7 +59,7 @@ pub fn open_read_close(place: &BatchDirs, cold: bool) -> Result<Vec<BatchJob>> {
         .into_iter()
         .map(|files| repeat(files, cold, one))
         .collect::<Result<_>>()?;
-    chill(place, cold)?;
+    drop_caches(place, cold)?;
     Ok(jobs)
 }
 
@@ -76,7 +76,7 @@ pub fn unlink(place: &BatchDirs) -> Result<Vec<BatchJob>> {
         }
         let files = names(&place.root.join(&dir), count);
         let one = |file: &PathBuf| Ok(rustix::fs::unlink(file)?);
-        Ok(Box::new(move |_| each(&files, one)))
+        Ok(Box::new(move |_| for_each(&files, one)))
     };
     (0..place.threads).map(job).collect()
 }
@@ -95,7 +95,7 @@ pub fn readdir(place: &BatchDirs, cold: bool, stat: bool) -> Result<Vec<BatchJob
         })
     };
     let jobs = (0..place.threads).map(job).collect::<Result<_>>()?;
-    chill(place, cold)?;
+    drop_caches(place, cold)?;
     Ok(jobs)
 }
 
@@ -149,7 +149,7 @@ fn names(dir: &Path, count: usize) -> Vec<PathBuf> {
     (0..count).map(|file| dir.join(small_name(file))).collect()
 }
 
-fn each(files: &[PathBuf], one: impl Fn(&PathBuf) -> Result<()>) -> Result<u64> {
+fn for_each(files: &[PathBuf], one: impl Fn(&PathBuf) -> Result<()>) -> Result<u64> {
     for file in files {
         one(file).with_context(|| file.display().to_string())?;
     }
@@ -164,12 +164,12 @@ fn repeat(
     one: impl Fn(&PathBuf) -> Result<()> + Send + 'static,
 ) -> Result<BatchJob> {
     if once {
-        return Ok(Box::new(move |_| each(&items, one)));
+        return Ok(Box::new(move |_| for_each(&items, one)));
     }
-    each(&items, &one)?;
+    for_each(&items, &one)?;
     Ok(Box::new(move |until: &WorkDeadline| {
         let mut done = 0;
-        while !until.over() {
+        while !until.is_over() {
             // The clock is read once for several operations, because some take no longer than
             // reading it.
             for _ in 0..16 {
@@ -182,6 +182,6 @@ fn repeat(
     }))
 }
 
-fn chill(place: &BatchDirs, cold: bool) -> Result<()> {
+fn drop_caches(place: &BatchDirs, cold: bool) -> Result<()> {
     if cold { caches::drop_dentries(&place.daemons) } else { Ok(()) }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use defuse_measure::command::own_program;
+use defuse_measure::command::find_own_program;
 use defuse_measure::{caches, cpu};
 use defuse_probe::StatsSnapshot;
 
@@ -54,7 +54,7 @@ struct CounterSample {
 impl StudyContext<'_> {
     /// Measures one cell. Removes everything that it created, even after an error.
     pub fn measure(&mut self, row: u8, config: &StudyConfig) -> Result<CellMeasurement> {
-        let sizes = RowSizes::of(row, self.options);
+        let sizes = RowSizes::for_row(row, self.options);
         self.device.format()?;
         let files = self.device.mountpoint().join("data");
         fs::create_dir(&files)?;
@@ -91,7 +91,7 @@ impl StudyContext<'_> {
             .with_context(|| format!("{} could not be mounted", config.name))?;
         let throttle = match self.options.device {
             DeviceChoice::Emulated(media) => {
-                Some(groups.throttle(&self.device.number()?, &ThrottleLimits::of(media))?)
+                Some(groups.throttle(&self.device.number()?, &ThrottleLimits::for_media(media))?)
             }
             DeviceChoice::None => None,
         };
@@ -99,9 +99,10 @@ impl StudyContext<'_> {
         let job = sizes.job(row, root, RowPhase::Run, self.options);
         let mut measured = self.run(&job, mount.as_ref(), groups, sizes.caches_bytes)?;
         drop(throttle);
-        let device_before = self.device.used()?;
+        let device_before = self.device.read_use()?;
         caches::sync(&source)?;
-        measured.device_synced = sum(&measured.device, &self.device.used()?.since(&device_before));
+        measured.device_synced =
+            sum(&measured.device, &self.device.read_use()?.used_since(&device_before));
         mount.map_or(Ok(()), StudyMount::end)?;
         measured.memory_limit_bytes = groups.limit_bytes.map(|_| sizes.caches_bytes);
         measured.memory_peak_bytes = groups.peak_bytes();
@@ -130,7 +131,7 @@ impl StudyContext<'_> {
         })?;
         let outcome = outcome.context("the workload returned no result")?;
         let system = cpu::CpuSample::take(None);
-        let device = self.device.used()?;
+        let device = self.device.read_use()?;
         let after = self.moment(mount, groups)?;
         let kernel = watch.end()?;
         let mut measured = CellMeasurement {
@@ -141,7 +142,7 @@ impl StudyContext<'_> {
             flowops: outcome.flowops,
             data_bytes: outcome.data_bytes,
             scaled: outcome.scaled,
-            device: device.since(&before.device),
+            device: device.used_since(&before.device),
             kernel: kernel.snapshot,
             remarks: kernel.remarks,
             ..CellMeasurement::default()
@@ -151,20 +152,20 @@ impl StudyContext<'_> {
             daemon_ns: mount
                 .and(after.daemon_cpu_ns.zip(before.daemon_cpu_ns))
                 .map(|(a, b)| a.saturating_sub(b)),
-            system_ns: before.system.until(&system).system_ns,
+            system_ns: before.system.used_until(&system).system_ns,
         };
         measured.daemon =
-            after.daemon.zip(before.daemon).map(|(after, before)| after.since(&before));
+            after.daemon.zip(before.daemon).map(|(after, before)| after.delta_since(&before));
         Ok(measured)
     }
 
     fn moment(&self, mount: Option<&StudyMount>, groups: &CellCgroups) -> Result<CounterSample> {
         // Taken before the CPU clocks, because answering costs the daemon CPU time.
         let daemon = mount.map(StudyMount::snapshot).transpose()?.flatten();
-        let of_process = || mount.map(|mount| cpu::ProcessCpuTime::of(mount.pid()).total_ns());
+        let of_process = || mount.map(|mount| cpu::ProcessCpuTime::read(mount.pid()).total_ns());
         Ok(CounterSample {
             daemon,
-            device: self.device.used()?,
+            device: self.device.read_use()?,
             daemon_cpu_ns: groups.cpu_ns(ProcessRole::Daemon).or_else(of_process),
             system: cpu::CpuSample::take(None),
         })
@@ -175,7 +176,7 @@ impl StudyContext<'_> {
     fn engine(&self, job: &EngineJob, groups: &[PathBuf]) -> Result<Option<EngineOutcome>> {
         let (file, output) = (self.work.join("job.json"), self.work.join("outcome.json"));
         fs::write(&file, serde_json::to_vec(job)?)?;
-        let words: [OsString; 3] = [own_program()?.into(), "study-engine".into(), file.into()];
+        let words: [OsString; 3] = [find_own_program()?.into(), "study-engine".into(), file.into()];
         let start = ProcessStart {
             name: "the workload",
             words: &words,
@@ -185,7 +186,7 @@ impl StudyContext<'_> {
             env: &[],
             dir: None,
         };
-        let patience = self.patience();
+        let patience = self.time_limit();
         ChildProcess::start(&start)?.finish(patience, &self.interrupt)?;
         let text = fs::read_to_string(&output)?;
         if text.trim().is_empty() {
@@ -195,7 +196,7 @@ impl StudyContext<'_> {
     }
 
     /// Time limit of a cell.
-    fn patience(&self) -> Duration {
+    fn time_limit(&self) -> Duration {
         Duration::from_secs(match self.options.scale {
             StudyScale::Tiny => 120,
             StudyScale::Small => 300,

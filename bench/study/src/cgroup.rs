@@ -58,10 +58,10 @@ impl CgroupHierarchies {
             let text = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
             text.split_whitespace().map(str::to_owned).collect()
         };
-        Self::of_mountinfo(&mounts, controllers)
+        Self::parse_mountinfo(&mounts, controllers)
     }
 
-    fn of_mountinfo(mounts: &str, controllers: impl Fn(&Path) -> Vec<String>) -> Self {
+    fn parse_mountinfo(mounts: &str, controllers: impl Fn(&Path) -> Vec<String>) -> Self {
         let mut found = Self::default();
         for line in mounts.lines() {
             let Some((left, right)) = line.split_once(" - ") else { continue };
@@ -190,7 +190,7 @@ impl CellCgroups {
     }
 
     /// Anonymous memory of the processes in bytes, without caches.
-    fn own_bytes(&self) -> Option<u64> {
+    fn anonymous_bytes(&self) -> Option<u64> {
         let stat = fs::read_to_string(self.memory.as_ref()?.join("memory.stat")).ok()?;
         let key = if self.memory_is_v1 { "total_rss " } else { "anon " };
         stat.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
@@ -202,7 +202,8 @@ impl CellCgroups {
     pub fn follow(&self, caches_bytes: u64, ended: &AtomicBool) {
         let Some(mut limit) = self.limit_bytes else { return };
         while !ended.load(Ordering::Relaxed) {
-            let needed = self.own_bytes().map_or(0, |own| (caches_bytes + own + ROOM) & !4095);
+            let needed =
+                self.anonymous_bytes().map_or(0, |own| (caches_bytes + own + ROOM) & !4095);
             if needed > limit && self.limit(needed).is_ok() {
                 limit = needed;
             }
@@ -276,7 +277,7 @@ fn usage_ns(text: &str) -> Option<u64> {
 }
 
 /// The directories of all groups of this kind whose process is gone.
-pub fn left_behind(
+pub fn find_left_groups(
     hierarchies: &CgroupHierarchies,
     prefix: &str,
     alive: impl Fn(u32) -> bool,
@@ -308,20 +309,20 @@ mod tests {
 
     #[test]
     fn both_cgroup_versions_are_detected() {
-        let v1 = CgroupHierarchies::of_mountinfo(V1, |_| Vec::new());
+        let v1 = CgroupHierarchies::parse_mountinfo(V1, |_| Vec::new());
         assert_eq!(
             (v1.memory_version(), v1.throttle_version()),
             (Some("cgroup v1"), Some("cgroup v1"))
         );
         let all = |_: &Path| ["cpu", "io", "memory"].map(str::to_owned).to_vec();
-        let v2 = CgroupHierarchies::of_mountinfo(V2, all);
+        let v2 = CgroupHierarchies::parse_mountinfo(V2, all);
         assert_eq!(
             (v2.memory_version(), v2.throttle_version()),
             (Some("cgroup v2"), Some("cgroup v2"))
         );
-        let bare = CgroupHierarchies::of_mountinfo(V2, |_| vec!["cpu".into()]);
+        let bare = CgroupHierarchies::parse_mountinfo(V2, |_| vec!["cpu".into()]);
         assert_eq!((bare.memory_version(), bare.throttle_version()), (None, None));
-        assert_eq!(CgroupHierarchies::of_mountinfo("", all).memory_version(), None);
+        assert_eq!(CgroupHierarchies::parse_mountinfo("", all).memory_version(), None);
     }
 
     /// A directory in place of the kernel's: this program only decides which file gets which value.
@@ -330,14 +331,14 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mounts = format!("30 25 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.path().display());
         let all = |_: &Path| ["io", "memory"].map(str::to_owned).to_vec();
-        let hierarchies = CgroupHierarchies::of_mountinfo(&mounts, all);
+        let hierarchies = CgroupHierarchies::parse_mountinfo(&mounts, all);
         let groups = CellCgroups::create(&hierarchies, "cell", Some(1 << 25));
         assert_eq!((groups.limit_bytes, &groups.trouble), (Some(1 << 25), &None));
         let folder = root.path().join("cell");
         assert_eq!(fs::read_to_string(folder.join("memory.max")).unwrap(), "33554432");
         assert_eq!(groups.procs_files(ProcessRole::Daemon), [folder.join("daemon/cgroup.procs")]);
         fs::write(folder.join("memory.stat"), "anon 8192\nfile 7\n").unwrap();
-        assert_eq!(groups.own_bytes(), Some(8192));
+        assert_eq!(groups.anonymous_bytes(), Some(8192));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| groups.follow(1 << 25, &ended));

@@ -17,7 +17,7 @@ const WORK_PREFIX: &str = "defuse-study-";
 const MIB: u64 = 1 << 20;
 
 /// Refuses options that cannot work. Nothing has been created by then.
-pub fn before_start(
+pub fn check_options(
     options: &StudyOptions,
     estimate: &StudyEstimate,
     hierarchies: &CgroupHierarchies,
@@ -110,7 +110,7 @@ pub fn file_system_of(dir: &Path) -> String {
 /// Removes the remains of a study whose process was killed: mounts, image, control groups. Returns
 /// their paths.
 pub fn clear_left_behind(work: &Path, hierarchies: &CgroupHierarchies) -> Vec<PathBuf> {
-    let mut removed = cgroup::left_behind(hierarchies, GROUP_PREFIX, is_alive);
+    let mut removed = cgroup::find_left_groups(hierarchies, GROUP_PREFIX, is_alive);
     for folder in &removed {
         cgroup::remove(folder);
     }

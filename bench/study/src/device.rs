@@ -115,7 +115,7 @@ impl StudyDevice {
     }
 
     /// The I/O since the device was created.
-    pub fn used(&self) -> Result<DeviceUse> {
+    pub fn read_use(&self) -> Result<DeviceUse> {
         let file = format!("/sys/block/{}/stat", self.name());
         let text = fs::read_to_string(&file).with_context(|| file.clone())?;
         DeviceUse::parse(&text).with_context(|| format!("{file} is not understood"))
@@ -146,7 +146,7 @@ impl DeviceUse {
     }
 
     /// The I/O since `earlier`.
-    pub fn since(&self, earlier: &DeviceUse) -> DeviceUse {
+    pub fn used_since(&self, earlier: &DeviceUse) -> DeviceUse {
         DeviceUse {
             read_requests: self.read_requests.saturating_sub(earlier.read_requests),
             read_bytes: self.read_bytes.saturating_sub(earlier.read_bytes),
@@ -166,7 +166,10 @@ mod tests {
         assert_eq!((before.read_requests, before.read_bytes), (10, 8192));
         assert_eq!((before.write_requests, before.write_bytes), (20, 16384));
         let after = DeviceUse { read_requests: 11, ..before };
-        assert_eq!(after.since(&before), DeviceUse { read_requests: 1, ..DeviceUse::default() });
+        assert_eq!(
+            after.used_since(&before),
+            DeviceUse { read_requests: 1, ..DeviceUse::default() }
+        );
         assert_eq!(DeviceUse::parse("1 2"), None);
     }
 }

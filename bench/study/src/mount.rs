@@ -87,19 +87,22 @@ impl StudyMount {
                     return Ok(());
                 }
             }
-            match self.daemon.ended() {
+            match self.daemon.exit_status() {
                 // A program that daemonizes may exit just after it has mounted.
                 Some(status) if status.success() && connection(&self.mountpoint).is_some() => {
                     continue;
                 }
                 Some(status) => bail!(
                     "it ended with {status} and mounted nothing; its output: {}",
-                    self.daemon.said()
+                    self.daemon.log_tail()
                 ),
                 None => sleep(Duration::from_millis(2)),
             }
         }
-        bail!("nothing was mounted within {MOUNT_PATIENCE:?}; its output: {}", self.daemon.said())
+        bail!(
+            "nothing was mounted within {MOUNT_PATIENCE:?}; its output: {}",
+            self.daemon.log_tail()
+        )
     }
 
     /// The number of the connection, as in `/sys/fs/fuse/connections`.
@@ -170,7 +173,7 @@ impl Drop for StudyMount {
     fn drop(&mut self) {
         self.unmount();
         let end = Instant::now() + Duration::from_secs(10);
-        while self.daemon.ended().is_none() && Instant::now() < end {
+        while self.daemon.exit_status().is_none() && Instant::now() < end {
             sleep(Duration::from_millis(10));
         }
     }

@@ -82,7 +82,7 @@ impl ChildProcess {
     }
 
     /// Its exit status, if it has ended.
-    pub fn ended(&mut self) -> Option<ExitStatus> {
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
@@ -90,7 +90,7 @@ impl ChildProcess {
     pub fn finish(&mut self, patience: Duration, interrupt: &InterruptFlag) -> Result<()> {
         let status = self.wait(patience, interrupt)?;
         if !status.success() {
-            bail!("{} ended with {status}; its output: {}", self.name, self.said());
+            bail!("{} ended with {status}; its output: {}", self.name, self.log_tail());
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl ChildProcess {
     pub fn wait(&mut self, patience: Duration, interrupt: &InterruptFlag) -> Result<ExitStatus> {
         let end = Instant::now() + patience;
         loop {
-            if let Some(status) = self.ended() {
+            if let Some(status) = self.exit_status() {
                 return Ok(status);
             }
             if interrupt.is_set() {
@@ -117,7 +117,7 @@ impl ChildProcess {
     }
 
     /// The end of its log.
-    pub fn said(&self) -> String {
+    pub fn log_tail(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let tail =
             String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).trim().to_owned();
@@ -129,7 +129,7 @@ impl ChildProcess {
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let end = Instant::now() + Duration::from_secs(5);
-        while self.ended().is_none() && Instant::now() < end {
+        while self.exit_status().is_none() && Instant::now() < end {
             sleep(LOOK);
         }
     }
@@ -137,7 +137,7 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        if self.ended().is_none() {
+        if self.exit_status().is_none() {
             self.kill();
         }
     }

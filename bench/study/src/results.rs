@@ -173,7 +173,7 @@ impl CellMeasurement {
     }
 
     /// A time per operation, in microseconds.
-    pub fn us_per_op(&self, ns: u64) -> f64 {
+    pub fn microseconds_per_op(&self, ns: u64) -> f64 {
         ns as f64 / 1e3 / self.operations.max(1) as f64
     }
 
@@ -215,7 +215,7 @@ impl StudyResults {
     }
 
     /// Adds a cell, in place of an earlier attempt.
-    pub fn put(&mut self, cell: StudyCell) {
+    pub fn insert(&mut self, cell: StudyCell) {
         self.cells
             .retain(|old| (old.row, &old.config, old.run) != (cell.row, &cell.config, cell.run));
         self.cells.push(cell);
@@ -257,7 +257,7 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 
 impl MachineFacts {
     /// This machine.
-    pub fn this() -> MachineFacts {
+    pub fn read_machine() -> MachineFacts {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();

@@ -45,7 +45,7 @@ pub enum StackfsConfig {
 
 impl StackfsConfig {
     /// The configuration of Stackfs with which a configuration of this name is compared.
-    pub fn of_name(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "base" => Some(StackfsConfig::Base),
             "opt" => Some(StackfsConfig::Opt),
@@ -82,7 +82,7 @@ impl ChangeClass {
 
     /// The class of a change in per cent. A value on a limit is in the worse class, as published
     /// (row 39).
-    pub fn of(change_pct: f64) -> ChangeClass {
+    pub fn classify(change_pct: f64) -> ChangeClass {
         match change_pct {
             change if change > -5.0 => ChangeClass::Green,
             change if change > -25.0 => ChangeClass::Yellow,
@@ -147,7 +147,7 @@ impl WorkloadFamily {
     ];
 
     /// The family of row `number`.
-    pub fn of(number: u8) -> WorkloadFamily {
+    pub fn from_row(number: u8) -> WorkloadFamily {
         match number {
             0..=12 => WorkloadFamily::SequentialReads,
             13..=20 => WorkloadFamily::RandomReads,
@@ -220,7 +220,7 @@ pub struct PublishedRequests {
 
 impl PublishedRow {
     /// All 45 rows, in order.
-    pub fn all() -> &'static [PublishedRow] {
+    pub fn list() -> &'static [PublishedRow] {
         static ROWS: LazyLock<Vec<PublishedRow>> =
             LazyLock::new(|| TABLE.lines().skip(1).map(parse_row).collect());
         &ROWS
@@ -228,7 +228,7 @@ impl PublishedRow {
 
     /// The row of this number.
     pub fn get(number: u8) -> Option<&'static PublishedRow> {
-        PublishedRow::all().get(usize::from(number).checked_sub(1)?)
+        PublishedRow::list().get(usize::from(number).checked_sub(1)?)
     }
 
     /// The published results for a device.
@@ -241,7 +241,7 @@ impl PublishedRow {
 
     /// Its family.
     pub fn family(&self) -> WorkloadFamily {
-        WorkloadFamily::of(self.number)
+        WorkloadFamily::from_row(self.number)
     }
 
     /// Number of flow operations of one published run. Every row is a fixed amount of work.
@@ -374,9 +374,9 @@ mod tests {
     use super::*;
 
     fn counts(media: StorageMedia, stackfs: StackfsConfig) -> [usize; 4] {
-        let classes = PublishedRow::all()
+        let classes = PublishedRow::list()
             .iter()
-            .map(|row| ChangeClass::of(row.published(media).change_pct(stackfs)));
+            .map(|row| ChangeClass::classify(row.published(media).change_pct(stackfs)));
         let classes: Vec<_> = classes.collect();
         ChangeClass::ALL.map(|wanted| classes.iter().filter(|class| **class == wanted).count())
     }
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn every_row_has_published_requests() {
-        for row in PublishedRow::all() {
+        for row in PublishedRow::list() {
             for media in [StorageMedia::Hdd, StorageMedia::Ssd] {
                 for stackfs in [StackfsConfig::Base, StackfsConfig::Opt] {
                     let requests = row.published_requests(media, stackfs);

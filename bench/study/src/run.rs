@@ -28,8 +28,8 @@ use crate::throttle::{self, ThrottleLimits};
 /// failed cell is a result, and the study continues.
 pub fn run(options: &StudyOptions, tell: &mut dyn FnMut(&str)) -> Result<StudyResults> {
     let hierarchies = CgroupHierarchies::detect();
-    let estimate = StudyEstimate::of(options);
-    check::before_start(options, &estimate, &hierarchies)?;
+    let estimate = StudyEstimate::compute(options);
+    check::check_options(options, &estimate, &hierarchies)?;
     let kernel = KernelStages::probe(options.kernel_stages);
     let mut results = beginning(options, &hierarchies, &kernel)?;
     for path in check::clear_left_behind(&options.work, &hierarchies) {
@@ -49,7 +49,7 @@ pub fn run(options: &StudyOptions, tell: &mut dyn FnMut(&str)) -> Result<StudyRe
         kernel,
         interrupt,
     };
-    all_cells(bench, &mut results, tell)?;
+    run_cells(bench, &mut results, tell)?;
     Ok(results)
 }
 
@@ -121,7 +121,7 @@ fn fresh(
         schema: SCHEMA.into(),
         program: version(),
         started_unix_ms: u64::try_from(now.as_millis()).unwrap_or(0),
-        machine: MachineFacts::this(),
+        machine: MachineFacts::read_machine(),
         scale: options.scale,
         seed: options.seed,
         runs: options.runs,
@@ -131,7 +131,7 @@ fn fresh(
             description: emulated
                 .map_or_else(|| "loop device, not throttled".into(), throttle::describe),
             emulated,
-            limits: emulated.map(ThrottleLimits::of),
+            limits: emulated.map(ThrottleLimits::for_media),
             image_on: check::file_system_of(&options.work),
         },
         memory,
@@ -180,7 +180,7 @@ fn plan(options: &StudyOptions) -> Vec<(u32, u8, &StudyConfig)> {
     cells
 }
 
-fn all_cells(
+fn run_cells(
     mut bench: StudyContext<'_>,
     results: &mut StudyResults,
     tell: &mut dyn FnMut(&str),
@@ -188,7 +188,7 @@ fn all_cells(
     let options = bench.options;
     let mut cells = plan(options);
     cells.retain(|(run, row, config)| !results.has(*row, &config.name, *run));
-    let expected = |row: u8| sizes::seconds(row, &RowSizes::of(row, options), options);
+    let expected = |row: u8| sizes::seconds(row, &RowSizes::for_row(row, options), options);
     let mut left: f64 = cells.iter().map(|(_, row, _)| expected(*row)).sum();
     let (begun, all) = (Instant::now(), left);
     results.interrupted = false;
@@ -210,7 +210,7 @@ fn all_cells(
             Ok(measured) => (Some(measured), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
-        results.put(StudyCell {
+        results.insert(StudyCell {
             row: *row,
             config: config.name.clone(),
             run: *run,

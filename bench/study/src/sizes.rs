@@ -41,7 +41,7 @@ impl RowSizes {
     /// Scale `small` reduces each row to four seconds on the paper's machine. The published durations differ, from 2 to
     /// 55 minutes. Rows of random accesses do fewer accesses to a file as large as the file of the sequential rows, so
     /// that it remains large compared with the memory.
-    pub fn of(number: u8, options: &StudyOptions) -> RowSizes {
+    pub fn for_row(number: u8, options: &StudyOptions) -> RowSizes {
         let media = media(options);
         let access_factor = match options.scale {
             StudyScale::Tiny => TINY,
@@ -49,7 +49,7 @@ impl RowSizes {
             StudyScale::Paper => 1.0,
         };
         let random = matches!(
-            WorkloadFamily::of(number),
+            WorkloadFamily::from_row(number),
             WorkloadFamily::RandomReads | WorkloadFamily::RandomWrites
         );
         let factor = match options.scale {
@@ -84,7 +84,7 @@ impl RowSizes {
 /// The largest factor at which a daemon can hold all files of a row open. All configurations create
 /// the same number.
 fn most_created(number: u8, options: &StudyOptions) -> f64 {
-    let creates = WorkloadFamily::of(number) == WorkloadFamily::Creates;
+    let creates = WorkloadFamily::from_row(number) == WorkloadFamily::Creates;
     if !creates || !options.configs.iter().any(StudyConfig::holds_inodes_open) {
         return f64::INFINITY;
     }
@@ -133,8 +133,8 @@ pub struct StudyEstimate {
 
 impl StudyEstimate {
     /// The estimate for all cells.
-    pub fn of(options: &StudyOptions) -> StudyEstimate {
-        let sizes = || options.rows.iter().map(|&row| (row, RowSizes::of(row, options)));
+    pub fn compute(options: &StudyOptions) -> StudyEstimate {
+        let sizes = || options.rows.iter().map(|&row| (row, RowSizes::for_row(row, options)));
         let files = sizes().map(|(row, sizes)| files(row, sizes.factor)).max().unwrap_or(0);
         let data = sizes().map(|(row, sizes)| data(row, sizes.factor)).max().unwrap_or(0);
         let inodes = 16_384 + files + files / 4;
@@ -168,7 +168,7 @@ fn files(row: u8, factor: f64) -> u64 {
 
 /// Size of the data of a row in bytes.
 fn data(row: u8, factor: f64) -> u64 {
-    let one = match WorkloadFamily::of(row) {
+    let one = match WorkloadFamily::from_row(row) {
         WorkloadFamily::Creates | WorkloadFamily::SmallFileReads | WorkloadFamily::Deletes => 4_096,
         WorkloadFamily::Servers if row == 43 => 160 << 10,
         WorkloadFamily::Servers => 32 << 10,
@@ -202,10 +202,10 @@ mod tests {
 
     #[test]
     fn memory_keeps_the_proportion_of_the_paper() {
-        let paper = RowSizes::of(1, &options(StudyScale::Paper));
+        let paper = RowSizes::for_row(1, &options(StudyScale::Paper));
         assert_eq!(paper.factor, 1.0);
         assert!(paper.memory_limit_bytes - PAPER_MEMORY < PAPER_MEMORY / 100);
-        let small = RowSizes::of(1, &options(StudyScale::Small));
+        let small = RowSizes::for_row(1, &options(StudyScale::Small));
         let share = (small.caches_bytes - PROCESSES) as f64;
         let data = PAPER_DATA as f64 * small.factor;
         assert!((share / data * 15.0 - 1.0).abs() < 0.01);
@@ -214,29 +214,29 @@ mod tests {
     #[test]
     fn no_more_files_are_created_than_can_be_open() {
         let mut options = options(StudyScale::Small);
-        let all = RowSizes::of(37, &options);
+        let all = RowSizes::for_row(37, &options);
         assert!(files(37, all.factor) > 20_000);
         options.open_files = 20_000;
-        let fewer = RowSizes::of(37, &options);
+        let fewer = RowSizes::for_row(37, &options);
         assert!((15_000..=16_000).contains(&files(37, fewer.factor)), "{fewer:?}");
         assert_eq!(
-            RowSizes::of(1, &options).factor,
-            RowSizes::of(1, &self::options(StudyScale::Small)).factor
+            RowSizes::for_row(1, &options).factor,
+            RowSizes::for_row(1, &self::options(StudyScale::Small)).factor
         );
         options.configs = vec![StudyConfig::native(), StudyConfig::named("default").unwrap()];
-        assert_eq!(RowSizes::of(37, &options), all);
+        assert_eq!(RowSizes::for_row(37, &options), all);
     }
 
     #[test]
     fn all_rows_for_three_configurations_fit_into_half_an_hour() {
-        let estimate = StudyEstimate::of(&options(StudyScale::Small));
+        let estimate = StudyEstimate::compute(&options(StudyScale::Small));
         assert!((600.0..1800.0).contains(&estimate.seconds), "{} s", estimate.seconds);
         assert!(estimate.image_bytes < 4 << 30, "{} MiB", estimate.image_bytes / MIB);
     }
 
     #[test]
     fn the_estimate_of_the_published_size_matches() {
-        let estimate = StudyEstimate::of(&options(StudyScale::Paper));
+        let estimate = StudyEstimate::compute(&options(StudyScale::Paper));
         assert!(estimate.image_bytes > 60 << 30);
         assert!(estimate.inodes > 4_000_000);
     }

@@ -38,7 +38,7 @@ impl ThrottleLimits {
     /// 17) would limit sequential reads, in requests of 128 KiB, to 30 to 70 MiB/s. The limit is
     /// therefore the number of requests that full bandwidth needs at 128 KiB, and small random
     /// requests get a thirtieth of the bandwidth.
-    pub fn of(media: StorageMedia) -> ThrottleLimits {
+    pub fn for_media(media: StorageMedia) -> ThrottleLimits {
         match media {
             StorageMedia::Ssd => ThrottleLimits {
                 read_bps: 120 * MIB,
@@ -67,7 +67,7 @@ impl ThrottleLimits {
 
 /// The description of a throttled device.
 pub fn describe(media: StorageMedia) -> String {
-    let limits = ThrottleLimits::of(media);
+    let limits = ThrottleLimits::for_media(media);
     format!(
         "emulated {} (loop device throttled to {} / {} MiB/s and {} / {} requests/s, read / write)",
         media.name().to_uppercase(),
@@ -142,7 +142,8 @@ mod tests {
     #[test]
     fn version_1_writes_one_file_per_limit_and_removes_them() {
         let root = tempfile::tempdir().unwrap();
-        let limits = ThrottleLimits { read_iops: 0, ..ThrottleLimits::of(StorageMedia::Ssd) };
+        let limits =
+            ThrottleLimits { read_iops: 0, ..ThrottleLimits::for_media(StorageMedia::Ssd) };
         let throttle = DeviceThrottle::v1(root.path(), "7:3", &limits).unwrap();
         let read = |name: &str| fs::read_to_string(root.path().join(name)).unwrap_or_default();
         assert_eq!(read("blkio.throttle.read_bps_device"), "7:3 125829120");
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn full_bandwidth_fits_into_the_requests_of_a_disk() {
-        let limits = ThrottleLimits::of(StorageMedia::Hdd);
+        let limits = ThrottleLimits::for_media(StorageMedia::Hdd);
         assert!(limits.read_iops * (128 << 10) >= limits.read_bps);
         assert!(limits.write_iops * (128 << 10) >= limits.write_bps);
     }

@@ -108,7 +108,7 @@ fn cell(case: DirectCase, target: &str, round: u32, ns: u64) -> DirectCell {
 }
 
 fn outcome(results: &DirectResults, what: &str) -> GoalOutcome {
-    let goals = goals::all(results);
+    let goals = goals::judge_all(results);
     goals
         .iter()
         .find(|goal| goal.what.contains(what))
@@ -163,7 +163,7 @@ fn the_tables_have_every_block_and_every_goal() {
     ] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
-    for goal in goals::all(&results) {
+    for goal in goals::judge_all(&results) {
         assert!(text.contains(&goal.what), "{}", goal.what);
     }
 }

@@ -90,7 +90,7 @@ fn cell(case: GlusterCase, target: &str, round: u32, rate: u64) -> GlusterCell {
 }
 
 fn outcome(results: &GlusterResults, what: &str) -> GoalOutcome {
-    let goals = goals::all(results);
+    let goals = goals::judge_all(results);
     let found = goals.iter().find(|goal| goal.what.starts_with(what));
     found.unwrap_or_else(|| panic!("{what}: {goals:#?}")).outcome
 }
@@ -125,7 +125,10 @@ fn a_failed_cell_is_no_figure() {
     let failed = results.cells.iter_mut().find(|cell| cell.target == "adaptive").unwrap();
     failed.error = Some("it did not <start>".into());
     let (case, round) = (failed.case, failed.round);
-    assert_eq!(results.by_round(case, "adaptive", GlusterCell::rate)[round as usize - 1], None);
+    assert_eq!(
+        results.figures_by_round(case, "adaptive", GlusterCell::rate)[round as usize - 1],
+        None
+    );
     assert!(table(&results).contains("adaptive round 1 failed: it did not <start>"));
 }
 
@@ -139,7 +142,7 @@ fn the_tables_have_every_case_and_every_goal() {
     for expected in ["what was <left out>", "1.57x", "3.13x", "80%"] {
         assert!(text.contains(expected), "{expected:?} is not in\n{text}");
     }
-    for goal in goals::all(&results) {
+    for goal in goals::judge_all(&results) {
         assert!(text.contains(&goal.what), "{}", goal.what);
     }
 }

@@ -13,7 +13,7 @@ use defuse_study::rows::{PublishedRow, StorageMedia};
 fn results() -> StudyResults {
     let configs = ["native", "base", "opt"].map(|name| StudyConfig::named(name).unwrap()).to_vec();
     let mut cells = Vec::new();
-    for row in PublishedRow::all() {
+    for row in PublishedRow::list() {
         for (place, config) in configs.iter().enumerate() {
             for run in 1..=2 {
                 let measured = Some(measured(row.number, place as u64, run));
@@ -37,7 +37,7 @@ fn results() -> StudyResults {
         scale: StudyScale::Small,
         seed: 1,
         runs: 2,
-        rows: PublishedRow::all().iter().map(|row| row.number).collect(),
+        rows: PublishedRow::list().iter().map(|row| row.number).collect(),
         configs,
         device: DeviceFacts {
             description: "emulated SSD".into(),
@@ -104,7 +104,7 @@ fn measured(row: u8, config: u64, run: u32) -> CellMeasurement {
 #[test]
 fn the_report_is_one_file_with_every_row_and_a_text_for_every_plot() {
     let html = report::html(&results());
-    for row in PublishedRow::all() {
+    for row in PublishedRow::list() {
         assert!(html.contains(&row.name), "{}", row.name);
     }
     for outside in ["http://", "https://", "src=", "@import", "url("] {

@@ -105,7 +105,7 @@ fn cpu_of(call: &mut TimedCall<'_>) -> Result<f64> {
         (0..CALLS).try_for_each(|_| call())?;
         count += CALLS;
     }
-    let used = before.until(&cpu::CpuSample::take(None));
+    let used = before.used_until(&cpu::CpuSample::take(None));
     Ok(used.system_ns as f64 / f64::from(count))
 }
 
@@ -133,7 +133,7 @@ impl CallClient {
     }
 
     fn calls<'a>(&'a self, names: &'a Cell<u64>) -> [TimedCall<'a>; 3] {
-        let look = || self.look(names);
+        let look = || self.stat_names(names);
         [Box::new(|| self.read()), Box::new(look), Box::new(|| self.write())]
     }
 
@@ -146,7 +146,7 @@ impl CallClient {
         Ok(())
     }
 
-    fn look(&self, names: &Cell<u64>) -> Result<()> {
+    fn stat_names(&self, names: &Cell<u64>) -> Result<()> {
         let text = missing(names);
         let name = Name::new(text.as_bytes()).ok().context("a name")?;
         let found = self.fs.lookup(&cx(), Ino::ROOT, name);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use defuse_measure::command::own_program;
+use defuse_measure::command::find_own_program;
 use defuse_measure::server::ServerProcess;
 use defuse_measure::{caches, command, cpu};
 use serde_json::Value;
@@ -88,7 +88,7 @@ impl WorkloadRunner<'_> {
         for (number, text) in texts.iter().enumerate() {
             let file = self.dir.join(format!("{number}.f"));
             fs::write(&file, text)?;
-            let mut command = Command::new(own_program()?);
+            let mut command = Command::new(find_own_program()?);
             command.args(["workload", "--json", "--quiet"]).arg(&file);
             match place {
                 WorkloadFiles::Source(source) => {
@@ -111,7 +111,7 @@ impl WorkloadRunner<'_> {
             done.operations_per_second += figure("operations_per_second")?;
             operations += figure("operations")?;
         }
-        let used = before.until(&cpu::CpuSample::take(None));
+        let used = before.used_until(&cpu::CpuSample::take(None));
         done.cpu_us = used.system_ns as f64 / 1e3 / operations.max(1.0);
         Ok(done)
     }
@@ -132,7 +132,7 @@ pub(crate) fn measure(
             many_readers(&runner, place, way, options, results)
         })?;
     }
-    once(stage, &runner, options, results)?;
+    measure_first_reads(stage, &runner, options, results)?;
     for &name in options.scale.personalities {
         for way in ClientAccess::ALL {
             for processes in [1, 4] {
@@ -247,7 +247,7 @@ fn many_readers(
 
 /// Several processes read one file that no process has in memory. Adds the ratio of bytes that the device has read to bytes
 /// of the file.
-fn once(
+fn measure_first_reads(
     stage: &mut TargetStage,
     runner: &WorkloadRunner<'_>,
     options: &UhsBenchOptions,

@@ -116,7 +116,7 @@ fn raw(stage: &TargetStage, scale: &UhsBenchScale, results: &mut UhsBenchResults
     let device = FileDevice::open(stage.node()?, DeviceAccess::ReadWrite)?;
     for ((name, goal), bytes, operations) in direct(scale.data_bytes) {
         let figure = rate(bytes, || {
-            in_flight::of_device(&device, in_flight::DeviceMemory::Any, operations)
+            in_flight::run_on_device(&device, in_flight::DeviceMemory::Any, operations)
         })?;
         results.add((name, "MB/s", FigureDirection::More, goal), RAW, figure);
     }

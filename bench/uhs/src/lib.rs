@@ -159,7 +159,7 @@ impl UhsBenchPart {
     ];
 
     /// The parts that need no program but the tools of file systems.
-    pub fn usual() -> Vec<UhsBenchPart> {
+    pub fn default_parts() -> Vec<UhsBenchPart> {
         let all = UhsBenchPart::ALL.into_iter().map(|(_, part)| part);
         all.filter(|part| *part != UhsBenchPart::QueuesOnQemu).collect()
     }
@@ -268,6 +268,6 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<WorkTime> {
     let (before, begun) = (cpu::CpuSample::take(None), Instant::now());
     work()?;
     let seconds = begun.elapsed().as_secs_f64();
-    let used = before.until(&cpu::CpuSample::take(None));
+    let used = before.used_until(&cpu::CpuSample::take(None));
     Ok(WorkTime { seconds, cpu: used.system_ns as f64 / 1e9 })
 }

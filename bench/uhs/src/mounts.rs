@@ -70,11 +70,11 @@ fn mounting(device: &ImageLoopDevice) -> Result<f64> {
 
 fn reading(device: &ImageLoopDevice, blocks: u64) -> Result<f64> {
     let file = FileDevice::open(device.node(), DeviceAccess::Read)?;
-    let blocks = blocks.min(file.facts().blocks);
+    let blocks = blocks.min(file.properties().blocks);
     let begun = Instant::now();
     let reads = (0..blocks).step_by(READ as usize);
     let length = |block| READ.min(blocks - block) as u32;
     let reads = reads.map(|block| (false, block, length(block))).collect();
-    in_flight::of_device(&file, in_flight::DeviceMemory::Registered, reads)?;
+    in_flight::run_on_device(&file, in_flight::DeviceMemory::Registered, reads)?;
     Ok(begun.elapsed().as_secs_f64())
 }

@@ -34,7 +34,7 @@ impl PhaseFiles {
     }
 
     /// All files in their order.
-    fn all(&self, files: &dyn TimedFiles, end: &str) -> Result<Vec<PreparedPath>> {
+    fn prepare_all(&self, files: &dyn TimedFiles, end: &str) -> Result<Vec<PreparedPath>> {
         self.names(files, 0..self.files, end)
     }
 
@@ -90,7 +90,7 @@ fn phases(
         results.add((&name, "1/s", FigureDirection::More, goal), target.name(), count / seconds);
         Ok(())
     };
-    let names = set.all(files, "")?;
+    let names = set.prepare_all(files, "")?;
     phase("create", 4.0, &|| names.iter().try_for_each(|name| files.create(name)))?;
     phase("stat in order", 3.0, &|| names.iter().try_for_each(|name| files.stat(name)))?;
     let shuffled = set.shuffled(files)?;
@@ -99,7 +99,7 @@ fn phases(
         shuffled.iter().try_for_each(|name| files.chmod(name, 0o600))
     })?;
     drop(shuffled);
-    let renamed = set.all(files, ".new")?;
+    let renamed = set.prepare_all(files, ".new")?;
     phase("rename", 3.0, &|| {
         names.iter().zip(&renamed).try_for_each(|(from, to)| files.rename(from, to))
     })?;
@@ -171,17 +171,17 @@ fn directory(
 ) -> Result<()> {
     let set = PhaseFiles { files: scale.files, directories: 1 };
     files.mkdir(&files.name("/d0000")?)?;
-    set.all(files, "")?.iter().try_for_each(|name| files.create(name))?;
+    set.prepare_all(files, "")?.iter().try_for_each(|name| files.create(name))?;
     files.mkdir(&files.name("/empty")?)?;
     files.sync()?;
     let mut rename = |from: &str, to: &str, name: &str| -> Result<()> {
         let (from, to) = (files.name(from)?, files.name(to)?);
-        let before = stage.written()?;
+        let before = stage.bytes_written()?;
         let took = timed(|| {
             files.rename(&from, &to)?;
             files.sync()
         })?;
-        let blocks = (stage.written()? - before) as f64 / 4096.0;
+        let blocks = (stage.bytes_written()? - before) as f64 / 4096.0;
         results.add((name, "us", FigureDirection::Less, 0.0), target.name(), took.seconds * 1e6);
         results.add((name, "blocks", FigureDirection::Less, 0.0), target.name(), blocks);
         Ok(())

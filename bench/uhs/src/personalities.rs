@@ -27,21 +27,21 @@ pub(crate) fn measure(
     for &name in scale.personalities {
         for target in UhsBenchTarget::ALL {
             stage.with(target, |_, files| {
-                one(files, name, (name, 1.2), target.name(), scale, results)
+                run_one(files, name, (name, 1.2), target.name(), scale, results)
             })?;
         }
         let Some(program) = &options.program else { continue };
         let row = format!("kernel mount: {name}");
         for source in ["uhs", "memory"] {
             with_mount(stage, program, source, |at| {
-                one(&KernelFiles::new(at)?, name, (&row, 0.0), source, scale, results)
+                run_one(&KernelFiles::new(at)?, name, (&row, 0.0), source, scale, results)
             })?;
         }
     }
     Ok(())
 }
 
-fn one(
+fn run_one(
     files: &dyn TimedFiles,
     name: &str,
     (row, goal): (&str, f64),
@@ -53,7 +53,7 @@ fn one(
     let begun = StartClocks::default();
     let reports = files.execute(&plan, &begun).with_context(|| format!("{name} on {target}"))?;
     let before = begun.0.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let used = before.context("a run begins")?.until(&cpu::CpuSample::take(None));
+    let used = before.context("a run begins")?.used_until(&cpu::CpuSample::take(None));
     let total = &reports.last().context("a workload has a run")?.total;
     let cpu_us = used.system_ns as f64 / 1e3 / total.operations.max(1) as f64;
     results.add((row, "1/s", FigureDirection::More, goal), target, total.operations_per_second);

@@ -91,7 +91,7 @@ fn measure_uhs(
             .with_uhs(options, |_, files| data::phases(files, ("uhs: ", target), scale, results))?;
         for threads in [1, 16] {
             let work = |_: &TargetStage, files: &dyn TimedFiles| {
-                timed(|| sync::all(files, threads, scale.synced))
+                timed(|| sync::write_and_sync(files, threads, scale.synced))
             };
             let took = stage.with_uhs(options, work)?;
             let name = format!("uhs: create, write 1 KiB, fsync; {threads} threads");
@@ -143,7 +143,7 @@ fn workloads(count: u64) -> Vec<QueueWorkload> {
         let large = matches!(class, LargeRead | LargeWrite);
         OperationStream { class, blocks: if large { 16 } else { 1 }, sequential: large, count }
     };
-    let of = |classes: &[OperationClass]| vec![ClassSet::of(classes); QUEUES / 2];
+    let of = |classes: &[OperationClass]| vec![ClassSet::from_classes(classes); QUEUES / 2];
     // The last two do not occur here.
     let writes = of(&[SmallWrite, LargeWrite, Behind, Reclaim]);
     let reads_and_writes = [of(&[SmallRead, LargeRead]), writes].concat();
@@ -184,7 +184,7 @@ fn workloads(count: u64) -> Vec<QueueWorkload> {
                 stream(LargeWrite, count / 20),
                 stream(LargeRead, count / 20),
             ],
-            &all.map(ClassSet::of),
+            &all.map(ClassSet::from_classes),
         ),
     ]
 }
@@ -241,7 +241,7 @@ fn run(
         Some(memory) => Arc::clone(memory),
         None => MemoryRegion::new((window * streams.len() * 16).next_power_of_two() as u32)?,
     };
-    let blocks = device.facts().blocks.min(BLOCKS);
+    let blocks = device.properties().blocks.min(BLOCKS);
     let mut random = fastrand::Rng::with_seed(11);
     let mut all: Vec<StreamProgress> =
         streams.iter().map(|stream| StreamProgress::new(*stream)).collect();

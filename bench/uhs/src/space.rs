@@ -29,7 +29,7 @@ fn small(
     results: &mut UhsBenchResults,
 ) -> Result<()> {
     let count = scale.files.min(250_000);
-    let (used, written) = (files.used()?, stage.written()?);
+    let (used, written) = (files.used_blocks()?, stage.bytes_written()?);
     files.mkdir(&files.name("/d")?)?;
     for file in 0..count {
         files.open(&format!("/d/file{file:07}"))?.write(0, &[file as u8; 1024])?;
@@ -38,8 +38,8 @@ fn small(
     let bytes = |blocks: u64| (blocks * 4096) as f64 / count as f64;
     let name = "fresh file of 1 KiB";
     let row = (name, "bytes used", FigureDirection::Less, 0.0);
-    results.add(row, target.name(), bytes(files.used()?.saturating_sub(used)));
-    let written = (stage.written()? - written) as f64 / count as f64;
+    results.add(row, target.name(), bytes(files.used_blocks()?.saturating_sub(used)));
+    let written = (stage.bytes_written()? - written) as f64 / count as f64;
     results.add((name, "bytes written", FigureDirection::Less, 0.0), target.name(), written);
     Ok(())
 }
@@ -51,7 +51,7 @@ fn large(
     scale: &UhsBenchScale,
     results: &mut UhsBenchResults,
 ) -> Result<()> {
-    let (used, mut total, mut number) = (files.used()?, 0, 0);
+    let (used, mut total, mut number) = (files.used_blocks()?, 0, 0);
     let mut random = fastrand::Rng::with_seed(3);
     while total < scale.data_bytes {
         // Sizes whose logarithms are even: many small ones and a few large ones.
@@ -64,7 +64,7 @@ fn large(
         (total, number) = (total + size, number + 1);
     }
     files.sync()?;
-    let used = files.used()?.saturating_sub(used) * 4096;
+    let used = files.used_blocks()?.saturating_sub(used) * 4096;
     let row = ("files with a mean of 256 KiB", "used/bytes", FigureDirection::Less, 0.0);
     results.add(row, target.name(), used as f64 / total as f64);
     Ok(())

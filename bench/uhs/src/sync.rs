@@ -18,9 +18,9 @@ pub(crate) fn measure(
     for target in UhsBenchTarget::ALL {
         for threads in [1, 16] {
             stage.with(target, |stage, files| {
-                let before = stage.written()?;
-                let took = timed(|| all(files, threads, scale.synced))?;
-                let written = (stage.written()? - before) as f64 / scale.synced as f64;
+                let before = stage.bytes_written()?;
+                let took = timed(|| write_and_sync(files, threads, scale.synced))?;
+                let written = (stage.bytes_written()? - before) as f64 / scale.synced as f64;
                 let name = format!("create, write 1 KiB, fsync; {threads} threads");
                 let (count, target) = (scale.synced as f64, target.name());
                 results.add(
@@ -42,7 +42,7 @@ pub(crate) fn measure(
 }
 
 /// Makes, writes and syncs files, each by one of the threads.
-pub(crate) fn all(files: &dyn TimedFiles, threads: usize, count: usize) -> Result<()> {
+pub(crate) fn write_and_sync(files: &dyn TimedFiles, threads: usize, count: usize) -> Result<()> {
     thread::scope(|scope| {
         let work = |thread: usize| {
             move || {

@@ -109,7 +109,7 @@ impl TargetStage {
     }
 
     /// Bytes that were written to the device since it was made.
-    pub(crate) fn written(&self) -> Result<u64> {
+    pub(crate) fn bytes_written(&self) -> Result<u64> {
         sectors(self.device()?, 6)
     }
 

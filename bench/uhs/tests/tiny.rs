@@ -12,7 +12,7 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
     let work = tempfile::tempdir().unwrap();
     let options = UhsBenchOptions {
         scale: UhsBenchScale::tiny(),
-        parts: UhsBenchPart::usual(),
+        parts: UhsBenchPart::default_parts(),
         rounds: 1,
         work: work.path().to_owned(),
         program: None,

@@ -38,7 +38,7 @@ impl DirectDriver {
     }
 }
 
-fn failed(stop: CallError) -> io::Error {
+fn to_io_error(stop: CallError) -> io::Error {
     match stop {
         CallError::Errno(errno) => errno.into(),
         CallError::Outside(_) => {
@@ -78,7 +78,7 @@ impl WorkloadDriver for DirectDriver {
         how.set(OFlags::SYNC, flags.sync);
         let how = OpenHow { flags: how.bits(), mode: 0o666, ..OpenHow::default() };
         let file =
-            self.client.open(&self.task, WalkStart::Cwd, bytes(path), how).map_err(failed)?;
+            self.client.open(&self.task, WalkStart::Cwd, bytes(path), how).map_err(to_io_error)?;
         // Only the kernel reads ahead, and only in its own files.
         if let Some(backing) = file.backing().filter(|_| flags.no_readahead) {
             fadvise(backing, 0, None, Advice::Random)?;
@@ -88,43 +88,43 @@ impl WorkloadDriver for DirectDriver {
 
     #[inline]
     fn read(&self, file: &mut DirectFile, data: &mut [u8]) -> io::Result<usize> {
-        self.client.read(&self.task, &file.file, data).map_err(failed)
+        self.client.read(&self.task, &file.file, data).map_err(to_io_error)
     }
 
     #[inline]
     fn read_at(&self, file: &mut DirectFile, data: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.client.pread(&self.task, &file.file, data, offset).map_err(failed)
+        self.client.pread(&self.task, &file.file, data, offset).map_err(to_io_error)
     }
 
     #[inline]
     fn write(&self, file: &mut DirectFile, data: &[u8]) -> io::Result<usize> {
-        self.client.write(&self.task, &file.file, data).map_err(failed)
+        self.client.write(&self.task, &file.file, data).map_err(to_io_error)
     }
 
     #[inline]
     fn write_at(&self, file: &mut DirectFile, data: &[u8], offset: u64) -> io::Result<usize> {
-        self.client.pwrite(&self.task, &file.file, data, offset).map_err(failed)
+        self.client.pwrite(&self.task, &file.file, data, offset).map_err(to_io_error)
     }
 
     fn rewind(&self, file: &mut DirectFile) -> io::Result<()> {
-        self.client.lseek(&self.task, &file.file, 0, FROM_START).map(drop).map_err(failed)
+        self.client.lseek(&self.task, &file.file, 0, FROM_START).map(drop).map_err(to_io_error)
     }
 
     fn seek_end(&self, file: &mut DirectFile) -> io::Result<()> {
-        self.client.lseek(&self.task, &file.file, 0, FROM_END).map(drop).map_err(failed)
+        self.client.lseek(&self.task, &file.file, 0, FROM_END).map(drop).map_err(to_io_error)
     }
 
     fn fsync(&self, file: &mut DirectFile) -> io::Result<()> {
-        self.client.fsync(&self.task, &file.file, false).map_err(failed)
+        self.client.fsync(&self.task, &file.file, false).map_err(to_io_error)
     }
 
     fn size_of(&self, file: &mut DirectFile) -> io::Result<u64> {
-        self.client.fstat(&self.task, &file.file).map(|stat| stat.attr.size).map_err(failed)
+        self.client.fstat(&self.task, &file.file).map(|stat| stat.attr.size).map_err(to_io_error)
     }
 
     fn truncate(&self, file: &mut DirectFile, size: u64) -> io::Result<()> {
         let size = i64::try_from(size).map_err(|_| defuse_fs::Errno::EFBIG)?;
-        self.client.ftruncate(&self.task, &file.file, size).map_err(failed)
+        self.client.ftruncate(&self.task, &file.file, size).map_err(to_io_error)
     }
 
     fn forget_pages(&self, file: &mut DirectFile) {
@@ -136,23 +136,24 @@ impl WorkloadDriver for DirectDriver {
 
     fn stat(&self, path: &Path) -> io::Result<u64> {
         let stat = self.client.stat(&self.task, WalkStart::Cwd, bytes(path), true);
-        stat.map(|stat| stat.attr.size).map_err(failed)
+        stat.map(|stat| stat.attr.size).map_err(to_io_error)
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
-        self.client.unlink(&self.task, WalkStart::Cwd, bytes(path)).map_err(failed)
+        self.client.unlink(&self.task, WalkStart::Cwd, bytes(path)).map_err(to_io_error)
     }
 
     fn mkdir(&self, path: &Path) -> io::Result<()> {
-        self.client.mkdir(&self.task, WalkStart::Cwd, bytes(path), 0o755).map_err(failed)
+        self.client.mkdir(&self.task, WalkStart::Cwd, bytes(path), 0o755).map_err(to_io_error)
     }
 
     fn rmdir(&self, path: &Path) -> io::Result<()> {
-        self.client.rmdir(&self.task, WalkStart::Cwd, bytes(path)).map_err(failed)
+        self.client.rmdir(&self.task, WalkStart::Cwd, bytes(path)).map_err(to_io_error)
     }
 
-    fn room(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
-        let found = self.client.statfs(&self.task, WalkStart::Cwd, bytes(path)).map_err(failed)?;
+    fn free_space(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
+        let found =
+            self.client.statfs(&self.task, WalkStart::Cwd, bytes(path)).map_err(to_io_error)?;
         let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.frsize));
         let room =
             SpaceFigures { total: bytes(found.blocks), available: bytes(found.blocks_available) };
@@ -162,8 +163,8 @@ impl WorkloadDriver for DirectDriver {
     fn list(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {
         let how = OpenHow { flags: OpenFlags::DIRECTORY, ..OpenHow::default() };
         let directory =
-            self.client.open(&self.task, WalkStart::Cwd, bytes(path), how).map_err(failed)?;
-        for entry in self.client.read_dir(&self.task, &directory).map_err(failed)? {
+            self.client.open(&self.task, WalkStart::Cwd, bytes(path), how).map_err(to_io_error)?;
+        for entry in self.client.read_dir(&self.task, &directory).map_err(to_io_error)? {
             if entry.name != b"." && entry.name != b".." {
                 each(&entry.name, entry.kind == FileKind::Directory);
             }

@@ -73,7 +73,7 @@ pub trait WorkloadDriver: Sync {
     /// rmdir(2).
     fn rmdir(&self, path: &Path) -> io::Result<()>;
     /// statvfs(2); `None` if unknown.
-    fn room(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
+    fn free_space(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
         let _ = path;
         Ok(None)
     }
@@ -170,7 +170,7 @@ impl WorkloadDriver for SystemCallDriver {
         Ok(fs::rmdir(path)?)
     }
 
-    fn room(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
+    fn free_space(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
         let found = fs::statvfs(path)?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         let room = SpaceFigures { total: bytes(found.f_blocks), available: bytes(found.f_bavail) };

@@ -129,7 +129,7 @@ impl FlowopHistogram {
     }
 
     /// The operations after `earlier`. Minimum and maximum are then bounds of buckets.
-    pub fn since(&self, earlier: &FlowopHistogram) -> FlowopHistogram {
+    pub fn delta_since(&self, earlier: &FlowopHistogram) -> FlowopHistogram {
         let mut span = FlowopHistogram {
             count: self.count.saturating_sub(earlier.count),
             bytes: self.bytes.saturating_sub(earlier.bytes),
@@ -234,9 +234,9 @@ mod tests {
         cell.add_to(&mut before);
         cell.record(1000, 4);
         cell.add_to(&mut after);
-        let span = after.since(&before);
+        let span = after.delta_since(&before);
         assert_eq!((span.count, span.bytes, span.mean_ns()), (1, 4, 1000));
         assert!(span.min_ns() <= 1000 && span.min_ns() > 900);
-        assert_eq!(before.since(&before).percentile_ns(0.5), 0);
+        assert_eq!(before.delta_since(&before).percentile_ns(0.5), 0);
     }
 }

@@ -16,12 +16,17 @@ const BLOCK: u32 = 4096;
 const ERASE: u32 = 2 << 20;
 
 /// The facts, and the alignment that memory needs.
-pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(DeviceProperties, usize)> {
+pub(super) fn read_properties(
+    fd: &OwnedFd,
+    path: &Path,
+    stat: &Stat,
+) -> Result<(DeviceProperties, usize)> {
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     let bytes = rustix::fs::seek(fd, SeekFrom::End(0))?;
     let logical = if regular { 512 } else { rustix::fs::ioctl_blksszget(fd)? };
     let block_size = logical.max(BLOCK);
-    let queue = if regular { SysfsLimits::of_file() } else { SysfsLimits::of_device(stat.st_rdev) };
+    let queue =
+        if regular { SysfsLimits::for_file() } else { SysfsLimits::for_device(stat.st_rdev) };
     // A file is where the device of its file system is.
     let node = node_of(if regular { stat.st_dev } else { stat.st_rdev });
     let facts = DeviceProperties {
@@ -76,12 +81,12 @@ struct SysfsLimits {
 }
 
 impl SysfsLimits {
-    fn of_file() -> Self {
+    fn for_file() -> Self {
         // A file system below always needs fdatasync(2).
         SysfsLimits { volatile: true, discard: true, erase_unit: ERASE }
     }
 
-    fn of_device(rdev: u64) -> Self {
+    fn for_device(rdev: u64) -> Self {
         let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
         let dir = format!("/sys/dev/block/{major}:{minor}");
         // A partition has the limits of its disk.

@@ -50,14 +50,14 @@ impl OpenDeviceFile {
         };
         let open = || rustix::fs::open(path, flags | ALWAYS, Mode::empty());
         let held = || match rustix::fs::stat(path) {
-            Ok(stat) if HolderState::of(&stat) == HolderState::Ending => HolderState::Ending,
+            Ok(stat) if HolderState::detect(&stat) == HolderState::Ending => HolderState::Ending,
             _ => HolderState::Gone,
         };
-        let fd = patiently(Errno::BUSY, open, held).map_err(|errno| match errno {
+        let fd = retry_while_busy(Errno::BUSY, open, held).map_err(|errno| match errno {
             Errno::BUSY => DeviceOpenError::Busy { path: path.to_owned(), holder: None },
             errno => DeviceOpenError::System { path: path.to_owned(), action: "open", errno },
         })?;
-        OpenDeviceFile::of(fd, path, access)
+        OpenDeviceFile::from_fd(fd, path, access)
     }
 
     /// Creates an empty file for its owner alone, to read and write.
@@ -70,10 +70,10 @@ impl OpenDeviceFile {
         let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| {
             DeviceOpenError::System { path: path.to_owned(), action: "create", errno }
         })?;
-        OpenDeviceFile::of(fd, path, DeviceAccess::ReadWrite)
+        OpenDeviceFile::from_fd(fd, path, DeviceAccess::ReadWrite)
     }
 
-    fn of(
+    fn from_fd(
         fd: OwnedFd,
         path: &Path,
         access: DeviceAccess,
@@ -87,7 +87,11 @@ impl OpenDeviceFile {
         if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
             return Err(DeviceOpenError::WrongKind { path });
         }
-        match patiently(Errno::WOULDBLOCK, || lock(&fd, access), || HolderState::of(&stat)) {
+        match retry_while_busy(
+            Errno::WOULDBLOCK,
+            || lock(&fd, access),
+            || HolderState::detect(&stat),
+        ) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 return Err(DeviceOpenError::Busy { path, holder: holder(&stat) });
@@ -100,7 +104,7 @@ impl OpenDeviceFile {
         // A process that has the backing file of a loop device has the device, too.
         if let Some(file) = loops::file_of(&stat) {
             let held = || holder(&file).map_or(Ok(()), |_| Err(Errno::BUSY));
-            if patiently(Errno::BUSY, held, || HolderState::of(&file)).is_err() {
+            if retry_while_busy(Errno::BUSY, held, || HolderState::detect(&file)).is_err() {
                 return Err(DeviceOpenError::Busy { path, holder: holder(&file) });
             }
         }
@@ -125,7 +129,7 @@ impl OpenDeviceFile {
     ///
     /// Fails with the errors of [`device`](OpenDeviceFile::device).
     pub fn device_of_threads(&self) -> Result<FileDevice, DeviceOpenError> {
-        FileDevice::of(&self.locked, Some(Errno::NOSYS))
+        FileDevice::from_locked(&self.locked, Some(Errno::NOSYS))
     }
 
     /// True for a regular file, false for a block device.
@@ -185,7 +189,7 @@ impl LockedFile {
     }
 
     /// The error of a step.
-    pub(super) fn failed(&self, action: &'static str) -> impl FnOnce(Errno) -> DeviceOpenError {
+    pub(super) fn step_error(&self, action: &'static str) -> impl FnOnce(Errno) -> DeviceOpenError {
         let path = self.path.clone();
         move |errno| DeviceOpenError::System { path, action, errno }
     }
@@ -222,7 +226,7 @@ enum HolderState {
 }
 
 impl HolderState {
-    fn of(stat: &Stat) -> HolderState {
+    fn detect(stat: &Stat) -> HolderState {
         let Some(pid) = holder(stat).filter(|pid| is_alive(*pid)) else { return HolderState::Gone };
         match name_of(pid).as_deref() {
             Some(name) if name == ENDING => HolderState::Ending,
@@ -232,7 +236,7 @@ impl HolderState {
     }
 
     /// The time for which an opener waits for the process.
-    fn patience(self) -> Duration {
+    fn wait_limit(self) -> Duration {
         match self {
             HolderState::Gone => Duration::from_secs(1),
             HolderState::Ending => Duration::from_secs(20),
@@ -243,7 +247,7 @@ impl HolderState {
 }
 
 /// Repeats `attempt` while it fails with `busy`, for a time that depends on the holder of the file.
-fn patiently<T>(
+fn retry_while_busy<T>(
     busy: Errno,
     attempt: impl Fn() -> Result<T>,
     held: impl Fn() -> HolderState,
@@ -251,7 +255,7 @@ fn patiently<T>(
     let begun = Instant::now();
     loop {
         match attempt() {
-            Err(errno) if errno == busy && begun.elapsed() < held().patience() => {
+            Err(errno) if errno == busy && begun.elapsed() < held().wait_limit() => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             result => return result,
@@ -280,7 +284,7 @@ mod tests {
             count.set(count.get() + 1);
             if count.get() < 3 { Err(Errno::WOULDBLOCK) } else { Ok(()) }
         };
-        let result = patiently(Errno::WOULDBLOCK, attempt, || held);
+        let result = retry_while_busy(Errno::WOULDBLOCK, attempt, || held);
         (count.get(), result)
     }
 
@@ -290,7 +294,8 @@ mod tests {
             assert_eq!(attempts(held), (3, Ok(())), "{held:?}");
         }
         assert_eq!(attempts(HolderState::Other), (1, Err(Errno::WOULDBLOCK)));
-        let other = patiently(Errno::WOULDBLOCK, || Err::<(), _>(Errno::IO), || HolderState::Gone);
+        let other =
+            retry_while_busy(Errno::WOULDBLOCK, || Err::<(), _>(Errno::IO), || HolderState::Gone);
         assert_eq!(other, Err(Errno::IO));
     }
 }

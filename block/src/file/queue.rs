@@ -429,7 +429,7 @@ mod tests {
             let mut bytes = vec![0; 8192];
             line.read(3, &mut bytes).unwrap();
             assert!(bytes.iter().all(|byte| *byte == 5));
-            assert_eq!((file.facts().fua, file.has_rings()), (trusted, rings));
+            assert_eq!((file.properties().fua, file.has_rings()), (trusted, rings));
         }
     }
 }

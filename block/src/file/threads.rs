@@ -154,7 +154,7 @@ impl FileDeviceState {
     fn read(&self, offset: u64, mut into: &mut [IoSliceMut<'_>]) -> Result<()> {
         let (mut offset, none) = (offset, ReadWriteFlags::empty());
         while !into.is_empty() {
-            match again(|| rustix::io::preadv2(&self.locked.fd, into, offset, none))? {
+            match retry_interrupted(|| rustix::io::preadv2(&self.locked.fd, into, offset, none))? {
                 // The device ended early.
                 0 => return Err(Errno::IO),
                 moved => {
@@ -174,7 +174,8 @@ impl FileDeviceState {
     ) -> Result<()> {
         let mut offset = offset;
         while !data.is_empty() {
-            match again(|| rustix::io::pwritev2(&self.locked.fd, data, offset, flags))? {
+            match retry_interrupted(|| rustix::io::pwritev2(&self.locked.fd, data, offset, flags))?
+            {
                 0 => return Err(Errno::IO),
                 moved => {
                     offset += moved as u64;
@@ -188,12 +189,12 @@ impl FileDeviceState {
     fn sync(&self) -> Result<()> {
         #[cfg(test)]
         super::queue::count_sync();
-        again(|| rustix::fs::fdatasync(&self.locked.fd))
+        retry_interrupted(|| rustix::fs::fdatasync(&self.locked.fd))
     }
 
     fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<()> {
         let mode = mode | FallocateFlags::KEEP_SIZE;
-        again(|| rustix::fs::fallocate(&self.locked.fd, mode, offset, len))
+        retry_interrupted(|| rustix::fs::fallocate(&self.locked.fd, mode, offset, len))
     }
 }
 
@@ -203,7 +204,7 @@ fn vectors_mut(memory: &mut MemorySegments) -> Result<Vec<IoSliceMut<'_>>> {
 }
 
 /// Repeats a call that was interrupted by a signal (`EINTR`), or that fails because the file does not block (`EAGAIN`).
-fn again<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+fn retry_interrupted<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match call() {
             Err(Errno::INTR) => {}

@@ -94,7 +94,7 @@ impl SsdModel {
     ///
     /// Without dies, channels, pages, commands or a buffer.
     pub fn new(blocks: u64, parts: &SsdParameters) -> Self {
-        let facts = Arc::new(ram::facts("model of an SSD", 4096, blocks));
+        let facts = Arc::new(ram::memory_properties("model of an SSD", 4096, blocks));
         let (controller, content) = (SsdController::new(parts), ram::BlockStore::new(4096, blocks));
         SsdModel { facts, state: Arc::new(Mutex::new(SsdModelState { controller, content })) }
     }
@@ -117,7 +117,7 @@ impl DeviceClock for SsdModel {
 }
 
 impl BlockDevice for SsdModel {
-    fn facts(&self) -> &DeviceProperties {
+    fn properties(&self) -> &DeviceProperties {
         &self.facts
     }
 

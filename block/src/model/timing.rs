@@ -114,7 +114,7 @@ impl CommandTiming {
         let command = self.add(queue);
         match load {
             SsdWork::Table | SsdWork::Read { blocks: 0, .. } | SsdWork::Write { blocks: 0, .. } => {
-                self.at(at, TimingEvent::Part(command));
+                self.schedule(at, TimingEvent::Part(command));
             }
             SsdWork::Read { block, blocks } => {
                 let parts = self.flash.read(command, (block, blocks), at);
@@ -145,7 +145,9 @@ impl CommandTiming {
         let done = match event {
             TimingEvent::Die(die) => {
                 match self.flash.end(die, now) {
-                    DieCompletion::Read { command, at } => self.at(at, TimingEvent::Part(command)),
+                    DieCompletion::Read { command, at } => {
+                        self.schedule(at, TimingEvent::Part(command))
+                    }
                     DieCompletion::Program => {
                         self.fill_buffer(now);
                         self.end_flushes(now);
@@ -185,14 +187,14 @@ impl CommandTiming {
         command
     }
 
-    fn at(&mut self, moment: Duration, event: TimingEvent) {
+    fn schedule(&mut self, moment: Duration, event: TimingEvent) {
         self.events.push(Reverse((moment, event)));
     }
 
     /// Adds events for the ends of work that dies have begun.
     fn note_dies(&mut self) {
         for (end, die) in self.flash.take_begun() {
-            self.at(end, TimingEvent::Die(die));
+            self.schedule(end, TimingEvent::Die(die));
         }
     }
 
@@ -214,7 +216,7 @@ impl CommandTiming {
                     self.flash.pad(now);
                     self.flushes.push((write.command, first..self.flash.pages()));
                 }
-                _ => self.at(now, TimingEvent::Part(write.command)),
+                _ => self.schedule(now, TimingEvent::Part(write.command)),
             }
         }
     }

@@ -53,7 +53,7 @@ impl ClassCaps {
         f64::from(self.in_flight[class.index()]) < self.caps[class.index()]
     }
 
-    pub(super) fn begun(&mut self, class: OperationClass) {
+    pub(super) fn record_begin(&mut self, class: OperationClass) {
         self.in_flight[class.index()] += 1;
     }
 
@@ -84,7 +84,7 @@ impl ClassCaps {
     }
 
     /// The cap of a class.
-    pub(super) fn of(&self, class: OperationClass) -> usize {
+    pub(super) fn cap_of(&self, class: OperationClass) -> usize {
         self.caps[class.index()] as usize
     }
 }
@@ -95,7 +95,7 @@ mod tests {
 
     fn round(caps: &mut ClassCaps, reads: u64) {
         for _ in 0..ROUND {
-            caps.begun(OperationClass::SmallRead);
+            caps.record_begin(OperationClass::SmallRead);
             caps.completed(OperationClass::SmallRead, Duration::from_micros(reads));
         }
     }
@@ -104,20 +104,20 @@ mod tests {
     fn writes_yield_while_small_reads_are_slow_and_come_back_afterwards() {
         let mut caps = ClassCaps::new(256, true);
         round(&mut caps, 80);
-        assert_eq!(caps.of(OperationClass::LargeWrite), 256);
+        assert_eq!(caps.cap_of(OperationClass::LargeWrite), 256);
         (0..100).for_each(|_| round(&mut caps, 2000));
-        assert_eq!(caps.of(OperationClass::LargeWrite), 4);
-        assert_eq!(caps.of(OperationClass::SmallRead), 256);
+        assert_eq!(caps.cap_of(OperationClass::LargeWrite), 4);
+        assert_eq!(caps.cap_of(OperationClass::SmallRead), 256);
         (0..300).for_each(|_| round(&mut caps, 100));
-        assert_eq!(caps.of(OperationClass::LargeWrite), 256);
+        assert_eq!(caps.cap_of(OperationClass::LargeWrite), 256);
     }
 
     #[test]
     fn a_class_has_no_more_in_flight_than_its_cap() {
         let mut caps = ClassCaps::new(2, false);
-        caps.begun(OperationClass::SmallWrite);
+        caps.record_begin(OperationClass::SmallWrite);
         assert!(caps.allow(OperationClass::SmallWrite));
-        caps.begun(OperationClass::SmallWrite);
+        caps.record_begin(OperationClass::SmallWrite);
         assert!(!caps.allow(OperationClass::SmallWrite) && caps.allow(OperationClass::LargeRead));
         caps.completed(OperationClass::SmallWrite, Duration::ZERO);
         assert!(caps.allow(OperationClass::SmallWrite));

@@ -46,7 +46,7 @@ impl OperationClass {
     }
 
     /// The class of an operation; `None` for a flush, which belongs to no class.
-    pub(super) fn of(
+    pub(super) fn classify(
         kind: &BlockOpKind,
         purpose: QueuePurpose,
         large: usize,
@@ -80,7 +80,7 @@ impl ClassSet {
     pub const ALL: ClassSet = ClassSet([true; CLASSES]);
 
     /// A set of these classes.
-    pub fn of(classes: &[OperationClass]) -> Self {
+    pub fn from_classes(classes: &[OperationClass]) -> Self {
         let mut set = [false; CLASSES];
         classes.iter().for_each(|class| set[class.index()] = true);
         ClassSet(set)
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_queue_of_small_operations_comes_first_and_one_that_nobody_waits_for_last() {
-        let of = |classes: &[OperationClass]| ClassSet::of(classes).priority();
+        let of = |classes: &[OperationClass]| ClassSet::from_classes(classes).priority();
         assert_eq!(of(&[OperationClass::SmallRead]), QueuePriority::High);
         assert_eq!(
             of(&[OperationClass::SmallWrite, OperationClass::SmallRead]),

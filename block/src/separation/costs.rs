@@ -62,7 +62,7 @@ impl CostMatrix {
         work.map(|(mean, count)| mean * f64::from(*count)).sum()
     }
 
-    pub(super) fn begun(&mut self, queue: usize, class: OperationClass) {
+    pub(super) fn record_begin(&mut self, queue: usize, class: OperationClass) {
         self.queues[queue].waiting[class.index()] += 1;
     }
 
@@ -113,18 +113,18 @@ mod tests {
             (0, OperationClass::SmallWrite, 100),
             (1, OperationClass::SmallWrite, 400),
         ] {
-            costs.begun(queue, class);
+            costs.record_begin(queue, class);
             let begun = costs.queues[queue].completed;
             costs.completed(queue, class, (begun, begun + micros(cost)), true);
             assert_eq!(costs.mean(queue, class), Some(micros(cost)));
         }
         assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(0));
-        costs.begun(0, OperationClass::SmallWrite);
+        costs.record_begin(0, OperationClass::SmallWrite);
         // 100 + 100 in the first, 400 in the second; a read ends first where nothing waits.
         assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(0));
         assert_eq!(costs.choose(OperationClass::SmallRead, 0..2), Some(1));
         for _ in 0..3 {
-            costs.begun(0, OperationClass::SmallWrite);
+            costs.record_begin(0, OperationClass::SmallWrite);
         }
         assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(1));
         assert_eq!(costs.choose(OperationClass::SmallWrite, std::iter::once(0)), Some(0));
@@ -132,10 +132,10 @@ mod tests {
 
     #[test]
     fn a_queue_takes_only_the_classes_that_it_is_open_to() {
-        let reads = ClassSet::of(&[OperationClass::SmallRead, OperationClass::LargeRead]);
+        let reads = ClassSet::from_classes(&[OperationClass::SmallRead, OperationClass::LargeRead]);
         let mut costs = CostMatrix::new(&[reads, ClassSet::ALL]);
         for _ in 0..100 {
-            costs.begun(1, OperationClass::SmallWrite);
+            costs.record_begin(1, OperationClass::SmallWrite);
         }
         assert_eq!(costs.choose(OperationClass::SmallWrite, 0..2), Some(1));
         assert_eq!(costs.choose(OperationClass::LargeRead, 0..2), Some(0));

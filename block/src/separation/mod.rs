@@ -83,7 +83,7 @@ impl SeparationOptions {
             5 => &[&[SmallRead], &[LargeRead], &[SmallWrite], &[LargeWrite], &[Behind, Reclaim]],
             _ => &[&[SmallRead], &[LargeRead], &[SmallWrite], &[LargeWrite], &[Behind], &[Reclaim]],
         };
-        let of = parts.iter().map(|classes| ClassSet::of(classes));
+        let of = parts.iter().map(|classes| ClassSet::from_classes(classes));
         let queues = of.cycle().take(count).collect();
         SeparationOptions {
             queues,
@@ -122,7 +122,7 @@ impl SeparatedDevice {
             return Err(Errno::INVAL);
         }
         let shared = Arc::new(SeparationShared::new(&*device, separation)?);
-        let facts = DeviceProperties { max_queues: USERS, ..device.facts().clone() };
+        let facts = DeviceProperties { max_queues: USERS, ..device.properties().clone() };
         Ok(SeparatedDevice { device, facts, shared })
     }
 
@@ -148,7 +148,7 @@ impl SeparatedDevice {
 }
 
 impl BlockDevice for SeparatedDevice {
-    fn facts(&self) -> &DeviceProperties {
+    fn properties(&self) -> &DeviceProperties {
         &self.facts
     }
 

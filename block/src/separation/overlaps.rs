@@ -14,7 +14,7 @@ pub(super) struct BlockRanges {
 impl BlockRanges {
     /// True where an operation on the range must wait: a range overlaps it, and one of the two changes
     /// blocks.
-    pub(super) fn hold(&self, (block, blocks): (u64, u64), changes: bool) -> bool {
+    pub(super) fn conflict_with(&self, (block, blocks): (u64, u64), changes: bool) -> bool {
         let end = block.saturating_add(blocks);
         let first = block.saturating_sub(self.longest);
         let mut near = self.ranges.range((first, 0)..(end, 0));
@@ -52,7 +52,7 @@ mod tests {
                     && range.0 < other.0 + other.1
                     && other.0 < range.0 + range.1
             });
-            assert_eq!(overlaps.hold(range, changes), expected);
+            assert_eq!(overlaps.conflict_with(range, changes), expected);
             if list.len() < 20 {
                 overlaps.add(number, range, changes);
                 list.push((number, range, changes));

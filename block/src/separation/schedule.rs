@@ -101,7 +101,7 @@ impl OperationSchedule {
             self.epochs.push_back(0);
         }
         let epoch = self.settled + self.epochs.len() as u64 - 1;
-        let class = OperationClass::of(&kind, purpose, self.large);
+        let class = OperationClass::classify(&kind, purpose, self.large);
         let range = kind.range(self.block_size);
         let changes = !matches!(kind, BlockOpKind::Read { .. } | BlockOpKind::Flush);
         let number = self.next_number;
@@ -140,7 +140,7 @@ impl OperationSchedule {
             (slot.changes || other.changes) && range.0 < ends(theirs) && theirs.0 < ends(range)
         };
         let mut ahead = ahead.filter_map(|waiting| self.slots[waiting.slot].as_ref());
-        !self.overlaps.hold(range, slot.changes) && !ahead.any(meets)
+        !self.overlaps.conflict_with(range, slot.changes) && !ahead.any(meets)
     }
 
     /// True if all changes that were pushed before the flush with which `epoch` begins are complete.
@@ -175,8 +175,8 @@ impl OperationSchedule {
         (slot.queue, slot.begun) = (queue, now);
         self.loads[queue].0 += 1;
         if let Some(class) = slot.class {
-            self.caps.begun(class);
-            self.costs.begun(queue, class);
+            self.caps.record_begin(class);
+            self.costs.record_begin(queue, class);
         }
         if self.mode == SeparationMode::Off {
             self.turn = queue + 1;
@@ -262,6 +262,6 @@ impl OperationSchedule {
     }
 
     pub(super) fn cap(&self, class: OperationClass) -> usize {
-        self.caps.of(class)
+        self.caps.cap_of(class)
     }
 }

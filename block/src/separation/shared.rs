@@ -75,7 +75,7 @@ impl SeparationShared {
         let lanes = open_lanes(device, &priorities, separation.depth)?;
         let depths: Vec<usize> = lanes.iter().map(|lane| lane.depth()).collect();
         let state = SeparationState {
-            schedule: OperationSchedule::new(separation, &depths, device.facts().block_size),
+            schedule: OperationSchedule::new(separation, &depths, device.properties().block_size),
             ready: descriptors(&lanes)?,
             lanes,
             priorities,
@@ -176,13 +176,13 @@ impl SeparationShared {
     pub(super) fn wait(&self, me: usize, in_flight: bool, timeout: Option<Duration>) {
         let mut state = self.lock();
         self.advance(&mut state, me);
-        if !(in_flight && state.leader.is_none() || state.mail(me).ends_wait()) {
+        if !(in_flight && state.leader.is_none() || state.mailbox(me).ends_wait()) {
             state = self.follow(state, me, in_flight, timeout);
         }
-        if in_flight && state.leader.is_none() && !state.mail(me).ends_wait() {
+        if in_flight && state.leader.is_none() && !state.mailbox(me).ends_wait() {
             state = self.lead(state, me, timeout);
         }
-        state.mail(me).woken = false;
+        state.mailbox(me).woken = false;
         // Another waiting user must wait on the lanes now.
         if state.leader.is_none() {
             state.call_another(me);
@@ -197,7 +197,7 @@ impl SeparationShared {
         in_flight: bool,
         timeout: Option<Duration>,
     ) -> MutexGuard<'a, SeparationState> {
-        let mail = state.mail(me);
+        let mail = state.mailbox(me);
         mail.waits = in_flight;
         let changed = Arc::clone(&mail.changed);
         state = match timeout {
@@ -207,7 +207,7 @@ impl SeparationShared {
             }
             None => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
-        state.mail(me).waits = false;
+        state.mailbox(me).waits = false;
         state
     }
 
@@ -230,7 +230,7 @@ impl SeparationShared {
                 None => state.wait_in_turn(sleep.min(SLICE)),
             }
             self.advance(&mut state, me);
-            if state.mail(me).ends_wait() || timeout.is_some() {
+            if state.mailbox(me).ends_wait() || timeout.is_some() {
                 break;
             }
         }
@@ -252,12 +252,12 @@ impl SeparationShared {
 
 impl SeparationState {
     /// The mailbox of a user that has joined.
-    pub(super) fn mail(&mut self, user: usize) -> &mut UserMailbox {
+    pub(super) fn mailbox(&mut self, user: usize) -> &mut UserMailbox {
         self.users[user].as_mut().expect("a user has joined until it leaves")
     }
 
     /// Frees the number of a user.
-    pub(super) fn leave(&mut self, user: usize) {
+    pub(super) fn remove_user(&mut self, user: usize) {
         self.users[user] = None;
     }
 

@@ -13,7 +13,7 @@ fn modes() -> Vec<SeparationOptions> {
     let mut separations = Vec::new();
     for mode in [SeparationMode::Off, SeparationMode::Static, SeparationMode::Learned] {
         separations.push(SeparationOptions::open(mode, 4, 8));
-        let one = |class: &OperationClass| ClassSet::of(&[*class]);
+        let one = |class: &OperationClass| ClassSet::from_classes(&[*class]);
         let queues = OperationClass::ALL.iter().map(one).collect();
         separations.push(SeparationOptions {
             queues,
@@ -158,10 +158,10 @@ fn a_flush_makes_everything_durable_that_was_pushed_before_it() {
             queue.reap(&mut done);
         }
         assert_eq!(done.len(), 17, "the flush is the last");
-        let mut cuts = sim.cuts();
+        let mut cuts = sim.power_cuts();
         let cut = cuts.last();
         assert_eq!(cut.open(), 0);
-        let survivor = cut.every().next().unwrap();
+        let survivor = cut.combinations().next().unwrap();
         let mut line = crate::BlockingQueue::new(&survivor).unwrap();
         let mut bytes = vec![0; 16 * 4096];
         line.read(0, &mut bytes).unwrap();
@@ -171,7 +171,7 @@ fn a_flush_makes_everything_durable_that_was_pushed_before_it() {
 
 #[test]
 fn classes_without_a_queue_are_refused() {
-    let reads = ClassSet::of(&[OperationClass::SmallRead, OperationClass::LargeRead]);
+    let reads = ClassSet::from_classes(&[OperationClass::SmallRead, OperationClass::LargeRead]);
     let separation = SeparationOptions {
         queues: vec![reads],
         ..SeparationOptions::open(SeparationMode::Static, 1, 4)
@@ -217,7 +217,7 @@ fn classes_go_to_the_queues_that_take_them() {
     let classes = [SmallWrite, SmallRead, LargeWrite, LargeRead, SmallWrite, SmallRead];
     let open = SeparationOptions::open(SeparationMode::Off, 4, 8);
     assert_eq!(queues(&open, &classes), [0, 1, 2, 3, 0, 1]);
-    let of = |classes: &[OperationClass]| ClassSet::of(classes);
+    let of = |classes: &[OperationClass]| ClassSet::from_classes(classes);
     let by_way = vec![of(&[SmallRead, LargeRead]), of(&[SmallWrite, LargeWrite])];
     let separation = SeparationOptions {
         queues: by_way,

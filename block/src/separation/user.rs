@@ -45,7 +45,7 @@ impl DeviceQueue for SeparatedQueue {
     fn reap(&mut self, done: &mut Vec<BlockCompletion>) {
         let mut state = self.shared.lock();
         self.shared.advance(&mut state, self.number);
-        let mail = state.mail(self.number);
+        let mail = state.mailbox(self.number);
         self.in_flight -= mail.done.len();
         done.append(&mut mail.done);
     }
@@ -76,6 +76,6 @@ impl Drop for SeparatedQueue {
             self.wait(None);
             self.reap(&mut done);
         }
-        self.shared.lock().leave(self.number);
+        self.shared.lock().remove_user(self.number);
     }
 }

@@ -8,7 +8,7 @@ use super::queue::torn;
 use crate::RamDevice;
 use crate::ram::BlockStore;
 
-/// The largest number of pieces for which [`PowerCut::every`] lists all combinations.
+/// The largest number of pieces for which [`PowerCut::combinations`] lists all combinations.
 const FEW: usize = 10;
 
 /// The moments at which the power can fail: before the first event, and after each event.
@@ -162,7 +162,7 @@ pub struct PowerCut<'a> {
 
 impl PowerCut<'_> {
     /// The number of events before this moment.
-    pub fn at(&self) -> usize {
+    pub fn event_index(&self) -> usize {
         self.cuts.at
     }
 
@@ -178,7 +178,7 @@ impl PowerCut<'_> {
 
     /// Every combination of whole and absent writes, if [`is_small`](PowerCut::is_small); otherwise only none and all
     /// of them.
-    pub fn every(&self) -> impl Iterator<Item = RamDevice> + '_ {
+    pub fn combinations(&self) -> impl Iterator<Item = RamDevice> + '_ {
         let open = self.open();
         let masks: Vec<u64> = match self.is_small() {
             true => (0..1 << open).collect(),
@@ -227,7 +227,7 @@ impl PowerCut<'_> {
             };
             store.set(piece.block, new);
         }
-        RamDevice::of(store)
+        RamDevice::from_store(store)
     }
 }
 

@@ -56,7 +56,7 @@ impl SimQueue {
         self.begun = left;
     }
 
-    fn hand_out(&mut self, done: &mut Vec<BlockCompletion>) {
+    fn deliver(&mut self, done: &mut Vec<BlockCompletion>) {
         let mut state = self.sim.lock();
         for (one, submitted) in self.done.drain(..) {
             if let Some(submitted) = submitted {
@@ -167,7 +167,7 @@ impl DeviceQueue for SimQueue {
         if self.done.is_empty() && !self.begun.is_empty() && self.sim.lock().random.bool() {
             self.complete_some();
         }
-        self.hand_out(done);
+        self.deliver(done);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) {
@@ -201,6 +201,6 @@ impl Drop for SimQueue {
             self.complete_some();
         }
         // Flushes of other queues cover it from now on.
-        self.hand_out(&mut Vec::new());
+        self.deliver(&mut Vec::new());
     }
 }

@@ -24,7 +24,7 @@ fn all(queue: &mut dyn DeviceQueue) -> Vec<BlockCompletion> {
 
 /// The first bytes of the first blocks, in every state of the last moment.
 fn ends(sim: &SimDevice, blocks: u64) -> BTreeSet<Vec<u8>> {
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let first = |ram: RamDevice| -> Vec<u8> {
         let mut line = BlockingQueue::new(&ram).unwrap();
         let mut bytes = vec![0; 4096];
@@ -35,7 +35,7 @@ fn ends(sim: &SimDevice, blocks: u64) -> BTreeSet<Vec<u8>> {
             })
             .collect()
     };
-    cuts.last().every().map(first).collect()
+    cuts.last().combinations().map(first).collect()
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_write_that_failed_leaves_sectors_old_or_new_until_another_one_replaces_them
     let mut line = BlockingQueue::new(&sim).unwrap();
     sim.fail(|victim| (victim.call == SimOpKind::Write).then_some(Errno::IO));
     assert_eq!(line.write(0, &[9; 4096]), Err(Errno::IO));
-    sim.heal();
+    sim.end_faults();
     let mut bytes = [0; 4096];
     line.read(0, &mut bytes).unwrap();
     assert!(bytes.chunks(512).all(|sector| sector == [0; 512] || sector == [9; 512]));
@@ -120,7 +120,7 @@ fn discarded_blocks_hold_anything_until_they_are_written() {
     line.write(0, &[7; 4096]).unwrap();
     line.run(BlockOpKind::Discard { block: 0, blocks: 1 }).unwrap();
     line.flush().unwrap();
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let cut = cuts.last();
     let mut random = fastrand::Rng::with_seed(1);
     let mut found = BTreeSet::new();
@@ -136,7 +136,7 @@ fn discarded_blocks_hold_anything_until_they_are_written() {
 fn torn_writes_mix_sectors_of_512_bytes() {
     let sim = SimDevice::new(1, 6);
     BlockingQueue::new(&sim).unwrap().write(0, &[7; 4096]).unwrap();
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let cut = cuts.last();
     let mut random = fastrand::Rng::with_seed(1);
     let mut mixed = 0;

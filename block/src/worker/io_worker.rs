@@ -111,7 +111,7 @@ impl IoWorker {
             };
             // The operation is recorded before the push: if the push panics, the device may already use its memory.
             self.flights[number] =
-                Some(ForwardedOperation { owner, tag, uses: MemoryUse::of(&kind) });
+                Some(ForwardedOperation { owner, tag, uses: MemoryUse::classify(&kind) });
             if let Err(BlockOp { kind, .. }) = self.queue.push(BlockOp { tag: number as u64, kind })
             {
                 self.free.push(number);
@@ -149,7 +149,7 @@ impl IoWorker {
 
     /// Answers each operation once, and lets all later ones fail.
     fn fail(mut self, panic: &(dyn Any + Send)) {
-        let name = &self.device.facts().name;
+        let name = &self.device.properties().name;
         log::error!("{name}: the thread for its I/O has failed, and all I/O does: {}", text(panic));
         let mut arrived = self.inbox.lock();
         arrived.failed = true;
@@ -180,7 +180,7 @@ impl ForwardedOperation {
 }
 
 impl MemoryUse {
-    fn of(kind: &BlockOpKind) -> MemoryUse {
+    fn classify(kind: &BlockOpKind) -> MemoryUse {
         let (BlockOpKind::Read { memory, .. } | BlockOpKind::Write { memory, .. }) = kind else {
             return MemoryUse::Nothing;
         };

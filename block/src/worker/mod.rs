@@ -72,8 +72,8 @@ impl WorkerDevice {
     /// # Errors
     ///
     /// Fails with the errors of [`BlockDevice::queue`], and with `EAGAIN` if no thread can be started.
-    pub fn over(device: Arc<dyn BlockDevice>) -> Result<WorkerDevice> {
-        let facts = DeviceProperties { max_queues: u32::MAX, ..device.facts().clone() };
+    pub fn start_for(device: Arc<dyn BlockDevice>) -> Result<WorkerDevice> {
+        let facts = DeviceProperties { max_queues: u32::MAX, ..device.properties().clone() };
         let seat = ThreadPlacement::take(facts.numa_node);
         let inbox = Arc::new(WorkerInbox::default());
         let (ready, started) = mpsc::channel();
@@ -82,7 +82,7 @@ impl WorkerDevice {
         let thread = thread.spawn(move || {
             signals::take_none();
             // The thread is placed before it makes the queue, whose memory then comes from this node.
-            chair.sit();
+            chair.bind_thread();
             match below.queue(DEPTH) {
                 Ok(queue) => {
                     // The receiver waits for this message.
@@ -99,13 +99,13 @@ impl WorkerDevice {
     }
 
     /// The place of the thread.
-    pub fn seat(&self) -> &ThreadPlacement {
+    pub fn placement(&self) -> &ThreadPlacement {
         &self.crew.seat
     }
 }
 
 impl BlockDevice for WorkerDevice {
-    fn facts(&self) -> &DeviceProperties {
+    fn properties(&self) -> &DeviceProperties {
         &self.facts
     }
 
@@ -117,7 +117,7 @@ impl BlockDevice for WorkerDevice {
             log::warn!("{}: no memory of node {node}: {errno}", self.facts.name);
         }
         self.crew.device.register(region)?;
-        self.crew.inbox.tell(|waiting| waiting.renew = true);
+        self.crew.inbox.update(|waiting| waiting.renew = true);
         Ok(())
     }
 
@@ -148,7 +148,7 @@ impl WorkerInbox {
     fn send(&self, outbox: &Arc<CompletionOutbox>, pushed: &mut Vec<BlockOp>) {
         let ops = pushed.drain(..);
         let mut refused = None;
-        self.tell(|waiting| match waiting.failed {
+        self.update(|waiting| match waiting.failed {
             false => waiting.ops.extend(ops.map(|op| (Arc::clone(outbox), op))),
             true => refused = Some(ops),
         });
@@ -156,7 +156,7 @@ impl WorkerInbox {
     }
 
     /// Changes the inbox of the thread, and wakes it.
-    fn tell(&self, change: impl FnOnce(&mut WorkerInboxState)) {
+    fn update(&self, change: impl FnOnce(&mut WorkerInboxState)) {
         let mut waiting = self.lock();
         change(&mut waiting);
         let sleeper = waiting.sleeper.take();
@@ -169,7 +169,7 @@ impl WorkerInbox {
 
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
-        self.inbox.tell(|waiting| waiting.ends = true);
+        self.inbox.update(|waiting| waiting.ends = true);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was logged.
             let _ = thread.join();
@@ -179,7 +179,10 @@ impl Drop for WorkerHandle {
 
 impl fmt::Debug for WorkerDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").field("facts", &self.facts).field("seat", self.seat()).finish()
+        f.debug_struct("Worker")
+            .field("facts", &self.facts)
+            .field("seat", self.placement())
+            .finish()
     }
 }
 

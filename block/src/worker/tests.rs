@@ -19,8 +19,8 @@ struct WatchedQueue {
 }
 
 impl BlockDevice for WatchedDevice {
-    fn facts(&self) -> &DeviceProperties {
-        self.inner.facts()
+    fn properties(&self) -> &DeviceProperties {
+        self.inner.properties()
     }
     fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         self.inner.register(region)
@@ -62,7 +62,7 @@ fn one_thread_does_the_io_of_all_and_ends_with_the_last_queue() {
     let threads = Arc::new(Mutex::new(HashSet::new()));
     let watched =
         WatchedDevice { inner: RamDevice::new(4096, 1024), threads: Arc::clone(&threads) };
-    let worker = Arc::new(WorkerDevice::over(Arc::new(watched)).unwrap());
+    let worker = Arc::new(WorkerDevice::start_for(Arc::new(watched)).unwrap());
     let users: Vec<_> = (0..8u8)
         .map(|user| {
             let worker = Arc::clone(&worker);
@@ -126,8 +126,8 @@ impl PanicQueue {
 }
 
 impl BlockDevice for PanicDevice {
-    fn facts(&self) -> &DeviceProperties {
-        self.inner.facts()
+    fn properties(&self) -> &DeviceProperties {
+        self.inner.properties()
     }
     fn register(&self, region: &Arc<MemoryRegion>) -> Result<()> {
         self.inner.register(region)
@@ -220,7 +220,7 @@ fn a_panic_of_a_queue_fails_every_operation_once() {
             let calls = if at == QueueMethod::Waker { calls / 40 } else { calls };
             let left = Arc::new(AtomicUsize::new(calls));
             let broken = PanicDevice { inner: RamDevice::new(4096, 1024), at, left };
-            let worker = Arc::new(WorkerDevice::over(Arc::new(broken)).unwrap());
+            let worker = Arc::new(WorkerDevice::start_for(Arc::new(broken)).unwrap());
             let (tell, ended) = mpsc::channel();
             for _ in 0..4 {
                 let (worker, tell) = (Arc::clone(&worker), tell.clone());

@@ -67,10 +67,10 @@ impl ThreadPlacement {
     pub(super) fn take(node: Option<u32>) -> ThreadPlacement {
         let allowed = sched_getaffinity(None).ok();
         let may = |cpu: u32| allowed.as_ref().is_none_or(|set| has(set, cpu));
-        ThreadPlacement::among(sysfs(), node, may)
+        ThreadPlacement::choose(sysfs(), node, may)
     }
 
-    fn among(sysfs: &Path, node: Option<u32>, may: impl Fn(u32) -> bool) -> ThreadPlacement {
+    fn choose(sysfs: &Path, node: Option<u32>, may: impl Fn(u32) -> bool) -> ThreadPlacement {
         let nodes = sysfs.join("devices/system/node");
         let list = |path: PathBuf| numbers(&read_to_string(path).unwrap_or_default());
         let online = list(nodes.join("online"));
@@ -86,7 +86,7 @@ impl ThreadPlacement {
     }
 
     /// Binds the calling thread.
-    pub(super) fn sit(&self) {
+    pub(super) fn bind_thread(&self) {
         let Some(processor) = self.processor else { return };
         let mut set = CpuSet::new();
         set.set(processor as usize);
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn threads_of_one_node_take_different_processors_of_it_that_they_may_use() {
         let machine = machine();
-        let seat = |node| ThreadPlacement::among(machine.path(), node, |_| true);
+        let seat = |node| ThreadPlacement::choose(machine.path(), node, |_| true);
         let (one, other) = (seat(Some(1)), seat(Some(1)));
         let mut processors = [one.processor.unwrap(), other.processor.unwrap()];
         processors.sort_unstable();
@@ -194,12 +194,12 @@ mod tests {
         drop(one);
         assert_eq!(seat(Some(1)).processor, freed);
         assert_eq!(
-            ThreadPlacement::among(machine.path(), Some(1), |cpu| cpu == 902).processor,
+            ThreadPlacement::choose(machine.path(), Some(1), |cpu| cpu == 902).processor,
             Some(902)
         );
         // The node is unknown, or none of its processors may be used.
         assert_eq!(seat(None).processor, None);
-        let none = ThreadPlacement::among(machine.path(), Some(1), |_| false);
+        let none = ThreadPlacement::choose(machine.path(), Some(1), |_| false);
         assert_eq!((none.node, none.processor), (Some(1), None));
         assert_eq!(seat(Some(9)).processor, None);
     }

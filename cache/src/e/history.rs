@@ -26,7 +26,7 @@ pub(super) struct UseHistory {
 
 impl UseHistory {
     /// Adds a use.
-    pub(super) fn used(&mut self, user: u32, now: u64, period: u64, half_life: f64) {
+    pub(super) fn record_use(&mut self, user: u32, now: u64, period: u64, half_life: f64) {
         self.last = now;
         if self.period != period {
             self.begin(period, half_life);
@@ -48,11 +48,11 @@ impl UseHistory {
     /// The weighted sum of processes, in a period that is not before the last use.
     pub(super) fn share(&self, weights: &PolicyWeights, period: u64) -> f64 {
         let sum = weights.beta * self.firsts + weights.again * self.repeats;
-        sum * self.faded(period, weights.half_life)
+        sum * self.decayed_value(period, weights.half_life)
     }
 
     fn begin(&mut self, period: u64, half_life: f64) {
-        let faded = self.faded(period, half_life);
+        let faded = self.decayed_value(period, half_life);
         (self.firsts, self.repeats) = (self.firsts * faded, self.repeats * faded);
         (self.period, self.users) = (period, 0);
         let stretch = period / REMEMBERED;
@@ -63,7 +63,7 @@ impl UseHistory {
         }
     }
 
-    fn faded(&self, period: u64, half_life: f64) -> f64 {
+    fn decayed_value(&self, period: u64, half_life: f64) -> f64 {
         f64::exp2(-((period - self.period) as f64) / half_life)
     }
 }
@@ -98,7 +98,7 @@ mod tests {
             let (mut history, mut uses, mut period) = (UseHistory::default(), Vec::new(), 0);
             for (user, step) in steps {
                 period += [0, 1, 5, 90][usize::from(step)];
-                history.used(user, period, period, WEIGHTS.half_life);
+                history.record_use(user, period, period, WEIGHTS.half_life);
                 uses.push((user, period));
                 for later in [period, period + 3] {
                     let (is, expected) = (history.share(&WEIGHTS, later), naive(&uses, later));

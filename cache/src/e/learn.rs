@@ -165,8 +165,9 @@ impl ReplacementPolicy for QueueE {
         self.queues.capacity()
     }
 
-    fn remembered(&self) -> usize {
+    fn tracked_extents(&self) -> usize {
         let miniatures = self.miniatures.iter().flat_map(|all| &all.caches);
-        self.queues.remembered() + miniatures.map(ReplacementPolicy::remembered).sum::<usize>()
+        self.queues.tracked_extents()
+            + miniatures.map(ReplacementPolicy::tracked_extents).sum::<usize>()
     }
 }

@@ -24,7 +24,7 @@ struct ActiveProcesses {
 
 impl ActiveProcesses {
     /// Adds a process; returns their number, N.
-    fn used(&mut self, user: u32, period: u64) -> u32 {
+    fn record_use(&mut self, user: u32, period: u64) -> u32 {
         if period != self.period {
             self.before = if period == self.period + 1 { self.now } else { 0 };
             (self.now, self.period) = (0, period);

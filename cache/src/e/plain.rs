@@ -94,7 +94,7 @@ impl ReplacementPolicy for PlainE {
         if self.now >= self.ends {
             self.end_period();
         }
-        self.active.used(extent.user, self.period);
+        self.active.record_use(extent.user, self.period);
         if let Some(used) = self.extents.get_mut(&extent.key) {
             used.last = self.now;
             used.users |= bit(extent.user);
@@ -151,7 +151,7 @@ impl ReplacementPolicy for PlainE {
         self.capacity
     }
 
-    fn remembered(&self) -> usize {
+    fn tracked_extents(&self) -> usize {
         self.extents.len()
     }
 }

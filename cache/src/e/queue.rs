@@ -102,14 +102,14 @@ impl ReplacementPolicy for EvictionQueues {
         let (now, period, half_life) = (self.now, self.period, self.weights.half_life);
         let mut history = UseHistory::default();
         if let Some(at) = self.lists.find(key) {
-            self.lists.value(at).used(user, now, period, half_life);
+            self.lists.value(at).record_use(user, now, period, half_life);
             if self.lists.list(at) != GHOST {
                 return true;
             }
             history = *self.lists.peek(at);
             self.lists.remove(at);
         } else {
-            history.used(user, now, period, half_life);
+            history.record_use(user, now, period, half_life);
         }
         if !extent.fits(self.capacity) {
             return false;
@@ -170,7 +170,7 @@ impl ReplacementPolicy for EvictionQueues {
         self.capacity
     }
 
-    fn remembered(&self) -> usize {
+    fn tracked_extents(&self) -> usize {
         self.lists.total()
     }
 }

@@ -42,7 +42,7 @@ fn mount(state: &LibraryState, target: &[u8], source: &[u8]) -> Result<()> {
         threads: CallingThreads::Application,
         ..FrontendProperties::default()
     };
-    let opened = SOURCES.open(OsStr::from_bytes(source), SourceSettings::of(frontend));
+    let opened = SOURCES.open(OsStr::from_bytes(source), SourceSettings::for_frontend(frontend));
     let OpenSource { source, settings, fs } = opened.map_err(|error| {
         let (target, source) = (String::from_utf8_lossy(target), String::from_utf8_lossy(source));
         explain::say(format!("mount {source} on {target}: {error}"));

@@ -127,7 +127,8 @@ pub fn serve(mounts: &mut [MountPlan]) -> Result<RunServers> {
             concurrent: true,
             ..FrontendProperties::default()
         };
-        let (source, settings) = SOURCES.parse_with_options(text, SourceSettings::of(frontend))?;
+        let (source, settings) =
+            SOURCES.parse_with_options(text, SourceSettings::for_frontend(frontend))?;
         source.kind.check(&settings.options)?;
         let how = (is_in_process(source.kind), !settings.options.is_empty());
         match opener(source.sharing(), how, mount.fork) {
@@ -147,7 +148,7 @@ impl RunServers {
         fs.notes().iter().for_each(|note| warn(note));
         let (listener, socket) = unnamed_socket()?;
         // Names have versions only where all changes come through this server.
-        let versioned = VersionedFileSystem::over(Arc::clone(&fs));
+        let versioned = VersionedFileSystem::wrap(Arc::clone(&fs));
         let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
         let versions = versioned.map(|versioned| versioned as _);
         let lines = Some(Arc::new(LaneOffers::default()) as _);
@@ -222,7 +223,8 @@ fn bases() -> Vec<PathBuf> {
 }
 
 fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
-    let place = tempfile::Builder::new().prefix(".defuse-").tempdir_in(paths::settled(base)?)?;
+    let place =
+        tempfile::Builder::new().prefix(".defuse-").tempdir_in(paths::find_trusted(base)?)?;
     let flags = SocketFlags::CLOEXEC;
     let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     // Programs of the run may become other users; the server checks the user of each connection.

@@ -170,13 +170,13 @@ impl TopModel {
         let losses = collector.losses().map_err(CommandFailure::failed)?;
         let seconds = self.last.elapsed().as_secs_f64().max(1e-3);
         self.last = std::time::Instant::now();
-        let connections = FuseConnection::all(&target::mounts());
+        let connections = FuseConnection::list(&target::mounts());
         let mut rows = Vec::new();
         let mut cpu = BTreeMap::new();
         for connection in &connections {
             let id = connection.id;
             let new = match (now.get(&id), self.before.get(&id)) {
-                (Some(now), Some(before)) => now.since(before),
+                (Some(now), Some(before)) => now.delta_since(before),
                 (Some(now), None) => now.clone(),
                 _ => StatsSnapshot::default(),
             };

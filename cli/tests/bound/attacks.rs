@@ -34,7 +34,7 @@ fn connect(managed: &BoundManager) -> OwnedFd {
 /// Takes /one. Returns the connection, and the socket to serve on.
 fn take(managed: &BoundManager) -> (ManagerChannel<OwnedFd>, OwnedFd) {
     let channel = ManagerChannel::new(connect(managed));
-    channel.ask(&ApplicationMessage::Take("/one".to_owned())).unwrap();
+    channel.send_request(&ApplicationMessage::Take("/one".to_owned())).unwrap();
     match channel.next_answer(10 * LIMIT).unwrap() {
         Some(ManagerMessage::Granted { socket, .. }) => (channel, socket),
         other => panic!("{other:?}"),
@@ -45,7 +45,7 @@ fn take(managed: &BoundManager) -> (ManagerChannel<OwnedFd>, OwnedFd) {
 fn serve(channel: &ManagerChannel<OwnedFd>, socket: OwnedFd, fs: Arc<dyn FileSystem>) {
     // It may fail as it likes.
     std::thread::spawn(move || serve_one(socket, fs, &ServerOptions::default(), || ()).is_ok());
-    channel.ask(&ApplicationMessage::Serving).unwrap();
+    channel.send_request(&ApplicationMessage::Serving).unwrap();
     assert!(matches!(channel.next_answer(10 * LIMIT), Ok(Some(ManagerMessage::Served))));
 }
 
@@ -65,24 +65,24 @@ fn an_application_that_breaks_the_rules_is_given_up_and_the_device_comes_back() 
         }),
         ("says something else", &|| {
             let (channel, _socket) = take(&managed);
-            channel.ask(&ApplicationMessage::Pong).unwrap();
+            channel.send_request(&ApplicationMessage::Pong).unwrap();
             assert!(channel.next_answer(10 * LIMIT).is_err(), "the connection has ended");
         }),
         ("serves nothing", &|| {
             let (channel, _socket) = take(&managed);
-            channel.ask(&ApplicationMessage::Serving).unwrap();
+            channel.send_request(&ApplicationMessage::Serving).unwrap();
             assert!(matches!(channel.next_answer(LIMIT / 2), Ok(None)));
         }),
         ("does not speak FUSE", &|| {
             let (channel, socket) = take(&managed);
             send(&socket, b"HTTP/1.1 200 OK", SendFlags::empty()).unwrap();
-            channel.ask(&ApplicationMessage::Serving).unwrap();
+            channel.send_request(&ApplicationMessage::Serving).unwrap();
             assert!(channel.next_answer(10 * LIMIT).is_err(), "the connection has ended");
         }),
         ("gives signs of life that nobody asked for", &|| {
             let (channel, socket) = take(&managed);
             serve(&channel, socket, memory());
-            while channel.ask(&ApplicationMessage::Pong).is_ok() {}
+            while channel.send_request(&ApplicationMessage::Pong).is_ok() {}
             eventually("the end", || channel.next_answer(LIMIT).is_err());
         }),
         ("gives no sign of life", &|| {
@@ -94,7 +94,7 @@ fn an_application_that_breaks_the_rules_is_given_up_and_the_device_comes_back() 
             let (socket, channel) = (connect(&managed), ManagerChannel::new(connect(&managed)));
             send(&socket, &[FIRST, b"steal\0/one"].concat(), SendFlags::empty()).unwrap();
             assert!(ManagerChannel::new(&socket).next_answer(10 * LIMIT).is_err());
-            channel.ask(&ApplicationMessage::Keep("/one".to_owned())).unwrap();
+            channel.send_request(&ApplicationMessage::Keep("/one".to_owned())).unwrap();
             let answer = channel.next_answer(10 * LIMIT);
             assert!(
                 matches!(&answer, Ok(Some(ManagerMessage::Refused { errno: Errno::EBUSY, .. }))),
@@ -182,7 +182,7 @@ fn a_hostile_application_names_no_file_of_another_device_and_reaches_no_other_cl
                 if let Ok(Some(ManagerMessage::Ping)) =
                     channel.next_answer(Duration::from_millis(5))
                 {
-                    let _ = channel.ask(&ApplicationMessage::Pong);
+                    let _ = channel.send_request(&ApplicationMessage::Pong);
                 }
             }
         });

@@ -78,7 +78,7 @@ fn measure(fs: &dyn FileSystem, file: File) -> CostResult<OperationTimes> {
 }
 
 /// The other process: measures on request.
-fn other(socket: &Path, device: &Path) -> CostResult<()> {
+fn run_other_process(socket: &Path, device: &Path) -> CostResult<()> {
     let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
     let fs = RemoteClient::connect(socket, options)?;
     let file = open(&fs, device)?;
@@ -98,7 +98,7 @@ fn main() -> CostResult<()> {
     let arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let (socket, device) = match &arguments[..] {
         [socket, device] => (socket, device),
-        [socket, device, _other] => return other(socket, device),
+        [socket, device, _other] => return run_other_process(socket, device),
         _ => return Err("write bound_cost SOCKET /DEVICE".into()),
     };
     let mut command = Command::new(std::env::current_exe()?);

@@ -13,7 +13,7 @@ use defuse_shared::LaneOffers;
 use defuse_socket::{ServerOptions, serve_one};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, shutdown};
 
-use crate::open::granted;
+use crate::open::wait_for_grant;
 use crate::protocol::{ApplicationMessage, ManagerChannel, ManagerMessage};
 
 /// The time for the manager to take the socket that is served.
@@ -129,7 +129,7 @@ impl CompanionShared {
         if let Some(thread) = thread.take() {
             self.ending.store(true, Ordering::SeqCst);
             if let Some(channel) = &*lock(&self.channel) {
-                let _ = channel.ask(&ApplicationMessage::Return);
+                let _ = channel.send_request(&ApplicationMessage::Return);
             }
             if thread.join().is_err() {
                 log::error!("the thread of a bound device has panicked");
@@ -151,7 +151,7 @@ impl CompanionShared {
     /// Stays with one manager after the other.
     fn stay(&self, mut channel: Arc<ManagerChannel<OwnedFd>>, mut service: ManagerService) {
         loop {
-            self.talk(&channel);
+            self.serve_manager(&channel);
             drop(service);
             if self.is_ending() {
                 // The channel stays until the device is closed.
@@ -169,18 +169,18 @@ impl CompanionShared {
             service = next;
             *lock(&self.channel) = Some(Arc::clone(&channel));
             if self.is_ending() {
-                let _ = channel.ask(&ApplicationMessage::Return);
+                let _ = channel.send_request(&ApplicationMessage::Return);
             }
         }
     }
 
     /// Answers the manager until it has gone, or nothing is in progress at the end.
-    fn talk(&self, channel: &ManagerChannel<OwnedFd>) {
+    fn serve_manager(&self, channel: &ManagerChannel<OwnedFd>) {
         let mut until = None;
         loop {
             match channel.next_answer(TICK) {
                 Ok(Some(ManagerMessage::Ping)) => {
-                    let _ = channel.ask(&ApplicationMessage::Pong);
+                    let _ = channel.send_request(&ApplicationMessage::Pong);
                 }
                 Ok(Some(ManagerMessage::Quiet)) if self.is_ending() => return,
                 Ok(Some(other)) => {
@@ -237,8 +237,10 @@ impl CompanionShared {
             .clone()
             .ok_or_else(|| SourceOpenError::failed("the device is closed"))?;
         let channel = connect(socket)?;
-        channel.ask(&ApplicationMessage::Keep(device.clone())).map_err(SourceOpenError::failed)?;
-        let grant = granted(&channel, socket, device)?;
+        channel
+            .send_request(&ApplicationMessage::Keep(device.clone()))
+            .map_err(SourceOpenError::failed)?;
+        let grant = wait_for_grant(&channel, socket, device)?;
         let service =
             ManagerService::start(&channel, grant.socket, fs).map_err(SourceOpenError::failed)?;
         Ok((channel, service))
@@ -265,7 +267,7 @@ impl ManagerService {
             }
         })?;
         let service = ManagerService { socket, thread };
-        channel.ask(&ApplicationMessage::Serving)?;
+        channel.send_request(&ApplicationMessage::Serving)?;
         match channel.next_answer(SERVED_PATIENCE)? {
             Some(ManagerMessage::Served) => Ok(service),
             Some(ManagerMessage::Refused { errno, why }) => {

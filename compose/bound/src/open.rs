@@ -82,8 +82,9 @@ impl BoundDevice {
     ) -> SourceResult<BoundDevice> {
         let channel = connect(socket)?;
         let failed = |errno| asking(socket, device, errno);
-        channel.ask(&ApplicationMessage::Take(device.to_owned())).map_err(failed)?;
-        let DeviceGrant { source, options, socket: serves } = granted(&channel, socket, device)?;
+        channel.send_request(&ApplicationMessage::Take(device.to_owned())).map_err(failed)?;
+        let DeviceGrant { source, options, socket: serves } =
+            wait_for_grant(&channel, socket, device)?;
         let inner = open_device(&source, &options, frontend)?;
         let place = (socket.to_owned(), device.to_owned());
         let companion = DeviceCompanion::start((channel, serves), place, Arc::clone(&inner));
@@ -145,7 +146,7 @@ pub(crate) struct DeviceGrant {
 }
 
 /// Waits for the manager to give the device.
-pub(crate) fn granted(
+pub(crate) fn wait_for_grant(
     channel: &ManagerChannel<OwnedFd>,
     socket: &Path,
     device: &str,
@@ -181,7 +182,7 @@ fn open_device(
     }
     // Locks of this process and of others are kept in one place.
     let frontend = FrontendProperties { locks: LockPlace::FileSystem, ..frontend };
-    let mut settings = SourceSettings::of(frontend);
+    let mut settings = SourceSettings::for_frontend(frontend);
     for option in options {
         match option.as_str() {
             "ro" => settings.read_only = true,

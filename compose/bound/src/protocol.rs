@@ -77,7 +77,7 @@ impl<S: AsFd> ManagerChannel<S> {
     /// # Errors
     ///
     /// Fails with the errors of sendmsg(2); `EAGAIN` where the other side does not receive.
-    pub fn ask(&self, ask: &ApplicationMessage) -> Result<()> {
+    pub fn send_request(&self, ask: &ApplicationMessage) -> Result<()> {
         let first =
             |word: &str, device: &str| [FIRST, word.as_bytes(), b"\0", device.as_bytes()].concat();
         match ask {
@@ -93,7 +93,7 @@ impl<S: AsFd> ManagerChannel<S> {
     ///
     /// # Errors
     ///
-    /// Fails with the errors of [`ask`](ManagerChannel::ask).
+    /// Fails with the errors of [`send_request`](ManagerChannel::send_request).
     pub fn answer(&self, answer: &ManagerMessage) -> Result<()> {
         let message = match answer {
             ManagerMessage::Granted { source, options, socket } => {
@@ -121,7 +121,7 @@ impl<S: AsFd> ManagerChannel<S> {
     /// `ECONNRESET` after the end of the connection, `EPROTO` for a message that is none, and errors of recvmsg(2).
     pub fn next_ask(&self, patience: Duration) -> Result<Option<ApplicationMessage>> {
         let Some((message, _)) = self.receive(patience)? else { return Ok(None) };
-        asked(&message).map(Some).ok_or(Errno::EPROTO)
+        decode_request(&message).map(Some).ok_or(Errno::EPROTO)
     }
 
     /// Waits for a message of a manager. `None` after `patience`.
@@ -131,7 +131,7 @@ impl<S: AsFd> ManagerChannel<S> {
     /// Fails with the errors of [`next_ask`](ManagerChannel::next_ask).
     pub fn next_answer(&self, patience: Duration) -> Result<Option<ManagerMessage>> {
         let Some((message, fd)) = self.receive(patience)? else { return Ok(None) };
-        answered(&message, fd).map(Some).ok_or(Errno::EPROTO)
+        decode_reply(&message, fd).map(Some).ok_or(Errno::EPROTO)
     }
 
     fn send(&self, message: &[u8], fd: Option<&OwnedFd>) -> Result<()> {
@@ -189,7 +189,7 @@ impl<S: AsFd> ManagerChannel<S> {
     }
 }
 
-fn asked(message: &[u8]) -> Option<ApplicationMessage> {
+fn decode_request(message: &[u8]) -> Option<ApplicationMessage> {
     if let Some(rest) = message.strip_prefix(FIRST) {
         let (word, device) = std::str::from_utf8(rest).ok()?.split_once('\0')?;
         let device = (!device.contains('\0')).then(|| device.to_owned())?;
@@ -207,7 +207,7 @@ fn asked(message: &[u8]) -> Option<ApplicationMessage> {
     }
 }
 
-fn answered(message: &[u8], fd: Option<OwnedFd>) -> Option<ManagerMessage> {
+fn decode_reply(message: &[u8], fd: Option<OwnedFd>) -> Option<ManagerMessage> {
     let mut words = std::str::from_utf8(message).ok()?.split('\0');
     let answer = match words.next()? {
         "granted" => {
@@ -256,7 +256,7 @@ mod tests {
             ApplicationMessage::Pong,
             ApplicationMessage::Return,
         ] {
-            application.ask(&ask).unwrap();
+            application.send_request(&ask).unwrap();
             let got = manager.next_ask(SOON).unwrap().unwrap();
             assert_eq!(format!("{ask:?}"), format!("{got:?}"));
         }

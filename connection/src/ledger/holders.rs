@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use defuse_fs::{Fh, File, FileSystem, Ino, LockKind, LockRequest, LockType};
 
-use super::{ConnectionLedger, drop_locks, lock, place};
+use super::{ConnectionLedger, drop_locks, lock, shard_index};
 use crate::usage::LockKey;
 
 /// A lock of this connection, or of an open file that it shares.
@@ -28,7 +28,7 @@ impl LockHolder {
         if !Arc::ptr_eq(&own.family, &other.family) {
             return false;
         }
-        let theirs = lock(&other.own[place(self.key.0)]);
+        let theirs = lock(&other.own[shard_index(self.key.0)]);
         match self.open {
             Some(fh) => theirs.open.contains_key(&(self.key.0, fh)),
             None => theirs.locks.contains(&self.key),

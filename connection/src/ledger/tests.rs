@@ -7,15 +7,15 @@ use super::*;
 const FILE: File = File { ino: Ino(5), fh: Fh(0) };
 
 fn account() -> Arc<UserAccount> {
-    crate::quotas::UserAccounts::new(crate::ServiceQuotas::default()).of(0)
+    crate::quotas::UserAccounts::new(crate::ServiceQuotas::default()).account_of(0)
 }
 
 fn open(ledger: &ConnectionLedger, file: File) -> File {
-    File { ino: file.ino, fh: ledger.opened(file, false, OpenFlags(OpenFlags::RDWR)) }
+    File { ino: file.ino, fh: ledger.record_open(file, false, OpenFlags(OpenFlags::RDWR)) }
 }
 
 fn closed(ledger: &ConnectionLedger, file: File) -> Option<bool> {
-    ledger.closed(file).map(|closed| closed.release)
+    ledger.record_close(file).map(|closed| closed.release)
 }
 
 fn is_open(ledger: &ConnectionLedger, file: File) -> bool {
@@ -33,7 +33,7 @@ fn nobody_gives_back_what_they_do_not_hold() {
     ledger.looked_up(Ino(5));
     ledger.looked_up(Ino(5));
     assert!(ledger.holds(Ino(5)) && ledger.holds(Ino::ROOT) && !ledger.holds(Ino(6)));
-    assert_eq!((ledger.forgotten(Ino(6), 9), ledger.forgotten(Ino(5), 9)), (0, 2));
+    assert_eq!((ledger.remove_lookups(Ino(6), 9), ledger.remove_lookups(Ino(5), 9)), (0, 2));
     assert!(!ledger.holds(Ino(5)));
 }
 
@@ -57,12 +57,12 @@ fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
     let own = open(&parent, FILE);
     child.looked_up(Ino(6));
     assert!(!parent.holds(Ino(6)) && !is_open(&child, own));
-    assert_eq!((child.forgotten(Ino(6), 1), child.forgotten(Ino(5), 1)), (1, 0));
+    assert_eq!((child.remove_lookups(Ino(6), 1), child.remove_lookups(Ino(5), 1)), (1, 0));
     assert!(child.holds(Ino(5)), "it has the file open");
     assert_eq!((closed(&child, shared), closed(&child, shared)), (Some(false), None));
     assert!(!child.holds(Ino(5)) && parent.holds(Ino(5)));
     assert_eq!((closed(&parent, shared), closed(&parent, own)), (Some(true), Some(true)));
-    assert_eq!(parent.forgotten(Ino(5), 9), 2);
+    assert_eq!(parent.remove_lookups(Ino(5), 9), 2);
 }
 
 /// An inode that a path led to has no lookup.
@@ -70,8 +70,8 @@ fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
 fn an_inode_that_the_client_was_told_of_may_be_named_and_is_no_lookup() {
     let ledger = ConnectionLedger::default();
     assert!(!ledger.holds(Ino(5)));
-    ledger.told(Ino(5));
-    assert!(ledger.holds(Ino(5)) && ledger.forgotten(Ino(5), 1) == 0);
+    ledger.record_report(Ino(5));
+    assert!(ledger.holds(Ino(5)) && ledger.remove_lookups(Ino(5), 1) == 0);
     let file = open(&ledger, FILE);
     let copy = ledger.copy().unwrap();
     assert!(copy.holds(Ino(5)), "by its open file");
@@ -92,10 +92,13 @@ fn locks_of_an_open_file_stay_while_anybody_has_it_and_those_of_a_process_go_wit
     assert!(parent.flushed(file, process));
     assert!(!child.flushed(file, open_file));
     let kept = CloseOutcome { handle: FILE.fh, release: false, locks: Vec::new() };
-    assert_eq!(child.closed(file), Some(kept));
+    assert_eq!(child.record_close(file), Some(kept));
     assert!(parent.flushed(file, open_file));
     let locks = vec![(LockKind::Flock, open_file)];
-    assert_eq!(parent.closed(file), Some(CloseOutcome { handle: FILE.fh, release: true, locks }));
+    assert_eq!(
+        parent.record_close(file),
+        Some(CloseOutcome { handle: FILE.fh, release: true, locks })
+    );
 }
 
 /// RELEASE was answered without a waiting caller: a program that closed the file and then requested the lock did not
@@ -109,7 +112,10 @@ fn locks_of_an_open_file_end_when_the_last_client_says_that_it_closes_it() {
     assert!(!child.flushed(file, LockOwner(7)) && parent.flushed(file, LockOwner(7)));
     assert!(parent.takes_flock(file, LockOwner(7)));
     let nothing = |release| Some(CloseOutcome { handle: FILE.fh, release, locks: Vec::new() });
-    assert_eq!((parent.closed(file), child.closed(file)), (nothing(false), nothing(true)));
+    assert_eq!(
+        (parent.record_close(file), child.record_close(file)),
+        (nothing(false), nothing(true))
+    );
 }
 
 /// The owner of a lock was passed on as the client named it, so that a client that guessed the owner of another
@@ -133,7 +139,7 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     let (open_file, process) = (LockOwner(7), LockOwner::of_process(1));
     before.locks(file, &taken(LockKind::Flock, open_file));
     before.locks(file, &taken(LockKind::Posix, process));
-    let heir = before.heir(account());
+    let heir = before.prepare_exec(account());
     let mode = AccessMode::Read;
     let legacy = InheritedInode { ino: file.ino, fh: Some(file.fh), mode, process_locks: true };
     assert!(!heir.holds(file.ino) && !is_open(&heir, file));
@@ -149,11 +155,14 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
     // The program before ends: the objects of the next one stay, with their locks.
     assert_eq!(closed(&before, file), Some(false));
     assert!(!before.flushed(file, process));
-    assert_eq!((before.forgotten(file.ino, 1), before.forgotten(Ino(6), 1)), (0, 1));
+    assert_eq!((before.remove_lookups(file.ino, 1), before.remove_lookups(Ino(6), 1)), (0, 1));
     assert!(heir.flushed(file, process));
     let locks = vec![(LockKind::Flock, open_file)];
-    assert_eq!(heir.closed(file), Some(CloseOutcome { handle: FILE.fh, release: true, locks }));
-    assert_eq!(heir.forgotten(file.ino, 1), 1);
+    assert_eq!(
+        heir.record_close(file),
+        Some(CloseOutcome { handle: FILE.fh, release: true, locks })
+    );
+    assert_eq!(heir.remove_lookups(file.ino, 1), 1);
 }
 
 /// TAKE_OVER believed the access mode in the request: a program of another user wrote to a file that it had inherited
@@ -162,8 +171,8 @@ fn an_heir_has_what_it_takes_over_and_nothing_after_it_is_settled() {
 fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
     let before = Arc::new(ConnectionLedger::default());
     before.looked_up(FILE.ino);
-    let fh = before.opened(FILE, false, OpenFlags(0));
-    let heir = before.heir(account());
+    let fh = before.record_open(FILE, false, OpenFlags(0));
+    let heir = before.prepare_exec(account());
     let mode = AccessMode::ReadWrite;
     let legacy = InheritedInode { ino: FILE.ino, fh: Some(fh), mode, process_locks: false };
     assert_eq!(heir.take_over(&legacy), Ok(()));
@@ -176,7 +185,7 @@ fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
 fn many_programs_one_after_the_other_leave_nothing_behind() {
     let mut now = Arc::new(ConnectionLedger::default());
     now.looked_up(FILE.ino);
-    let fh = now.opened(FILE, false, OpenFlags(0));
+    let fh = now.record_open(FILE, false, OpenFlags(0));
     let legacy = InheritedInode {
         ino: FILE.ino,
         fh: Some(fh),
@@ -186,8 +195,8 @@ fn many_programs_one_after_the_other_leave_nothing_behind() {
     for round in 0..1000 {
         let other = File { ino: Ino(16 + round), fh: Fh(1) };
         now.looked_up(other.ino);
-        now.opened(other, false, OpenFlags(0));
-        let heir = now.heir(account());
+        now.record_open(other, false, OpenFlags(0));
+        let heir = now.prepare_exec(account());
         heir.take_over(&legacy).unwrap();
         heir.settle();
         now.take_back(&AbsentFileSystem(Errno::ENOENT));
@@ -197,6 +206,6 @@ fn many_programs_one_after_the_other_leave_nothing_behind() {
         now.family.shards.iter().map(|shard| of(&lock(shard))).sum()
     };
     assert_eq!((count(|f| f.lookups.len()), count(|f| f.open.len())), (1, 1));
-    let lookups = lock(&now.family.shards[place(FILE.ino)]).lookups[&FILE.ino];
+    let lookups = lock(&now.family.shards[shard_index(FILE.ino)]).lookups[&FILE.ino];
     assert_eq!((lookups.given, lookups.held), (1, 1));
 }

@@ -36,7 +36,7 @@ pub(super) fn common(a: &Range<u64>, b: &Range<u64>) -> Option<Range<u64>> {
 }
 
 /// The rest of `range` that is in none of `parts`.
-pub(super) fn without(range: &Range<u64>, parts: &[Range<u64>]) -> Vec<Range<u64>> {
+pub(super) fn subtract(range: &Range<u64>, parts: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut missing = Vec::new();
     let mut at = range.start;
     for part in parts.iter().filter_map(|part| common(part, range)) {
@@ -74,12 +74,12 @@ mod tests {
         for part in [8..16, 32..40, 0..4] {
             add(&mut parts, part);
         }
-        assert_eq!(without(&(2..36), &parts), [4..8, 16..32]);
+        assert_eq!(subtract(&(2..36), &parts), [4..8, 16..32]);
         add(&mut parts, 4..8);
         add(&mut parts, 16..32);
         assert_eq!((parts.len(), &parts[0]), (1, &(0..40)));
-        assert_eq!(without(&(0..40), &parts), []);
-        assert_eq!(without(&(39..50), &parts).first(), Some(&(40..50)));
+        assert_eq!(subtract(&(0..40), &parts), []);
+        assert_eq!(subtract(&(39..50), &parts).first(), Some(&(40..50)));
         assert_eq!(common(&(0..4), &(4..8)), None);
         assert_eq!(pieces(0..PIECE as u64 + 1).last(), Some(PIECE as u64..PIECE as u64 + 1));
     }

@@ -217,7 +217,7 @@ impl Completion for AsyncOperation {
             this.room = std::mem::take(&mut this.bytes);
         }
         if let Some(file) = &this.file {
-            file.here().node.changed();
+            file.inode().node.invalidate();
         }
         let moved = *result.as_ref().unwrap_or(&0) as u64;
         let (ns, ok) = (this.start.elapsed_ns(), result.is_ok());

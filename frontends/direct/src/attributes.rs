@@ -81,7 +81,7 @@ impl DirectClient {
         path: &[u8],
         follow: bool,
     ) -> Result<FileStat> {
-        let who = task.who();
+        let who = task.current_credentials();
         let found = self.resolve(task, &who, (at, path), follow, |found| {
             Ok(Some(stat_as(found.mount, found.ino, found.attr(&who)?)))
         });
@@ -96,7 +96,7 @@ impl DirectClient {
             }
             ReachedInode::Node(here) => here,
         };
-        match walk.told(&here) {
+        match walk.final_attributes(&here) {
             Some(attr) => Ok(stat_as(&here.mount, here.node.ino(), attr)),
             None => self.stat_of(&here, None, &who, true),
         }
@@ -117,7 +117,7 @@ impl DirectClient {
     ) -> Result<FileStat> {
         // The handle of a directory returns no more attributes than its inode.
         let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
-        self.stat_of(file.here(), fh, &task.credentials(), birth)
+        self.stat_of(file.inode(), fh, &task.credentials(), birth)
     }
 
     fn stat_of(
@@ -135,7 +135,7 @@ impl DirectClient {
     }
 
     /// Calls `run` with the inode at `path`, resolved by one call or by a walk.
-    pub(crate) fn at_subject<T>(
+    pub(crate) fn with_subject<T>(
         &self,
         task: &ClientTask,
         who: &TaskCredentials,
@@ -147,7 +147,7 @@ impl DirectClient {
             self.resolve(task, who, (at, path), follow, |subject| run(&subject).map(Some))?;
         match done {
             Some(value) => Ok(value),
-            None => run(&CallTarget::walked(&self.walk(task, who, at, path)?.node(follow)?)),
+            None => run(&CallTarget::from_node(&self.walk(task, who, at, path)?.node(follow)?)),
         }
     }
 
@@ -163,7 +163,7 @@ impl DirectClient {
     ) -> Result<()> {
         let own = task.credentials();
         let who = if effective { (*own).clone() } else { own.real() };
-        self.at_subject(task, &who, (at, path), follow, |found| self.may(found, &who, access))
+        self.with_subject(task, &who, (at, path), follow, |found| self.may(found, &who, access))
     }
 
     /// Checks access to an open file, faccessat2(2) with `AT_EMPTY_PATH`.
@@ -217,7 +217,7 @@ impl DirectClient {
         follow: bool,
     ) -> Result<()> {
         let who = task.credentials();
-        self.at_subject(task, &who, (at, path), follow, |found| {
+        self.with_subject(task, &who, (at, path), follow, |found| {
             self.change_mode(found, None, mode, &who)
         })
     }
@@ -264,7 +264,7 @@ impl DirectClient {
         follow: bool,
     ) -> Result<()> {
         let who = task.credentials();
-        self.at_subject(task, &who, (at, path), follow, |found| {
+        self.with_subject(task, &who, (at, path), follow, |found| {
             self.change_owner(found, None, owner, &who)
         })
     }
@@ -293,7 +293,7 @@ impl DirectClient {
             let own = attr.uid == who.uid;
             let may_user = owner.uid.is_none_or(|uid| own && uid == attr.uid);
             let may_group =
-                owner.gid.is_none_or(|gid| own && (gid == attr.gid || who.in_group(gid)));
+                owner.gid.is_none_or(|gid| own && (gid == attr.gid || who.is_in_group(gid)));
             if !(who.has(cap::CHOWN) || may_user && may_group) {
                 return Err(Errno::EPERM.into());
             }
@@ -307,7 +307,7 @@ impl DirectClient {
                 set.uid = Some(attr.uid);
             }
         }
-        if would_not_show(found, owner) {
+        if is_invisible_change(found, owner) {
             return Ok(());
         }
         Ok(set_attr(found, fh, &set, who)?)
@@ -326,7 +326,7 @@ impl DirectClient {
             return Ok(());
         }
         let who = task.credentials();
-        self.at_subject(task, &who, (at, path), follow, |found| {
+        self.with_subject(task, &who, (at, path), follow, |found| {
             self.change_times(found, None, times, &who)
         })
     }
@@ -392,7 +392,7 @@ impl DirectClient {
 
     /// Reports free space and inodes of the file system of an open file, fstatvfs(3).
     pub fn fstatfs(&self, task: &ClientTask, file: &FileDescription) -> Result<StatFs> {
-        self.space(file.here(), &task.credentials())
+        self.space(file.inode(), &task.credentials())
     }
 
     fn space(&self, here: &MountedInode, who: &TaskCredentials) -> Result<StatFs> {
@@ -414,7 +414,7 @@ pub(crate) fn set_attr(
     if found.is_dir() && (set.perm.is_some() || set.uid.is_some() || set.gid.is_some()) {
         found.mount.path_changed();
     }
-    found.changed();
+    found.invalidate();
     if let Ok(attr) = &changed {
         found.keep_after_change(attr, moment);
     }
@@ -439,7 +439,7 @@ fn attr_handle(file: &FileDescription) -> Option<Fh> {
 /// True if the change of the owner would be invisible: the file has this owner, no set-id bits and no capability that
 /// it would lose, and its time of change is within this tick of the kernel's clock. Archivers set the owner of each
 /// file that they have just written to the owner that it already has.
-fn would_not_show(found: &CallTarget<'_>, owner: NewOwner) -> bool {
+fn is_invisible_change(found: &CallTarget<'_>, owner: NewOwner) -> bool {
     // A capability matters only to a file that is executed.
     const SET_ID_OR_EXECUTABLE: u32 = 0o6111;
     let has = |attr: &Attr| {
@@ -459,6 +459,6 @@ fn is_in_this_tick(time: Timestamp) -> bool {
 }
 
 fn loses_bits(attr: &Attr, who: &TaskCredentials) -> bool {
-    let is_member = who.in_group(attr.gid) || who.has(cap::FSETID);
+    let is_member = who.is_in_group(attr.gid) || who.has(cap::FSETID);
     posix::without_set_id(attr.perm, is_member) != attr.perm
 }

@@ -81,7 +81,7 @@ impl<'a, 'b> ReadVector<'a, 'b> {
     }
 
     /// Passes `len` bytes of room to `fill`, area by area, and stops after a short one.
-    fn each(
+    fn for_each_area(
         &mut self,
         len: usize,
         mut fill: impl FnMut(&mut [u8], usize) -> Result<usize>,
@@ -117,7 +117,7 @@ impl ReadSink for ReadVector<'_, '_> {
             room.copy_from_slice(&bytes[done..done + room.len()]);
             Ok(room.len())
         };
-        self.each(bytes.len(), put).map(drop)
+        self.for_each_area(bytes.len(), put).map(drop)
     }
 
     fn put_zeros(&mut self, len: usize) -> Result<()> {
@@ -125,11 +125,11 @@ impl ReadSink for ReadVector<'_, '_> {
             room.fill(0);
             Ok(room.len())
         };
-        self.each(len, put).map(drop)
+        self.for_each_area(len, put).map(drop)
     }
 
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
-        self.each(len, |room, done| fill(fd, room, offset + done as u64))
+        self.for_each_area(len, |room, done| fill(fd, room, offset + done as u64))
     }
 
     /// Lends the rest of one area.

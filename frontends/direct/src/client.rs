@@ -100,7 +100,7 @@ pub struct DirectClient {
 impl DirectClient {
     /// Creates a client without mounts.
     pub fn new(options: ClientOptions) -> Self {
-        let protected = options.protected.unwrap_or_else(LinkProtection::of_this_kernel);
+        let protected = options.protected.unwrap_or_else(LinkProtection::read);
         DirectClient {
             mounts: ClientMounts::default(),
             protected,
@@ -216,7 +216,7 @@ impl DirectClient {
     /// privileges any more, not even for open files.
     pub fn without_privileges(&self) {
         for mount in self.mounts.load().iter() {
-            mount.tell(|lifecycle| lifecycle.without_privileges());
+            mount.notify_lifecycle(|lifecycle| lifecycle.without_privileges());
         }
     }
 
@@ -259,7 +259,7 @@ impl DirectClient {
     }
 
     /// Returns the directories that are no links, with the counter of changes; `None` if changes are not counted.
-    pub(crate) fn known_dirs(&self) -> Option<(&KnownDirs, &'static AtomicU32)> {
+    pub(crate) fn known_directories(&self) -> Option<(&KnownDirs, &'static AtomicU32)> {
         Some((&self.known_dirs, self.options.path_changes?))
     }
 }
@@ -308,7 +308,7 @@ pub struct LinkProtection {
 
 impl LinkProtection {
     /// Reads the current settings. A setting that cannot be read counts as 0.
-    pub fn of_this_kernel() -> Self {
+    pub fn read() -> Self {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/sys/fs/protected_{name}"));
             text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0u8)
@@ -380,5 +380,5 @@ impl LinkProtection {
 
 /// True if `who` may keep the set-group-id bit on a file of the group `gid`.
 pub(crate) fn keeps_sgid(who: &TaskCredentials, gid: u32) -> bool {
-    who.in_group(gid) || who.has(cap::FSETID)
+    who.is_in_group(gid) || who.has(cap::FSETID)
 }

@@ -70,11 +70,11 @@ impl DirectClient {
         let length = length.min(limit - dst_offset.min(limit));
         let same_mount = std::sync::Arc::ptr_eq(src.mount(), dst.mount());
         if same_mount {
-            let same_file = src.here().node.ino() == dst.here().node.ino();
+            let same_file = src.inode().node.ino() == dst.inode().node.ino();
             if same_file {
                 // Only existing data can overlap, so the range ends at the end of the file.
                 let who = task.credentials();
-                let size = src.mount().fresh_attr(&src.here().node, src.fh(), &who)?.size;
+                let size = src.mount().fresh_attr(&src.inode().node, src.fh(), &who)?.size;
                 let there = length.min(size.saturating_sub(src_offset));
                 if there > 0 && src_offset.abs_diff(dst_offset) < there {
                     return Err(Errno::EINVAL.into());
@@ -91,7 +91,7 @@ impl DirectClient {
             let mount = dst.mount();
             let cx = task.context(mount.origin);
             let copied = mount.call(Op::COPY_FILE_RANGE, |fs| fs.copy_file_range(&cx, &copy));
-            dst.here().node.changed();
+            dst.inode().node.invalidate();
             match copied {
                 Err(Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EXDEV) => {}
                 copied => return Ok(copied? as usize),

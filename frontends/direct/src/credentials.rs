@@ -58,7 +58,7 @@ impl TaskCredentials {
     /// The credentials of the calling thread, from getresuid(2), getgroups(2) and capget(2). The
     /// file-system ids are assumed to equal the effective ids, which holds unless the thread called
     /// setfsuid(2).
-    pub fn of_this_process() -> Result<Self, Errno> {
+    pub fn read_calling_thread() -> Result<Self, Errno> {
         let raw = |errno: rustix::io::Errno| Errno::from_raw(errno.raw_os_error());
         let groups = rustix::process::getgroups().map_err(raw)?;
         let caps = rustix::thread::capabilities(None).map_err(raw)?;
@@ -79,7 +79,7 @@ impl TaskCredentials {
     }
 
     /// True if `gid` is the group or one of the supplementary groups.
-    pub fn in_group(&self, gid: u32) -> bool {
+    pub fn is_in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
@@ -110,7 +110,7 @@ impl posix::PosixUser for TaskCredentials {
     }
 
     fn in_group(&self, gid: u32) -> bool {
-        TaskCredentials::in_group(self, gid)
+        TaskCredentials::is_in_group(self, gid)
     }
 
     fn is_owner_of_all(&self) -> bool {

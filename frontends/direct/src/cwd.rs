@@ -68,7 +68,7 @@ impl DirectClient {
     /// Changes the working directory to an open directory, fchdir(2).
     pub fn fchdir(&self, task: &ClientTask, dir: &Arc<FileDescription>) -> Result<()> {
         let who = task.credentials();
-        let here = dir.here().clone();
+        let here = dir.inode().clone();
         let open = (!here.node.has_lookups()).then(|| Arc::clone(dir));
         enter(task, &who, HeldDirectory::with(here, open))
     }

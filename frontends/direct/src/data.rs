@@ -42,7 +42,7 @@ impl IoFlags {
 
     /// The flags of the open file combined with these. Fails with `EOPNOTSUPP` for an unknown flag,
     /// and for `RWF_NOWAIT`, which the client cannot guarantee.
-    fn over(self, flags: OpenFlags) -> Result<OpenFlags, Errno> {
+    fn apply_to(self, flags: OpenFlags) -> Result<OpenFlags, Errno> {
         const KNOWN: u32 =
             IoFlags::HIPRI | IoFlags::DSYNC | IoFlags::SYNC | IoFlags::APPEND | IoFlags::NOAPPEND;
         if self.0 & !KNOWN != 0 || self.0 & Self::NOWAIT != 0 {
@@ -249,7 +249,7 @@ impl DirectClient {
         if file.mount().read_only() {
             return Err(Errno::EROFS.into());
         }
-        self.set_size(task, file.here(), file.fh(), length)
+        self.set_size(task, file.inode(), file.fh(), length)
     }
 
     pub(crate) fn set_size(
@@ -267,7 +267,7 @@ impl DirectClient {
         }
         let set =
             SetAttr { size: Some(length), kill_suidgid: !task.keeps_suid(), ..SetAttr::default() };
-        Ok(set_attr(&CallTarget::walked(here), fh, &set, &who)?)
+        Ok(set_attr(&CallTarget::from_node(here), fh, &set, &who)?)
     }
 
     /// Allocates or releases space, fallocate(2). Fails with `EBADF`, `EINVAL`, `EFBIG`,
@@ -283,7 +283,7 @@ impl DirectClient {
         let range = fallocate_range(task, file, mode, (offset, length))?;
         let cx = task.context(file.mount().origin);
         let result = file.mount().call(Op::FALLOCATE, |fs| fs.fallocate(&cx, open, range));
-        file.here().node.changed();
+        file.inode().node.invalidate();
         Ok(result.map_err(unsupported)?)
     }
 
@@ -334,7 +334,7 @@ impl DirectClient {
         let cx = task.context(file.mount().origin);
         let args = IoctlArgs { dir: file.kind == FileKind::Directory, ..*args };
         let reply = file.mount().call(Op::IOCTL, |fs| fs.ioctl(&cx, open, &args));
-        file.here().node.changed();
+        file.inode().node.invalidate();
         Ok(reply?)
     }
 
@@ -344,7 +344,7 @@ impl DirectClient {
         file.file()?;
         if flags & OpenFlags::NOATIME != 0 && !file.flags().has(OpenFlags::NOATIME) {
             let who = task.credentials();
-            let attr = file.mount().attr(&file.here().node, &who)?;
+            let attr = file.mount().attr(&file.inode().node, &who)?;
             if !crate::access::owns(&attr, &who) {
                 return Err(Errno::EPERM.into());
             }
@@ -417,7 +417,7 @@ fn read_on(
     flags: IoFlags,
 ) -> Result<usize, Errno> {
     let open = readable(file)?;
-    let flags = flags.over(file.flags())?;
+    let flags = flags.apply_to(file.flags())?;
     if len == 0 {
         return Ok(0);
     }
@@ -437,8 +437,8 @@ fn read_at(
     flags: IoFlags,
 ) -> Result<usize, Errno> {
     let open = readable(file)?;
-    let flags = flags.over(file.flags())?;
-    at_offset(file, offset)?;
+    let flags = flags.apply_to(file.flags())?;
+    check_offset(file, offset)?;
     if len == 0 {
         return Ok(0);
     }
@@ -458,7 +458,7 @@ fn readable(file: &FileDescription) -> Result<File, Errno> {
 }
 
 #[inline]
-fn at_offset(file: &FileDescription, offset: u64) -> Result<(), Errno> {
+fn check_offset(file: &FileDescription, offset: u64) -> Result<(), Errno> {
     if file.stream {
         return Err(Errno::ESPIPE);
     }
@@ -476,13 +476,13 @@ fn read_from(
 ) -> Result<usize, Errno> {
     fits(offset, len)?;
     let mount = file.mount();
-    if file.here().node.ends_before(offset) {
+    if file.inode().node.ends_before(offset) {
         return Ok(0);
     }
     // Build the arguments where they are used: copying a structure just written in parts stalls the
     // processor.
     let args = || ReadArgs { offset, flags, lock_owner: None };
-    if mount.only_submits() {
+    if mount.requires_submit() {
         return crate::asynchronous::read_now(task, file, sink, len, args());
     }
     let cx = task.context(mount.origin);
@@ -499,7 +499,7 @@ fn read_from(
         read => read?,
     };
     if !flags.has(OpenFlags::NOATIME) {
-        file.here().node.was_read();
+        file.inode().node.record_read();
     }
     Ok(count)
 }
@@ -513,7 +513,7 @@ fn write_on<S: WriteSource>(
     source: impl FnOnce(usize) -> S,
 ) -> Result<usize, Errno> {
     let open = writable(file)?;
-    let flags = flags.over(file.flags())?;
+    let flags = flags.apply_to(file.flags())?;
     if len == 0 {
         return Ok(0);
     }
@@ -539,8 +539,8 @@ fn write_at<S: WriteSource>(
     source: impl FnOnce(usize) -> S,
 ) -> Result<usize, Errno> {
     let open = writable(file)?;
-    let flags = flags.over(file.flags())?;
-    at_offset(file, offset)?;
+    let flags = flags.apply_to(file.flags())?;
+    check_offset(file, offset)?;
     if len == 0 {
         return Ok(0);
     }
@@ -562,12 +562,12 @@ fn fits(offset: u64, len: usize) -> Result<(), Errno> {
 
 fn size(task: &ClientTask, file: &FileDescription) -> Result<u64, Errno> {
     let who = task.credentials();
-    Ok(file.mount().fresh_attr(&file.here().node, file.fh(), &who)?.size)
+    Ok(file.mount().fresh_attr(&file.inode().node, file.fh(), &who)?.size)
 }
 
 /// The number of bytes, of `len`, that may be written at `offset`. Fails with `EFBIG`.
 #[inline]
-fn within_limits(
+fn limit_length(
     task: &ClientTask,
     file: &FileDescription,
     (offset, len): (u64, usize),
@@ -592,7 +592,7 @@ fn write_to<S: WriteSource>(
     source: impl FnOnce(usize) -> S,
 ) -> Result<usize, Errno> {
     fits(offset, len)?;
-    let len = within_limits(task, file, (offset, len), flags.has(OpenFlags::APPEND))?;
+    let len = limit_length(task, file, (offset, len), flags.has(OpenFlags::APPEND))?;
     let mount = file.mount();
     let kill_suidgid = !task.keeps_suid();
     // The arguments are built in place, for the reason in `read_from`.
@@ -600,7 +600,7 @@ fn write_to<S: WriteSource>(
     let mut source = source(len);
     let cx = task.context(mount.origin);
     let mut result = Err(Errno::ENOSYS);
-    if !mount.only_submits() {
+    if !mount.requires_submit() {
         result = mount.move_data(Op::WRITE, len, |fs| {
             fs.write(&cx, open, args(), &mut WriteBuf::new(&mut source))
         });
@@ -609,7 +609,7 @@ fn write_to<S: WriteSource>(
         mount.lacks_calls.store(true, Relaxed);
         result = crate::asynchronous::write_now(task, file, &mut source, args());
     }
-    file.here().node.data_changed();
+    file.inode().node.data_changed();
     let count = result?;
     if flags.has(OpenFlags::DSYNC) {
         let datasync = !flags.has(OpenFlags::SYNC);

@@ -122,11 +122,11 @@ impl FileDescription {
     ) -> Option<Arc<Self>> {
         // Ids are unique among processes that share locks, as far as process ids are.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | u64::from(parts.who.pid) << 41;
-        FileDescription::taken_over(parts, arena, InheritedFile { id })
+        FileDescription::from_handover(parts, arena, InheritedFile { id })
     }
 
     /// Creates an open file that an earlier program of this process has opened.
-    pub(crate) fn taken_over(
+    pub(crate) fn from_handover(
         parts: DescriptionParts,
         arena: Option<&Arc<dyn CellArena>>,
         InheritedFile { id }: InheritedFile,
@@ -177,7 +177,7 @@ impl FileDescription {
         Some(Arc::new(file))
     }
 
-    pub(crate) fn here(&self) -> &MountedInode {
+    pub(crate) fn inode(&self) -> &MountedInode {
         &self.here
     }
 
@@ -274,7 +274,7 @@ impl FileDescription {
     }
 
     /// Records that a lock was or will be taken through this open file, by any process that shares it.
-    pub(crate) fn will_be_locked(&self) {
+    pub(crate) fn record_lock(&self) {
         self.here.mount.has_locked.store(true, Ordering::Relaxed);
         self.cells().flags.fetch_or(LOCKED, Ordering::Relaxed);
     }

@@ -45,7 +45,7 @@ impl DirectClient {
             let result = result.and(if too_small { Err(Errno::EINVAL) } else { Ok(()) });
             (following.next, result)
         });
-        dir.here().node.was_read();
+        dir.inode().node.record_read();
         Ok(listed?)
     }
 

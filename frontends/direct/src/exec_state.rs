@@ -41,7 +41,7 @@ impl FileDescription {
     /// The state that the next program needs.
     pub fn exec_state(&self) -> OpenFileState {
         OpenFileState {
-            ino: self.here().node.ino(),
+            ino: self.inode().node.ino(),
             fh: self.fh(),
             kind: self.kind,
             flags: self.flags().0,
@@ -54,7 +54,7 @@ impl FileDescription {
 
 impl WorkDir {
     /// The mount and the inode of a working directory that lies in a mount.
-    pub fn inside(&self) -> Option<(&Arc<ClientMount>, Ino)> {
+    pub fn in_mount(&self) -> Option<(&Arc<ClientMount>, Ino)> {
         match self {
             WorkDir::Inside(HeldDirectory { here, .. }) => Some((&here.mount, here.node.ino())),
             WorkDir::Outside(_) => None,
@@ -85,7 +85,7 @@ impl DirectClient {
         let who = task.credentials();
         let parts = DescriptionParts { here, opened, pin: None, flags: state.flags, who };
         let taken = InheritedFile { id: state.id };
-        let file = FileDescription::taken_over(parts, self.options.arena.as_ref(), taken);
+        let file = FileDescription::from_handover(parts, self.options.arena.as_ref(), taken);
         Ok(file.ok_or(Errno::ENFILE)?)
     }
 

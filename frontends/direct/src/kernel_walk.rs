@@ -60,19 +60,19 @@ pub(crate) enum OutsideStep {
 
 /// True if a walk at `path` could still reach a mount.
 pub(crate) fn may_lead_in(table: &ClientMountTable, path: &[u8], links: bool) -> bool {
-    table.has_paths() && (links || table.below(path) || path.is_empty())
+    table.has_paths() && (links || table.has_mount_below(path) || path.is_empty())
 }
 
 /// Looks up `path`. Links of /proc are not followed, because they do not refer to a path. `known` has directories
 /// that need no lookup, with the counter of changes
 /// ([`ClientOptions::path_changes`](crate::ClientOptions::path_changes)).
-pub(crate) fn look(
+pub(crate) fn follow(
     table: &ClientMountTable,
     path: &[u8],
     links: bool,
     known: Option<(&KnownDirs, &AtomicU32)>,
 ) -> OutsideStep {
-    let below = table.below(path);
+    let below = table.has_mount_below(path);
     if path == b"/proc" || path == b"/dev/fd" {
         return if below { OutsideStep::GoOn } else { OutsideStep::HandOver };
     }
@@ -101,7 +101,7 @@ pub(crate) fn look(
 }
 
 /// True if a link at `path` with `text` leads into a mount, directly or through other links.
-pub(crate) fn leads_in(table: &ClientMountTable, path: &[u8], text: &[u8]) -> bool {
+pub(crate) fn leads_into_mount(table: &ClientMountTable, path: &[u8], text: &[u8]) -> bool {
     let mut target = Vec::new();
     if !text.starts_with(b"/") {
         let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);

@@ -100,7 +100,7 @@ impl ChangeTracker {
     }
 
     /// Counts a notification of a change, before its effect on cached data.
-    pub(crate) fn told(&self) {
+    pub(crate) fn record_notification(&self) {
         self.0.changes.fetch_add(1, SeqCst);
     }
 
@@ -122,7 +122,8 @@ impl ChangeTracker {
         (dir, name): (Ino, &[u8]),
         valid_for: Duration,
     ) -> Option<AnswerValidity<u64>> {
-        self.unchanged(moment, |versions| versions.name(dir, name)).or_else(|| until(valid_for))
+        self.unchanged(moment, |versions| versions.name(dir, name))
+            .or_else(|| valid_until(valid_for))
     }
 
     /// True if the name still holds.
@@ -152,7 +153,7 @@ impl ChangeTracker {
             // The reply to a lookup may be older than a change of which the file system notified the client
             // meanwhile.
             let current = self.0.changes.load(SeqCst) == moment.changes;
-            if current { until(attr.valid_for) } else { None }
+            if current { valid_until(attr.valid_for) } else { None }
         })
     }
 
@@ -193,6 +194,6 @@ impl ChangeTracker {
     }
 }
 
-fn until<T>(valid_for: Duration) -> Option<AnswerValidity<T>> {
+fn valid_until<T>(valid_for: Duration) -> Option<AnswerValidity<T>> {
     (!valid_for.is_zero()).then(|| AnswerValidity::Until(expiry(valid_for)))
 }

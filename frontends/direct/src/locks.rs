@@ -37,7 +37,7 @@ impl DirectClient {
         let open = file.file()?;
         let request = request(task, file, family, lock, false)?;
         let mount = file.mount();
-        file.will_be_locked();
+        file.record_lock();
         let cx = task.context(mount.origin);
         Ok(mount.call(Op::SETLK, |fs| match mount.has_locks() {
             true => fs.setlk(&cx, open, &request),
@@ -71,7 +71,7 @@ impl DirectClient {
         let open = file.file()?;
         let request = request(task, file, family, lock, true)?;
         let mount = file.mount();
-        file.will_be_locked();
+        file.record_lock();
         let ending = OperationEnd { callback, file: Some(Arc::clone(file)) };
         let (pending, wait) = prepare_wait(task, mount, (open, request), ending);
         match mount.has_locks() {

@@ -103,7 +103,7 @@ impl ClientMount {
     ) -> Result<Arc<Self>> {
         let recorder = Recorder::new();
         let caps = guarded(|| Ok(fs.caps()))?;
-        let owner = caps.of_one_process.then(ProcessOwner::here);
+        let owner = caps.of_one_process.then(ProcessOwner::current);
         let fs = match owner {
             Some(owner) => {
                 let target = String::from_utf8_lossy(&spot.target()).into_owned();
@@ -159,7 +159,7 @@ impl ClientMount {
     }
 
     /// Passes an event on to the file system, if it handles events.
-    pub(crate) fn tell(&self, event: impl FnOnce(&dyn Lifecycle)) {
+    pub(crate) fn notify_lifecycle(&self, event: impl FnOnce(&dyn Lifecycle)) {
         let run = || Ok(self.core.fs.lifecycle().map(event));
         // The result does not matter.
         let _ = guarded(run);
@@ -168,7 +168,7 @@ impl ClientMount {
     /// Releases cached data here and in the file system.
     pub(crate) fn release_memory(&self) {
         self.names.clear();
-        self.tell(|lifecycle| lifecycle.memory_pressure());
+        self.notify_lifecycle(|lifecycle| lifecycle.memory_pressure());
     }
 
     pub(crate) fn recorder(&self) -> &Recorder {
@@ -207,7 +207,7 @@ impl ClientMount {
 
     /// True if the file system takes data operations only by `submit`.
     #[inline]
-    pub(crate) fn only_submits(&self) -> bool {
+    pub(crate) fn requires_submit(&self) -> bool {
         self.caps.submits && self.lacks_calls.load(Ordering::Relaxed)
     }
 
@@ -281,7 +281,7 @@ impl ClientMount {
             Ok((entry, opened)) => {
                 let node = self.adopt(&entry, ticket.moment);
                 let place = (dir.ino(), bytes);
-                if let Some(lasts) = self.lasts(ticket.moment, place, &entry) {
+                if let Some(lasts) = self.name_lifetime(ticket.moment, place, &entry) {
                     if !self.has_cacheable_names.load(Ordering::Relaxed) {
                         self.has_cacheable_names.store(true, Ordering::Relaxed);
                     }
@@ -348,7 +348,7 @@ impl ClientMount {
 
     /// Returns the lifetime of the name of an entry. A name that is cached keeps the inode at the file system, also
     /// after its removal by others. So the name of a file with data is cached for a limited time.
-    fn lasts(
+    fn name_lifetime(
         &self,
         moment: CallMoment,
         place: (Ino, &[u8]),
@@ -404,7 +404,7 @@ impl ClientMount {
     }
 
     /// The directories that walks have passed.
-    pub(crate) fn passed(&self) -> &PrefixCache {
+    pub(crate) fn prefix_cache(&self) -> &PrefixCache {
         &self.names.passed
     }
 
@@ -532,7 +532,7 @@ impl ClientMount {
     /// Invalidates the attributes that the node of an inode has cached, if it has a node.
     pub(crate) fn inode_changed(&self, ino: Ino) {
         if let Some(node) = self.core.find(ino) {
-            node.changed();
+            node.invalidate();
         }
     }
 }
@@ -575,19 +575,19 @@ impl CacheNotify {
         self.core.upgrade().ok_or(Errno::ENOTCONN)
     }
 
-    fn changed(&self, ino: Ino) -> Result<()> {
+    fn invalidate(&self, ino: Ino) -> Result<()> {
         let core = self.core()?;
         // Counted before the search for the node: the reply to a lookup that creates a node meanwhile is then not
         // cached.
-        core.fresh.told();
-        core.find(ino).ok_or(Errno::ENOENT)?.changed_by_others();
+        core.fresh.record_notification();
+        core.find(ino).ok_or(Errno::ENOENT)?.invalidate_by_others();
         Ok(())
     }
 }
 
 impl Notify for CacheNotify {
     fn invalidate_inode(&self, ino: Ino, _: Option<(u64, u64)>) -> Result<()> {
-        self.changed(ino)
+        self.invalidate(ino)
     }
 
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, _: bool) -> Result<()> {
@@ -599,7 +599,7 @@ impl Notify for CacheNotify {
         self.names()?.remove(parent, name.as_bytes());
         for ino in [parent, child] {
             // An inode without a node has nothing cached.
-            let _ = self.changed(ino);
+            let _ = self.invalidate(ino);
         }
         Ok(())
     }
@@ -613,7 +613,7 @@ impl Notify for CacheNotify {
 
     fn increment_epoch(&self) -> Result<()> {
         let core = self.core()?;
-        core.fresh.told();
+        core.fresh.record_notification();
         core.fresh.increment_epoch();
         self.names()?.clear();
         Ok(())

@@ -26,7 +26,7 @@ impl ClientMountTable {
         self.paths > 0
     }
 
-    fn at_paths(&self) -> impl Iterator<Item = (&Arc<ClientMount>, &[u8])> {
+    fn mounts_with_paths(&self) -> impl Iterator<Item = (&Arc<ClientMount>, &[u8])> {
         self.mounts.iter().filter_map(|mount| match &mount.spot {
             MountSpot::Path(path) => Some((mount, &**path)),
             _ => None,
@@ -34,20 +34,21 @@ impl ClientMountTable {
     }
 
     /// The mount at exactly this path, which has no `.`, `..` or double slashes.
-    pub fn at(&self, path: &[u8]) -> Option<&Arc<ClientMount>> {
-        self.at_paths().find(|(_, at)| *at == path).map(|(mount, _)| mount)
+    pub fn find(&self, path: &[u8]) -> Option<&Arc<ClientMount>> {
+        self.mounts_with_paths().find(|(_, at)| *at == path).map(|(mount, _)| mount)
     }
 
     /// True if a mount lies below `path`.
-    pub fn below(&self, path: &[u8]) -> bool {
+    pub fn has_mount_below(&self, path: &[u8]) -> bool {
         let below = |at: &[u8]| at.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/"));
-        self.at_paths().any(|(_, at)| below(at))
+        self.mounts_with_paths().any(|(_, at)| below(at))
     }
 
     /// The mount with the longest path that is a prefix of `path`, and the length of that prefix in
     /// `path`.
     pub fn prefix(&self, path: &[u8]) -> Option<(&Arc<ClientMount>, usize)> {
-        let found = self.at_paths().filter_map(|(mount, at)| Some((mount, matches(path, at)?)));
+        let found =
+            self.mounts_with_paths().filter_map(|(mount, at)| Some((mount, matches(path, at)?)));
         found.max_by_key(|(_, len)| *len)
     }
 
@@ -114,7 +115,7 @@ impl ClientMounts {
         let _change = lock(&self.change);
         let mut table = ClientMountTable::clone(&self.table.load());
         let taken = match &mount.spot {
-            MountSpot::Path(path) => table.at(path).is_some(),
+            MountSpot::Path(path) => table.find(path).is_some(),
             MountSpot::Name(_) => table.named(&mount.target()).is_some(),
             MountSpot::Covers { .. } => false,
         };

@@ -41,7 +41,7 @@ impl DirectClient {
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let MountedInode { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::MKDIR, |fs| fs.mkdir(&cx, dir.ino(), name, &node));
-        self.made(&spot, entry.map_err(without))
+        self.finish_creation(&spot, entry.map_err(map_missing_operation))
     }
 
     /// Creates a file, fifo, socket or device, mknodat(2). A `mode` without a type means a regular
@@ -77,7 +77,7 @@ impl DirectClient {
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let MountedInode { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::MKNOD, |fs| fs.mknod(&cx, dir.ino(), name, &node));
-        self.made(&spot, entry.map_err(without))
+        self.finish_creation(&spot, entry.map_err(map_missing_operation))
     }
 
     /// Creates a symbolic link with the text `target`, symlinkat(2).
@@ -100,7 +100,7 @@ impl DirectClient {
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let MountedInode { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::SYMLINK, |fs| fs.symlink(&cx, dir.ino(), name, target, &node));
-        self.made(&spot, entry.map_err(without))
+        self.finish_creation(&spot, entry.map_err(map_missing_operation))
     }
 
     /// Reads a symbolic link, readlinkat(2). Fails with `EINVAL` if it is no link.
@@ -112,7 +112,7 @@ impl DirectClient {
 
     /// Reads a symbolic link that is open with `O_PATH`.
     pub fn freadlink(&self, task: &ClientTask, file: &FileDescription) -> Result<Vec<u8>> {
-        self.text_of(file.here(), &task.credentials())
+        self.text_of(file.inode(), &task.credentials())
     }
 
     fn text_of(&self, here: &MountedInode, who: &TaskCredentials) -> Result<Vec<u8>> {
@@ -148,7 +148,7 @@ impl DirectClient {
     ) -> Result<()> {
         let who = task.credentials();
         let spot = self.spot_for_new(task, &who, to, false)?;
-        self.link_to(file.here(), &spot, &who)
+        self.link_to(file.inode(), &spot, &who)
     }
 
     fn link_to(
@@ -168,8 +168,8 @@ impl DirectClient {
         let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let (ino, dir) = (source.node.ino(), spot.dir.node.ino());
         let entry = spot.dir.mount.call(Op::LINK, |fs| fs.link(&cx, ino, dir, name));
-        source.node.changed();
-        self.made(spot, entry.map_err(without))
+        source.node.invalidate();
+        self.finish_creation(spot, entry.map_err(map_missing_operation))
     }
 
     /// Removes the name of a file that is no directory, unlinkat(2).
@@ -194,10 +194,10 @@ impl DirectClient {
         let MountedInode { node, mount } = &dir;
         let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
         if let Some(found) = found {
-            found.changed();
+            found.invalidate();
         }
         mount.name_changed(node, last.bytes());
-        Ok(result.map_err(without)?)
+        Ok(result.map_err(map_missing_operation)?)
     }
 
     /// Removes an empty directory, rmdir(2).
@@ -225,9 +225,9 @@ impl DirectClient {
         let MountedInode { node, mount } = &dir;
         let result = mount.call(Op::RMDIR, |fs| fs.rmdir(&cx, node.ino(), name));
         mount.path_changed();
-        found.changed();
+        found.invalidate();
         mount.name_changed(node, last.bytes());
-        Ok(result.map_err(without)?)
+        Ok(result.map_err(map_missing_operation)?)
     }
 
     /// Renames a file, renameat2(2). Fails with `EXDEV` between mounts.
@@ -259,8 +259,8 @@ impl DirectClient {
 
     fn rename_found(&self, moving: &PendingRename<'_>, who: &TaskCredentials) -> Result<()> {
         let PendingRename { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
-        let source = renamed(old_dir, old, who)?;
-        let target = match renamed(new_dir, new, who) {
+        let source = find_renamed(old_dir, old, who)?;
+        let target = match find_renamed(new_dir, new, who) {
             Ok(target) => Some(target),
             Err(Errno::ENOENT) if !exchange => None,
             Err(errno) => return Err(errno.into()),
@@ -287,13 +287,13 @@ impl DirectClient {
         if source.is_dir() || target.as_ref().is_some_and(CallTarget::is_dir) {
             mount.path_changed();
         }
-        source.changed();
+        source.invalidate();
         if let Some(target) = target {
-            target.changed();
+            target.invalidate();
         }
         mount.name_changed(&old_dir.node, old.bytes());
         mount.name_changed(&new_dir.node, new.bytes());
-        Ok(result.map_err(without)?)
+        Ok(result.map_err(map_missing_operation)?)
     }
 
     /// Finds the place of a new file. Fails with `EEXIST`, `EROFS` or `EACCES`, and with `ENOENT`
@@ -319,7 +319,11 @@ impl DirectClient {
         Ok(NewNamePlace { dir, last })
     }
 
-    fn made(&self, spot: &NewNamePlace<'_>, entry: Result<defuse_fs::Entry, Errno>) -> Result<()> {
+    fn finish_creation(
+        &self,
+        spot: &NewNamePlace<'_>,
+        entry: Result<defuse_fs::Entry, Errno>,
+    ) -> Result<()> {
         let MountedInode { node, mount } = &spot.dir;
         match entry {
             Ok(entry) => {
@@ -344,7 +348,7 @@ impl NewNamePlace<'_> {
 }
 
 /// Replaces `ENOSYS` by the error that programs expect of a file system without the operation.
-fn without(errno: Errno) -> Errno {
+fn map_missing_operation(errno: Errno) -> Errno {
     if errno == Errno::ENOSYS { Errno::EPERM } else { errno }
 }
 
@@ -362,14 +366,14 @@ fn victim<'a>(
     who: &TaskCredentials,
 ) -> Result<CallTarget<'a>, Errno> {
     match dir.mount.peek(&dir.node, last.name()?, who)? {
-        Some(attr) => Ok(CallTarget::peeked(&dir.mount, attr)),
-        None => renamed(dir, last, who),
+        Some(attr) => Ok(CallTarget::from_attr(&dir.mount, attr)),
+        None => find_renamed(dir, last, who),
     }
 }
 
 /// Looks up a file to be renamed or replaced. The numbers of two such files show if they are the same file. Does not
 /// enter a mount on the file, either.
-fn renamed<'a>(
+fn find_renamed<'a>(
     dir: &'a MountedInode,
     last: &PathComponent<'_>,
     who: &TaskCredentials,

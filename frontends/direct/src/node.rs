@@ -107,17 +107,17 @@ impl CachedInode {
     /// The version after a request that began at `moment`.
     pub(crate) fn version_at(&self, moment: CallMoment) -> AttributeVersion {
         let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
-        AttributeVersion { all, rights, told: self.told(), moment }
+        AttributeVersion { all, rights, told: self.notification_counts(), moment }
     }
 
-    fn told(&self) -> NotificationCounts {
+    fn notification_counts(&self) -> NotificationCounts {
         (self.told.load(SeqCst), self.core.fresh.epoch())
     }
 
     /// Invalidates cached attributes after a change by others. Unlike the number of
-    /// [`changed`](CachedInode::changed), this number never goes back when two threads call it, so that attributes
-    /// which were requested before a change are never used after it.
-    pub(crate) fn changed_by_others(&self) {
+    /// [`invalidate`](CachedInode::invalidate), this number never goes back when two threads call it, so that
+    /// attributes which were requested before a change are never used after it.
+    pub(crate) fn invalidate_by_others(&self) {
         self.told.fetch_add(1, SeqCst);
     }
 
@@ -128,25 +128,25 @@ impl CachedInode {
     /// both changes were complete when the version was read, so attributes requested after it has
     /// grown include both.
     #[inline]
-    pub(crate) fn changed(&self) {
+    pub(crate) fn invalidate(&self) {
         self.names_changed();
         increase(&self.rights);
     }
 
-    /// Like [`changed`](CachedInode::changed), for a directory of which only the names have changed.
+    /// Like [`invalidate`](CachedInode::invalidate), for a directory of which only the names have changed.
     #[inline]
     pub(crate) fn names_changed(&self) {
         increase(&self.version);
     }
 
-    /// Like [`changed`](CachedInode::changed), for data. If versions show changes of the rights by others, the cached
-    /// rights stay, unless the file may lose set-id bits.
+    /// Like [`invalidate`](CachedInode::invalidate), for data. If versions show changes of the rights by others, the
+    /// cached rights stay, unless the file may lose set-id bits.
     #[inline]
     pub(crate) fn data_changed(&self) {
         if self.core.fresh.is_versioned() && self.keeps_its_rights() {
             self.names_changed();
         } else {
-            self.changed();
+            self.invalidate();
         }
     }
 
@@ -174,7 +174,7 @@ impl CachedInode {
 
     /// Records that a read has changed the access time.
     #[inline]
-    pub(crate) fn was_read(&self) {
+    pub(crate) fn record_read(&self) {
         if !self.accessed.load(Relaxed) {
             self.accessed.store(true, Relaxed);
         }
@@ -239,7 +239,7 @@ impl CachedInode {
         fits: impl Fn(&AttributeVersion, u64, u64) -> bool,
     ) -> Option<(Attr, AnswerValidity<InodeVersions>)> {
         let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
-        let told = self.told();
+        let told = self.notification_counts();
         let cached = lock(&self.cached);
         let (attr, of, lasts) = cached.attr.as_ref()?;
         (of.told == told && fits(of, all, rights)).then_some((*attr, *lasts))
@@ -260,7 +260,7 @@ impl CachedInode {
         &self,
         decide: &mut dyn FnMut(&[u8]) -> T,
     ) -> Option<Option<T>> {
-        let (rights, told) = (self.rights.load(Relaxed), self.told());
+        let (rights, told) = (self.rights.load(Relaxed), self.notification_counts());
         let cached = lock(&self.cached);
         let (acl, of, expires) = cached.acl.as_ref()?;
         let fits = of.rights == rights && of.told == told && now_ns() < *expires;

@@ -107,7 +107,7 @@ impl DirectClient {
             return opening.create(&mut walk, follow);
         }
         let (here, opened) = walk.node_to_open(follow, open)?;
-        let told = walk.told_lately(&here);
+        let told = walk.recent_attributes(&here);
         opening.existing(here, told, opened)
     }
 }
@@ -239,11 +239,11 @@ impl PendingOpen<'_> {
             return self.path_only(here);
         }
         if !opened.as_ref().is_some_and(UncheckedOpen::is_permitted) {
-            self.check(&CallTarget::told(&here, told))?;
+            self.check(&CallTarget::from_node_with_attr(&here, told))?;
         }
         match kind {
-            FileKind::Directory => self.directory(CallTarget::walked(&here)),
-            FileKind::Regular => self.regular(CallTarget::walked(&here).opened(opened)),
+            FileKind::Directory => self.directory(CallTarget::from_node(&here)),
+            FileKind::Regular => self.regular(CallTarget::from_node(&here).with_open(opened)),
             _ => Err(Errno::ENXIO.into()),
         }
     }
@@ -295,9 +295,9 @@ impl PendingOpen<'_> {
         };
         let file = self.describe(found.open_node(), Some(opened))?;
         if truncates {
-            file.here().node.changed();
+            file.inode().node.invalidate();
             if !by_open {
-                self.client.set_size(self.task, file.here(), file.fh(), 0)?;
+                self.client.set_size(self.task, file.inode(), file.fh(), 0)?;
             }
         }
         Ok(file)
@@ -374,7 +374,7 @@ impl PendingOpen<'_> {
         // Another process may create or remove the name between lookup and create, so the loop
         // retries a few times.
         for _ in 0..8 {
-            match self.look(&dir, component)? {
+            match self.open_component(&dir, component)? {
                 CreateLookup::Walk => {}
                 CreateLookup::Opened(file) => return Ok(Some(file)),
                 CreateLookup::Missing => match self.make(&dir, component) {
@@ -394,7 +394,7 @@ impl PendingOpen<'_> {
                     }
                     self.client.protected.check_creation(
                         &dir,
-                        &CallTarget::walked(&found),
+                        &CallTarget::from_node(&found),
                         self.who,
                     )?;
                     return self.existing(found, None, None).map(Some);
@@ -413,7 +413,11 @@ impl PendingOpen<'_> {
     }
 
     /// Opens `component` in `dir` without a walk if it is a regular file.
-    fn look(&self, dir: &MountedInode, component: &PathComponent<'_>) -> Result<CreateLookup> {
+    fn open_component(
+        &self,
+        dir: &MountedInode,
+        component: &PathComponent<'_>,
+    ) -> Result<CreateLookup> {
         if !dir.mount.may_resolve() {
             return Ok(CreateLookup::Walk);
         }

@@ -45,16 +45,16 @@ impl OwnedFileSystem {
         OwnedFileSystem { inner: OwnedInner(Some(fs)), owner, source, told: AtomicBool::new(false) }
     }
 
-    fn here(&self) -> Result<()> {
+    fn check_process(&self) -> Result<()> {
         if self.owner.is_here() {
             return Ok(());
         }
-        self.tell();
+        self.report_foreign_process();
         Err(Errno::ENOTCONN)
     }
 
     #[cold]
-    fn tell(&self) {
+    fn report_foreign_process(&self) {
         if self.told.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -73,7 +73,7 @@ impl OwnedFileSystem {
         _: &Context<'_>,
         call: impl FnOnce(&(dyn FileSystem + 'static)) -> Result<T>,
     ) -> Result<T> {
-        self.here()?;
+        self.check_process()?;
         call(&*self.inner)
     }
 }
@@ -126,14 +126,14 @@ impl FileSystem for OwnedFileSystem {
     }
 
     fn submit(&self, io: Io) {
-        match self.here() {
+        match self.check_process() {
             Ok(()) => self.inner.submit(io),
             Err(errno) => io.finish(Err(errno)),
         }
     }
 
     fn setlkw(&self, wait: LockWait) {
-        match self.here() {
+        match self.check_process() {
             Ok(()) => self.inner.setlkw(wait),
             Err(errno) => wait.finish(Err(errno)),
         }

@@ -44,7 +44,7 @@ impl PrefixSet {
     }
 
     /// Adds a directory. It may replace an entry for the same directory or another entry, which is returned.
-    fn put(&mut self, dir: PrefixEntry) -> Option<PrefixEntry> {
+    fn insert(&mut self, dir: PrefixEntry) -> Option<PrefixEntry> {
         let known = self.find(dir.parent, &dir.name);
         if known.is_none() && self.dirs.len() < WAYS {
             self.dirs.push(dir);
@@ -178,7 +178,7 @@ impl PrefixCache {
         }
         let until = self.holds.map_or(0, |(time, _)| expiry(time));
         let found = PrefixDirectory { node: Arc::clone(node), attr, until };
-        self.put(PrefixEntry { parent, name: name.into(), found, searched_by: None, changes });
+        self.insert(PrefixEntry { parent, name: name.into(), found, searched_by: None, changes });
         until
     }
 
@@ -194,11 +194,11 @@ impl PrefixCache {
         let &WalkBegin { parent, changes, until } = begin;
         let found = PrefixDirectory { node: Arc::clone(node), attr, until };
         let searched_by = Some(Box::new(who.clone()));
-        self.put(PrefixEntry { parent, name: path.into(), found, searched_by, changes });
+        self.insert(PrefixEntry { parent, name: path.into(), found, searched_by, changes });
     }
 
-    fn put(&self, dir: PrefixEntry) {
-        let old = self.set(dir.parent, &dir.name).put(dir);
+    fn insert(&self, dir: PrefixEntry) {
+        let old = self.set(dir.parent, &dir.name).insert(dir);
         // After the lock is released: the end of a node calls the file system.
         drop(old);
     }

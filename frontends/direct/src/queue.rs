@@ -120,7 +120,7 @@ impl<T: Send + 'static> JobQueue<T> {
         };
         let (work, change) = (Condvar::new(), Condvar::new());
         let state = Mutex::new(state);
-        let owner = ProcessOwner::here();
+        let owner = ProcessOwner::current();
         Ok(JobQueue {
             shared: Arc::new(JobQueueShared { options, owner, eventfd, state, work, change }),
         })
@@ -135,7 +135,7 @@ impl<T: Send + 'static> JobQueue<T> {
         work: Box<dyn FnOnce() -> T + Send>,
         then: Option<JobCallback<T>>,
     ) -> Result<()> {
-        self.shared.here()?;
+        self.shared.check_process()?;
         let mut state = lock(&self.shared.state);
         if state.ending {
             return Err(Errno::EINVAL);
@@ -168,7 +168,7 @@ impl<T: Send + 'static> JobQueue<T> {
         if WORKS.get() && min > 0 {
             return Err(Errno::EDEADLK);
         }
-        self.shared.here()?;
+        self.shared.check_process()?;
         // A time beyond the range of the clock means no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = lock(&self.shared.state);
@@ -195,7 +195,7 @@ impl<T: Send + 'static> JobQueue<T> {
     /// Cancels a waiting job; its outcome is [`JobOutcome::Canceled`]. Fails with `EINPROGRESS` if it
     /// has begun, and with `ENOENT` if there is no job of this number.
     pub fn cancel(&self, data: u64) -> Result<()> {
-        self.shared.here()?;
+        self.shared.check_process()?;
         let mut state = lock(&self.shared.state);
         let place = state.waiting.iter().position(|job| job.data == data);
         let Some(job) = place.and_then(|place| state.waiting.remove(place)) else {
@@ -219,7 +219,7 @@ impl<T: Send + 'static> JobQueue<T> {
         if WORKS.get() {
             return Err(Errno::EDEADLK);
         }
-        self.shared.here()?;
+        self.shared.check_process()?;
         let mut state = lock(&self.shared.state);
         state.ending = true;
         let waiting = std::mem::take(&mut state.waiting);
@@ -237,7 +237,7 @@ impl<T: Send + 'static> JobQueue<T> {
 
 impl<T: Send + 'static> Drop for JobQueue<T> {
     fn drop(&mut self) {
-        if self.shared.here().is_ok() && self.end().is_err() {
+        if self.shared.check_process().is_ok() && self.end().is_err() {
             // A worker cannot wait for itself. The threads then exit without anyone waiting for
             // them.
             lock(&self.shared.state).ending = true;
@@ -258,7 +258,7 @@ fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, 
 
 impl<T> JobQueueShared<T> {
     /// Fails with `EINVAL` in a child of the process that has the threads.
-    fn here(&self) -> Result<()> {
+    fn check_process(&self) -> Result<()> {
         if self.owner.is_here() { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
@@ -281,7 +281,11 @@ impl<T> JobQueueShared<T> {
             drop(state);
             // The job drops its captures before its outcome is reported.
             let result = std::panic::catch_unwind(AssertUnwindSafe(work));
-            state = self.tell(data, result.map_or(JobOutcome::Panicked, JobOutcome::Done), then);
+            state = self.complete_job(
+                data,
+                result.map_or(JobOutcome::Panicked, JobOutcome::Done),
+                then,
+            );
             if let Some(place) = state.running.iter().position(|&running| running == data) {
                 state.running.swap_remove(place);
             }
@@ -292,10 +296,10 @@ impl<T> JobQueueShared<T> {
 
     fn canceled(&self, job: QueuedJob<T>) {
         drop(job.work);
-        drop(self.tell(job.data, JobOutcome::Canceled, job.then));
+        drop(self.complete_job(job.data, JobOutcome::Canceled, job.then));
     }
 
-    fn tell(
+    fn complete_job(
         &self,
         data: u64,
         outcome: JobOutcome<T>,

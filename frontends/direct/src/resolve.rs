@@ -90,28 +90,28 @@ enum KnownInode {
 
 impl<'a> CallTarget<'a> {
     /// An inode with a node.
-    pub fn walked(here: &'a MountedInode) -> Self {
+    pub fn from_node(here: &'a MountedInode) -> Self {
         CallTarget::with_node(&here.mount, Arc::clone(&here.node))
     }
 
     /// Returns an inode with a node, and its attributes if they have just arrived from the file system.
-    pub fn told(here: &'a MountedInode, told: Option<Attr>) -> Self {
-        CallTarget::of(&here.mount, Arc::clone(&here.node), told, None)
+    pub fn from_node_with_attr(here: &'a MountedInode, told: Option<Attr>) -> Self {
+        CallTarget::with_parts(&here.mount, Arc::clone(&here.node), told, None)
     }
 
     /// The inode of an open file.
     pub fn open(file: &'a FileDescription) -> Self {
-        let here = file.here();
+        let here = file.inode();
         // The handle of a directory returns no more attributes than its inode.
         let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
-        CallTarget::of(&here.mount, Arc::clone(&here.node), None, fh)
+        CallTarget::with_parts(&here.mount, Arc::clone(&here.node), None, fh)
     }
 
     pub fn with_node(mount: &'a Arc<ClientMount>, node: Arc<CachedInode>) -> Self {
-        CallTarget::of(mount, node, None, None)
+        CallTarget::with_parts(mount, node, None, None)
     }
 
-    fn of(
+    fn with_parts(
         mount: &'a Arc<ClientMount>,
         node: Arc<CachedInode>,
         told: Option<Attr>,
@@ -132,12 +132,12 @@ impl<'a> CallTarget<'a> {
     }
 
     /// Returns an inode of which only the attributes are known, and nothing is cached.
-    pub fn peeked(mount: &'a Arc<ClientMount>, attr: Attr) -> Self {
+    pub fn from_attr(mount: &'a Arc<ClientMount>, attr: Attr) -> Self {
         CallTarget::resolved(mount, Ino(0), attr, mount.moment())
     }
 
     /// The inode, which was opened already if `opened` is a file.
-    pub fn opened(self, opened: Option<UncheckedOpen>) -> Self {
+    pub fn with_open(self, opened: Option<UncheckedOpen>) -> Self {
         CallTarget { opened, ..self }
     }
 
@@ -192,9 +192,9 @@ impl<'a> CallTarget<'a> {
     }
 
     /// Invalidates cached attributes. Call it after the change.
-    pub fn changed(&self) {
+    pub fn invalidate(&self) {
         match &self.known {
-            KnownInode::Node { node, .. } => node.changed(),
+            KnownInode::Node { node, .. } => node.invalidate(),
             // The inode may have got a node by a name or an open file.
             KnownInode::Attr(..) => self.mount.inode_changed(self.ino),
         }
@@ -271,7 +271,7 @@ impl DirectClient {
                     if is_link || is_dir && attr.kind != FileKind::Directory {
                         return Ok(None);
                     }
-                    run(CallTarget::resolved(mount, ino, attr, moment).opened(opened))
+                    run(CallTarget::resolved(mount, ino, attr, moment).with_open(opened))
                 }
                 PathResolution::Missing { open_to_all } if searches(open_to_all) => {
                     Err(Errno::ENOENT.into())
@@ -301,7 +301,7 @@ impl DirectClient {
         let found = if is_absolute { table.prefix(path) } else { table.named(path) };
         if let Some((mount, len)) = found {
             let rest = path[len..].strip_prefix(b"/")?;
-            return in_normal_form(rest, |rest| {
+            return with_normal_form(rest, |rest| {
                 mount.may_resolve().then(|| run(mount, Ino::ROOT, rest))
             });
         }
@@ -309,7 +309,7 @@ impl DirectClient {
             return None;
         }
         let run = |here: &MountedInode| {
-            in_normal_form(path, |path| {
+            with_normal_form(path, |path| {
                 here.mount.may_resolve().then(|| run(&here.mount, here.node.ino(), path))
             })
         };
@@ -318,7 +318,7 @@ impl DirectClient {
                 WorkDir::Inside(held) => run(&held.here),
                 WorkDir::Outside(_) => None,
             }),
-            WalkStart::Dir(dir) => run(dir.here()),
+            WalkStart::Dir(dir) => run(dir.inode()),
             WalkStart::Itself(_) | WalkStart::Path(_) => None,
         }
     }
@@ -327,7 +327,7 @@ impl DirectClient {
 /// Calls `run` with the path in normal form, and true if it ends with a slash, so that it must lead to a directory.
 /// `None` for paths with `..`, and for paths whose last component is no name. A component before a slash must be a
 /// directory in any case, so that a `.` or another slash after it adds nothing.
-fn in_normal_form<T>(
+fn with_normal_form<T>(
     path: &[u8],
     run: impl FnOnce((NormalPath<'_>, bool)) -> Option<T>,
 ) -> Option<T> {
@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn a_path_has_a_normal_form_if_it_names_something_below_its_begin() {
         let normal = |path: &str| {
-            in_normal_form(path.as_bytes(), |(path, is_dir)| {
+            with_normal_form(path.as_bytes(), |(path, is_dir)| {
                 Some((String::from_utf8(path.as_bytes().to_vec()).unwrap(), is_dir))
             })
         };

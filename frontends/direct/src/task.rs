@@ -38,16 +38,16 @@ impl ClientTask {
             file_size_limit: AtomicU64::new(u64::MAX),
             cwd: ArcSwap::from_pointee(cwd),
         };
-        ClientTask::made_of(credentials, Arc::new(process))
+        ClientTask::from_parts(credentials, Arc::new(process))
     }
 
     /// Creates a task for a thread of this process with its own `credentials`. Umask, limit and
     /// working directory remain shared.
     pub fn with_credentials(&self, credentials: TaskCredentials) -> Self {
-        ClientTask::made_of(credentials, Arc::clone(&self.process))
+        ClientTask::from_parts(credentials, Arc::clone(&self.process))
     }
 
-    fn made_of(credentials: TaskCredentials, process: Arc<TaskProcess>) -> Self {
+    fn from_parts(credentials: TaskCredentials, process: Arc<TaskProcess>) -> Self {
         let task = ClientTask {
             credentials: ArcSwap::from_pointee(credentials.clone()),
             uid: AtomicU32::new(0),
@@ -65,7 +65,7 @@ impl ClientTask {
     pub fn of_this_process() -> Result<Self, Errno> {
         let cwd = std::env::current_dir().map_err(Errno::from)?;
         let cwd = std::os::unix::ffi::OsStringExt::into_vec(cwd.into_os_string());
-        let task = ClientTask::new(TaskCredentials::of_this_process()?, WorkDir::Outside(cwd));
+        let task = ClientTask::new(TaskCredentials::read_calling_thread()?, WorkDir::Outside(cwd));
         task.set_umask(process_umask().unwrap_or(0o022));
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
         task.set_file_size_limit(limit.current);
@@ -100,7 +100,7 @@ impl ClientTask {
     }
 
     /// The current credentials, for one call. It takes no reference count, which the threads of a process share.
-    pub(crate) fn who(&self) -> Guard<Arc<TaskCredentials>> {
+    pub(crate) fn current_credentials(&self) -> Guard<Arc<TaskCredentials>> {
         let known = self.credentials.load();
         if known.pid == self.pid.load(Relaxed) {
             known

@@ -167,7 +167,7 @@ impl DirectClient {
             may_search: false,
         };
         if let WalkStart::Itself(file) = at {
-            walk.begin_in(file.here(), is_free);
+            walk.begin_in(file.inode(), is_free);
             return Ok(walk);
         }
         let table = self.mounts.load();
@@ -198,12 +198,12 @@ impl<'a> PathWalk<'a> {
                 WorkDir::Outside(path) => self.at = WalkPosition::Outside(trimmed(path)),
             }),
             WalkStart::Dir(dir) => {
-                if !dir.here().node.is_dir() {
+                if !dir.inode().node.is_dir() {
                     return Err(Errno::ENOTDIR.into());
                 }
-                self.begin_in(dir.here(), is_free);
+                self.begin_in(dir.inode(), is_free);
             }
-            WalkStart::Itself(file) => self.begin_in(file.here(), is_free),
+            WalkStart::Itself(file) => self.begin_in(file.inode(), is_free),
             WalkStart::Path(path) => self.at = WalkPosition::Outside(trimmed(path)),
         }
         Ok(())
@@ -212,7 +212,7 @@ impl<'a> PathWalk<'a> {
     /// Begins in `here`. A walk without restrictions may go on from a place that is further.
     fn begin_in(&mut self, here: &MountedInode, is_free: bool) {
         self.entered = true;
-        if is_free && self.leap(here) {
+        if is_free && self.skip_to_last_directory(here) {
             return;
         }
         self.start = (!is_free).then(|| here.clone());
@@ -221,10 +221,10 @@ impl<'a> PathWalk<'a> {
 
     /// Goes from `here` to the last directory of the path at once, if a walk reached it by the same names lately.
     /// This takes no shared reference count, except the mount's.
-    fn leap(&mut self, here: &MountedInode) -> bool {
+    fn skip_to_last_directory(&mut self, here: &MountedInode) -> bool {
         let Some(path) = self.rest.before_last() else { return false };
         let Some(begin) = here.mount.begin(&here.node) else { return false };
-        let Some(found) = here.mount.passed().get_path(begin.parent, path, self.who) else {
+        let Some(found) = here.mount.prefix_cache().get_path(begin.parent, path, self.who) else {
             self.by_names = Some((begin, path));
             return false;
         };
@@ -245,8 +245,8 @@ impl<'a> PathWalk<'a> {
     /// Keeps the last directory of the path, which the caller may search, if only names led to it.
     fn keep_leap(&mut self, here: &MountedInode) {
         if let Some((begin, path)) = self.by_names.take() {
-            let passed = here.mount.passed();
-            passed.keep_path(&begin, path, (&here.node, self.told_lately(here)), self.who);
+            let passed = here.mount.prefix_cache();
+            passed.keep_path(&begin, path, (&here.node, self.recent_attributes(here)), self.who);
         }
     }
 
@@ -329,10 +329,10 @@ impl<'a> PathWalk<'a> {
         match last.part {
             ComponentKind::Dot => return Ok(Some(dir)),
             ComponentKind::DotDot => {
-                self.up(&dir)?;
+                self.walk_to_parent(&dir)?;
                 return match &self.at {
                     WalkPosition::Inside(here) => Ok(Some(here.clone())),
-                    WalkPosition::Outside(_) => self.outside_or_back(),
+                    WalkPosition::Outside(_) => self.reenter_or_leave(),
                 };
             }
             ComponentKind::Name => {}
@@ -349,7 +349,7 @@ impl<'a> PathWalk<'a> {
     }
 
     /// Handles a walk whose last `..` led out of a mount: another mount may be at the new place.
-    fn outside_or_back(&mut self) -> Result<Option<MountedInode>> {
+    fn reenter_or_leave(&mut self) -> Result<Option<MountedInode>> {
         let WalkPosition::Outside(path) = &self.at else { return Ok(None) };
         match self.client.mounts.load().prefix(path) {
             Some((mount, len)) if len == path.len() => Ok(Some(MountedInode::root(mount))),
@@ -361,7 +361,7 @@ impl<'a> PathWalk<'a> {
     pub fn parent(&mut self) -> Result<PathParent<'a>> {
         loop {
             let here = match self.take_at() {
-                WalkPosition::Outside(path) => self.come_in(path)?,
+                WalkPosition::Outside(path) => self.enter_from_kernel(path)?,
                 WalkPosition::Inside(here) => here,
             };
             let Some(component) = self.rest.next() else {
@@ -371,7 +371,7 @@ impl<'a> PathWalk<'a> {
                 return Err(Errno::ENOTDIR.into());
             }
             if !std::mem::take(&mut self.may_search) {
-                let told = self.told_lately(&here);
+                let told = self.recent_attributes(&here);
                 access::check_told(&here.mount, (&here.node, told), self.who, NeededAccess::EXEC)?;
             }
             if component.last {
@@ -392,14 +392,14 @@ impl<'a> PathWalk<'a> {
                 self.at = WalkPosition::Inside(here);
                 Ok(())
             }
-            ComponentKind::DotDot => self.up(&here),
+            ComponentKind::DotDot => self.walk_to_parent(&here),
             ComponentKind::Name => {
                 let (node, told, until) =
                     here.mount.pass(&here.node, component.name()?, self.who)?;
                 if let Some((begin, _)) = &mut self.by_names {
                     begin.pass(until);
                 }
-                let found = self.found(&here, node, told)?;
+                let found = self.enter_found(&here, node, told)?;
                 if !Arc::ptr_eq(&found.mount, &here.mount) {
                     self.by_names = None;
                 }
@@ -423,11 +423,11 @@ impl<'a> PathWalk<'a> {
         self.opened = opened.zip(open).map(|(opened, args)| {
             UncheckedOpen::new(&dir.mount, self.who, (node.ino(), args.flags), opened)
         });
-        self.found(dir, node, attr.map_or(ReachedAttributes::Nothing, ReachedAttributes::Now))
+        self.enter_found(dir, node, attr.map_or(ReachedAttributes::Nothing, ReachedAttributes::Now))
     }
 
     /// Records the result of a lookup in `dir`, and enters the mount that covers it.
-    fn found(
+    fn enter_found(
         &self,
         dir: &MountedInode,
         node: Arc<CachedInode>,
@@ -439,21 +439,21 @@ impl<'a> PathWalk<'a> {
 
     /// Returns the attributes of the inode at the end of the walk, if all of them arrived from the file system during
     /// the walk. They need no request, even if nothing is cached.
-    pub fn told(&self, here: &MountedInode) -> Option<Attr> {
-        let ReachedAttributes::Now(attr) = self.told_of(here) else { return None };
+    pub fn final_attributes(&self, here: &MountedInode) -> Option<Attr> {
+        let ReachedAttributes::Now(attr) = self.reached_attributes(here) else { return None };
         let is_whole = attr.btime.is_some() || !here.mount.caps().birth_times;
         is_whole.then_some(attr)
     }
 
     /// Returns the attributes of the inode that permission checks use, if the last step of the walk found them.
-    pub fn told_lately(&self, here: &MountedInode) -> Option<Attr> {
-        match self.told_of(here) {
+    pub fn recent_attributes(&self, here: &MountedInode) -> Option<Attr> {
+        match self.reached_attributes(here) {
             ReachedAttributes::Now(attr) | ReachedAttributes::Lately(attr) => Some(attr),
             ReachedAttributes::Nothing => None,
         }
     }
 
-    fn told_of(&self, here: &MountedInode) -> ReachedAttributes {
+    fn reached_attributes(&self, here: &MountedInode) -> ReachedAttributes {
         let last = self.told.take();
         let told = last.as_ref().filter(|(node, _)| Arc::ptr_eq(node, &here.node));
         let told = told.map_or(ReachedAttributes::Nothing, |(_, told)| *told);
@@ -484,7 +484,7 @@ impl<'a> PathWalk<'a> {
     }
 
     /// Walks `..`: the parent of the directory, not of the path as written.
-    fn up(&mut self, here: &MountedInode) -> Result<()> {
+    fn walk_to_parent(&mut self, here: &MountedInode) -> Result<()> {
         if self.start.as_ref().is_some_and(|start| start.is(here)) {
             if self.resolve.has(ResolveFlags::IN_ROOT) {
                 self.at = WalkPosition::Inside(here.clone());
@@ -533,7 +533,7 @@ impl<'a> PathWalk<'a> {
             return Err(Errno::ENOENT.into());
         }
         self.at = WalkPosition::Inside(dir.clone());
-        self.go_on_with(text)
+        self.continue_with(text)
     }
 
     /// Follows a link at which [`last_node`](PathWalk::last_node) stopped.
@@ -549,7 +549,7 @@ impl<'a> PathWalk<'a> {
         Ok(())
     }
 
-    fn go_on_with(&mut self, text: Vec<u8>) -> Result<()> {
+    fn continue_with(&mut self, text: Vec<u8>) -> Result<()> {
         if text.first() == Some(&b'/') {
             if self.resolve.has(ResolveFlags::BENEATH) {
                 return Err(Errno::EXDEV.into());
@@ -567,14 +567,14 @@ impl<'a> PathWalk<'a> {
 
     /// Walks through the kernel's name space from `path` until a mount is entered. If none can be
     /// reached, the kernel must continue.
-    fn come_in(&mut self, path: Vec<u8>) -> Result<MountedInode> {
+    fn enter_from_kernel(&mut self, path: Vec<u8>) -> Result<MountedInode> {
         let original = !self.entered;
         let mut path = path;
         let mut walked = false;
         loop {
             let table = self.client.mounts.load_full();
             if walked || self.entered {
-                if let Some(mount) = table.at(&path) {
+                if let Some(mount) = table.find(&path) {
                     self.enter(MountedInode::root(mount))?;
                     let WalkPosition::Inside(here) = &self.at else { continue };
                     return Ok(here.clone());
@@ -606,20 +606,20 @@ impl<'a> PathWalk<'a> {
                     let dir_len = path.len();
                     path.push(b'/');
                     path.extend_from_slice(component.bytes());
-                    if table.at(&path).is_some() {
+                    if table.find(&path).is_some() {
                         continue;
                     }
                     let links = self.client.follows_kernel_links();
                     // Each path of a tree of files has another last name.
-                    let known = self.client.known_dirs().filter(|_| !component.last);
-                    match kernel_walk::look(&table, &path, links, known) {
+                    let known = self.client.known_directories().filter(|_| !component.last);
+                    match kernel_walk::follow(&table, &path, links, known) {
                         kernel_walk::OutsideStep::GoOn => {}
                         kernel_walk::OutsideStep::HandOver => return Err(left(&path, &self.rest)),
                         // A final link that does not lead into a mount is left to the kernel.
                         kernel_walk::OutsideStep::Link(text)
                             if component.last
                                 && (!self.follow_last && !component.slash
-                                    || !kernel_walk::leads_in(&table, &path, &text)) =>
+                                    || !kernel_walk::leads_into_mount(&table, &path, &text)) =>
                         {
                             path.truncate(dir_len);
                             let full = absolute(&path, &before);

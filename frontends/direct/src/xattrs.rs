@@ -27,7 +27,7 @@ impl DirectClient {
     ) -> Result<Xattr> {
         XattrName::new(name)?;
         let who = task.credentials();
-        self.at_subject(task, &who, (at, path), follow, |found| Ok(get(found, &who, name, room)?))
+        self.with_subject(task, &who, (at, path), follow, |found| Ok(get(found, &who, name, room)?))
     }
 
     /// Reads an attribute of an open file, fgetxattr(2).
@@ -56,7 +56,7 @@ impl DirectClient {
             return Err(Errno::E2BIG.into());
         }
         let who = task.credentials();
-        self.at_subject(task, &who, (at, path), follow, |found| {
+        self.with_subject(task, &who, (at, path), follow, |found| {
             Ok(set(found, &who, name, value, flags)?)
         })
     }
@@ -84,7 +84,7 @@ impl DirectClient {
         room: usize,
     ) -> Result<Xattr> {
         let who = task.credentials();
-        self.at_subject(task, &who, (at, path), follow, |found| Ok(list(found, &who, room)?))
+        self.with_subject(task, &who, (at, path), follow, |found| Ok(list(found, &who, room)?))
     }
 
     /// Lists the names of all attributes of an open file, flistxattr(2).
@@ -107,7 +107,7 @@ impl DirectClient {
     ) -> Result<()> {
         XattrName::new(name)?;
         let who = task.credentials();
-        self.at_subject(task, &who, (at, path), follow, |found| Ok(remove(found, &who, name)?))
+        self.with_subject(task, &who, (at, path), follow, |found| Ok(remove(found, &who, name)?))
     }
 
     /// Removes an attribute of an open file, fremovexattr(2).
@@ -168,13 +168,13 @@ fn set(
     let cx = who.context(found.mount.origin);
     let ino = found.ino;
     let result = found.mount.call(Op::SETXATTR, |fs| fs.setxattr(&cx, ino, checked, value, flags));
-    changed(found, name);
+    invalidate_for_xattr(found, name);
     result.map_err(crate::data::unsupported)
 }
 
 /// Invalidates cached data that depends on an attribute.
-fn changed(found: &CallTarget<'_>, name: &[u8]) {
-    found.changed();
+fn invalidate_for_xattr(found: &CallTarget<'_>, name: &[u8]) {
+    found.invalidate();
     if found.is_dir() && name.starts_with(b"system.posix_acl_") {
         found.mount.path_changed();
     }
@@ -186,7 +186,7 @@ fn remove(found: &CallTarget<'_>, who: &TaskCredentials, name: &[u8]) -> Result<
     let cx = who.context(found.mount.origin);
     let ino = found.ino;
     let result = found.mount.call(Op::REMOVEXATTR, |fs| fs.removexattr(&cx, ino, checked));
-    changed(found, name);
+    invalidate_for_xattr(found, name);
     result.map_err(crate::data::unsupported)
 }
 

@@ -60,7 +60,7 @@ impl PartCounts {
         self.parts.is_none()
     }
 
-    pub(crate) fn of(&mut self, ino: Ino) -> &mut PartCount {
+    pub(crate) fn count_mut(&mut self, ino: Ino) -> &mut PartCount {
         let last = self.all.len() - 1;
         let part = self.parts.as_ref().and_then(|parts| (parts.of)(ino));
         &mut self.all[part.map_or(last, |part| part.min(last))]

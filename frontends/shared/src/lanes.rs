@@ -171,8 +171,8 @@ impl RequestSource for LaneSource {
     }
 
     fn lanes(&self) -> Option<ServerLaneCounts> {
-        let LaneServerCounts { lanes, taken, open } = self.blocks.desk.counts();
-        let told = |which| self.blocks.desk.told(which);
+        let LaneServerCounts { lanes, taken, open } = self.blocks.desk.snapshot_counts();
+        let told = |which| self.blocks.desk.read_client_counter(which);
         Some(ServerLaneCounts {
             used: lanes,
             requests: taken,
@@ -197,13 +197,13 @@ struct LanePort {
 }
 
 impl LanePort {
-    fn desk(&self) -> &LaneServer<MappedMemory> {
+    fn server(&self) -> &LaneServer<MappedMemory> {
         &self.blocks.desk
     }
 
     /// The next request of any lane.
     fn take(&self, room: &mut [u8]) -> Result<Option<usize>> {
-        let taken = self.desk().take(room, number_of_request, copied);
+        let taken = self.server().take(room, number_of_request, copied);
         let Some(arrived) = taken.map_err(|why| self.end(why))? else { return Ok(None) };
         self.row.fetch_add(1, Ordering::Relaxed);
         // The header has the length of the message in the lane.
@@ -218,7 +218,7 @@ impl LanePort {
         let error = -Errno::EIO.raw();
         let refusal = OutHeader { len: HEADER_LEN as u32, error, unique: number };
         let refusal = refusal.as_bytes();
-        let answered = self.desk().answer_placed((lane, number), parts, placed, refusal);
+        let answered = self.server().answer_placed((lane, number), parts, placed, refusal);
         match answered.map_err(|why| self.end(why))? {
             true => Ok(()),
             // The session undoes everything that the reply granted.
@@ -227,8 +227,8 @@ impl LanePort {
     }
 
     /// Looks for a request without waiting: `EAGAIN` if there is none.
-    fn look(&self, room: &mut [u8]) -> Result<usize> {
-        let looks = if self.desk().is_used() { LOOKS } else { 1 };
+    fn try_receive(&self, room: &mut [u8]) -> Result<usize> {
+        let looks = if self.server().is_used() { LOOKS } else { 1 };
         for _ in 0..looks {
             if let Some(len) = self.take(room)? {
                 return Ok(len);
@@ -244,13 +244,13 @@ impl LanePort {
 
     /// Waits for a request. `EAGAIN` if a bell has woken the thread for a request that another thread has taken.
     fn wait(&self, room: &mut [u8]) -> Result<usize> {
-        self.desk().fall_asleep();
+        self.server().fall_asleep();
         let received = match self.take(room) {
             Ok(None) => self.messages.receive(room),
             Ok(Some(len)) => Ok(len),
             Err(errno) => Err(errno),
         };
-        self.desk().wake_up();
+        self.server().wake_up();
         match self.sorted(received) {
             Ok(None) => self.take(room)?.ok_or(Errno::EAGAIN),
             Ok(Some(len)) => Ok(len),
@@ -271,7 +271,7 @@ impl LanePort {
             MORE => {
                 let block = self.blocks.add();
                 offer(&*self.messages, block.as_ref().map(AsFd::as_fd))?;
-                self.desk().notified();
+                self.server().notified();
                 Ok(None)
             }
             len => Ok(Some(len)),
@@ -295,7 +295,7 @@ impl ReplyPort for LanePort {
         }
         self.messages.send(parts)?;
         if number == 0 {
-            self.desk().notified();
+            self.server().notified();
         }
         Ok(())
     }
@@ -310,7 +310,7 @@ impl RequestPort for LanePort {
                 other => return other,
             }
         }
-        if self.waits { self.wait(room) } else { self.look(room) }
+        if self.waits { self.wait(room) } else { self.try_receive(room) }
     }
 
     fn send_whole(&self, message: &[u8]) -> Result<()> {
@@ -332,7 +332,7 @@ impl RequestPort for LanePort {
     }
 
     fn has_more(&self) -> Option<bool> {
-        self.desk().is_used().then(|| self.desk().is_waiting())
+        self.server().is_used().then(|| self.server().is_waiting())
     }
 
     fn places(&self) -> Option<&dyn SharedData> {
@@ -340,17 +340,17 @@ impl RequestPort for LanePort {
     }
 
     fn is_readable(&self) -> bool {
-        self.desk().is_waiting() || self.messages.is_readable()
+        self.server().is_waiting() || self.messages.is_readable()
     }
 }
 
 impl SharedData for LanePort {
     fn left(&self, unique: u64) -> usize {
-        lane_of(unique).map_or(0, |lane| self.desk().left(lane, unique))
+        lane_of(unique).map_or(0, |lane| self.server().remaining(lane, unique))
     }
 
     fn copy(&self, unique: u64, from: usize, out: &mut [u8]) -> Result<()> {
-        let copied = lane_of(unique).map(|lane| self.desk().copy_left(lane, unique, from, out));
+        let copied = lane_of(unique).map(|lane| self.server().copy_left(lane, unique, from, out));
         if copied == Some(true) { Ok(()) } else { Err(Errno::EIO) }
     }
 
@@ -361,7 +361,7 @@ impl SharedData for LanePort {
         file: (BorrowedFd<'_>, u64),
     ) -> Result<usize> {
         let lane = lane_of(unique).ok_or(Errno::EIO)?;
-        let written = self.desk().write_left((lane, unique), part, file);
+        let written = self.server().write_left((lane, unique), part, file);
         written.ok_or(Errno::EIO)?.map_err(errno)
     }
 
@@ -372,24 +372,25 @@ impl SharedData for LanePort {
         file: (BorrowedFd<'_>, u64),
     ) -> Result<usize> {
         let lane = lane_of(unique).ok_or(Errno::EIO)?;
-        let read = self.desk().place_file((lane, unique), part, file);
+        let read = self.server().write_reply_from_file((lane, unique), part, file);
         read.ok_or(Errno::EIO)?.map_err(errno)
     }
 
     fn address_of_data(&self, unique: u64, from: usize) -> Option<NonNull<u8>> {
-        self.desk().address_of_left(lane_of(unique)?, unique, from)
+        self.server().address_of_left(lane_of(unique)?, unique, from)
     }
 
     fn address_of_reply(&self, unique: u64, part: (usize, usize)) -> Option<NonNull<u8>> {
-        self.desk().address_of_room((lane_of(unique)?, unique), part)
+        self.server().address_of_room((lane_of(unique)?, unique), part)
     }
 
     fn room(&self, unique: u64) -> usize {
-        lane_of(unique).map_or(0, |lane| self.desk().room(lane, unique))
+        lane_of(unique).map_or(0, |lane| self.server().reply_capacity(lane, unique))
     }
 
     fn place(&self, unique: u64, from: usize, bytes: &[u8]) -> Result<()> {
-        let placed = lane_of(unique).map(|lane| self.desk().place(lane, unique, from, bytes));
+        let placed =
+            lane_of(unique).map(|lane| self.server().write_reply(lane, unique, from, bytes));
         if placed == Some(true) { Ok(()) } else { Err(Errno::EIO) }
     }
 

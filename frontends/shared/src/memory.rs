@@ -48,7 +48,7 @@ impl FrameGroups {
 
     /// A request reads a group. It may be filled if the bound [holds](FrameGroups::holds) it afterwards. Returns true if it was
     /// hidden.
-    pub(crate) fn used(
+    pub(crate) fn record_use(
         &mut self,
         files: &mut impl PageGroups,
         ino: Ino,
@@ -61,12 +61,12 @@ impl FrameGroups {
             pages.show(group);
         }
         let mut left = Vec::new();
-        let was_there = self.groups.access(of_group(key, by.pid), by.uid, &mut left);
+        let was_there = self.groups.access(make_use(key, by.pid), by.uid, &mut left);
         let is_new = !was_there && self.groups.policy().contains(key);
         if is_new || was_hidden {
-            self.shown.access(of_group(key, 0), &mut Vec::new());
+            self.shown.access(make_use(key, 0), &mut Vec::new());
         }
-        let count = self.counts.of(ino);
+        let count = self.counts.count_mut(ino);
         count.missed += u64::from(was_hidden);
         count.groups += u64::from(is_new);
         for key in left {
@@ -86,9 +86,9 @@ impl FrameGroups {
     }
 
     /// Removes the pages of a file with so many groups.
-    pub(crate) fn closed(&mut self, ino: Ino, groups: u64) {
+    pub(crate) fn remove_file(&mut self, ino: Ino, groups: u64) {
         for key in (0..groups).map(|group| ExtentKey::new(ino.0, group)) {
-            self.counts.of(ino).groups -= u64::from(self.groups.remove(key));
+            self.counts.count_mut(ino).groups -= u64::from(self.groups.remove(key));
             self.is_gone(key);
         }
     }
@@ -100,7 +100,7 @@ impl FrameGroups {
 
     fn give_back(&mut self, files: &mut impl PageGroups, key: ExtentKey) {
         self.is_gone(key);
-        let count = self.counts.of(Ino(key.file));
+        let count = self.counts.count_mut(Ino(key.file));
         count.evicted += 1;
         count.groups -= 1;
         if let Some(pages) = files.pages(Ino(key.file)) {
@@ -111,19 +111,19 @@ impl FrameGroups {
     /// Hides the group at the hand.
     fn hide_next(&mut self, files: &mut impl PageGroups) {
         // The group of the request is the last one, and is about to be filled.
-        if self.shown.remembered() < 2 {
+        if self.shown.tracked_extents() < 2 {
             return;
         }
         let Some(key) = self.shown.evict(&|_| true) else { return };
         self.hidden.insert(key);
-        self.counts.of(Ino(key.file)).hidden += 1;
+        self.counts.count_mut(Ino(key.file)).hidden += 1;
         if let Some(pages) = files.pages(Ino(key.file)) {
             pages.hide(key.index);
         }
     }
 }
 
-fn of_group(key: ExtentKey, user: u32) -> ExtentUse {
+fn make_use(key: ExtentKey, user: u32) -> ExtentUse {
     ExtentUse { key, size: GROUP_BYTES, user }
 }
 
@@ -160,9 +160,9 @@ mod tests {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let (ino, group) = (Ino(1 + (random >> 33) % 3), (random >> 40) % 16);
                 let by = Caller { uid: (random >> 50) as u32 % 2, gid: 0, pid: 1 };
-                bound.used(&mut files, ino, group, by);
+                bound.record_use(&mut files, ino, group, by);
                 if step % 500 == 499 {
-                    bound.closed(ino, 16);
+                    bound.remove_file(ino, 16);
                     files.0.extend([new(ino.0)]);
                 }
                 let bytes = bound.groups.policy().bytes();
@@ -178,7 +178,7 @@ mod tests {
             let sum = |of: fn(&PartCount) -> u64| all.iter().map(of).sum::<u64>();
             assert!(sum(|one| one.missed) <= sum(|one| one.hidden), "{all:?}");
             assert!(sum(|one| one.hidden) <= 2 * sum(|one| one.evicted), "{all:?}");
-            (1..=3).for_each(|ino| bound.closed(Ino(ino), 16));
+            (1..=3).for_each(|ino| bound.remove_file(Ino(ino), 16));
             assert_eq!(bound.counts.groups(), 0, "{policy:?}");
         }
     }

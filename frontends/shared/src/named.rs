@@ -15,7 +15,7 @@ use defuse_ring::names::{
     SlotNumber,
 };
 use defuse_ring::versions::{VersionWriter, VersionedItem};
-use defuse_wire::convert::told_attr;
+use defuse_wire::convert::encode_published_attr;
 use defuse_wire::vendor::PublishedAttr;
 
 /// The maximum number of name memories, of 16 MiB each; clients with other rights then have none.
@@ -73,14 +73,14 @@ impl InodePlaces {
         self.others.len() + usize::from(self.first.is_some())
     }
 
-    fn all(&self) -> impl Iterator<Item = SlotNumber> {
+    fn slots(&self) -> impl Iterator<Item = SlotNumber> {
         self.first.into_iter().chain(self.others.iter().copied())
     }
 }
 
 impl NameMemories {
     /// The names for clients with these rights. `None` if there are too many, or no memory.
-    pub(crate) fn of(
+    pub(crate) fn memory_for(
         &self,
         who: &PeerCredentials,
         versions: &Arc<VersionWriter>,
@@ -89,7 +89,7 @@ impl NameMemories {
         groups.sort_unstable();
         groups.dedup();
         let is_theirs = |board: &&Arc<NameMemory>| board.uid == uid && board.groups == groups;
-        if let Some(board) = self.all().iter().find(is_theirs) {
+        if let Some(board) = self.lock_memories().iter().find(is_theirs) {
             return Some(Arc::clone(board));
         }
         let mut boards = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -112,31 +112,31 @@ impl NameMemories {
         boards.last().cloned()
     }
 
-    fn all(&self) -> RwLockReadGuard<'_, Vec<Arc<NameMemory>>> {
+    fn lock_memories(&self) -> RwLockReadGuard<'_, Vec<Arc<NameMemory>>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// True if a published name leads to the inode.
     pub(crate) fn have(&self, ino: Ino) -> bool {
-        self.all().iter().any(|board| board.inodes(ino.0).contains_key(&ino.0))
+        self.lock_memories().iter().any(|board| board.inodes(ino.0).contains_key(&ino.0))
     }
 
     /// Publishes the attributes of an inode, with the names that lead to it.
-    pub(crate) fn tell_attributes(
+    pub(crate) fn publish_attributes(
         &self,
         versions: &VersionWriter,
         ino: Ino,
         (fs, cx): (&dyn FileSystem, &Context<'_>),
     ) {
-        let Some(version) = versions.of_thing(VersionedItem::Attributes(ino.0)) else { return };
+        let Some(version) = versions.version_of(VersionedItem::Attributes(ino.0)) else { return };
         let moment = AttributeStamp::now(version);
         // Attributes that change meanwhile are newer than the version, with which no client uses them.
         let Ok(attr) = fs.getattr(cx, ino, None) else { return };
         let attributes = encoded(&attr, (fs, cx), ino);
-        for board in self.all().iter() {
+        for board in self.lock_memories().iter() {
             let inodes = board.inodes(ino.0);
-            for place in inodes.get(&ino.0).iter().flat_map(|places| places.all()) {
-                board.names.tell_attributes(place, ino.0, moment, &attributes);
+            for place in inodes.get(&ino.0).iter().flat_map(|places| places.slots()) {
+                board.names.publish_attributes(place, ino.0, moment, &attributes);
             }
         }
     }
@@ -144,7 +144,7 @@ impl NameMemories {
 
 /// Attributes as they lie beside a name.
 fn encoded(attr: &Attr, (fs, cx): (&dyn FileSystem, &Context<'_>), ino: Ino) -> [u8; ATTRIBUTES] {
-    let mut told = told_attr(attr);
+    let mut told = encode_published_attr(attr);
     if fs.listxattr(cx, ino, 0) == Ok(Xattr::Size(0)) {
         told.flags |= PublishedAttr::NO_XATTRS;
     }
@@ -155,13 +155,13 @@ impl NameMemory {
     /// The directories in which a name leads to an inode that still holds, with the rights to the directory.
     fn valid(&self, ino: u64) -> Vec<u64> {
         let inodes = self.inodes(ino);
-        let places = inodes.get(&ino).into_iter().flat_map(|places| places.all());
-        let named = places.filter_map(|place| self.names.at(place, ino));
+        let places = inodes.get(&ino).into_iter().flat_map(|places| places.slots());
+        let named = places.filter_map(|place| self.names.get(place, ino));
         named.filter(|named| self.holds(named)).map(|named| named.dir).collect()
     }
 
     fn holds(&self, named: &ResolvedName) -> bool {
-        let version = |thing| self.versions.of_thing(thing);
+        let version = |thing| self.versions.version_of(thing);
         version(VersionedItem::Name(named.dir, named.name())) == Some(named.told.name)
             && version(VersionedItem::Rights(named.dir)) == Some(named.told.rights)
     }
@@ -182,14 +182,14 @@ impl NameSource for NameMemory {
         self.names.reader().map_err(|error| Errno::from_raw(error.raw_os_error()))
     }
 
-    fn before(&self, (dir, name): (Ino, Name<'_>)) -> Option<LookupVersions> {
-        let all = self.versions.all();
-        let name = self.versions.of_thing(VersionedItem::Name(dir.0, name.as_bytes()))?;
-        let rights = self.versions.of_thing(VersionedItem::Rights(dir.0))?;
+    fn versions_before(&self, (dir, name): (Ino, Name<'_>)) -> Option<LookupVersions> {
+        let all = self.versions.global_version();
+        let name = self.versions.version_of(VersionedItem::Name(dir.0, name.as_bytes()))?;
+        let rights = self.versions.version_of(VersionedItem::Rights(dir.0))?;
         Some(LookupVersions { all, name, rights })
     }
 
-    fn tell(
+    fn publish(
         &self,
         before: LookupVersions,
         (dir, name): (Ino, Name<'_>),
@@ -206,12 +206,12 @@ impl NameSource for NameMemory {
         let mut told = NameVersions { name, rights, attributes: AttributeStamp::default() };
         let mut known = None;
         if let Some((ino, found)) = inode {
-            let Some(version) = self.versions.of_thing(VersionedItem::Attributes(ino.0)) else {
+            let Some(version) = self.versions.version_of(VersionedItem::Attributes(ino.0)) else {
                 return;
             };
             told.attributes = AttributeStamp::now(version);
             // Attributes that are read now have this version, or are newer and no client uses them either.
-            let same = all.is_some() && self.versions.all() == all;
+            let same = all.is_some() && self.versions.global_version() == all;
             let attr = if same { Ok(*found) } else { fs.getattr(cx, ino, None) };
             let Ok(attr) = attr else { return };
             known = Some((ino.0, encoded(&attr, (fs, cx), ino)));
@@ -225,7 +225,7 @@ impl NameSource for NameMemory {
         {
             return;
         }
-        let (place, former) = self.names.tell(dir.0, bytes, &found);
+        let (place, former) = self.names.publish(dir.0, bytes, &found);
         if let (Some(inodes), Some((ino, _))) = (&mut inodes, inode) {
             inodes.entry(ino.0).or_default().add(place);
         }
@@ -240,7 +240,7 @@ impl NameSource for NameMemory {
     }
 
     fn rights(&self, dir: Ino) -> Option<u64> {
-        self.versions.of_thing(VersionedItem::Rights(dir.0))
+        self.versions.version_of(VersionedItem::Rights(dir.0))
     }
 
     fn lead_to(&self, ino: Ino, holds: &dyn Fn(Ino) -> bool) -> bool {

@@ -83,15 +83,15 @@ struct PageBytes {
 }
 
 impl PageBytes {
-    fn of(pages: &PageWriter) -> PageBytes {
+    fn measure(pages: &PageWriter) -> PageBytes {
         PageBytes { heads: pages.bytes_of_heads(), whole: pages.bytes() }
     }
 
-    fn and(self, more: PageBytes) -> PageBytes {
+    fn add_bytes(self, more: PageBytes) -> PageBytes {
         PageBytes { heads: self.heads + more.heads, whole: self.whole + more.whole }
     }
 
-    fn without(self, less: PageBytes) -> PageBytes {
+    fn subtract(self, less: PageBytes) -> PageBytes {
         PageBytes { heads: self.heads - less.heads, whole: self.whole - less.whole }
     }
 }
@@ -99,23 +99,23 @@ impl PageBytes {
 impl PageMemory {
     /// True if a user may have so many bytes more, of `most` bytes for pages.
     fn has_room(&self, uid: u32, bytes: PageBytes, most: u64) -> bool {
-        let all = self.all.and(bytes);
-        let own = self.users.get(&uid).copied().unwrap_or_default().and(bytes);
+        let all = self.all.add_bytes(bytes);
+        let own = self.users.get(&uid).copied().unwrap_or_default().add_bytes(bytes);
         // Heads are always in memory. Frames could be, if clients touched all of them.
         let (heads, whole) = (most / HEADS, most * RESERVED);
         all.heads <= heads && own.heads <= heads / 2 && all.whole <= whole && own.whole <= whole / 2
     }
 
     fn add(&mut self, ChargedPages { pages, uid }: &ChargedPages) {
-        let (bytes, own) = (PageBytes::of(pages), self.users.entry(*uid).or_default());
-        (self.all, *own) = (self.all.and(bytes), own.and(bytes));
+        let (bytes, own) = (PageBytes::measure(pages), self.users.entry(*uid).or_default());
+        (self.all, *own) = (self.all.add_bytes(bytes), own.add_bytes(bytes));
     }
 
     fn remove(&mut self, ChargedPages { pages, uid }: &ChargedPages) {
-        let bytes = PageBytes::of(pages);
-        self.all = self.all.without(bytes);
+        let bytes = PageBytes::measure(pages);
+        self.all = self.all.subtract(bytes);
         let Some(own) = self.users.get_mut(uid) else { return };
-        *own = own.without(bytes);
+        *own = own.subtract(bytes);
         if *own == PageBytes::default() {
             self.users.remove(uid);
         }
@@ -183,7 +183,7 @@ impl PagedTable {
         let entry = files.entry(ino).or_default();
         entry.running += 1;
         if entry.pages.is_some() {
-            bound.counts.of(ino).changes += 1;
+            bound.counts.count_mut(ino).changes += 1;
         }
         let fits = |one: &ChargedPages| !one.pages.is_closed() && range.end <= one.pages.size();
         let resizes = resizes || !entry.pages.as_ref().is_some_and(fits);
@@ -195,14 +195,14 @@ impl PagedTable {
         if let Some(entry) = files.get_mut(&ino) {
             entry.running -= 1;
         }
-        PagedTable::tidy(files, ino);
+        PagedTable::remove_unused(files, ino);
     }
 
-    fn opened(&self, ino: Ino) {
+    fn record_open(&self, ino: Ino) {
         self.lock().files.entry(ino).or_default().opens += 1;
     }
 
-    fn closed(&self, ino: Ino) {
+    fn record_close(&self, ino: Ino) {
         let PagedState { files, bound, taken } = &mut *self.lock();
         if let Some(entry) = files.get_mut(&ino) {
             entry.opens = entry.opens.saturating_sub(1);
@@ -211,22 +211,22 @@ impl PagedTable {
                 entry.stopped = false;
                 if let Some(charged) = entry.pages.take() {
                     taken.remove(&charged);
-                    bound.closed(ino, charged.pages.groups());
-                    bound.counts.of(ino).files -= 1;
+                    bound.remove_file(ino, charged.pages.groups());
+                    bound.counts.count_mut(ino).files -= 1;
                 }
             }
         }
-        PagedTable::tidy(files, ino);
+        PagedTable::remove_unused(files, ino);
     }
 
-    fn tidy(files: &mut HashMap<Ino, PagedFile>, ino: Ino) {
+    fn remove_unused(files: &mut HashMap<Ino, PagedFile>, ino: Ino) {
         if files.get(&ino).is_some_and(|entry| entry.opens == 0 && entry.running == 0) {
             files.remove(&ino);
         }
     }
 
     /// Records a change of a file that the file system reports.
-    fn changed(&self, ino: Ino, range: Range<u64>) {
+    fn record_change(&self, ino: Ino, range: Range<u64>) {
         if let Some(entry) = self.lock().files.get_mut(&ino) {
             entry.forget(range, true);
         }
@@ -255,13 +255,13 @@ impl PagedFile {
 impl PagedFileSystem {
     /// Creates pages for the files of `inner`. `None` if it may change without this layer (`Caps::exclusive`), or
     /// requires its operations to be submitted.
-    pub fn over(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<PagedFileSystem>> {
+    pub fn wrap(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<PagedFileSystem>> {
         PagedFileSystem::with(inner, options, None)
     }
 
-    /// Like [`over`](PagedFileSystem::over), for a file system of `parts`, whose pages are counted separately:
+    /// Like [`wrap`](PagedFileSystem::wrap), for a file system of `parts`, whose pages are counted separately:
     /// [`figures_of`](PagedFileSystem::figures_of).
-    pub fn over_parts(
+    pub fn wrap_parts(
         inner: Arc<dyn FileSystem>,
         options: PagedOptions,
         parts: PartDivision,
@@ -320,11 +320,11 @@ impl PagedFileSystem {
         let size = if is_closed { u64::MAX } else { of_file.size() };
         // Pages behind the end of the file do not exist, and must not take the place of others.
         let pages = pages.start..pages.end.min(size.div_ceil(PAGE as u64));
-        bound.counts.of(ino).requests += 1;
+        bound.counts.count_mut(ino).requests += 1;
         let mut groups: Vec<u64> = pages.clone().map(|page| of_file.group_of(page)).collect();
         groups.dedup();
         // The policy is notified of all of them, also after one that was hidden.
-        let used = groups.into_iter().map(|group| bound.used(files, ino, group, by));
+        let used = groups.into_iter().map(|group| bound.record_use(files, ino, group, by));
         let were_hidden = used.filter(|was_hidden| *was_hidden).count() > 0;
         let Some(of_file) = files.pages(ino) else { return ReadPages::Nothing };
         if pages.is_empty() {
@@ -373,8 +373,8 @@ impl PagedFileSystem {
         for (page, bytes) in pages.zip(bytes.as_chunks().0).take(filled.div_ceil(PAGE)) {
             // Its group may have left meanwhile.
             if !of_file.has(page) && bound.holds(file.ino, of_file.group_of(page)) {
-                of_file.put(page, bytes);
-                bound.counts.of(file.ino).filled += 1;
+                of_file.write_page(page, bytes);
+                bound.counts.count_mut(file.ino).filled += 1;
             }
         }
         if let Some(Ok(attr)) = size {
@@ -383,8 +383,8 @@ impl PagedFileSystem {
         Ok(())
     }
 
-    fn opened(&self, ino: Ino, opened: OpenReply) -> OpenReply {
-        self.table.opened(ino);
+    fn record_open_reply(&self, ino: Ino, opened: OpenReply) -> OpenReply {
+        self.table.record_open(ino);
         opened
     }
 }
@@ -430,14 +430,14 @@ impl PageSource for PagedFileSystem {
         let most = self.options.bytes.max(PagedOptions::LEAST);
         // Closed, until a read fills it.
         let pages = PageWriter::new(size.min(most / 2)).map_err(errno)?;
-        if !taken.has_room(uid, PageBytes::of(&pages), most) {
+        if !taken.has_room(uid, PageBytes::measure(&pages), most) {
             return Err(Errno::ENOMEM);
         }
         let fd = pages.reader().map_err(errno)?;
         let charged = ChargedPages { pages, uid };
         taken.add(&charged);
         files.entry(ino).or_default().pages = Some(charged);
-        bound.counts.of(ino).files += 1;
+        bound.counts.count_mut(ino).files += 1;
         Ok(fd)
     }
 
@@ -482,7 +482,7 @@ impl FileSystem for PagedFileSystem {
             true => self.change(ino, (ALL, true), open),
             false => open(),
         };
-        opened.map(|opened| self.opened(ino, opened))
+        opened.map(|opened| self.record_open_reply(ino, opened))
     }
 
     fn create(
@@ -494,7 +494,7 @@ impl FileSystem for PagedFileSystem {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.inner.create(cx, parent, name, node, args)?;
-        Ok((entry, self.opened(entry.ino, opened)))
+        Ok((entry, self.record_open_reply(entry.ino, opened)))
     }
 
     fn tmpfile(
@@ -505,7 +505,7 @@ impl FileSystem for PagedFileSystem {
         args: OpenArgs,
     ) -> Result<(Entry, OpenReply)> {
         let (entry, opened) = self.inner.tmpfile(cx, parent, node, args)?;
-        Ok((entry, self.opened(entry.ino, opened)))
+        Ok((entry, self.record_open_reply(entry.ino, opened)))
     }
 
     fn read(
@@ -563,7 +563,7 @@ impl FileSystem for PagedFileSystem {
 
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         let released = self.inner.release(cx, file, args);
-        self.table.closed(file.ino);
+        self.table.record_close(file.ino);
         released
     }
 }
@@ -585,7 +585,7 @@ impl Notify for PageNotify {
             Some((offset, _)) => offset..u64::MAX,
             None => 0..0,
         };
-        self.table.changed(ino, bytes);
+        self.table.record_change(ino, bytes);
         self.notify.invalidate_inode(ino, range)
     }
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
@@ -595,7 +595,7 @@ impl Notify for PageNotify {
         self.notify.deleted(parent, child, name)
     }
     fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-        self.table.changed(ino, offset..offset.saturating_add(data.len() as u64));
+        self.table.record_change(ino, offset..offset.saturating_add(data.len() as u64));
         self.notify.store(ino, offset, data)
     }
     fn retrieve(
@@ -617,7 +617,7 @@ impl Notify for PageNotify {
         self.notify.prune(inodes)
     }
     fn recall(&self, ino: Ino, limit: Duration, done: RecallCallback) {
-        self.table.changed(ino, ALL);
+        self.table.record_change(ino, ALL);
         self.notify.recall(ino, limit, done);
     }
 }

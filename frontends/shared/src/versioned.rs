@@ -88,13 +88,13 @@ impl std::fmt::Debug for VersionedFileSystem {
 impl VersionedFileSystem {
     /// Creates versions for `inner`. `None` if it may change without this layer (`Caps::exclusive`), or requires its
     /// operations to be submitted, or if there is no memory for the versions.
-    pub fn over(inner: Arc<dyn FileSystem>) -> Option<Arc<VersionedFileSystem>> {
-        VersionedFileSystem::except(inner, None)
+    pub fn wrap(inner: Arc<dyn FileSystem>) -> Option<Arc<VersionedFileSystem>> {
+        VersionedFileSystem::wrap_except(inner, None)
     }
 
-    /// Like [`over`](VersionedFileSystem::over), with inodes that others may change, about which clients cache
+    /// Like [`wrap`](VersionedFileSystem::wrap), with inodes that others may change, about which clients cache
     /// nothing.
-    pub fn except(
+    pub fn wrap_except(
         inner: Arc<dyn FileSystem>,
         unseen: Option<UnseenChanges>,
     ) -> Option<Arc<VersionedFileSystem>> {
@@ -152,12 +152,12 @@ impl VersionedFileSystem {
         remove: impl FnOnce(&dyn FileSystem) -> T,
     ) -> T {
         let _one = self.lock(dir, name);
-        let found = self.found(cx, dir, name);
+        let found = self.item_of_name(cx, dir, name);
         self.change(&[named(dir, name), VersionedItem::Attributes(dir.0), found], remove)
     }
 
     /// The attributes of the inode that has a name; of no inode where there is none.
-    fn found(&self, cx: &Context<'_>, dir: Ino, name: Name<'_>) -> VersionedItem<'static> {
+    fn item_of_name(&self, cx: &Context<'_>, dir: Ino, name: Name<'_>) -> VersionedItem<'static> {
         let ino = match shortcuts_of(&*self.inner).resolve(cx, dir, name.into()) {
             Ok(PathResolution::Inode { ino, .. }) => Some(ino),
             Ok(PathResolution::Missing { .. }) => None,
@@ -172,8 +172,8 @@ impl VersionedFileSystem {
     }
 
     /// The version of the attributes with which a read does not change the access time. `None` if it does, or may.
-    fn settled(&self, cx: &Context<'_>, ino: Ino) -> Option<u64> {
-        let version = self.versions.of_thing(VersionedItem::Attributes(ino.0))?;
+    fn stable_version(&self, cx: &Context<'_>, ino: Ino) -> Option<u64> {
+        let version = self.versions.version_of(VersionedItem::Attributes(ino.0))?;
         if !self.settled.has(ino.0, version) {
             let attr = self.inner.getattr(cx, ino, None).ok()?;
             if attr.read_is_due(Timestamp::now()) {
@@ -185,19 +185,19 @@ impl VersionedFileSystem {
     }
 
     /// Publishes the attributes of an inode after a change, if clients got them before.
-    fn tell_attributes(&self, cx: &Context<'_>, ino: Ino) {
+    fn publish_attributes(&self, cx: &Context<'_>, ino: Ino) {
         if self.boards.have(ino) {
-            self.boards.tell_attributes(&self.versions, ino, (&*self.inner, cx));
+            self.boards.publish_attributes(&self.versions, ino, (&*self.inner, cx));
         }
     }
 
-    fn place(dir: Ino, name: Name<'_>) -> usize {
+    fn stripe_index(dir: Ino, name: Name<'_>) -> usize {
         let bytes = name.as_bytes().iter();
         bytes.fold(dir.0 as usize, |sum, &byte| sum.wrapping_mul(31) + usize::from(byte)) % LOCKS
     }
 
     fn lock(&self, dir: Ino, name: Name<'_>) -> MutexGuard<'_, ()> {
-        self.lock_at(Self::place(dir, name))
+        self.lock_at(Self::stripe_index(dir, name))
     }
 
     fn lock_at(&self, at: usize) -> MutexGuard<'_, ()> {
@@ -226,12 +226,12 @@ impl VersionSource for VersionedFileSystem {
         self.versions.reader().map_err(|error| Errno::from_raw(error.raw_os_error()))
     }
 
-    fn tell_of(&self, ino: Ino) -> bool {
+    fn covers(&self, ino: Ino) -> bool {
         !self.unseen.as_ref().is_some_and(|unseen| unseen(ino))
     }
 
     fn attributes(&self, ino: Ino) -> Option<u64> {
-        self.versions.of_thing(VersionedItem::Attributes(ino.0)).filter(|_| self.tell_of(ino))
+        self.versions.version_of(VersionedItem::Attributes(ino.0)).filter(|_| self.covers(ino))
     }
 
     fn mapped(&self, ino: Ino) {
@@ -239,7 +239,7 @@ impl VersionSource for VersionedFileSystem {
     }
 
     fn names(&self, who: &PeerCredentials) -> Option<Arc<dyn NameSource>> {
-        self.boards.of(who, &self.versions).map(|board| board as _)
+        self.boards.memory_for(who, &self.versions).map(|board| board as _)
     }
 }
 
@@ -315,11 +315,12 @@ impl FileSystem for VersionedFileSystem {
         to: (Ino, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        let places = [Self::place(from.0, from.1), Self::place(to.0, to.1)];
+        let places = [Self::stripe_index(from.0, from.1), Self::stripe_index(to.0, to.1)];
         let (first, second) = (places[0].min(places[1]), places[0].max(places[1]));
         let _first = self.lock_at(first);
         let _second = (first != second).then(|| self.lock_at(second));
-        let (moved, other) = (self.found(cx, from.0, from.1), self.found(cx, to.0, to.1));
+        let (moved, other) =
+            (self.item_of_name(cx, from.0, from.1), self.item_of_name(cx, to.0, to.1));
         let dirs = [from.0, to.0].map(|dir| VersionedItem::Attributes(dir.0));
         let things = [named(from.0, from.1), named(to.0, to.1), dirs[0], dirs[1], moved, other];
         self.change(&things, |fs| fs.rename(cx, from, to, flags))
@@ -334,7 +335,7 @@ impl FileSystem for VersionedFileSystem {
         // A program that changes an open file often makes further changes to it, as tar does.
         let later = fh.is_some() && (!self.boards.have(ino) || self.untold.add(ino));
         if !later {
-            self.tell_attributes(cx, ino);
+            self.publish_attributes(cx, ino);
         }
         outcome
     }
@@ -376,10 +377,10 @@ impl FileSystem for VersionedFileSystem {
     /// A new access time does not show in the version: otherwise every client that has listed the directory would
     /// have to list it again.
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
-        let is_due = self.settled(cx, dir.ino).is_none();
+        let is_due = self.stable_version(cx, dir.ino).is_none();
         let outcome = self.inner.readdir(cx, dir, from, out);
         if is_due {
-            self.tell_attributes(cx, dir.ino);
+            self.publish_attributes(cx, dir.ino);
         }
         outcome
     }
@@ -388,7 +389,7 @@ impl FileSystem for VersionedFileSystem {
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         let outcome = self.inner.release(cx, file, args);
         if self.untold.take(file.ino) || args.flags.access() != AccessMode::Read {
-            self.tell_attributes(cx, file.ino);
+            self.publish_attributes(cx, file.ino);
         }
         outcome
     }
@@ -404,14 +405,14 @@ impl FileSystem for VersionedFileSystem {
         if args.flags.has(OpenFlags::NOATIME) {
             return self.inner.read(cx, file, args, out);
         }
-        let Some(version) = self.settled(cx, file.ino) else {
+        let Some(version) = self.stable_version(cx, file.ino) else {
             let outcome = self.change_attributes(file.ino, |fs| fs.read(cx, file, args, out));
-            self.tell_attributes(cx, file.ino);
+            self.publish_attributes(cx, file.ino);
             return outcome;
         };
         let outcome = self.inner.read(cx, file, args, out);
         // A change in between has made an update of the access time necessary.
-        if self.versions.of_thing(VersionedItem::Attributes(file.ino.0)) != Some(version) {
+        if self.versions.version_of(VersionedItem::Attributes(file.ino.0)) != Some(version) {
             self.change_attributes(file.ino, |_| ());
         }
         outcome

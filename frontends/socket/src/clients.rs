@@ -67,7 +67,10 @@ pub(crate) struct ConnectionStart {
 
 impl ServedClient {
     /// The statistics of the client, and the counts of its session.
-    pub(crate) fn look(&self, begun: ConnectionStart) -> (Option<ClientStatistics>, StatsSnapshot) {
+    pub(crate) fn read_statistics(
+        &self,
+        begun: ConnectionStart,
+    ) -> (Option<ClientStatistics>, StatsSnapshot) {
         let snapshot = self.statistics.snapshot();
         let client = self.peer.upgrade().map(|peer| {
             let mut client = ClientStatistics {
@@ -101,7 +104,7 @@ impl ClientStatistics {
 }
 
 /// The counts of a session that has ended.
-pub(crate) fn ended(statistics: &SessionStatistics) -> StatsSnapshot {
+pub(crate) fn final_counts(statistics: &SessionStatistics) -> StatsSnapshot {
     let mut snapshot = statistics.snapshot();
     snapshot.gauges.retain(|name, _| TOTALS.contains(&name.as_str()));
     snapshot

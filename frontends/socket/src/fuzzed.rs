@@ -61,12 +61,12 @@ impl Script<'_> {
     }
 
     /// The rest of a script that has ended is zeros.
-    fn below(&mut self, limit: usize) -> usize {
+    fn number_below(&mut self, limit: usize) -> usize {
         usize::from(self.next().unwrap_or(0)) % limit.max(1)
     }
 
-    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len())]
+    fn choose_one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.number_below(all.len())]
     }
 }
 
@@ -144,7 +144,7 @@ impl World {
     /// Root makes a directory for all, one for itself, and files of several kinds.
     fn begin(&mut self) {
         for (name, perm) in [(0, 0o1777), (1, 0o700), (2, 0o777), (3, 0o744)] {
-            let _ = self.ask(
+            let _ = self.request(
                 0,
                 Ino::ROOT,
                 RequestBody::Mkdir {
@@ -157,11 +157,11 @@ impl World {
         let made = self.players[0].inodes.clone();
         for (at, &dir) in made.iter().enumerate() {
             for (name, perm) in [(4, 0o600), (5, 0o6777)] {
-                let answer = self.ask(0, dir, create(NAMES[name], perm));
+                let answer = self.request(0, dir, create(NAMES[name], perm));
                 let file = self.players[0].open.last().map(|open| open.file);
                 if let (Ok(_), Some(File { ino, fh })) = (answer, file) {
                     let secret = format!("of root {at} {name}").into_bytes();
-                    let _ = self.ask(0, ino, write(fh, 0, &secret));
+                    let _ = self.request(0, ino, write(fh, 0, &secret));
                 }
             }
         }
@@ -169,42 +169,43 @@ impl World {
 
     fn end(&mut self) {
         for player in std::mem::take(&mut self.players) {
-            Self::leave(&player);
+            Self::end_player(&player);
         }
         assert!(self.service.maps_nothing(), "a mapping is left behind");
     }
 
-    fn leave(player: &Player) {
+    fn end_player(player: &Player) {
         player.peer.connection.audit();
         player.peer.connection.close();
     }
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
-        let who = script.below(self.players.len());
+        let who = script.number_below(self.players.len());
         match step % 32 {
             30 => return self.fork(who, script),
             31 if self.players.len() > USERS.len() => {
                 let player = self.players.remove(who.max(USERS.len()));
-                return Self::leave(&player);
+                return Self::end_player(&player);
             }
             _ => {}
         }
         let player = &self.players[who];
-        let ino = player.inodes[script.below(player.inodes.len())];
-        let other = player.inodes[script.below(player.inodes.len())];
+        let ino = player.inodes[script.number_below(player.inodes.len())];
+        let other = player.inodes[script.number_below(player.inodes.len())];
         let open = match player.open.len() {
             0 => Opened { file: File { ino, fh: Fh(1) }, reads: false, writes: false },
-            count => player.open[script.below(count)],
+            count => player.open[script.number_below(count)],
         };
-        let (name, newname) = (script.one_of(&NAMES), script.one_of(&NAMES));
-        let perm = script.one_of(&PERMS);
-        let flags = script.one_of(&[0, 1, 2, OpenFlags::TRUNC, 2 | OpenFlags::TRUNC, 0o1000000]);
-        let offset = script.below(4) as u64 * 2048;
+        let (name, newname) = (script.choose_one_of(&NAMES), script.choose_one_of(&NAMES));
+        let perm = script.choose_one_of(&PERMS);
+        let flags =
+            script.choose_one_of(&[0, 1, 2, OpenFlags::TRUNC, 2 | OpenFlags::TRUNC, 0o1000000]);
+        let offset = script.number_below(4) as u64 * 2048;
         let (fh, used) = (open.file.fh, open.file.ino);
         let ext = RequestExtensions::default();
         let kinds = [0o100000, 0o010000, 0o020000, 0o060000, 0o140000];
-        let text = [b'0' + script.below(10) as u8; 300];
-        let xattr = script.one_of(&[
+        let text = [b'0' + script.number_below(10) as u8; 300];
+        let xattr = script.choose_one_of(&[
             &b"user.x"[..],
             b"trusted.x",
             b"security.capability",
@@ -218,7 +219,7 @@ impl World {
                 (ino, RequestBody::Mkdir { args: abi::MkdirIn { mode: perm, umask: 0 }, name, ext })
             }
             8 => {
-                let mode = perm | script.one_of(&kinds);
+                let mode = perm | script.choose_one_of(&kinds);
                 let args = abi::MknodIn { mode, rdev: 0x103, ..abi::MknodIn::default() };
                 (ino, RequestBody::Mknod { args, name, ext })
             }
@@ -227,7 +228,7 @@ impl World {
             11 => (ino, RequestBody::Unlink { name }),
             12 => (ino, RequestBody::Rmdir { name }),
             13 => {
-                let flags = script.one_of(&[0, 1, 2, 4]);
+                let flags = script.choose_one_of(&[0, 1, 2, 4]);
                 let args = abi::Rename2In { newdir: other.0, flags, padding: 0 };
                 (ino, RequestBody::Rename2 { args, name, newname })
             }
@@ -238,13 +239,17 @@ impl World {
             }
             18 | 19 => (used, write(fh, offset, &text)),
             20 => {
-                let mode = script.one_of(&[0, 1, 3, 8, 16, 32]);
+                let mode = script.choose_one_of(&[0, 1, 3, 8, 16, 32]);
                 let (offset, length) = (offset / 4096 * 4096, 4096);
                 let args = abi::FallocateIn { fh: fh.0, offset, length, mode, padding: 0 };
                 (used, RequestBody::Fallocate(args))
             }
             21 => {
-                let to = player.open.get(script.below(player.open.len())).copied().unwrap_or(open);
+                let to = player
+                    .open
+                    .get(script.number_below(player.open.len()))
+                    .copied()
+                    .unwrap_or(open);
                 let args = abi::CopyFileRangeIn {
                     fh_in: fh.0,
                     off_in: 0,
@@ -278,26 +283,30 @@ impl World {
                 (used, RequestBody::Release(args))
             }
             27 | 28 => {
-                let write = abi::FUSE_SETUPMAPPING_FLAG_WRITE * (script.below(2) as u64);
+                let write = abi::FUSE_SETUPMAPPING_FLAG_WRITE * (script.number_below(2) as u64);
                 let flags = abi::FUSE_SETUPMAPPING_FLAG_READ | write;
                 let (foffset, len) = (0, 16384);
                 let args = abi::SetupmappingIn { fh: fh.0, foffset, len, flags, moffset: 0 };
                 (used, RequestBody::Setupmapping(args))
             }
             _ => {
-                let lock =
-                    abi::FileLock { start: 0, end: 9, type_: script.below(3) as u32, pid: 1 };
+                let lock = abi::FileLock {
+                    start: 0,
+                    end: 9,
+                    type_: script.number_below(3) as u32,
+                    pid: 1,
+                };
                 let args = abi::LkIn {
                     fh: fh.0,
-                    owner: script.below(3) as u64,
+                    owner: script.number_below(3) as u64,
                     lk: lock,
-                    lk_flags: script.below(2) as u32,
+                    lk_flags: script.number_below(2) as u32,
                     padding: 0,
                 };
                 (used, RequestBody::Setlk(args))
             }
         };
-        let _ = self.ask(who, ino, body);
+        let _ = self.request(who, ino, body);
     }
 
     fn setattr(
@@ -319,9 +328,12 @@ impl World {
             abi::FATTR_SIZE | abi::FATTR_MODE,
         ];
         let own = self.players[who].peer.connection.credentials().uid;
-        let (uid, gid) = (script.one_of(&[own, 0, 1000, 1001]), script.one_of(&[own, 0, 20, 1001]));
-        let size = script.below(5) as u64 * 3000;
-        let valid = script.one_of(&fields);
+        let (uid, gid) = (
+            script.choose_one_of(&[own, 0, 1000, 1001]),
+            script.choose_one_of(&[own, 0, 20, 1001]),
+        );
+        let size = script.number_below(5) as u64 * 3000;
+        let valid = script.choose_one_of(&fields);
         let args =
             abi::SetattrIn { valid, fh: fh.0, size, mode: perm, uid, gid, ..Default::default() };
         RequestBody::Setattr(args)
@@ -334,19 +346,20 @@ impl World {
         }
         let player = &self.players[who];
         let open = player.open.clone();
-        if script.below(2) == 0 {
+        if script.number_below(2) == 0 {
             let (copy, inodes) = (player.peer.connection.copy(), player.inodes.clone());
             return match copy {
                 Ok(copy) => self.join(copy, inodes, open),
                 Err(errno) => assert_eq!(errno, Errno::ENOMEM, "the other limits are far"),
             };
         }
-        let (uid, groups) = script.one_of(&USERS[2..]);
+        let (uid, groups) = script.choose_one_of(&USERS[2..]);
         let credentials = PeerCredentials { pid: 1, uid, groups: groups.to_vec() };
-        let heir = player.peer.connection.heir(credentials);
+        let heir = player.peer.connection.prepare_exec(credentials);
         let mut taken = (vec![Ino::ROOT], Vec::new());
         for file in open {
-            let mode = script.one_of(&[AccessMode::Read, AccessMode::Write, AccessMode::ReadWrite]);
+            let mode =
+                script.choose_one_of(&[AccessMode::Read, AccessMode::Write, AccessMode::ReadWrite]);
             let (ino, fh) = (file.file.ino, Some(file.file.fh));
             if heir.take_over(&InheritedInode { ino, fh, mode, process_locks: false }).is_ok() {
                 taken.0.push(ino);
@@ -360,8 +373,8 @@ impl World {
     }
 
     /// Makes a request, and judges its outcome.
-    fn ask(&mut self, who: usize, ino: Ino, body: RequestBody<'_>) -> Result<()> {
-        let before = self.look();
+    fn request(&mut self, who: usize, ino: Ino, body: RequestBody<'_>) -> Result<()> {
+        let before = self.list_inodes();
         let victim = match body {
             RequestBody::Unlink { name } | RequestBody::Rmdir { name } => self.named(ino, name),
             RequestBody::Rename2 { name, .. } => self.named(ino, name),
@@ -403,7 +416,7 @@ impl World {
     }
 
     /// All inodes as root sees them.
-    fn look(&self) -> BTreeMap<u64, Seen> {
+    fn list_inodes(&self) -> BTreeMap<u64, Seen> {
         let seen = |&ino: &Ino| {
             let cx = root();
             let attr = self.fs.getattr(&cx, ino, None).ok()?;
@@ -484,7 +497,7 @@ impl World {
             return;
         }
         let user = User { who, open };
-        for (ino, after) in self.look() {
+        for (ino, after) in self.list_inodes() {
             let Some(before) = before.get(&ino) else { continue };
             let what = format!("user {} by {:?} on inode {ino}", who.uid, opcode(body));
             let (old, new) = (&before.attr, &after.attr);

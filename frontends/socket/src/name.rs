@@ -61,7 +61,7 @@ impl SocketName {
         fchmod(&socket, mode)?;
         let socket = socket.as_fd();
         // At once: a client that sees the name and connects must not be refused.
-        beside(&directory, |prefix| {
+        with_umask_zero(&directory, |prefix| {
             bind(socket, &SocketAddrUnix::new(prefix.join(name))?)?;
             listen(socket, BACKLOG)
         })?;
@@ -131,7 +131,9 @@ pub(crate) fn clear_stale(directory: &OwnedFd, name: &OsStr, kind: SocketType) -
         return Err(Errno::EXIST);
     }
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-    match beside(directory, |prefix| connect(&socket, &SocketAddrUnix::new(prefix.join(name))?)) {
+    match with_umask_zero(directory, |prefix| {
+        connect(&socket, &SocketAddrUnix::new(prefix.join(name))?)
+    }) {
         Err(Errno::CONNREFUSED) => {
             remove_in(directory, name, Some(inode(&stat)));
             Ok(())
@@ -146,7 +148,7 @@ fn inode(stat: &Stat) -> SocketInode {
 
 /// Runs `act` with the umask 0. A name in `directory` is reached by its relative path below the argument of `act`. The kernel
 /// has no bindat(2).
-fn beside<T: Send>(
+fn with_umask_zero<T: Send>(
     directory: &OwnedFd,
     act: impl Fn(&Path) -> Result<T> + Send + Sync,
 ) -> Result<T> {
@@ -166,14 +168,14 @@ fn beside<T: Send>(
     });
     match done.map_err(|error| from_io(&error))? {
         Ok(Some(result)) => result,
-        Ok(None) => for_the_process(directory, act),
+        Ok(None) => with_process_umask(directory, act),
         Err(_) => Err(Errno::IO),
     }
 }
 
-/// Like [`beside`], if the system refuses unshare(2), as in many containers: the umask changes for all threads, for
-/// this moment.
-fn for_the_process<T>(directory: &OwnedFd, act: impl Fn(&Path) -> Result<T>) -> Result<T> {
+/// Like [`with_umask_zero`], if the system refuses unshare(2), as in many containers: the umask changes for all
+/// threads, for this moment.
+fn with_process_umask<T>(directory: &OwnedFd, act: impl Fn(&Path) -> Result<T>) -> Result<T> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let before = umask(Mode::empty());
@@ -217,7 +219,7 @@ mod tests {
             let (directory, name) = parts(path)?;
             let directory = open_directory(directory)?;
             fchmod(socket, mode)?;
-            for_the_process(&directory, |at| bind(socket, &SocketAddrUnix::new(at.join(name))?))
+            with_process_umask(&directory, |at| bind(socket, &SocketAddrUnix::new(at.join(name))?))
         },
     ];
 

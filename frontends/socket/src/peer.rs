@@ -100,7 +100,7 @@ impl SharedMemory for FusePeer {
 
     /// Without versions, the client could not know how long the bytes hold.
     fn whole(&self, cx: &Context<'_>, file: File) -> Option<(Vec<u8>, bool)> {
-        self.versions.as_ref().filter(|versions| versions.tell_of(file.ino))?;
+        self.versions.as_ref().filter(|versions| versions.covers(file.ino))?;
         let whole = self.connection.whole(cx, file, OPEN_BYTES_MAX)?;
         Some((whole.bytes, whole.read_is_due))
     }
@@ -110,7 +110,7 @@ impl SharedMemory for FusePeer {
     }
 
     fn told_names(&self) -> Result<OwnedFd> {
-        self.connection.told_names()
+        self.connection.shared_names()
     }
 
     fn answered(&self) {
@@ -153,7 +153,7 @@ fn peer_credentials(socket: impl AsFd) -> Result<libc::ucred> {
 }
 
 /// The memory of messages that the peer has not received, by the kernel's count.
-pub(crate) fn unreceived(socket: &OwnedFd) -> Option<usize> {
+pub(crate) fn unreceived_bytes(socket: &OwnedFd) -> Option<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: `TIOCOUTQ` (unix(7)) writes one int, to `bytes`.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };

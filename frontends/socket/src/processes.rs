@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use defuse_connection::ProcessStatus;
 
 /// The process `pid`; `None` if there is none.
-pub(crate) fn look(pid: u32) -> Option<ProcessStatus> {
+pub(crate) fn read_status(pid: u32) -> Option<ProcessStatus> {
     let dir = format!("/proc/{pid}");
     let uid = fs::metadata(&dir).ok()?.uid();
     let (_, start) = state_and_start(&read_to_string(format!("{dir}/stat")).ok()?)?;
@@ -16,12 +16,12 @@ pub(crate) fn look(pid: u32) -> Option<ProcessStatus> {
         state_and_start(&stat).map(|(state, _)| state)
     });
     let name = read_to_string(format!("{dir}/comm")).unwrap_or_default().trim_end().to_owned();
-    let is_stopped = all_stopped(states) || is_frozen(pid);
+    let is_stopped = are_all_stopped(states) || is_frozen(pid);
     Some(ProcessStatus { uid, start, name, is_stopped })
 }
 
 /// True if no thread can run until the process is continued: `T` by a signal, `t` by a debugger.
-fn all_stopped(states: impl Iterator<Item = char>) -> bool {
+fn are_all_stopped(states: impl Iterator<Item = char>) -> bool {
     let mut living = states.filter(|state| !matches!(state, 'Z' | 'X')).peekable();
     living.peek().is_some() && living.all(|state| matches!(state, 'T' | 't'))
 }
@@ -58,29 +58,29 @@ mod tests {
         let (id, pid) = (child.id(), Pid::from_child(&child));
         let until = |stopped| {
             let begun = Instant::now();
-            while look(id).unwrap().is_stopped != stopped {
-                assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", look(id));
+            while read_status(id).unwrap().is_stopped != stopped {
+                assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", read_status(id));
                 std::thread::sleep(Duration::from_millis(5));
             }
         };
-        let start = look(id).unwrap().start;
+        let start = read_status(id).unwrap().start;
         until(false);
         kill_process(pid, Signal::STOP).unwrap();
         until(true);
         kill_process(pid, Signal::CONT).unwrap();
         until(false);
-        let seen = look(id).unwrap();
+        let seen = read_status(id).unwrap();
         assert_eq!((seen.start, seen.uid), (start, rustix::process::geteuid().as_raw()));
         kill_process(pid, Signal::KILL).unwrap();
         child.wait().unwrap();
-        assert_eq!(look(id).map(|process| process.start), None);
+        assert_eq!(read_status(id).map(|process| process.start), None);
     }
 
     #[test]
     fn a_thread_that_runs_keeps_its_process_from_being_stopped() {
-        assert!(all_stopped("TtZ".chars()) && all_stopped("T".chars()));
+        assert!(are_all_stopped("TtZ".chars()) && are_all_stopped("T".chars()));
         for states in ["", "Z", "TS", "TR", "D", "S"] {
-            assert!(!all_stopped(states.chars()), "{states}");
+            assert!(!are_all_stopped(states.chars()), "{states}");
         }
         let stat = "7 (a) T 1) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 99 20";
         assert_eq!(state_and_start(stat), Some(('S', 99)));

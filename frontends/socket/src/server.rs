@@ -212,7 +212,7 @@ impl SocketServer {
             rustix::io::Errno::ADDRINUSE => ServeError::InUse(path.to_path_buf()),
             error => failed(errno(error)),
         })?;
-        SocketServer::over(listener, name, fs, options).map_err(failed)
+        SocketServer::serve_listener(listener, name, fs, options).map_err(failed)
     }
 
     /// Takes over `listener`, a listening socket of type `SOCK_SEQPACKET`.
@@ -223,10 +223,10 @@ impl SocketServer {
     ) -> Result<SocketServer, ServeError> {
         let failed = |errno| ServeError::Listen { path: PathBuf::from("(inherited)"), errno };
         rustix::io::ioctl_fionbio(&listener, true).map_err(|error| failed(errno(error)))?;
-        SocketServer::over(listener, None, fs, options).map_err(failed)
+        SocketServer::serve_listener(listener, None, fs, options).map_err(failed)
     }
 
-    fn over(
+    fn serve_listener(
         listener: OwnedFd,
         name: Option<SocketName>,
         fs: Arc<dyn FileSystem>,
@@ -235,7 +235,7 @@ impl SocketServer {
         let (waiting, ends) = (SocketWaitSet::new(&listener)?, EndedClients::new()?);
         let fs = with_locks(fs);
         let mut options = options;
-        without_caches(&mut options.session, &*fs);
+        disable_caches(&mut options.session, &*fs);
         let quotas = ServiceQuotas {
             connection: options.limits,
             user: options.user_limits,
@@ -325,7 +325,7 @@ impl SocketServer {
         drop(clients);
         let mut clients = Vec::with_capacity(served.len());
         for (begun, one) in served {
-            let (client, snapshot) = one.look(begun);
+            let (client, snapshot) = one.read_statistics(begun);
             all.merge(&snapshot);
             clients.extend(client);
         }
@@ -345,7 +345,7 @@ fn watch_stopped(shared: &Arc<ServerShared>, limit: Duration) {
         std::thread::sleep(step);
         match shared.upgrade().filter(|shared| !shared.ending.load(Ordering::SeqCst)) {
             Some(shared) => {
-                shared.service.release_stopped(&*shared.fs, limit, &processes::look);
+                shared.service.release_stopped(&*shared.fs, limit, &processes::read_status);
             }
             None => return,
         }
@@ -357,7 +357,7 @@ fn watch_stopped(shared: &Arc<ServerShared>, limit: Duration) {
 }
 
 /// Clients are not notified of each other's changes. So nothing may be cached that relies on it.
-pub(crate) fn without_caches(session: &mut SessionOptions, fs: &dyn FileSystem) {
+pub(crate) fn disable_caches(session: &mut SessionOptions, fs: &dyn FileSystem) {
     if fs.caps().exclusive {
         for timeout in
             [&mut session.attr_timeout, &mut session.entry_timeout, &mut session.negative_timeout]
@@ -465,7 +465,7 @@ impl ServerShared {
 
     /// Waits until the connections of ended clients are released.
     fn await_ended(&self) {
-        let ended = self.ends.all();
+        let ended = self.ends.list();
         if ended.is_empty() {
             return;
         }
@@ -481,14 +481,14 @@ impl ServerShared {
         }
     }
 
-    pub(crate) fn gone(&self, number: u64) {
+    pub(crate) fn remove_client(&self, number: u64) {
         let mut clients = lock(&self.clients);
         let gone = clients.remove(number);
         if let Some(one) = &gone {
             self.ends.remove(&one.socket);
         }
         if let Some(AcceptedConnection { stage: ConnectionStage::Served(served), .. }) = gone {
-            clients.past.get_or_insert_default().merge(&clients::ended(&served.statistics));
+            clients.past.get_or_insert_default().merge(&clients::final_counts(&served.statistics));
         }
         self.changed.notify_all();
     }

@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::line::{self, MessageSource};
 use crate::peer::FusePeer;
-use crate::server::{ServerOptions, with_locks, without_caches};
+use crate::server::{ServerOptions, disable_caches, with_locks};
 use crate::waiting::INIT_PATIENCE;
 
 /// Serves `fs` to the one process at the other end of `socket`, a connected `SOCK_SEQPACKET` socket, which acts for
@@ -44,7 +44,7 @@ pub fn serve_one(
     let all_users = PeerCredentials { pid: 0, uid: 0, groups: vec![0] };
     let service = ServiceState::new(quotas, || {});
     let mut session = options.session.clone();
-    without_caches(&mut session, &*fs);
+    disable_caches(&mut session, &*fs);
     let peer = Arc::new(FusePeer {
         connection: PeerConnection::new(fs, service, all_users),
         pages: None,

@@ -23,7 +23,7 @@ pub(crate) fn resolve(
     let path = path.ok_or(Errno::EINVAL)?;
     let head = size_of::<ResolveHead>();
     let mut output = vec![0; head];
-    let end = connection.steps(cx, from, path, |step| {
+    let end = connection.walk_steps(cx, from, path, |step| {
         output.extend_from_slice(encode(&step, 0).as_bytes());
     })?;
     let (end, open_to_all) = match end {

@@ -70,7 +70,7 @@ impl UnsentMessages {
             return Err(self.give_up(queue));
         }
         let share = self.share.as_deref();
-        let Some(taken) = taken(share.map(|share| &share.unsent_bytes), message.len() + BESIDE)
+        let Some(taken) = reserve(share.map(|share| &share.unsent_bytes), message.len() + BESIDE)
         else {
             log::debug!("a client is disconnected: its user reads too few answers");
             return Err(self.give_up(queue));
@@ -84,7 +84,7 @@ impl UnsentMessages {
 
     /// Starts the thread that sends. False if the user has too many such threads, or if it cannot be started.
     fn start(self: &Arc<Self>, share: Option<&UserShare>) -> bool {
-        let Some(taken) = taken(share.map(|share| &share.senders), 1) else { return false };
+        let Some(taken) = reserve(share.map(|share| &share.senders), 1) else { return false };
         let unsent = Arc::clone(self);
         let thread = std::thread::Builder::new().name("defuse-unsent".into()).stack_size(STACK);
         let run = move || {
@@ -102,7 +102,7 @@ impl UnsentMessages {
     pub(crate) fn pass(&self) -> Result<()> {
         let Some(share) = &self.share else { return Ok(()) };
         let mut passed = self.passed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if peer::unreceived(&self.socket) == Some(0) {
+        if peer::unreceived_bytes(&self.socket) == Some(0) {
             passed.clear();
         }
         match share.descriptors.take(1) {
@@ -148,7 +148,7 @@ impl UnsentMessages {
 }
 
 /// Counts `count` for a user. `None` beyond its limit.
-fn taken(of: Option<&Arc<LimitedCount>>, count: usize) -> Option<Option<CountGuard>> {
+fn reserve(of: Option<&Arc<LimitedCount>>, count: usize) -> Option<Option<CountGuard>> {
     match of {
         Some(of) => of.take(count).map(Some),
         None => Some(None),

@@ -91,7 +91,7 @@ impl EndedClients {
     }
 
     /// The numbers of the connections of clients that have ended.
-    pub(crate) fn all(&self) -> Vec<u64> {
+    pub(crate) fn list(&self) -> Vec<u64> {
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); MOST_ENDED];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         match epoll::wait(&self.0, &mut events, Some(&now)) {
@@ -143,7 +143,7 @@ impl ServerShared {
             for number in self.waiting.ready() {
                 match number {
                     LISTENER => self.accept(),
-                    number => self.hear(number),
+                    number => self.handle_message(number),
                 }
             }
             if looked.elapsed() >= TICK {
@@ -223,7 +223,7 @@ impl ServerShared {
             return self.end_waiting(number);
         }
         // Most clients have sent their first message by now.
-        self.hear(number);
+        self.handle_message(number);
     }
 
     /// The reason why a user has no further connection, if there is one.
@@ -236,7 +236,7 @@ impl ServerShared {
                 format!("there are {most} connections already (--max-connections)"),
             ));
         }
-        let (own, most) = (clients.of_user(uid), self.options.max_connections_of_user);
+        let (own, most) = (clients.count_of_user(uid), self.options.max_connections_of_user);
         let is_full = own >= most && !ServerShared::trusts(uid);
         is_full.then(|| {
             let text =
@@ -250,7 +250,7 @@ impl ServerShared {
     }
 
     /// Handles the message of a waiting connection, if there is one.
-    fn hear(self: &Arc<Self>, number: u64) {
+    fn handle_message(self: &Arc<Self>, number: u64) {
         let mut guard = lock(&self.clients);
         let clients = &mut *guard;
         let waiting = clients.connections.get_mut(&number).filter(|one| one.stage.waits());
@@ -279,12 +279,12 @@ impl ServerShared {
                 Ok(copied) => {
                     drop(guard);
                     self.waiting.remove(&socket);
-                    let begin = ConnectionWork::Copy { copied, own: names.own(), unique };
+                    let begin = ConnectionWork::Copy { copied, own: names.copy_number(), unique };
                     return self.begin_apart(number, socket, begin);
                 }
                 Err(refused) => Err(refused),
             },
-            None => self.welcome(clients, message, stage),
+            None => self.decide(clients, message, stage),
         };
         let refused = match next {
             Ok(begin) => {
@@ -352,7 +352,7 @@ impl ServerShared {
     }
 
     /// Decides about a connection whose first message is not [`COPY`].
-    fn welcome(
+    fn decide(
         &self,
         clients: &mut ClientTable,
         message: &[u8],
@@ -369,7 +369,7 @@ impl ServerShared {
             stage => {
                 return Err(RefusedConnection {
                     stage,
-                    ..RefusedConnection::because("does not use its copy")
+                    ..RefusedConnection::with_reason("does not use its copy")
                 });
             }
         };
@@ -380,17 +380,17 @@ impl ServerShared {
             return Ok(ConnectionWork::Other(Arc::clone(others), PeerProcess { pid, uid }));
         }
         let Some(ConnectionNumbers { heir_of, own }) = names else {
-            return Err(RefusedConnection::because("has connected and does not send INIT"));
+            return Err(RefusedConnection::with_reason("has connected and does not send INIT"));
         };
         if clients.named.contains_key(&own) {
-            return Err(RefusedConnection::because("has chosen a number that is taken"));
+            return Err(RefusedConnection::with_reason("has chosen a number that is taken"));
         }
         let connection = match clients.named.get(&heir_of).filter(|_| heir_of != 0) {
             // A program has only the rights of the user as which it begins.
-            Some(peer) => peer.connection.heir(credentials),
-            None if !admitted => return Err(RefusedConnection::because("is not admitted")),
+            Some(peer) => peer.connection.prepare_exec(credentials),
+            None if !admitted => return Err(RefusedConnection::with_reason("is not admitted")),
             None if heir_of != 0 => {
-                return Err(RefusedConnection::because(
+                return Err(RefusedConnection::with_reason(
                     "is the heir of a connection that has ended",
                 ));
             }
@@ -428,7 +428,7 @@ impl ServerShared {
                     }
                 }
             }
-            shared.gone(number);
+            shared.remove_client(number);
         }));
         if let Err(error) = started {
             LOG.warn(|| {
@@ -439,7 +439,7 @@ impl ServerShared {
             {
                 self.part(&peer, name);
             }
-            self.gone(number);
+            self.remove_client(number);
         }
     }
 
@@ -461,7 +461,7 @@ impl ServerShared {
             ConnectionStage::Kept { peer, name } => {
                 self.begin_apart(number, Arc::clone(socket), ConnectionWork::End { peer, name });
             }
-            _ => self.gone(number),
+            _ => self.remove_client(number),
         }
     }
 
@@ -497,7 +497,7 @@ struct RefusedConnection {
 }
 
 impl RefusedConnection {
-    fn because(why: &'static str) -> RefusedConnection {
+    fn with_reason(why: &'static str) -> RefusedConnection {
         RefusedConnection { why, errno: Errno::EPROTO, stage: ConnectionStage::Begun }
     }
 }
@@ -527,7 +527,7 @@ impl ClientTable {
     }
 
     /// The number of connections of a user, without those that are refused.
-    fn of_user(&self, uid: u32) -> usize {
+    fn count_of_user(&self, uid: u32) -> usize {
         self.of_users.get(&uid).copied().unwrap_or(0)
     }
 
@@ -547,18 +547,19 @@ impl ClientTable {
         names: ConnectionCopy,
         stage: ConnectionStage,
     ) -> std::result::Result<Arc<FusePeer>, RefusedConnection> {
-        let own = names.own();
+        let own = names.copy_number();
         if !matches!(stage, ConnectionStage::Silent { .. }) {
             return Err(RefusedConnection {
                 stage,
-                ..RefusedConnection::because("asks for a copy twice")
+                ..RefusedConnection::with_reason("asks for a copy twice")
             });
         }
         if own == 0 || self.named.contains_key(&own) {
-            return Err(RefusedConnection::because("has chosen a number that is taken"));
+            return Err(RefusedConnection::with_reason("has chosen a number that is taken"));
         }
         let copied = self.named.get(&names.copy_of()).cloned();
-        copied.ok_or(RefusedConnection::because("asks for a copy of a connection that has ended"))
+        copied
+            .ok_or(RefusedConnection::with_reason("asks for a copy of a connection that has ended"))
     }
 }
 
@@ -574,7 +575,7 @@ fn copy_asked(message: &[u8]) -> Option<(u64, ConnectionCopy)> {
 fn names_of(message: &[u8]) -> Option<ConnectionNumbers> {
     match DecodedRequest::parse(message, &DecodeOptions::default()) {
         Ok(DecodedRequest { body: RequestBody::Init(init), .. }) => {
-            Some(ConnectionNumbers::of(&init))
+            Some(ConnectionNumbers::from_init(&init))
         }
         _ => None,
     }

@@ -108,7 +108,7 @@ impl AdminQueue {
         keep: Option<DmaMemory>,
         deadline: Duration,
     ) -> Option<CommandTicket> {
-        self.put(command, keep, Some(deadline), CompletionUse::Ticket)
+        self.submit(command, keep, Some(deadline), CompletionUse::Ticket)
     }
 
     /// Sends a command whose answer is not needed. False if the queue is full.
@@ -118,15 +118,15 @@ impl AdminQueue {
         keep: Option<DmaMemory>,
         deadline: Duration,
     ) -> bool {
-        self.put(command, keep, Some(deadline), CompletionUse::Nothing).is_some()
+        self.submit(command, keep, Some(deadline), CompletionUse::Nothing).is_some()
     }
 
     /// Sends a request for an event. Its answer may never come.
     pub(crate) fn send_event_request(&mut self, command: SubmissionEntry) -> bool {
-        self.put(command, None, None, CompletionUse::Event).is_some()
+        self.submit(command, None, None, CompletionUse::Event).is_some()
     }
 
-    fn put(
+    fn submit(
         &mut self,
         command: SubmissionEntry,
         keep: Option<DmaMemory>,
@@ -137,7 +137,7 @@ impl AdminQueue {
         let slot = &mut self.slots[at];
         let serial = slot.serial.wrapping_add(1) & (u16::MAX >> SLOT_BITS);
         *slot = AdminSlot { state: AdminSlotState::Sent(wants), serial, deadline, _keep: keep };
-        self.ring.put(&command.id(at as u16 | serial << SLOT_BITS));
+        self.ring.write_command(&command.id(at as u16 | serial << SLOT_BITS));
         self.ring.ring();
         Some(CommandTicket { slot: at, serial })
     }

@@ -19,18 +19,18 @@ impl NvmeController {
             if let Some(ticket) = self.send(command) {
                 break ticket;
             }
-            if self.life() != ControllerState::Running {
+            if self.state() != ControllerState::Running {
                 return Err(AdminFailure::Lost);
             }
             self.step();
-            self.nap();
+            self.pause();
         };
         loop {
             match self.take(ticket) {
                 Some(Ok(completion)) if completion.status.is_ok() => return Ok(completion),
                 Some(Ok(completion)) => return Err(AdminFailure::Status(completion.status)),
                 Some(Err(_)) => return Err(AdminFailure::Lost),
-                None => self.nap(),
+                None => self.pause(),
             }
         }
     }
@@ -52,7 +52,7 @@ impl NvmeController {
     }
 
     /// The facts about the controller.
-    pub(crate) fn facts(&self) -> Result<ControllerFacts, AdminFailure> {
+    pub(crate) fn controller_facts(&self) -> Result<ControllerFacts, AdminFailure> {
         Ok(ControllerFacts::parse(&self.identify(1, 0)?))
     }
 

@@ -213,7 +213,7 @@ impl ControllerCore {
                     // A controller that refuses this uses weights of its own.
                     self.admin.send_off(features(0x01, ARBITRATION), None, deadline);
                 }
-                self.ask_for_events();
+                self.request_events();
             }
             Some(Ok(completion)) => {
                 self.die(&format!("it grants no queues: {}", completion.status));
@@ -222,7 +222,7 @@ impl ControllerCore {
         }
     }
 
-    pub(super) fn ask_for_events(&mut self) {
+    pub(super) fn request_events(&mut self) {
         for _ in 0..self.event_requests.min(EVENT_REQUESTS) {
             self.admin.send_event_request(SubmissionEntry::admin(Opcode::AsyncEvent, 0));
         }

@@ -88,17 +88,17 @@ impl NvmeController {
             life: AtomicU8::new(ControllerState::Resetting as u8),
         };
         controller.lock().begin_reset("it is opened");
-        while controller.life() == ControllerState::Resetting {
+        while controller.state() == ControllerState::Resetting {
             controller.step();
-            controller.nap();
+            controller.pause();
         }
-        match controller.life() {
+        match controller.state() {
             ControllerState::Running => Ok(controller),
             _ => Err(unfit("cannot be enabled: the log says why")),
         }
     }
 
-    pub(crate) fn life(&self) -> ControllerState {
+    pub(crate) fn state(&self) -> ControllerState {
         match self.life.load(Ordering::Acquire) {
             0 => ControllerState::Running,
             1 => ControllerState::Resetting,
@@ -195,7 +195,7 @@ impl NvmeController {
         let mut core = self.lock();
         core.event_requests = at_a_time;
         if core.phase == ControllerPhase::Running {
-            core.ask_for_events();
+            core.request_events();
         }
     }
 
@@ -206,12 +206,12 @@ impl NvmeController {
     }
 
     /// The number of resets in the last minutes.
-    pub(crate) fn resets(&self) -> usize {
+    pub(crate) fn count_resets(&self) -> usize {
         self.lock().resets.len()
     }
 
     /// Pairs of I/O queues that the controller grants.
-    pub(crate) fn granted(&self) -> u16 {
+    pub(crate) fn granted_queue_pairs(&self) -> u16 {
         self.lock().granted
     }
 
@@ -226,7 +226,7 @@ impl NvmeController {
     }
 
     /// Waits a moment for an answer.
-    pub(crate) fn nap(&self) {
+    pub(crate) fn pause(&self) {
         let pause = if self.transport.vectors() > 0 { 10 * NAP } else { NAP };
         self.transport.sleep(0, Some(pause));
     }
@@ -246,7 +246,7 @@ impl NvmeController {
             if status & mask == value {
                 return true;
             }
-            self.nap();
+            self.pause();
         }
     }
 }
@@ -254,7 +254,7 @@ impl NvmeController {
 impl Drop for NvmeController {
     /// Shuts the controller down, so that it writes its caches, and stops it: it must not use memory any more.
     fn drop(&mut self) {
-        if self.life() == ControllerState::Running {
+        if self.state() == ControllerState::Running {
             let settings = self.capabilities.settings();
             let ending = settings | register::ENABLE | register::SHUTDOWN_NORMAL;
             self.transport.write32(register::CC, ending);
@@ -271,6 +271,6 @@ impl Drop for NvmeController {
 
 impl fmt::Debug for NvmeController {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Controller({}, {:?})", self.transport.name(), self.life())
+        write!(f, "Controller({}, {:?})", self.transport.name(), self.state())
     }
 }

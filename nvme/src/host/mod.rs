@@ -46,7 +46,7 @@ pub struct SysfsHost {
 
 impl Default for SysfsHost {
     fn default() -> Self {
-        SysfsHost::at(Path::new("/"))
+        SysfsHost::with_root(Path::new("/"))
     }
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for PciAddress {
 
 impl SysfsHost {
     /// The machine below `root`.
-    pub fn at(root: &Path) -> Self {
+    pub fn with_root(root: &Path) -> Self {
         SysfsHost { root: root.to_owned() }
     }
 
@@ -96,7 +96,11 @@ impl SysfsHost {
         for entry in entries {
             let name = entry?.file_name();
             let address = name.to_str().and_then(PciAddress::parse);
-            found.extend(address.filter(|address| self.is_nvme(address)).map(|a| self.found(&a)));
+            found.extend(
+                address
+                    .filter(|address| self.is_nvme(address))
+                    .map(|a| self.describe_controller(&a)),
+            );
         }
         found.sort_by(|a, b| a.address.cmp(&b.address));
         Ok(found)
@@ -112,12 +116,12 @@ impl SysfsHost {
             return Err(HostError::None(address.clone()));
         }
         match self.is_nvme(address) {
-            true => Ok(self.found(address)),
+            true => Ok(self.describe_controller(address)),
             false => Err(HostError::NotNvme(address.clone())),
         }
     }
 
-    fn found(&self, address: &PciAddress) -> HostController {
+    fn describe_controller(&self, address: &PciAddress) -> HostController {
         let device = self.device(address);
         let hex = |name| self.attribute(address, name).unwrap_or_default().replace("0x", "");
         let namespaces = usage::namespaces(&device);

@@ -112,7 +112,7 @@ impl ControllerModelState {
             (0 | 6, _) => return Err(CommandStatus(0x0b)),
             _ => return Err(CommandStatus::INVALID_FIELD),
         }
-        self.memory.put(command, &page).map(|()| 0).ok_or(CommandStatus::TRANSFER)
+        self.memory.write_data(command, &page).map(|()| 0).ok_or(CommandStatus::TRANSFER)
     }
 
     fn describe_controller(&self, page: &mut [u8]) {
@@ -155,6 +155,6 @@ impl ControllerModelState {
             }
             _ => return Err(CommandStatus::INVALID_LOG),
         }
-        self.memory.put(command, &page).map(|()| 0).ok_or(CommandStatus::TRANSFER)
+        self.memory.write_data(command, &page).map(|()| 0).ok_or(CommandStatus::TRANSFER)
     }
 }

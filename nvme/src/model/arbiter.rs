@@ -37,17 +37,17 @@ impl QueueArbiter {
     pub(super) fn next(&mut self, queues: impl Iterator<Item = (u16, u8)>) -> Option<u16> {
         let queues: Vec<(u16, u8)> = queues.collect();
         if !self.weighted {
-            return self.turn(queues.iter().map(|(number, _)| *number));
+            return self.choose_next(queues.iter().map(|(number, _)| *number));
         }
         let of = |priority: u8| queues.iter().filter(move |queue| queue.1 == priority);
         if of(URGENT).next().is_some() {
-            return self.turn(of(URGENT).map(|(number, _)| *number));
+            return self.choose_next(of(URGENT).map(|(number, _)| *number));
         }
         for _ in 0..2 {
             for class in 0..3 {
                 let members = of(class as u8 + 1);
                 if self.left[class] > 0
-                    && let Some(queue) = self.turn(members.map(|(number, _)| *number))
+                    && let Some(queue) = self.choose_next(members.map(|(number, _)| *number))
                 {
                     self.left[class] -= 1;
                     return Some(queue);
@@ -60,7 +60,7 @@ impl QueueArbiter {
     }
 
     /// The next queue after the last one.
-    fn turn(&mut self, queues: impl Iterator<Item = u16>) -> Option<u16> {
+    fn choose_next(&mut self, queues: impl Iterator<Item = u16>) -> Option<u16> {
         let queues: Vec<u16> = queues.collect();
         let next = queues.iter().find(|number| **number > self.last).or(queues.first()).copied();
         self.last = next.unwrap_or(self.last);

@@ -89,7 +89,7 @@ impl ControllerModelState {
             shape,
             memory: ModelMemory::default(),
             line: BlockingQueue::new(device)?,
-            facts: device.facts().clone(),
+            facts: device.properties().clone(),
             random: fastrand::Rng::with_seed(seed),
             faults: FaultInjector::default(),
             now: Duration::ZERO,
@@ -295,8 +295,12 @@ impl ControllerModelState {
         let mut fault = None;
         if queue > 0 {
             let (opcode, block) = (command.opcode(), command.0[5]);
-            fault =
-                self.faults.ask(&CandidateCommand { number: self.fetched, queue, opcode, block });
+            fault = self.faults.decide(&CandidateCommand {
+                number: self.fetched,
+                queue,
+                opcode,
+                block,
+            });
             self.fetched += 1;
         }
         match fault {

@@ -52,7 +52,7 @@ pub(super) struct FaultInjector {
 }
 
 impl FaultInjector {
-    pub(super) fn ask(&mut self, victim: &CandidateCommand) -> Option<ControllerFault> {
+    pub(super) fn decide(&mut self, victim: &CandidateCommand) -> Option<ControllerFault> {
         self.hook.as_mut()?(victim)
     }
 

@@ -79,7 +79,7 @@ impl ControllerModelState {
     ) -> Result<(), CommandStatus> {
         let mut data = vec![0; self.bytes(range)?];
         self.line.read(range.0, &mut data).map_err(status)?;
-        self.memory.put(command, &data).ok_or(CommandStatus::TRANSFER)
+        self.memory.write_data(command, &data).ok_or(CommandStatus::TRANSFER)
     }
 
     fn compare_blocks(

@@ -55,7 +55,7 @@ impl ModelMemory {
     }
 
     /// The memory that begins at `bus`.
-    pub(super) fn at(&self, bus: u64) -> Option<DmaMemory> {
+    pub(super) fn find_at(&self, bus: u64) -> Option<DmaMemory> {
         self.find(bus, 1).filter(|(_, at)| *at == 0).map(|(dma, _)| dma)
     }
 
@@ -71,7 +71,7 @@ impl ModelMemory {
     }
 
     /// Copies `data` to the data of `command`.
-    pub(super) fn put(&self, command: &SubmissionEntry, data: &[u8]) -> Option<()> {
+    pub(super) fn write_data(&self, command: &SubmissionEntry, data: &[u8]) -> Option<()> {
         let mut at = 0;
         for (bus, len) in self.ranges(command, data.len())? {
             let (dma, place) = self.find(bus, len)?;

@@ -100,7 +100,7 @@ impl ControllerModel {
     }
 
     /// Ends the faults.
-    pub fn heal(&self) {
+    pub fn end_faults(&self) {
         self.lock().faults.hook = None;
     }
 
@@ -139,7 +139,7 @@ impl ControllerModel {
     }
 
     /// The number of times that the controller was enabled, and that it was shut down in order.
-    pub fn lives(&self) -> (u64, u64) {
+    pub fn count_starts_and_shutdowns(&self) -> (u64, u64) {
         let chip = self.lock();
         (chip.enabled, chip.shut_down)
     }
@@ -150,8 +150,8 @@ impl ControllerModel {
         let (submissions, completions) =
             (chip.submissions.get(&queue)?, chip.completions.get(&queue)?);
         Some(QueuePairMemory {
-            submissions: chip.memory.at(submissions.base)?,
-            completions: chip.memory.at(completions.base)?,
+            submissions: chip.memory.find_at(submissions.base)?,
+            completions: chip.memory.find_at(completions.base)?,
             entries: submissions.entries,
             doorbell: register::DOORBELLS + 8 * u32::from(queue),
             head: 0,
@@ -164,7 +164,7 @@ impl ControllerModel {
         self.chip.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sleeper(&self, vector: u16) -> Arc<QueueParker> {
+    fn parker(&self, vector: u16) -> Arc<QueueParker> {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(sleepers.entry(vector).or_default())
     }
@@ -173,7 +173,7 @@ impl ControllerModel {
     fn interrupt(&self, mut chip: MutexGuard<'_, ControllerModelState>) {
         let vectors = std::mem::take(&mut chip.interrupts);
         drop(chip);
-        vectors.into_iter().for_each(|vector| self.sleeper(vector).unpark());
+        vectors.into_iter().for_each(|vector| self.parker(vector).unpark());
     }
 
     fn wake_all(&self) {
@@ -237,7 +237,7 @@ impl ControllerTransport for ControllerModel {
     }
 
     fn sleep(&self, vector: u16, timeout: Option<Duration>) {
-        let sleeper = self.sleeper(vector);
+        let sleeper = self.parker(vector);
         if sleeper.park(Some(Duration::ZERO)) {
             // The interrupt came before the sleep, and no time passes.
             return;
@@ -259,7 +259,7 @@ impl ControllerTransport for ControllerModel {
     }
 
     fn waker(&self, vector: u16) -> QueueWaker {
-        let sleeper = self.sleeper(vector);
+        let sleeper = self.parker(vector);
         QueueWaker::new(move || sleeper.unpark())
     }
 

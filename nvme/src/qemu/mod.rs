@@ -89,7 +89,7 @@ impl QemuController {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sleeper(&self, vector: u16) -> Arc<QueueParker> {
+    fn parker(&self, vector: u16) -> Arc<QueueParker> {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(sleepers.entry(vector).or_default())
     }
@@ -143,11 +143,11 @@ impl ControllerTransport for QemuController {
     }
 
     fn sleep(&self, vector: u16, timeout: Option<Duration>) {
-        self.sleeper(vector).park(timeout);
+        self.parker(vector).park(timeout);
     }
 
     fn waker(&self, vector: u16) -> QueueWaker {
-        let sleeper = self.sleeper(vector);
+        let sleeper = self.parker(vector);
         QueueWaker::new(move || sleeper.unpark())
     }
 

@@ -22,7 +22,7 @@ impl RegionAddresses {
     /// The ranges of `memory` for the controller; `None` if a part is in no region that the controller reaches.
     fn ranges(&self, memory: &MemorySegments, out: &mut Vec<BusRange>) -> Option<()> {
         for piece in memory.pieces() {
-            let (region, at) = piece.place()?;
+            let (region, at) = piece.region_and_offset()?;
             let (_, bus) = self.0.iter().find(|(id, _)| *id == region.id())?;
             let start = bus + at as u64;
             // PRPs and SGLs are addresses of double words.

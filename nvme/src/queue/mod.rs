@@ -113,7 +113,7 @@ impl NvmeQueue {
         };
         while queue.line.is_growing() || queue.line == QueuePairState::Lost {
             queue.recover();
-            controller.nap();
+            controller.pause();
         }
         if queue.line == QueuePairState::Live { Ok(queue) } else { Err(Errno::BUSY) }
     }
@@ -140,7 +140,7 @@ impl NvmeQueue {
                 (place.sent, place.late) = (true, false);
                 // The deadline begins when the doorbell rings.
                 place.deadline = Duration::MAX;
-                self.ring.put(&command.id(slot | place.sequence << SLOT_BITS));
+                self.ring.write_command(&command.id(slot | place.sequence << SLOT_BITS));
                 self.fresh.push(slot);
                 true
             }
@@ -154,7 +154,7 @@ impl NvmeQueue {
 
     /// Moves completed operations to `done`, and continues the others.
     fn gather(&mut self) {
-        let (life, generation) = (self.controller.life(), self.controller.generation());
+        let (life, generation) = (self.controller.state(), self.controller.generation());
         let mut broken = false;
         let mut some = false;
         if self.line == QueuePairState::Live {
@@ -179,7 +179,7 @@ impl NvmeQueue {
         {
             self.recover();
         } else if !some && self.in_flight() > 0 {
-            self.look_after();
+            self.check_late_commands();
         }
         if some && !self.waiting.is_empty() {
             self.send_waiting();

@@ -32,7 +32,7 @@ impl PollingPolicy {
     }
 
     /// The time for polling at the beginning of a wait.
-    pub(super) fn look(&self) -> Duration {
+    pub(super) fn polling_time(&self) -> Duration {
         if self.usual < LOOK {
             2 * self.usual
         } else if self.blind >= TRIAL {
@@ -44,18 +44,18 @@ impl PollingPolicy {
 
     /// Records that polling found an answer after this time. It may be longer than the time for polling: the processor
     /// had other work.
-    pub(super) fn seen(&mut self, after: Duration) {
-        self.blind = if after <= self.look() { TRIAL } else { 0 };
+    pub(super) fn record_polled(&mut self, after: Duration) {
+        self.blind = if after <= self.polling_time() { TRIAL } else { 0 };
         self.learn(after);
     }
 
     /// Records that polling, if there was any, has found nothing: the wait continues with a sleep.
     pub(super) fn sleeps(&mut self) {
-        self.blind = if self.look().is_zero() { self.blind + 1 } else { 0 };
+        self.blind = if self.polling_time().is_zero() { self.blind + 1 } else { 0 };
     }
 
     /// Records that an answer came within a sleep, after this total waiting time.
-    pub(super) fn slept(&mut self, after: Duration) {
+    pub(super) fn record_sleep(&mut self, after: Duration) {
         self.learn(after);
     }
 
@@ -77,11 +77,11 @@ mod tests {
     fn sleeps(patience: &mut PollingPolicy, time: Duration, count: u32) -> u32 {
         let mut sleeps = 0;
         for _ in 0..count {
-            if time <= patience.look() {
-                patience.seen(time);
+            if time <= patience.polling_time() {
+                patience.record_polled(time);
             } else {
                 patience.sleeps();
-                patience.slept(time.max(WOKEN));
+                patience.record_sleep(time.max(WOKEN));
                 sleeps += 1;
             }
         }
@@ -104,7 +104,7 @@ mod tests {
         sleeps(&mut patience, LATE, 1000);
         let mut looks = 0;
         for _ in 0..100 * (TRIAL + 1) {
-            looks += u32::from(!patience.look().is_zero());
+            looks += u32::from(!patience.polling_time().is_zero());
             sleeps(&mut patience, LATE, 1);
         }
         assert_eq!(looks, 100);
@@ -116,11 +116,11 @@ mod tests {
         let mut patience = PollingPolicy::new();
         let mut looks = 0;
         for _ in 0..100 * (TRIAL + 1) {
-            if patience.look().is_zero() {
+            if patience.polling_time().is_zero() {
                 patience.sleeps();
-                patience.slept(WOKEN);
+                patience.record_sleep(WOKEN);
             } else {
-                patience.seen(Duration::from_millis(4));
+                patience.record_polled(Duration::from_millis(4));
                 looks += 1;
             }
         }
@@ -134,6 +134,6 @@ mod tests {
         assert_eq!(sleeps(&mut patience, Duration::from_secs(1), 1), 1);
         assert_eq!(sleeps(&mut patience, SOON, 10), 0);
         sleeps(&mut patience, LATE, 10);
-        assert_eq!(patience.look(), Duration::ZERO);
+        assert_eq!(patience.polling_time(), Duration::ZERO);
     }
 }

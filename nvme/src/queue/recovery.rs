@@ -34,10 +34,10 @@ impl QueuePairState {
 impl NvmeQueue {
     /// Continues a reset, the making of the queue after it, or its end.
     pub(super) fn recover(&mut self) {
-        if self.controller.life() == ControllerState::Resetting {
+        if self.controller.state() == ControllerState::Resetting {
             self.controller.step();
         }
-        match self.controller.life() {
+        match self.controller.state() {
             ControllerState::Running => {}
             ControllerState::Resetting => return,
             ControllerState::Dead => {
@@ -90,9 +90,9 @@ impl NvmeQueue {
                     self.line = QueuePairState::Submissions(ticket);
                 }
             }
-            QueuePairState::Completions(ticket) => self.grown(ticket, QueuePairState::Half),
+            QueuePairState::Completions(ticket) => self.record_growth(ticket, QueuePairState::Half),
             QueuePairState::Submissions(ticket) => {
-                self.grown(ticket, QueuePairState::Live);
+                self.record_growth(ticket, QueuePairState::Live);
                 if self.line == QueuePairState::Live {
                     self.send_waiting();
                     self.ring_doorbell();
@@ -102,7 +102,7 @@ impl NvmeQueue {
         }
     }
 
-    fn grown(&mut self, ticket: CommandTicket, next: QueuePairState) {
+    fn record_growth(&mut self, ticket: CommandTicket, next: QueuePairState) {
         match self.controller.take(ticket) {
             None => {}
             Some(Ok(completion)) if completion.status.is_ok() => self.line = next,
@@ -128,7 +128,7 @@ impl NvmeQueue {
     }
 
     /// Searches for late commands, and examines the controller now and then.
-    pub(super) fn look_after(&mut self) {
+    pub(super) fn check_late_commands(&mut self) {
         let now = self.controller.transport.now();
         if now < self.next_check {
             return;

@@ -52,7 +52,7 @@ impl DeviceQueue for NvmeQueue {
     }
 
     fn kick(&mut self) {
-        if self.controller.life() == ControllerState::Running
+        if self.controller.state() == ControllerState::Running
             && self.controller.generation() == self.generation
         {
             self.ring_doorbell();
@@ -76,10 +76,10 @@ impl DeviceQueue for NvmeQueue {
         if busy {
             let look = match transport.wakes_at_once() {
                 true => Duration::ZERO,
-                false => self.patience.look().min(timeout.unwrap_or(Duration::MAX)),
+                false => self.patience.polling_time().min(timeout.unwrap_or(Duration::MAX)),
             };
             if !look.is_zero() && self.looked(begin + look) {
-                self.patience.seen(transport.now().saturating_sub(begin));
+                self.patience.record_polled(transport.now().saturating_sub(begin));
                 return;
             }
             self.patience.sleeps();
@@ -96,7 +96,7 @@ impl DeviceQueue for NvmeQueue {
         transport.sleep(self.vector, limit);
         self.gather();
         if !self.done.is_empty() {
-            self.patience.slept(transport.now().saturating_sub(begin));
+            self.patience.record_sleep(transport.now().saturating_sub(begin));
         }
     }
 

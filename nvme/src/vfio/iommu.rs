@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_block::{Errno, MemoryRegion, Result};
 
-use super::sys::{by_reference, size};
+use super::sys::{ioctl_by_reference, size};
 
 /// The request number `nr` of iommufd, `_IO(';', nr)`, as a number of VFIO. VFIO's numbers begin at 100.
-const fn of_iommufd(nr: u64) -> u64 {
+const fn iommufd_request(nr: u64) -> u64 {
     nr - 100
 }
 
@@ -78,15 +78,15 @@ struct IoasUnmap {
 
 impl IommuContext {
     /// The address space of a container with an IOMMU.
-    pub(super) fn of_container(fd: OwnedFd) -> Self {
+    pub(super) fn from_container(fd: OwnedFd) -> Self {
         IommuContext { fd, space: None, is_over: AtomicBool::new(false) }
     }
 
     /// A new address space of an iommufd.
-    pub(super) fn of_iommufd(fd: OwnedFd) -> Result<Self> {
+    pub(super) fn from_iommufd(fd: OwnedFd) -> Result<Self> {
         let mut alloc = IoasAlloc { size: size::<IoasAlloc>(), ..IoasAlloc::default() };
         // SAFETY: IOMMU_IOAS_ALLOC fills this structure.
-        unsafe { by_reference(fd.as_fd(), of_iommufd(0x81), &mut alloc)? };
+        unsafe { ioctl_by_reference(fd.as_fd(), iommufd_request(0x81), &mut alloc)? };
         Ok(IommuContext { fd, space: Some(alloc.out_ioas_id), is_over: AtomicBool::new(false) })
     }
 
@@ -121,7 +121,7 @@ impl IommuContext {
             let mut map = VfioDmaMap { argsz, flags: 1 | 2, vaddr: start, iova, size: bytes };
             // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until `IommuMapping` ends the
             // access of the device, whose commands use only frames of operations in flight.
-            return unsafe { by_reference(self.fd.as_fd(), 13, &mut map).map(drop) };
+            return unsafe { ioctl_by_reference(self.fd.as_fd(), 13, &mut map).map(drop) };
         };
         let mut map = IoasMap {
             size: size::<IoasMap>(),
@@ -135,7 +135,7 @@ impl IommuContext {
         };
         // SAFETY: IOMMU_IOAS_MAP reads and fills this structure. The region stays mapped until `IommuMapping` ends the
         // access of the device.
-        unsafe { by_reference(self.fd.as_fd(), of_iommufd(0x85), &mut map).map(drop) }
+        unsafe { ioctl_by_reference(self.fd.as_fd(), iommufd_request(0x85), &mut map).map(drop) }
     }
 
     fn unmap(&self, flags: u32, iova: u64, bytes: u64) -> Result<()> {
@@ -143,11 +143,11 @@ impl IommuContext {
             let mut unmap =
                 VfioDmaUnmap { argsz: size::<VfioDmaUnmap>(), flags, iova, size: bytes };
             // SAFETY: VFIO_IOMMU_UNMAP_DMA reads and writes this structure.
-            return unsafe { by_reference(self.fd.as_fd(), 14, &mut unmap).map(drop) };
+            return unsafe { ioctl_by_reference(self.fd.as_fd(), 14, &mut unmap).map(drop) };
         };
         let mut unmap = IoasUnmap { size: size::<IoasUnmap>(), ioas_id, iova, length: bytes };
         // SAFETY: IOMMU_IOAS_UNMAP reads and fills this structure.
-        unsafe { by_reference(self.fd.as_fd(), of_iommufd(0x86), &mut unmap).map(drop) }
+        unsafe { ioctl_by_reference(self.fd.as_fd(), iommufd_request(0x86), &mut unmap).map(drop) }
     }
 }
 
@@ -191,7 +191,7 @@ mod tests {
         let sizes = [size::<IoasAlloc>(), size::<IoasMap>(), size::<IoasUnmap>()];
         assert_eq!(sizes, [12, 40, 24]);
         // IOMMU_IOAS_ALLOC, IOMMU_IOAS_MAP and IOMMU_IOAS_UNMAP.
-        let requests = [0x81, 0x85, 0x86].map(|nr| request(of_iommufd(nr)));
+        let requests = [0x81, 0x85, 0x86].map(|nr| request(iommufd_request(nr)));
         assert_eq!(requests, [0x3b81, 0x3b85, 0x3b86]);
     }
 
@@ -199,10 +199,10 @@ mod tests {
     #[test]
     fn a_file_is_no_address_space() {
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        assert_eq!(IommuContext::of_iommufd(file()).err(), Some(Errno::NOTTY));
+        assert_eq!(IommuContext::from_iommufd(file()).err(), Some(Errno::NOTTY));
         let region = MemoryRegion::new(1).unwrap();
         for space in [None, Some(1)] {
-            let iommu = IommuContext { space, ..IommuContext::of_container(file()) };
+            let iommu = IommuContext { space, ..IommuContext::from_container(file()) };
             assert_eq!(iommu.unmap_all(), Err(Errno::NOTTY));
             let iommu = Arc::new(iommu);
             assert_eq!(IommuMapping::new(&iommu, &region, 1 << 32).err(), Some(Errno::NOTTY));

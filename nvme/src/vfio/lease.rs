@@ -55,11 +55,11 @@ pub(super) fn open(
 ) -> Result<OpenVfioDevice, HostError> {
     if let Some(name) = host.vfio_name(address) {
         let path = host.path(&format!("dev/vfio/devices/{name}"));
-        let open = |path: PathBuf| file(&path).map_err(|error| failed(path, error));
+        let open = |path: PathBuf| file(&path).map_err(|error| open_error(path, error));
         match (open(path.clone()), open(host.path("dev/iommu"))) {
             (Ok(device), Ok(iommufd)) => {
-                let opened = by_iommufd(path.clone(), device.into(), iommufd.into());
-                return opened.map_err(|errno| failed(path, busy(errno)));
+                let opened = open_by_iommufd(path.clone(), device.into(), iommufd.into());
+                return opened.map_err(|errno| open_error(path, busy(errno)));
             }
             // There is no other way.
             (Err(error), _) | (_, Err(error)) if !host.path("dev/vfio/vfio").exists() => {
@@ -68,11 +68,11 @@ pub(super) fn open(
             _ => {}
         }
     }
-    by_group(host, address, group.ok_or_else(|| HostError::NoIommu(address.clone()))?)
+    open_by_group(host, address, group.ok_or_else(|| HostError::NoIommu(address.clone()))?)
 }
 
-fn by_iommufd(path: PathBuf, device: OwnedFd, iommufd: OwnedFd) -> Result<OpenVfioDevice> {
-    let iommu = IommuContext::of_iommufd(iommufd)?;
+fn open_by_iommufd(path: PathBuf, device: OwnedFd, iommufd: OwnedFd) -> Result<OpenVfioDevice> {
+    let iommu = IommuContext::from_iommufd(iommufd)?;
     sys::attach(device.as_fd(), iommu.fd.as_fd(), iommu.space.unwrap_or_default())?;
     Ok(OpenVfioDevice { path, device, iommu, group: None })
 }
@@ -82,26 +82,26 @@ fn busy(errno: Errno) -> io::Error {
     if errno == Errno::INVAL { Errno::BUSY.into() } else { errno.into() }
 }
 
-fn by_group(
+fn open_by_group(
     host: &SysfsHost,
     address: &PciAddress,
     group: u32,
 ) -> Result<OpenVfioDevice, HostError> {
     let paths = [host.path("dev/vfio/vfio"), host.path(&format!("dev/vfio/{group}"))];
-    let open = |at: usize| file(&paths[at]).map_err(|error| failed(paths[at].clone(), error));
+    let open = |at: usize| file(&paths[at]).map_err(|error| open_error(paths[at].clone(), error));
     let (container, group) = (open(0)?, open(1)?);
     let at = |at: usize| {
         let path = paths[at].clone();
-        move |errno: Errno| failed(path, io::Error::from(errno))
+        move |errno: Errno| open_error(path, io::Error::from(errno))
     };
     sys::check_container(container.as_fd()).map_err(at(0))?;
     if !sys::is_viable(group.as_fd()).map_err(at(1))? {
         let error = io::Error::other("the kernel has other devices of the group");
-        return Err(failed(paths[1].clone(), error));
+        return Err(open_error(paths[1].clone(), error));
     }
     sys::join(group.as_fd(), container.as_fd()).map_err(at(1))?;
     let device = sys::device(group.as_fd(), &address.to_string()).map_err(at(1))?;
-    let iommu = IommuContext::of_container(container.into());
+    let iommu = IommuContext::from_container(container.into());
     Ok(OpenVfioDevice { path: paths[1].clone(), device, iommu, group: Some(group.into()) })
 }
 
@@ -109,7 +109,7 @@ fn file(path: &PathBuf) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(path)
 }
 
-fn failed(path: PathBuf, error: io::Error) -> HostError {
+fn open_error(path: PathBuf, error: io::Error) -> HostError {
     HostError::System { path, error }
 }
 
@@ -134,7 +134,7 @@ impl VfioLease {
     /// Takes the device off the bus, and resets it.
     pub(super) fn stop(&self) {
         let _ = self.command(|command| command & !MASTER | REGISTERS);
-        if let Some(held) = &*self.held() {
+        if let Some(held) = &*self.lock_device() {
             let _ = sys::reset(held.device.as_fd());
         }
     }
@@ -142,20 +142,20 @@ impl VfioLease {
     /// Closes the device. Its registers read all ones from now on, and it reaches no memory.
     pub(super) fn release(&self) {
         self.stop();
-        if let Err(errno) = self.registers.leave() {
+        if let Err(errno) = self.registers.replace_by_ones() {
             // The kernel continues to wait for the device, and logs that.
             log::error!("the registers of a device cannot be left: {errno}");
             return;
         }
         self.memory.cut();
         // A device is gone from its address space when its last file is closed.
-        *self.held() = None;
+        *self.lock_device() = None;
         self.memory.end();
     }
 
     /// Changes the command register of the configuration space.
     fn command(&self, change: impl FnOnce(u16) -> u16) -> io::Result<()> {
-        let held = self.held();
+        let held = self.lock_device();
         let Some(LeasedDevice { device, .. }) = &*held else { return Err(Errno::NODEV.into()) };
         let at = self.configuration + COMMAND;
         let mut bytes = [0; 2];
@@ -164,7 +164,7 @@ impl VfioLease {
         device.write_all_at(&value.to_le_bytes(), at)
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<LeasedDevice>> {
+    fn lock_device(&self) -> MutexGuard<'_, Option<LeasedDevice>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

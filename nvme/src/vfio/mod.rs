@@ -67,11 +67,11 @@ impl VfioController {
         let opened = lease::open(host, address, found.iommu_group)?;
         let path = opened.path.clone();
         let failed = |errno: Errno| HostError::System { path, error: errno.into() };
-        let vfio = VfioController::of(address, opened).map_err(failed)?;
+        let vfio = VfioController::from_opened(address, opened).map_err(failed)?;
         Ok(VfioController { numa_node: found.numa_node, ..vfio })
     }
 
-    fn of(address: &PciAddress, opened: lease::OpenVfioDevice) -> Result<Self> {
+    fn from_opened(address: &PciAddress, opened: lease::OpenVfioDevice) -> Result<Self> {
         let name = format!("NVMe controller {address}");
         let device = opened.device.as_fd();
         let count = sys::interrupts(device, sys::MSIX)?.min(VECTORS);
@@ -109,11 +109,11 @@ impl VfioController {
     }
 
     /// True where the device and its memory are reached by an iommufd, and not by a group.
-    pub fn by_iommufd(&self) -> bool {
-        self.memory.by_iommufd()
+    pub fn uses_iommufd(&self) -> bool {
+        self.memory.uses_iommufd()
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<DmaMemory>> {
+    fn lock_kept_memory(&self) -> MutexGuard<'_, Vec<DmaMemory>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -197,7 +197,7 @@ impl ControllerTransport for VfioController {
     fn map(&self, region: &Arc<MemoryRegion>) -> Result<Option<u64>> {
         let dma = self.memory.map(region)?;
         let bus = dma.bus();
-        self.kept().push(dma);
+        self.lock_kept_memory().push(dma);
         Ok(Some(bus))
     }
 

@@ -45,7 +45,7 @@ impl MappedRegisters {
     }
 
     /// The place of a register of `bytes` bytes.
-    fn place(&self, at: u32, bytes: usize) -> *mut u8 {
+    fn register_address(&self, at: u32, bytes: usize) -> *mut u8 {
         let at = at as usize;
         assert!(at + bytes <= self.len && at.is_multiple_of(bytes), "a register at {at:#x}");
         self.start.wrapping_add(at)
@@ -53,32 +53,32 @@ impl MappedRegisters {
 
     pub(super) fn read32(&self, at: u32) -> u32 {
         // SAFETY: the register lies within the mapping and is aligned (`place`).
-        u32::from_le(unsafe { self.place(at, 4).cast::<u32>().read_volatile() })
+        u32::from_le(unsafe { self.register_address(at, 4).cast::<u32>().read_volatile() })
     }
 
     pub(super) fn read64(&self, at: u32) -> u64 {
         // SAFETY: the register lies within the mapping and is aligned (`place`).
-        u64::from_le(unsafe { self.place(at, 8).cast::<u64>().read_volatile() })
+        u64::from_le(unsafe { self.register_address(at, 8).cast::<u64>().read_volatile() })
     }
 
     pub(super) fn write32(&self, at: u32, value: u32) {
         // Memory to which the register refers is written before.
         fence(Ordering::SeqCst);
         // SAFETY: the register lies within the mapping and is aligned (`place`).
-        unsafe { self.place(at, 4).cast::<u32>().write_volatile(value.to_le()) };
+        unsafe { self.register_address(at, 4).cast::<u32>().write_volatile(value.to_le()) };
     }
 
     pub(super) fn write64(&self, at: u32, value: u64) {
         fence(Ordering::SeqCst);
         // SAFETY: the register lies within the mapping and is aligned (`place`).
-        unsafe { self.place(at, 8).cast::<u64>().write_volatile(value.to_le()) };
+        unsafe { self.register_address(at, 8).cast::<u64>().write_volatile(value.to_le()) };
     }
 }
 
 impl MappedRegisters {
     /// Replaces the registers by memory whose bits are all set, as for a device that is gone. This mapping then does
     /// not keep the device in use.
-    pub(super) fn leave(&self) -> Result<()> {
+    pub(super) fn replace_by_ones(&self) -> Result<()> {
         let gone = MemfdFlags::CLOEXEC;
         let memory = File::from(rustix::fs::memfd_create(c"registers", gone)?);
         let ones = vec![0xff; self.len];
@@ -109,10 +109,10 @@ mod tests {
     fn registers_of_a_device_that_was_left_read_all_ones() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let registers = MappedRegisters::new(file.as_fd(), &VfioRegionInfo::at(0, 8192)).unwrap();
+        let registers = MappedRegisters::new(file.as_fd(), &VfioRegionInfo::new(0, 8192)).unwrap();
         registers.write32(4096, 7);
         assert_eq!((registers.read32(4096), registers.read64(0)), (7, 0));
-        registers.leave().unwrap();
+        registers.replace_by_ones().unwrap();
         assert_eq!((registers.read32(4096), registers.read64(0)), (u32::MAX, u64::MAX));
         registers.write32(4096, 9);
         let mut word = [0; 4];

@@ -58,7 +58,7 @@ impl DeviceAddressSpace {
         DeviceAddressSpace { iommu: Arc::new(iommu), addresses: Mutex::default() }
     }
 
-    pub(super) fn by_iommufd(&self) -> bool {
+    pub(super) fn uses_iommufd(&self) -> bool {
         self.iommu.space.is_some()
     }
 
@@ -116,19 +116,19 @@ impl AddressAllocator {
             self.reached = needed;
         }
         let limit = getrlimit(Resource::Memlock).current;
-        self.shortage = LockedMemoryShortage::of(error, needed, limit);
+        self.shortage = LockedMemoryShortage::detect(error, needed, limit);
     }
 }
 
 impl LockedMemoryShortage {
     /// The limit that may have caused `error`, if one may.
-    fn of(error: Option<Errno>, needed: u64, limit: Option<u64>) -> Option<Self> {
+    fn detect(error: Option<Errno>, needed: u64, limit: Option<u64>) -> Option<Self> {
         let limit = limit.filter(|limit| error == Some(Errno::NOMEM) && needed > *limit)?;
         Some(LockedMemoryShortage { needed, limit })
     }
 
     /// A limit that leaves room for the queues and buffers that follow after the failed request.
-    fn enough(&self) -> u64 {
+    fn sufficient_limit(&self) -> u64 {
         (self.needed + self.needed / 4).next_multiple_of(ROOM)
     }
 }
@@ -136,7 +136,7 @@ impl LockedMemoryShortage {
 impl fmt::Display for LockedMemoryShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (needed, limit) = (self.needed.div_ceil(1024), self.limit / 1024);
-        let enough = self.enough() / 1024;
+        let enough = self.sufficient_limit() / 1024;
         write!(
             f,
             "the controller is to reach {needed} KiB of memory so far, and RLIMIT_MEMLOCK lets this process lock {limit} KiB: \
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_named_only_where_it_is_the_reason() {
-        let of = |error, needed| LockedMemoryShortage::of(error, needed, Some(8 << 20));
+        let of = |error, needed| LockedMemoryShortage::detect(error, needed, Some(8 << 20));
         let shortage = of(Some(Errno::NOMEM), (8 << 20) + 1).unwrap().to_string();
         assert!(shortage.contains("8193 KiB"), "{shortage}");
         assert!(
@@ -171,7 +171,11 @@ mod tests {
         assert_eq!(of(Some(Errno::NOMEM), 8 << 20), None);
         assert_eq!(of(Some(Errno::IO), 9 << 20), None);
         assert_eq!(of(None, 9 << 20), None);
-        assert_eq!(LockedMemoryShortage::of(Some(Errno::NOMEM), 9 << 20, None), None, "no limit");
+        assert_eq!(
+            LockedMemoryShortage::detect(Some(Errno::NOMEM), 9 << 20, None),
+            None,
+            "no limit"
+        );
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(super) struct VfioRegionInfo {
 impl VfioRegionInfo {
     /// A region of `size` bytes at `offset`.
     #[cfg(test)]
-    pub(super) fn at(offset: u64, size: u64) -> Self {
+    pub(super) fn new(offset: u64, size: u64) -> Self {
         VfioRegionInfo { offset, size, ..VfioRegionInfo::default() }
     }
 }
@@ -91,7 +91,7 @@ pub(super) const fn size<T>() -> u32 {
 }
 
 /// Calls ioctl(2) with a number.
-pub(super) fn by_value(fd: BorrowedFd<'_>, nr: u64, value: u64) -> Result<i32> {
+pub(super) fn ioctl_by_value(fd: BorrowedFd<'_>, nr: u64, value: u64) -> Result<i32> {
     // SAFETY: these requests take a number, and touch no memory of this process.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request(nr) as _, value) })
 }
@@ -101,7 +101,11 @@ pub(super) fn by_value(fd: BorrowedFd<'_>, nr: u64, value: u64) -> Result<i32> {
 /// # Safety
 ///
 /// `T` is the structure of the request, or longer, and states its length in `argsz`.
-pub(super) unsafe fn by_reference<T>(fd: BorrowedFd<'_>, nr: u64, value: &mut T) -> Result<i32> {
+pub(super) unsafe fn ioctl_by_reference<T>(
+    fd: BorrowedFd<'_>,
+    nr: u64,
+    value: &mut T,
+) -> Result<i32> {
     // SAFETY: the kernel reads and writes at most the structure, as the caller guarantees. The structure is borrowed
     // here.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request(nr) as _, std::ptr::from_mut(value)) })
@@ -116,8 +120,8 @@ fn check(result: i32) -> Result<i32> {
 
 /// Checks the version of the interface of a container, and that it has the required IOMMU.
 pub(super) fn check_container(container: BorrowedFd<'_>) -> Result<()> {
-    let version = by_value(container, 0, 0)?;
-    let has_type1 = by_value(container, 1, TYPE1V2)?;
+    let version = ioctl_by_value(container, 0, 0)?;
+    let has_type1 = ioctl_by_value(container, 1, TYPE1V2)?;
     if version == API && has_type1 == 1 { Ok(()) } else { Err(Errno::OPNOTSUPP) }
 }
 
@@ -126,7 +130,7 @@ pub(super) fn is_viable(group: BorrowedFd<'_>) -> Result<bool> {
     let mut status =
         VfioGroupStatus { argsz: size::<VfioGroupStatus>(), ..VfioGroupStatus::default() };
     // SAFETY: VFIO_GROUP_GET_STATUS fills this structure.
-    unsafe { by_reference(group, 3, &mut status)? };
+    unsafe { ioctl_by_reference(group, 3, &mut status)? };
     Ok(status.flags & VIABLE != 0)
 }
 
@@ -134,8 +138,8 @@ pub(super) fn is_viable(group: BorrowedFd<'_>) -> Result<bool> {
 pub(super) fn join(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> Result<()> {
     let mut number: i32 = container.as_raw_fd();
     // SAFETY: VFIO_GROUP_SET_CONTAINER reads a descriptor.
-    unsafe { by_reference(group, 4, &mut number)? };
-    by_value(container, 2, TYPE1V2).map(drop)
+    unsafe { ioctl_by_reference(group, 4, &mut number)? };
+    ioctl_by_value(container, 2, TYPE1V2).map(drop)
 }
 
 /// The descriptor of the device `name` of a group.
@@ -153,11 +157,11 @@ pub(super) fn attach(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>, space: u32
     let mut bind =
         VfioBindIommufd { argsz: size::<VfioBindIommufd>(), iommufd, ..VfioBindIommufd::default() };
     // SAFETY: VFIO_DEVICE_BIND_IOMMUFD reads and fills this structure.
-    unsafe { by_reference(device, 18, &mut bind)? };
+    unsafe { ioctl_by_reference(device, 18, &mut bind)? };
     let mut attach =
         VfioAttachIommufd { argsz: size::<VfioAttachIommufd>(), flags: 0, pt_id: space };
     // SAFETY: VFIO_DEVICE_ATTACH_IOMMUFD_PT reads and fills this structure.
-    unsafe { by_reference(device, 19, &mut attach).map(drop) }
+    unsafe { ioctl_by_reference(device, 19, &mut attach).map(drop) }
 }
 
 /// The place and length of a region of a device.
@@ -165,7 +169,7 @@ pub(super) fn region(device: BorrowedFd<'_>, index: u32) -> Result<VfioRegionInf
     let mut info =
         VfioRegionInfo { argsz: size::<VfioRegionInfo>(), index, ..VfioRegionInfo::default() };
     // SAFETY: VFIO_DEVICE_GET_REGION_INFO fills this structure.
-    unsafe { by_reference(device, 8, &mut info)? };
+    unsafe { ioctl_by_reference(device, 8, &mut info)? };
     Ok(info)
 }
 
@@ -173,7 +177,7 @@ pub(super) fn region(device: BorrowedFd<'_>, index: u32) -> Result<VfioRegionInf
 pub(super) fn interrupts(device: BorrowedFd<'_>, index: u32) -> Result<u32> {
     let mut info = VfioIrqInfo { argsz: size::<VfioIrqInfo>(), index, ..VfioIrqInfo::default() };
     // SAFETY: VFIO_DEVICE_GET_IRQ_INFO fills this structure.
-    unsafe { by_reference(device, 9, &mut info)? };
+    unsafe { ioctl_by_reference(device, 9, &mut info)? };
     Ok(info.count)
 }
 
@@ -190,7 +194,7 @@ pub(super) fn set_interrupts(device: BorrowedFd<'_>, index: u32, eventfds: &[Raw
 
 /// Resets a device, which then does nothing by itself any more.
 pub(super) fn reset(device: BorrowedFd<'_>) -> Result<()> {
-    by_value(device, 11, 0).map(drop)
+    ioctl_by_value(device, 11, 0).map(drop)
 }
 
 #[cfg(test)]

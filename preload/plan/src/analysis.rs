@@ -118,7 +118,7 @@ impl ObjectFile {
     pub fn read_for_run(path: &Path, cache: Option<&AnalysisCache>) -> Result<Self, AnalysisError> {
         let failed = |error| AnalysisError::Io(path.to_owned(), error);
         let file = File::open(path).map_err(failed)?;
-        let stamp = FileStamp::of(&file.metadata().map_err(failed)?);
+        let stamp = FileStamp::from_metadata(&file.metadata().map_err(failed)?);
         // Reads what is looked at: little of the file, unless its code is.
         let data = ReadCache::new(file);
         let foreign = || AnalysisError::Foreign(path.to_owned());
@@ -131,7 +131,7 @@ impl ObjectFile {
 
     /// Returns the result of [`read_for_run`](Self::read_for_run), of a file with this name and stamp that is in
     /// memory. `None` if it is no ELF file for x86-64.
-    pub fn of_bytes(
+    pub fn read_bytes(
         path: &Path,
         bytes: &[u8],
         stamp: FileStamp,
@@ -164,7 +164,7 @@ impl ObjectFile {
         self.find_calls(file);
         // An object with unreplaced instructions is not cached, but analysed again, so that the warning is repeated.
         if let Some(cache) = cache.filter(|_| self.left == 0) {
-            cache.keep(&self.build_id, stamp, &self.all_sites());
+            cache.keep(&self.build_id, stamp, &self.list_sites());
         }
     }
 
@@ -326,7 +326,7 @@ impl ObjectFile {
     }
 
     /// All that could be replaced.
-    fn all_sites(&self) -> Vec<PatchSite> {
+    fn list_sites(&self) -> Vec<PatchSite> {
         sorted(&[&self.sites, &self.other_sites, &self.variable_sites])
     }
 
@@ -421,7 +421,7 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Sy
                     decoded_to = from + part.len() as u64;
                 }
                 None if code[at..].starts_with(&scan::SYSCALL) => {
-                    found.push(scan::between_functions(code, at, address));
+                    found.push(scan::find_between_functions(code, at, address));
                 }
                 // Two bytes that mean nothing here.
                 None => {}

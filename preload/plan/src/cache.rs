@@ -26,7 +26,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::codec::{MalformedState, ValueReader, ValueWriter};
 use crate::plan::{PatchSite, decode_sites, encode_sites};
-use crate::trusted_directory::{create_settled, is_trusted, open_trusted, settled};
+use crate::trusted_directory::{create_settled, find_trusted, is_trusted, open_trusted};
 
 /// The first bytes of a file. The digit is the version of the analysis.
 const MAGIC: &[u8; 8] = b"dfsites6";
@@ -47,7 +47,7 @@ pub struct FileStamp {
 
 impl FileStamp {
     /// The stamp of a file.
-    pub fn of(meta: &Metadata) -> Self {
+    pub fn from_metadata(meta: &Metadata) -> Self {
         FileStamp { size: meta.size(), seconds: meta.mtime(), nanoseconds: meta.mtime_nsec() }
     }
 
@@ -67,31 +67,31 @@ impl AnalysisCache {
     /// directories, except for `$XDG_CACHE_HOME` and the home directory themselves. Returns `None` if
     /// neither variable is an absolute path, if the directory cannot be created, or if other users
     /// could have written to it.
-    pub fn of_user() -> Option<Self> {
+    pub fn open_for_user() -> Option<Self> {
         let variable = |name: &str| {
             let path = PathBuf::from(std::env::var_os(name)?);
             path.is_absolute().then_some(path)
         };
         match variable("XDG_CACHE_HOME") {
-            Some(base) => Self::below(&base),
-            None => Self::in_home(&variable("HOME")?),
+            Some(base) => Self::open_below(&base),
+            None => Self::open_in_home(&variable("HOME")?),
         }
     }
 
     /// The cache of the user with this home directory, which is not created.
-    fn in_home(home: &Path) -> Option<Self> {
-        Self::below(&create_settled(&home.join(".cache")).ok()?)
+    fn open_in_home(home: &Path) -> Option<Self> {
+        Self::open_below(&create_settled(&home.join(".cache")).ok()?)
     }
 
     /// The cache in `base`, unless another user could exchange that directory for a link. After su(1) or `sudo -E`, the
     /// variables belong to another user: old files are removed from the directory by their paths.
-    fn below(base: &Path) -> Option<Self> {
-        Self::at(&settled(base).ok()?.join("defuse"))
+    fn open_below(base: &Path) -> Option<Self> {
+        Self::open_at(&find_trusted(base).ok()?.join("defuse"))
     }
 
     /// The cache in `directory`, which is created if its parent exists; otherwise like
-    /// [`of_user`](AnalysisCache::of_user).
-    pub fn at(directory: &Path) -> Option<Self> {
+    /// [`open_for_user`](AnalysisCache::open_for_user).
+    pub fn open_at(directory: &Path) -> Option<Self> {
         let _ = DirBuilder::new().mode(0o700).create(directory);
         // An existing one that is not writable can still be read.
         let meta = fs::symlink_metadata(directory).ok()?;
@@ -204,7 +204,7 @@ mod tests {
     /// A cache that knows [`sites`], and where its file is.
     fn cache() -> (tempfile::TempDir, AnalysisCache, PathBuf) {
         let place = tempfile::tempdir().unwrap();
-        let cache = AnalysisCache::at(&place.path().join("defuse")).unwrap();
+        let cache = AnalysisCache::open_at(&place.path().join("defuse")).unwrap();
         cache.keep(ID, STAMP, &sites());
         let path = cache.directory.join("ab0102");
         (place, cache, path)
@@ -265,16 +265,16 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert_eq!(cache.sites(ID, STAMP), Some(sites()));
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(AnalysisCache::at(&directory).is_none());
+        assert!(AnalysisCache::open_at(&directory).is_none());
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
-        assert!(AnalysisCache::at(&directory).is_some());
+        assert!(AnalysisCache::open_at(&directory).is_some());
         if chown(&path, Some(65534), None).is_err() {
             println!("skipped: files of other users: needs root");
             return;
         }
         assert_eq!(cache.sites(ID, STAMP), None);
         chown(&directory, Some(65534), None).unwrap();
-        assert!(AnalysisCache::at(&directory).is_none());
+        assert!(AnalysisCache::open_at(&directory).is_none());
     }
 
     /// A run of root with `XDG_CACHE_HOME` of another user removed old files from the directory to which that user's link led.
@@ -294,7 +294,7 @@ mod tests {
         ] {
             fs::set_permissions(&theirs, fs::Permissions::from_mode(mode)).unwrap();
             // A link is followed once, to a directory that stays.
-            let cache = AnalysisCache::below(&base);
+            let cache = AnalysisCache::open_below(&base);
             assert_eq!(cache.is_some(), is_used, "{base:?} {mode:o}");
             if let Some(cache) = cache {
                 assert_eq!(cache.directory, base.canonicalize().unwrap().join("defuse"));
@@ -302,7 +302,7 @@ mod tests {
         }
         if chown(&theirs, Some(65534), None).is_ok() {
             fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
-            assert!(AnalysisCache::below(&theirs.join("inner")).is_none());
+            assert!(AnalysisCache::open_below(&theirs.join("inner")).is_none());
         }
     }
 
@@ -311,10 +311,10 @@ mod tests {
     fn no_home_is_made() {
         let place = tempfile::tempdir().unwrap();
         let home = place.path().join("missing/home");
-        assert!(AnalysisCache::in_home(&home).is_none());
+        assert!(AnalysisCache::open_in_home(&home).is_none());
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
         fs::create_dir_all(&home).unwrap();
-        assert!(AnalysisCache::in_home(&home).is_some());
+        assert!(AnalysisCache::open_in_home(&home).is_some());
         assert!(home.join(".cache/defuse").is_dir());
     }
 
@@ -327,13 +327,13 @@ mod tests {
         assert_eq!(cache.sites(ID, STAMP), None);
         let link = place.path().join("link");
         symlink(&cache.directory, &link).unwrap();
-        assert!(AnalysisCache::at(&link).is_none());
+        assert!(AnalysisCache::open_at(&link).is_none());
     }
 
     #[test]
     fn the_files_of_old_programs_go() {
         let place = tempfile::tempdir().unwrap();
-        let cache = AnalysisCache::at(place.path()).unwrap();
+        let cache = AnalysisCache::open_at(place.path()).unwrap();
         for number in 0..MOST_FILES as u64 + 10 {
             cache.keep(&number.to_le_bytes(), STAMP, &[]);
         }

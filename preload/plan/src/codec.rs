@@ -32,7 +32,11 @@ pub enum StateError {
 
 impl StateError {
     /// `Ok` if `found` is the version that this build reads.
-    pub(crate) fn unless(format: &'static str, found: u64, known: u64) -> Result<(), StateError> {
+    pub(crate) fn check_version(
+        format: &'static str,
+        found: u64,
+        known: u64,
+    ) -> Result<(), StateError> {
         if found == known { Ok(()) } else { Err(StateError::Version { format, found, known }) }
     }
 }

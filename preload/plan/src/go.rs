@@ -25,7 +25,7 @@ pub fn sites(bytes: &[u8]) -> Vec<PatchSite> {
     let table = table.iter().find_map(|name| file.section_by_name(name));
     let (Some(text), Some(table)) = (text, table) else { return Vec::new() };
     let (Ok(code), Ok(table)) = (text.data(), table.data()) else { return Vec::new() };
-    let starts = starts(table, text.address());
+    let starts = function_starts(table, text.address());
     let mut sites = Vec::new();
     let mut decoded_to = 0;
     for at in memchr::memmem::find_iter(code, &scan::SYSCALL) {
@@ -52,7 +52,7 @@ pub fn sites(bytes: &[u8]) -> Vec<PatchSite> {
 }
 
 /// The first addresses of all functions; none if the table is of an unknown version.
-fn starts(table: &[u8], text: u64) -> Vec<u64> {
+fn function_starts(table: &[u8], text: u64) -> Vec<u64> {
     let word =
         |at: usize| Some(u32::from_le_bytes(table.get(at..at.checked_add(4)?)?.try_into().ok()?));
     let long =
@@ -94,16 +94,16 @@ mod tests {
     #[test]
     fn functions_are_those_of_the_table() {
         let good = table(MAGICS[1], &[0, 0x40, 0x80]);
-        assert_eq!(starts(&good, 0), [0x1000, 0x1040, 0x1080]);
+        assert_eq!(function_starts(&good, 0), [0x1000, 0x1040, 0x1080]);
         for len in 0..good.len() - 4 {
-            assert!(starts(&good[..len], 0).is_empty(), "{len} bytes");
+            assert!(function_starts(&good[..len], 0).is_empty(), "{len} bytes");
         }
-        assert!(starts(&table(0xffff_fffb, &[0]), 0).is_empty());
+        assert!(function_starts(&table(0xffff_fffb, &[0]), 0).is_empty());
         let mut none = good;
         none[TEXT_START..TEXT_START + 8].fill(0);
-        assert_eq!(starts(&none, 0x2000), [0x2000, 0x2040, 0x2080]);
+        assert_eq!(function_starts(&none, 0x2000), [0x2000, 0x2040, 0x2080]);
         none[COUNT..COUNT + 8].fill(0xff);
-        assert!(starts(&none, 0x2000).is_empty());
+        assert!(function_starts(&none, 0x2000).is_empty());
     }
 
     #[test]

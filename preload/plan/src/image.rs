@@ -44,7 +44,7 @@ impl PatchedImage {
     }
 
     /// How much of the run's memory it takes, in bytes.
-    pub fn room(&self) -> u64 {
+    pub fn memory_size(&self) -> u64 {
         self.len + self.trampolines_len
     }
 }
@@ -82,7 +82,7 @@ pub fn make(
     }
     let trampolines_len = (sites.len() * TRAMPOLINE).next_multiple_of(PAGE as usize) as u64;
     let image = PatchedImage { from, len, place, trampolines_len };
-    let mut bytes = vec![0; image.room() as usize];
+    let mut bytes = vec![0; image.memory_size() as usize];
     let (code, trampolines) = bytes.split_at_mut(len as usize);
     file.read_exact_at(code, segment.offset + (from - segment.address)).ok()?;
     trampolines.fill(0xcc);
@@ -131,7 +131,7 @@ mod tests {
         let segment = CodeSegment { address: 0x1000, len: 5 * 4096, offset: 0 };
         let (image, bytes) = make(&file(&sites), &[segment], &sites, 4096).unwrap();
         assert_eq!((image.from, image.len, image.place), (0x2000, 3 * 4096, 4096));
-        assert_eq!(bytes.len() as u64, image.room());
+        assert_eq!(bytes.len() as u64, image.memory_size());
         for (number, site) in sites.iter().enumerate() {
             let at = (site.address - image.from) as usize;
             assert_eq!((bytes[at], &bytes[at + 5..at + 7]), (0xe9, &[0x90; 2][..]));

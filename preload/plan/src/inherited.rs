@@ -58,7 +58,7 @@ impl FromStr for InheritedDescriptors {
     fn from_str(text: &str) -> Result<Self, StateError> {
         let (version, text) = text.split_once(':').ok_or(MalformedState)?;
         let version = version.parse().map_err(|_| MalformedState)?;
-        StateError::unless("execution state", version, EXEC_STATE_VERSION)?;
+        StateError::check_version("execution state", version, EXEC_STATE_VERSION)?;
         Ok(Self::parse(text)?)
     }
 }

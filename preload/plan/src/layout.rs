@@ -108,16 +108,20 @@ impl std::ops::AddAssign for CallCounts {
 }
 
 /// The counts of the call `number` in `bytes`, the beginning of the memory.
-pub fn counts(bytes: &[u8], number: usize) -> CallCounts {
-    counts_at(bytes, COUNTERS + number * 24)
+pub fn read_counts(bytes: &[u8], number: usize) -> CallCounts {
+    read_counts_at(bytes, COUNTERS + number * 24)
 }
 
 /// The counts of the site at this place among the sites of all objects of the plan.
 pub fn site_counts(bytes: &[u8], site: usize) -> CallCounts {
-    if site < SITES { counts_at(bytes, SITE_COUNTERS + site * 24) } else { CallCounts::default() }
+    if site < SITES {
+        read_counts_at(bytes, SITE_COUNTERS + site * 24)
+    } else {
+        CallCounts::default()
+    }
 }
 
-fn counts_at(bytes: &[u8], start: usize) -> CallCounts {
+fn read_counts_at(bytes: &[u8], start: usize) -> CallCounts {
     let at = |place: usize| {
         let from = start + place * 8;
         let bytes = bytes.get(from..from + 8).and_then(|bytes| bytes.try_into().ok());
@@ -140,7 +144,7 @@ pub fn plan(bytes: &[u8]) -> Result<&[u8], StateError> {
     let rest = bytes.strip_prefix(MAGIC).ok_or(MalformedState)?;
     let digits = rest.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
     let found = digits.and_then(|digits| digits.parse().ok()).ok_or(MalformedState)?;
-    StateError::unless("plan", found, PLAN_VERSION)?;
+    StateError::check_version("plan", found, PLAN_VERSION)?;
     let len = bytes.get(PLAN_LEN..PLAN).and_then(|bytes| bytes.try_into().ok());
     let len = usize::try_from(u64::from_le_bytes(len.ok_or(MalformedState)?))
         .map_err(|_| MalformedState)?;
@@ -149,7 +153,7 @@ pub fn plan(bytes: &[u8]) -> Result<&[u8], StateError> {
 
 /// Checks the version of the memory, which is in its first four bytes.
 pub fn check_version(found: u32) -> Result<(), StateError> {
-    StateError::unless("shared memory", found.into(), VERSION.into())
+    StateError::check_version("shared memory", found.into(), VERSION.into())
 }
 
 #[cfg(test)]

@@ -23,11 +23,11 @@ impl ExportedFunctions {
     /// # Errors
     ///
     /// Where the file cannot be read or is no ELF file.
-    pub fn of(path: &Path) -> Result<Self, AnalysisError> {
-        ObjectFile::with_file(path, Self::of_file)
+    pub fn read_file(path: &Path) -> Result<Self, AnalysisError> {
+        ObjectFile::with_file(path, Self::read_elf)
     }
 
-    fn of_file(file: &ElfFile64<'_, LittleEndian>) -> Self {
+    fn read_elf(file: &ElfFile64<'_, LittleEndian>) -> Self {
         let mut all = Vec::new();
         for symbol in file.dynamic_symbols() {
             let is_function = symbol.kind() == SymbolKind::Text && symbol.size() > 0;
@@ -69,9 +69,9 @@ struct FunctionCalls {
 pub fn reach(path: &Path) -> Result<BTreeMap<String, BTreeSet<Option<u16>>>, AnalysisError> {
     ObjectFile::with_file(path, |file| {
         let ranges = functions(file);
-        let all = all(file, &ranges);
+        let all = find_all(file, &ranges);
         let place = |address: u64| containing(&ranges, address);
-        let exports = ExportedFunctions::of_file(file).all.into_iter();
+        let exports = ExportedFunctions::read_elf(file).all.into_iter();
         let reached =
             |(from, _, name): (u64, u64, String)| Some((name, from_here(&all, place(from)?)));
         exports.filter_map(reached).collect()
@@ -83,7 +83,7 @@ fn containing(ranges: &[(u64, u64)], address: u64) -> Option<usize> {
     (address < ranges[at].1).then_some(at)
 }
 
-fn all(file: &ElfFile64<'_, LittleEndian>, ranges: &[(u64, u64)]) -> Vec<FunctionCalls> {
+fn find_all(file: &ElfFile64<'_, LittleEndian>, ranges: &[(u64, u64)]) -> Vec<FunctionCalls> {
     let sections: Vec<(u64, &[u8])> = file
         .sections()
         .filter_map(|section| Some((section.address(), section.data().ok()?)))

@@ -34,7 +34,7 @@ pub(crate) const SYSCALL_32: [u8; 2] = [0xcd, 0x80];
 
 /// Bytes of `code` at `at` between functions that look like the instruction. They are one if `mov eax, NUMBER` comes
 /// right before.
-pub(crate) fn between_functions(code: &[u8], at: usize, address: u64) -> SyscallInstruction {
+pub(crate) fn find_between_functions(code: &[u8], at: usize, address: u64) -> SyscallInstruction {
     /// Numbers of system calls are less.
     const MOST: u32 = 512;
     let before = at.checked_sub(5).and_then(|from| code.get(from..at));
@@ -79,7 +79,7 @@ pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<SyscallIn
                 is_code,
             });
         }
-        numbers.see(instruction);
+        numbers.apply(instruction);
     }
     found
 }
@@ -140,7 +140,7 @@ impl RegisterConstants {
         self.known[0].and_then(|number| u16::try_from(number).ok())
     }
 
-    fn see(&mut self, instruction: &Instruction) {
+    fn apply(&mut self, instruction: &Instruction) {
         if instruction.code() == Code::Syscall {
             // The kernel keeps all registers but rax, rcx and r11.
             [0, 1, 11].iter().for_each(|&at| self.known[at] = None);
@@ -163,13 +163,13 @@ impl RegisterConstants {
         }
         let at = register.full_register().number();
         self.known[at] = match instruction.mnemonic() {
-            Mnemonic::Mov => self.moved(instruction),
+            Mnemonic::Mov => self.moved_constant(instruction),
             Mnemonic::Xor if is_same(instruction) => Some(0),
             _ => None,
         };
     }
 
-    fn moved(&self, instruction: &Instruction) -> Option<u32> {
+    fn moved_constant(&self, instruction: &Instruction) -> Option<u32> {
         if instruction.op0_register().size() < 4 {
             return None;
         }
@@ -240,7 +240,7 @@ mod tests {
         // Behind the function that its description names.
         assert!(is_code(&table, 3) && !is_code(&call, 0));
         let between = |code: &[u8], at| {
-            let found = between_functions(code, at, 0);
+            let found = find_between_functions(code, at, 0);
             (found.number, found.is_code)
         };
         assert_eq!(between(&call, 0), (None, false));

@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 /// # Errors
 ///
 /// `PermissionDenied` for any other directory, and errors of the system.
-pub fn settled(directory: &Path) -> io::Result<PathBuf> {
+pub fn find_trusted(directory: &Path) -> io::Result<PathBuf> {
     let directory = fs::canonicalize(directory)?;
     let all: Vec<&Path> = directory.ancestors().collect();
     // From the root on: a directory below a settled one stays what it is.
@@ -28,24 +28,24 @@ pub fn settled(directory: &Path) -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Like [`settled`], and creates the directory for this user alone if it is missing and its parent is settled. Nothing is created
-/// where another user could lead the path elsewhere.
+/// Like [`find_trusted`], and creates the directory for this user alone if it is missing and its parent is settled.
+/// Nothing is created where another user could lead the path elsewhere.
 ///
 /// # Errors
 ///
-/// As for [`settled`].
+/// As for [`find_trusted`].
 pub fn create_settled(directory: &Path) -> io::Result<PathBuf> {
-    let missing = match settled(directory) {
+    let missing = match find_trusted(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => error,
         result => return result,
     };
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
         return Err(missing);
     };
-    let new = settled(parent)?.join(name);
+    let new = find_trusted(parent)?.join(name);
     match DirBuilder::new().mode(0o700).create(&new) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => settled(&new),
+        _ => find_trusted(&new),
     }
 }
 
@@ -72,13 +72,13 @@ pub(crate) fn is_trusted(meta: &Metadata) -> bool {
     own && meta.mode() & 0o022 == 0
 }
 
-/// Returns the result of [`settled`], for a directory in which only this user and root can create names.
+/// Returns the result of [`find_trusted`], for a directory in which only this user and root can create names.
 ///
 /// # Errors
 ///
-/// Fails with the errors of [`settled`].
+/// Fails with the errors of [`find_trusted`].
 pub fn private(directory: &Path) -> io::Result<PathBuf> {
-    let directory = settled(directory)?;
+    let directory = find_trusted(directory)?;
     let meta = fs::symlink_metadata(&directory)?;
     let own = meta.uid() == rustix::process::geteuid().as_raw();
     if own && meta.mode() & 0o022 == 0 {
@@ -142,10 +142,10 @@ mod tests {
         };
         fs::create_dir_all(top.join("a/b")).unwrap();
         std::os::unix::fs::symlink("a", top.join("link")).unwrap();
-        assert_eq!(settled(&top.join("link/b")).unwrap(), top.join("a/b"));
+        assert_eq!(find_trusted(&top.join("link/b")).unwrap(), top.join("a/b"));
         for (mode, settles) in [(0o755, true), (0o1777, true), (0o777, false), (0o770, false)] {
             put_at("a", mode);
-            assert_eq!(settled(&top.join("a/b")).is_ok(), settles, "below {mode:o}");
+            assert_eq!(find_trusted(&top.join("a/b")).is_ok(), settles, "below {mode:o}");
             assert_eq!(private(&top.join("a/b")).is_ok(), settles, "below {mode:o}");
             assert_eq!(private(&top.join("a")).is_ok(), mode == 0o755, "{mode:o}");
         }
@@ -153,10 +153,10 @@ mod tests {
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(top.join("a"), Some(12345), None).unwrap();
             for path in ["a", "a/b", "link/b"] {
-                let error = settled(&top.join(path)).unwrap_err().to_string();
+                let error = find_trusted(&top.join(path)).unwrap_err().to_string();
                 assert!(error.contains("could exchange") && error.ends_with("/a"), "{error}");
             }
         }
-        assert!(settled(&top.join("missing")).is_err());
+        assert!(find_trusted(&top.join("missing")).is_err());
     }
 }

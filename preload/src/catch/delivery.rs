@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use defuse_fs::Errno;
 
 use crate::catch::frame::{FRAME, HandlerRegisters, LINK, MASK, SignalContext};
-use crate::catch::signal_actions::{KernelAction, WANTED, wanted};
+use crate::catch::signal_actions::{KernelAction, WANTED, program_action};
 use crate::catch::{dispatch, signal_state};
 use crate::machine::{inside, mask, mode, pending, pid, stack, sys, wait};
 
@@ -143,14 +143,14 @@ extern "C" fn decide(
     }
     let is_ours = inside::is_inside() || stack::holds(context.sp());
     if is_ours && mask::OWN >> (number - 1) & 1 == 0 {
-        let restarts = wanted(number)[1] & libc::SA_RESTART as u64 != 0;
+        let restarts = program_action(number)[1] & libc::SA_RESTART as u64 != 0;
         pending::note(number, info, context.mask(), restarts);
         if let Some(behind) = wait::interrupted(context.ip()) {
             context.set_ip(behind);
         }
         return RETURN;
     }
-    let wanted = wanted(number);
+    let wanted = program_action(number);
     match wanted[0] {
         // SIGSYS of another origin, which the program does not handle.
         DEFAULT if number == libc::SIGSYS => end_by(number),
@@ -162,7 +162,7 @@ extern "C" fn decide(
                     let _ = set_action(number, [DEFAULT, 0, 0, 0]);
                 }
             }
-            hand_over(number, info, &mut context, &wanted, leave);
+            place_frame(number, info, &mut context, &wanted, leave);
             HANDLE
         }
     }
@@ -175,13 +175,13 @@ const IGNORE: u64 = 1;
 fn end_by(number: i32) -> u64 {
     let _ = set_action(number, [DEFAULT, 0, 0, 0]);
     let tid = sys::plain(libc::SYS_gettid, 0, 0, 0).unwrap_or(0) as u64;
-    let pid = pid::ask() as u64;
+    let pid = pid::read_pid() as u64;
     let _ = sys::plain(libc::SYS_tgkill, pid, tid, number as u64);
     RETURN
 }
 
 /// Moves the frame to where the program wants it, and puts the handler into `leave`.
-fn hand_over(
+fn place_frame(
     number: i32,
     info: *mut u64,
     context: &mut SignalContext,

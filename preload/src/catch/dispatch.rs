@@ -25,7 +25,7 @@ use defuse_preload_plan::layout::OnceMessage;
 use crate::catch::frame::{HandlerRegisters, SignalContext};
 use crate::catch::{signal_state, tls_block, user_dispatch};
 use crate::machine::inside::{self, InsideGuard};
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::{mode, pending, stack, sys};
 use crate::process::{fork, state};
 use crate::serve;
@@ -127,7 +127,7 @@ pub fn refuse(context: &mut SignalContext) {
     if let (Some(process), Some(_inside)) = (state::get(), InsideGuard::enter())
         && process.shared.is_news(OnceMessage::Calls32)
     {
-        say("system calls of 32 bits (int 0x80) are not served: they fail with ENOSYS");
+        write_line("system calls of 32 bits (int 0x80) are not served: they fail with ENOSYS");
     }
     context.set_result(sys::failure(Errno::ENOSYS));
 }
@@ -162,7 +162,7 @@ pub fn serve(context: &mut SignalContext, leave: &mut HandlerRegisters) {
             tls_block::end(args[0]);
             pass(context, number, &args);
         }
-        _ => one(context, number, &args),
+        _ => dispatch_one(context, number, &args),
     }
 }
 
@@ -192,7 +192,7 @@ pub fn passes(number: u64) -> bool {
 const SYSCALL_LEN: u64 = 2;
 
 /// A call that makes no process and changes no signals.
-fn one(context: &mut SignalContext, number: u64, args: &[u64; 6]) {
+fn dispatch_one(context: &mut SignalContext, number: u64, args: &[u64; 6]) {
     let may_wait = may_take_long(number);
     if may_wait {
         signal_state::let_signals_in(context);
@@ -223,7 +223,7 @@ fn pass(context: &mut SignalContext, number: u64, args: &[u64; 6]) {
     }
     let (sp, back) = (context.sp() - PASSED, context.ip());
     if sys::store(sp, back).is_ok() {
-        context.go_to(defuse_pass as *const () as u64, sp);
+        context.set_address(defuse_pass as *const () as u64, sp);
     }
 }
 
@@ -242,7 +242,7 @@ fn exchange(context: &mut SignalContext, mask: signal_state::MaskArgument) {
     }
     if sys::store(sp, words).is_ok() {
         context.set_args(&args);
-        context.go_to(defuse_pass_exchanged as *const () as u64, sp);
+        context.set_address(defuse_pass_exchanged as *const () as u64, sp);
     }
 }
 
@@ -272,13 +272,13 @@ fn make(
     let mut fs = leave.fs;
     if mode::is_static() && flags & libc::CLONE_SETTLS as u64 != 0 {
         fs = if is_clone3 { record[7] } else { args[4] };
-        fork::without(number, &mut own, libc::CLONE_SETTLS);
+        fork::remove_flag(number, &mut own, libc::CLONE_SETTLS);
     }
     let is_thread = flags & libc::CLONE_THREAD as u64 != 0;
     if !is_thread && fork::is_refused() {
         return context.set_result(sys::failure(Errno::EPERM));
     }
-    match fork::before_clone(number, &mut own, context.sp()) {
+    match fork::prepare_clone(number, &mut own, context.sp()) {
         Err(errno) => context.set_result(sys::failure(errno)),
         Ok(true) => {
             // Each of both goes on by its copy of this stack.
@@ -288,7 +288,7 @@ fn make(
                 own[1] = 0;
             }
             let value = sys::pass(number, &own);
-            fork::after_clone(value);
+            fork::finish_clone(value);
             if value == 0 {
                 leave.fs = fs;
                 if stack != 0 {
@@ -331,7 +331,7 @@ fn share(context: &mut SignalContext, stack: u64) {
     let (sp, back) = (context.sp() - PASSED, context.ip());
     let stored = sys::store(sp, back).and_then(|()| sys::store(stack - 8, back));
     if stored.is_ok() {
-        context.go_to(defuse_pass_clone as *const () as u64, sp);
+        context.set_address(defuse_pass_clone as *const () as u64, sp);
     }
 }
 

@@ -279,7 +279,7 @@ const AGAIN: u64 = 16;
 extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> EntryRegisters {
     if number == AFTER_CLONE {
         let value = CLONED.load(Ordering::Relaxed);
-        fork::after_clone(value);
+        fork::finish_clone(value);
         return EntryRegisters { value, then: SERVED };
     }
     let number = number & u64::from(u32::MAX);
@@ -287,7 +287,7 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> EntryRe
         return EntryRegisters { value: number as i64, then: PASS };
     }
     if number == libc::SYS_clone as u64 || number == libc::SYS_clone3 as u64 {
-        return match fork::before_clone(number, args, std::ptr::from_ref(args) as u64 + FRAME) {
+        return match fork::prepare_clone(number, args, std::ptr::from_ref(args) as u64 + FRAME) {
             Ok(true) => EntryRegisters { value: number as i64, then: CLONE },
             Ok(false) if mode::is_dispatched() => share(number, args, from),
             Ok(false) => EntryRegisters { value: number as i64, then: PASS },
@@ -314,7 +314,7 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> EntryRe
     }
     match served {
         Some(value) => EntryRegisters { value, then: SERVED },
-        None => EntryRegisters { value: number as i64, then: passed(number, args) },
+        None => EntryRegisters { value: number as i64, then: pass_through(number, args) },
     }
 }
 
@@ -323,7 +323,7 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> EntryRe
 const FRAME: u64 = 256 + 64 + 16 + 128 + 16;
 
 /// Where a call that is not ours is made.
-fn passed(number: u64, args: &[u64; 6]) -> u64 {
+fn pass_through(number: u64, args: &[u64; 6]) -> u64 {
     match mode::is_dispatched() {
         // The trampoline makes it, and it is dispatched: its arguments have to be exchanged.
         true if signal_state::mask_of(number, args).is_some() => PASS,

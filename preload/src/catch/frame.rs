@@ -61,7 +61,7 @@ impl SignalContext {
     }
 
     /// The thread goes on at `address`, with this stack pointer.
-    pub fn go_to(&mut self, address: u64, sp: u64) {
+    pub fn set_address(&mut self, address: u64, sp: u64) {
         self.set_ip(address);
         self.set_sp(sp);
     }

@@ -17,13 +17,13 @@ use defuse_preload_plan::{ObjectSites, PatchSite};
 use crate::catch::{entry, patch};
 use crate::machine::descriptors::owned;
 use crate::machine::lock::FutexLock;
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::sys;
 use crate::process::state::RunProcess;
 
 /// Replaces the instructions of the program and of its libraries. No other thread runs.
 pub fn replace(process: &'static RunProcess) {
-    for object in patch::others(&process.plan.objects, entry::address()) {
+    for object in patch::find_others(&process.plan.objects, entry::address()) {
         let path = path_of(&object);
         let path = path.as_slice();
         let Some(mark) = mark(path).filter(|mark| !process.shared.is_known_program(*mark)) else {
@@ -31,7 +31,7 @@ pub fn replace(process: &'static RunProcess) {
         };
         let Some(own) = find(process, path) else {
             if process.shared.is_new_program(mark ^ TOLD) {
-                tell_of_unreadable(&object.path);
+                warn_of_unreadable(&object.path);
             }
             continue;
         };
@@ -40,10 +40,10 @@ pub fn replace(process: &'static RunProcess) {
             continue;
         }
         REPLACED.lock().push(mark);
-        let replaced = patch::one(&object, &own.sites, entry::address());
+        let replaced = patch::patch_one(&object, &own.sites, entry::address());
         let is_missing = own.left + own.sites.len() > replaced;
         if is_missing && process.shared.is_new_program(mark ^ TOLD) {
-            tell(process, &object.path);
+            warn_of_own_calls(process, &object.path);
         }
     }
 }
@@ -78,7 +78,7 @@ fn mapped_from(object: &patch::LoadedObject) -> Option<Vec<u8>> {
 
 /// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot be replaced before
 /// it begins, so that a warning is printed.
-pub fn look_at_library(process: &'static RunProcess, name: &[u8]) {
+pub fn check_library(process: &'static RunProcess, name: &[u8]) {
     let found = match name.contains(&b'/') {
         true => Some(name.to_vec()),
         false => std::str::from_utf8(name).ok().and_then(|name| {
@@ -100,7 +100,7 @@ pub fn look_at_library(process: &'static RunProcess, name: &[u8]) {
     if own.is_clean() || is_planned {
         process.shared.is_new_program(mark);
     } else if process.shared.is_new_program(mark ^ TOLD) {
-        tell(process, &path);
+        warn_of_own_calls(process, &path);
     }
 }
 
@@ -148,33 +148,38 @@ fn find(process: &'static RunProcess, path: &[u8]) -> Option<OwnCalls> {
     let mapped = sys::MappedFile::new(file.as_raw_fd(), meta.len()).ok()?;
     // To write to it could be the end of a program with a limit of file sizes.
     let is_limited = process.task().file_size_limit().is_some();
-    let cache = if is_limited { None } else { AnalysisCache::of_user() };
+    let cache = if is_limited { None } else { AnalysisCache::open_for_user() };
     let path = Path::new(OsStr::from_bytes(path));
-    let binary = ObjectFile::of_bytes(path, mapped.bytes(), FileStamp::of(&meta), cache.as_ref())?;
+    let binary = ObjectFile::read_bytes(
+        path,
+        mapped.bytes(),
+        FileStamp::from_metadata(&meta),
+        cache.as_ref(),
+    )?;
     let ObjectSites { build_id, sites, .. } = binary.to_sites(false);
     Some(OwnCalls { build_id, sites, left: binary.left })
 }
 
-fn tell(process: &'static RunProcess, path: &[u8]) {
-    say(&format!(
+fn warn_of_own_calls(process: &'static RunProcess, path: &[u8]) {
+    write_line(&format!(
         "{}: makes system calls without the C library that are not served: they see the files of the kernel \
          in place of {}. --dispatch serves them",
-        shown(path),
+        display_name(path),
         process.targets()
     ));
 }
 
 /// Prints a warning about a file that this process loads and cannot read.
-fn tell_of_unreadable(path: &[u8]) {
-    say(&format!(
+fn warn_of_unreadable(path: &[u8]) {
+    write_line(&format!(
         "{}: cannot be read: if it makes system calls without the C library, these are not served. --dispatch \
          serves them",
-        shown(path)
+        display_name(path)
     ));
 }
 
 /// The name of an object, which is empty for the program.
-fn shown(path: &[u8]) -> String {
+fn display_name(path: &[u8]) -> String {
     let name = match path {
         b"" => std::env::args_os().next().unwrap_or_default().into_encoded_bytes(),
         path => path.to_vec(),

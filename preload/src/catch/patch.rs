@@ -56,7 +56,7 @@ pub struct RunImages {
 
 /// Patches all libraries that are loaded and in the plan. The process has one thread yet, or the
 /// others are not in these libraries.
-pub fn all(objects: &[ObjectSites], images: RunImages) -> PatchOutcome {
+pub fn patch_all(objects: &[ObjectSites], images: RunImages) -> PatchOutcome {
     let mut patched = PatchOutcome::default();
     let mut trampolines = Vec::new();
     for library in loaded() {
@@ -99,7 +99,7 @@ pub fn site_of(address: u64) -> Option<usize> {
 }
 
 /// The part of a library's code that `address` lies in: first and last (exclusive) address.
-pub fn own_code(address: u64) -> Option<(u64, u64)> {
+pub fn find_own_code(address: u64) -> Option<(u64, u64)> {
     let parts = loaded().into_iter().flat_map(|library| library.code);
     let (from, end) = parts.into_iter().find(|(from, end)| (*from..*end).contains(&address))?;
     Some((from & !0xfff, end.next_multiple_of(4096)))
@@ -107,7 +107,7 @@ pub fn own_code(address: u64) -> Option<(u64, u64)> {
 
 /// The program and the libraries that are loaded and not among these. The loader and this library are left out: nothing
 /// of theirs is to be served.
-pub fn others(known: &[ObjectSites], entry: u64) -> Vec<LoadedObject> {
+pub fn find_others(known: &[ObjectSites], entry: u64) -> Vec<LoadedObject> {
     let is_known = |library: &LoadedObject| {
         !library.build_id.is_empty()
             && known.iter().any(|object| object.build_id == library.build_id)
@@ -127,11 +127,11 @@ pub fn others(known: &[ObjectSites], entry: u64) -> Vec<LoadedObject> {
 /// Patches these sites of a static program, which was mapped at `base` and does not run yet. Its code is the parts `code`, first and
 /// last (exclusive) address.
 pub fn program(base: u64, code: Vec<(u64, u64)>, sites: &[PatchSite], entry: u64) {
-    one(&LoadedObject { path: Vec::new(), base, build_id: Vec::new(), code }, sites, entry);
+    patch_one(&LoadedObject { path: Vec::new(), base, build_id: Vec::new(), code }, sites, entry);
 }
 
 /// Patches these sites of a library that has no image; returns how many of them. No thread runs there.
-pub fn one(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> usize {
+pub fn patch_one(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> usize {
     if sites.is_empty() {
         0
     } else {

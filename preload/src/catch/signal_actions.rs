@@ -16,7 +16,7 @@ pub struct ProgramAction {
 }
 
 impl ProgramAction {
-    const fn nothing() -> ProgramAction {
+    const fn new() -> ProgramAction {
         ProgramAction {
             handler: AtomicU64::new(0),
             flags: AtomicU64::new(0),
@@ -41,9 +41,9 @@ impl ProgramAction {
 }
 
 /// All actions, by number of the signal.
-pub static WANTED: [ProgramAction; 65] = [const { ProgramAction::nothing() }; 65];
+pub static WANTED: [ProgramAction; 65] = [const { ProgramAction::new() }; 65];
 
 /// The action that the program has set for a signal.
-pub fn wanted(number: c_int) -> KernelAction {
+pub fn program_action(number: c_int) -> KernelAction {
     WANTED[number as usize % WANTED.len()].get()
 }

@@ -27,7 +27,7 @@ const MINSIGSTKSZ: u64 = 2048;
 
 /// Makes this thread's stack for our code the alternate stack that the kernel knows.
 pub fn arm() -> bool {
-    let Some((from, len)) = stack::own() else { return false };
+    let Some((from, len)) = stack::current() else { return false };
     set_stack([from, 0, len])
 }
 

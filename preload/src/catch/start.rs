@@ -10,7 +10,7 @@ use crate::catch::{
 };
 use crate::machine::descriptors::{close, keep_above, owned};
 use crate::machine::inside::{self, InsideGuard};
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::{mode, pid, sys, thread_exit};
 use crate::process::run_memory::RunMemory;
 use crate::process::state::{self, RunProcess};
@@ -20,7 +20,7 @@ use crate::serve::{cwd, handlers};
 
 /// Ends a program that cannot be what it was started as.
 fn fail(text: &str) -> ! {
-    say(text);
+    write_line(text);
     let _ = sys::plain(libc::SYS_exit_group, 125, 0, 0);
     std::process::abort()
 }
@@ -44,7 +44,7 @@ pub fn begin() {
     let limits = zone::raise_limit(incoming.as_ref().map(|incoming| incoming.limit), floor);
     let floor = limits.0 as i32;
     pid::note();
-    let inherited = above_all(&inherited, floor);
+    let inherited = move_above_all(&inherited, floor);
     let before = incoming.as_ref().map(|incoming| incoming.holder);
     if !holders::begin(&shared, inherited.memory, floor, before) {
         fail("the run has as many processes as it can have");
@@ -61,7 +61,7 @@ pub fn begin() {
         entry::count_all();
     }
     let images = patch::RunImages { fd: plan_fd, from: images, entry: entry::address() };
-    let patched = patch::all(&process.plan.objects, images);
+    let patched = patch::patch_all(&process.plan.objects, images);
     let process = state::install(process);
     register();
     next::set_patched(patched.wanted > 0 && patched.done == patched.wanted);
@@ -69,7 +69,7 @@ pub fn begin() {
         own_calls::replace(process);
     }
     if !next::is_patched() && process.plan.report {
-        say("this C library was not analysed: only calls of its functions are seen");
+        write_line("this C library was not analysed: only calls of its functions are seen");
     }
     if let Some(incoming) = incoming {
         incoming.apply(process);
@@ -77,7 +77,7 @@ pub fn begin() {
     if let Some(directory) = environment::take(DIRECTORY) {
         let args = [directory.as_ptr() as u64, 0, 0, 0, 0, 0];
         let call = ProgramCall { process, number: libc::SYS_chdir as u64, args: &args };
-        if let Err(why) = cwd::go_to(&call, directory.as_bytes()) {
+        if let Err(why) = cwd::change_at_start(&call, directory.as_bytes()) {
             fail(&format!("{}: {why}", directory.to_string_lossy()));
         }
     }
@@ -101,11 +101,11 @@ pub fn begin() {
 /// Registers what the lower layers call here.
 fn register() {
     let _ = handlers::SIGACTION.set(signals::action);
-    let _ = fork::IN_CHILD.set(in_child);
+    let _ = fork::IN_CHILD.set(begin_in_child);
 }
 
 /// In a child, which has its parent's stacks.
-fn in_child() {
+fn begin_in_child() {
     if mode::is_dispatched() {
         user_dispatch::rearm();
         tls_block::reset();
@@ -120,7 +120,7 @@ fn dispatch_calls() {
              run without --dispatch",
         );
     }
-    let own_code = patch::own_code(entry::address());
+    let own_code = patch::find_own_code(entry::address());
     if !own_code.is_some_and(|own_code| user_dispatch::begin(own_code, delivery::begin)) {
         fail(
             "the kernel cannot dispatch system calls to their program (Linux 5.11 can): run without \
@@ -132,24 +132,24 @@ fn dispatch_calls() {
 /// Loads a static program, for which this process was made.
 fn carry(fd: OwnedFd) -> Result<statics::LoadedProgram, String> {
     let program = statics::load(fd)?;
-    statics::leave_to_program();
+    statics::hand_to_program();
     tls_block::begin();
     Ok(program)
 }
 
 /// The inherited descriptors, moved among our own numbers.
-fn above_all(inherited: &InheritedDescriptors, floor: i32) -> InheritedDescriptors {
+fn move_above_all(inherited: &InheritedDescriptors, floor: i32) -> InheritedDescriptors {
     InheritedDescriptors {
-        memory: above(inherited.memory, floor),
-        plan: above(inherited.plan, floor),
-        sockets: inherited.sockets.iter().map(|socket| above(*socket, floor)).collect(),
-        leash: inherited.leash.map(|leash| above(leash, floor)),
+        memory: move_above(inherited.memory, floor),
+        plan: move_above(inherited.plan, floor),
+        sockets: inherited.sockets.iter().map(|socket| move_above(*socket, floor)).collect(),
+        leash: inherited.leash.map(|leash| move_above(leash, floor)),
         state: None,
     }
 }
 
 /// A descriptor among our own numbers.
-fn above(fd: i32, floor: i32) -> i32 {
+fn move_above(fd: i32, floor: i32) -> i32 {
     if fd >= floor {
         return fd;
     }
@@ -162,14 +162,14 @@ fn above(fd: i32, floor: i32) -> i32 {
     }
 }
 
-extern "C" fn at_load(count: usize, arguments: *mut u64, variables: *mut u64) {
+extern "C" fn begin_at_load(count: usize, arguments: *mut u64, variables: *mut u64) {
     // SAFETY: the loader passes these to functions of initialization.
     unsafe { statics::note_arguments(count, arguments, variables) };
     begin();
 }
 
-/// Runs [`at_load`] when the library is loaded.
+/// Runs [`begin_at_load`] when the library is loaded.
 #[used]
 // SAFETY: the loader passes these arguments.
 #[unsafe(link_section = ".init_array")]
-static BEGIN: extern "C" fn(usize, *mut u64, *mut u64) = at_load;
+static BEGIN: extern "C" fn(usize, *mut u64, *mut u64) = begin_at_load;

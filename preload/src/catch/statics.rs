@@ -106,10 +106,10 @@ pub fn load(fd: OwnedFd) -> Result<LoadedProgram, String> {
     };
     let begin = loader.map_or(base + image.entry, |(_, entry)| entry);
     set_name(name.as_bytes());
-    let headers = image.all(PHDR).next().map(|segment| segment.address).or_else(|| {
+    let headers = image.segments(PHDR).next().map(|segment| segment.address).or_else(|| {
         let holds =
             |s: &&ProgramHeader| (s.offset..s.offset + s.in_file).contains(&image.headers_at);
-        let segment = image.all(LOAD).find(holds)?;
+        let segment = image.segments(LOAD).find(holds)?;
         Some(image.headers_at - segment.offset + segment.address)
     });
     let changes = [
@@ -133,7 +133,7 @@ fn replace_calls(image: &ElfHead, base: u64, file: &File) {
     let Ok(len) = file.metadata().map(|meta| meta.len()) else { return };
     let Ok(mapped) = sys::MappedFile::new(file.as_raw_fd(), len) else { return };
     let sites = go::sites(mapped.bytes());
-    let executable = image.all(LOAD).filter(|segment| segment.flags & 1 != 0);
+    let executable = image.segments(LOAD).filter(|segment| segment.flags & 1 != 0);
     let code = executable.map(|s| (base + s.address, base + s.address + s.in_file)).collect();
     if !sites.is_empty() {
         patch::program(base, code, &sites, go_entry::address());
@@ -143,7 +143,7 @@ fn replace_calls(image: &ElfHead, base: u64, file: &File) {
 /// Gives a static program, which has a C library of its own or none, the resources that the C library in this process
 /// has from the kernel: the area for restartable sequences, of which a thread has one, and the end of its
 /// memory, brk(2), from which malloc(3) takes.
-pub fn leave_to_program() {
+pub fn hand_to_program() {
     const UNREGISTER: u64 = 1;
     const SIGNATURE: u64 = 0x5305_3053;
     let (offset, size) = (next::find(c"__rseq_offset"), next::find(c"__rseq_size"));
@@ -225,7 +225,7 @@ fn set_name(path: &[u8]) {
     let _ = sys::plain(libc::SYS_prctl, SET_NAME, name.as_ptr() as u64, 0);
 }
 
-fn up(address: u64) -> u64 {
+fn align_up(address: u64) -> u64 {
     address.next_multiple_of(PAGE)
 }
 
@@ -246,9 +246,9 @@ fn map(image: &ElfHead, file: &File) -> Result<u64, Errno> {
     let memory = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let invalid = Errno::from_raw(libc::ENOEXEC);
     let end = |s: &ProgramHeader| s.address.checked_add(s.in_memory).filter(|end| *end < 1 << 47);
-    let ends = image.all(LOAD).map(end).collect::<Option<Vec<_>>>().ok_or(invalid)?;
-    let first = image.all(LOAD).map(|s| s.address & !(PAGE - 1)).min().ok_or(invalid)?;
-    let len = up(ends.into_iter().max().unwrap_or(0)) - first;
+    let ends = image.segments(LOAD).map(end).collect::<Option<Vec<_>>>().ok_or(invalid)?;
+    let first = image.segments(LOAD).map(|s| s.address & !(PAGE - 1)).min().ok_or(invalid)?;
+    let len = align_up(ends.into_iter().max().unwrap_or(0)) - first;
     let base = if image.kind == EXEC {
         let flags = memory | libc::MAP_FIXED_NOREPLACE;
         if map_at(first, len, libc::PROT_NONE, flags, NONE)? != first {
@@ -256,11 +256,12 @@ fn map(image: &ElfHead, file: &File) -> Result<u64, Errno> {
         }
         0
     } else {
-        let align = image.all(LOAD).map(|s| s.align).max().unwrap_or(PAGE).clamp(PAGE, 1 << 30);
+        let align =
+            image.segments(LOAD).map(|s| s.align).max().unwrap_or(PAGE).clamp(PAGE, 1 << 30);
         let at = map_at(0, len + align, libc::PROT_NONE, memory, NONE)?;
         at.next_multiple_of(align) - first
     };
-    for segment in image.all(LOAD) {
+    for segment in image.segments(LOAD) {
         let start = base + segment.address;
         let (page, file_end) = (start & !(PAGE - 1), start + segment.in_file);
         let (offset, protection) = (segment.offset - (start - page), protection(segment));
@@ -269,13 +270,13 @@ fn map(image: &ElfHead, file: &File) -> Result<u64, Errno> {
             map_at(page, file_end - page, protection, flags, (file.as_raw_fd(), offset))?;
         }
         let end = start + segment.in_memory;
-        let mapped = if segment.in_file > 0 { up(file_end) } else { page };
+        let mapped = if segment.in_file > 0 { align_up(file_end) } else { page };
         if segment.in_memory > segment.in_file && segment.in_file > 0 && segment.flags & 2 != 0 {
             // SAFETY: the last page of the file's part was mapped just now, to be written.
             unsafe { std::ptr::write_bytes(file_end as *mut u8, 0, (mapped - file_end) as usize) };
         }
-        if up(end) > mapped {
-            map_at(mapped, up(end) - mapped, protection, memory | libc::MAP_FIXED, NONE)?;
+        if align_up(end) > mapped {
+            map_at(mapped, align_up(end) - mapped, protection, memory | libc::MAP_FIXED, NONE)?;
         }
     }
     Ok(base)

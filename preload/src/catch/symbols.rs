@@ -25,7 +25,7 @@ pub fn find_next() {
     for next in next::ALL.iter().chain(&others).chain(users::ALL) {
         next.address();
     }
-    let of_c_library = patch::own_code(next_function::find_in_c_library(c"getppid"));
+    let of_c_library = patch::find_own_code(next_function::find_in_c_library(c"getppid"));
     let is_its = |address: u64| of_c_library.is_some_and(|(a, b)| (a..b).contains(&address));
     let wrapped = |next: &&NextFunction| next.address() != 0 && !is_its(next.address());
     IS_WRAPPED.store(next::ALL.iter().any(wrapped), Ordering::Relaxed);
@@ -373,7 +373,7 @@ pub unsafe extern "C" fn _Fork() -> c_int {
     if process_fork::is_refused() {
         return result(-i64::from(libc::EPERM)) as c_int;
     }
-    process_fork::without_handlers(|| FORK_ALONE.call(&[0; 6])) as c_int
+    process_fork::call_without_handlers(|| FORK_ALONE.call(&[0; 6])) as c_int
 }
 
 /// # Safety
@@ -487,7 +487,7 @@ extern "C" fn decide_library(path: *const c_char) -> *const c_char {
         && !mode::is_dispatched()
         && let Some(_inside) = InsideGuard::enter()
     {
-        own_calls::look_at_library(process, other.as_ref().map_or(text, |other| other.to_bytes()));
+        own_calls::check_library(process, other.as_ref().map_or(text, |other| other.to_bytes()));
     }
     // The loader keeps the name for as long as the library is loaded, which has no end here.
     other.map_or(path, |other| other.into_raw().cast_const())

@@ -152,7 +152,7 @@ pub fn fs() -> u64 {
 
 /// Gives the first thread its TLS block.
 pub fn begin() {
-    let template = TlsTemplate::of_this_thread();
+    let template = TlsTemplate::for_this_thread();
     let block = TlsBlock { fs: template.fs, stack: 0, state: AtomicU32::new(FIRST) };
     TEMPLATE.store(Box::into_raw(Box::new(template)), Ordering::Release);
     let block: &TlsBlock = Box::leak(Box::new(block));
@@ -172,7 +172,7 @@ pub unsafe fn jump(sp: u64, address: u64) -> ! {
 }
 
 /// The TLS block of this thread.
-fn own() -> &'static TlsBlock {
+fn current() -> &'static TlsBlock {
     let block: *const TlsBlock;
     // SAFETY: GS has the address of the block.
     unsafe { std::arch::asm!("rdgsbase {}", out(reg) block, options(nostack)) };
@@ -232,7 +232,7 @@ extern "C" fn begin_thread() {
 
 /// exit(2): ends this thread. Returns for the first thread, whose TLS block stays.
 pub fn end(code: u64) {
-    let block = own();
+    let block = current();
     if block.state.load(Ordering::Relaxed) != TAKEN {
         return;
     }
@@ -274,7 +274,7 @@ pub fn reset() {
 }
 
 impl TlsTemplate {
-    fn of_this_thread() -> Self {
+    fn for_this_thread() -> Self {
         let fs = fs();
         let mut blocks: Vec<(u64, u64, usize)> = Vec::new();
         // SAFETY: called by dl_iterate_phdr alone, with what it promises.
@@ -300,7 +300,7 @@ impl TlsTemplate {
         blocks.retain(|(block, ..)| (fs.saturating_sub(1 << 20)..fs).contains(block));
         blocks.iter_mut().for_each(|block| block.0 = fs - block.0);
         let below = blocks.iter().map(|block| block.0).max().unwrap_or(0).next_multiple_of(4096);
-        let tid = pid::ask() as u32;
+        let tid = pid::read_pid() as u32;
         let is_tid = |at: &u64| {
             // SAFETY: the C library's record of this thread is longer than this.
             unsafe { ((fs + at) as *const u32).read() == tid }

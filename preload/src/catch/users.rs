@@ -9,12 +9,12 @@ use crate::machine::inside::InsideGuard;
 use crate::process::{credentials, state};
 
 /// Runs `change`, after which the process may have other credentials.
-fn around(change: impl FnOnce() -> i64) -> i64 {
+fn with_refresh(change: impl FnOnce() -> i64) -> i64 {
     if let (Some(process), Some(_inside)) = (state::get(), InsideGuard::enter()) {
         process.client.without_privileges();
     }
     let value = change();
-    credentials::changed();
+    credentials::record_change();
     value
 }
 
@@ -36,7 +36,7 @@ macro_rules! changes {
             #[unsafe(no_mangle)]
             // SAFETY: as the function of this name.
             pub unsafe extern "C" fn $name(a: u64, b: u64, c: u64) -> i64 {
-                around(|| next::$name.call(&[a, b, c, 0, 0, 0]))
+                with_refresh(|| next::$name.call(&[a, b, c, 0, 0, 0]))
             }
         )*
 

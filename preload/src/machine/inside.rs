@@ -91,21 +91,21 @@ impl InsideGuard {
                 return None;
             }
             let is_listed = own.is_listed.get();
-            let inside = InsideGuard::of(own, if is_listed { own.errno.get() } else { errno() });
+            let inside = InsideGuard::new(own, if is_listed { own.errno.get() } else { errno() });
             if !is_listed && thread_exit::has_ended() {
-                go_in_late(own);
+                enter_late(own);
                 return Some(inside);
             }
             if !is_listed {
                 list(own);
             }
-            go_in(own, OUTSIDE);
+            enter_marked(own, OUTSIDE);
             Some(inside)
         })
     }
 
     #[inline]
-    fn of(own: &ThreadVariables, errno: *mut i32) -> InsideGuard {
+    fn new(own: &ThreadVariables, errno: *mut i32) -> InsideGuard {
         // SAFETY: a variable of this thread, to which no other reference exists.
         InsideGuard { own: NonNull::from(own), errno, value: unsafe { *errno } }
     }
@@ -141,7 +141,7 @@ pub extern "C" fn deliver_outside() {
 
 /// Marks this thread as inside; while a fork keeps threads out, it waits in the state `meanwhile`.
 #[inline]
-fn go_in(own: &ThreadVariables, meanwhile: u32) {
+fn enter_marked(own: &ThreadVariables, meanwhile: u32) {
     own.state.store(INSIDE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     while CLOSED.load(Ordering::Relaxed) != 0 && !own.forks.get() {
@@ -153,7 +153,7 @@ fn go_in(own: &ThreadVariables, meanwhile: u32) {
 }
 
 #[cold]
-fn go_in_late(own: &ThreadVariables) {
+fn enter_late(own: &ThreadVariables) {
     // Before it counts: a handler of a signal that came in between would wait for the fork, which would
     // wait for this thread.
     own.state.store(INSIDE_LATE, Ordering::Relaxed);
@@ -173,14 +173,14 @@ pub fn let_forks() {
         OWN.with(|own| {
             if own.state.load(Ordering::Relaxed) == INSIDE {
                 own.state.store(AT_THE_GATE, Ordering::Release);
-                go_in(own, AT_THE_GATE);
+                enter_marked(own, AT_THE_GATE);
             }
         });
     }
 }
 
 /// Runs `wait`, for which no fork waits: it is a call of the kernel that needs nothing that a child would need.
-pub fn at_the_gate<T>(wait: impl FnOnce() -> T) -> T {
+pub fn wait_without_forks<T>(wait: impl FnOnce() -> T) -> T {
     OWN.with(|own| {
         let is_inside = own.state.load(Ordering::Relaxed) == INSIDE;
         if is_inside {
@@ -188,7 +188,7 @@ pub fn at_the_gate<T>(wait: impl FnOnce() -> T) -> T {
         }
         let value = wait();
         if is_inside {
-            go_in(own, AT_THE_GATE);
+            enter_marked(own, AT_THE_GATE);
         }
         value
     })
@@ -310,7 +310,7 @@ pub fn has_others() -> bool {
 }
 
 /// Resets the state of this module in a child, in which no other thread exists.
-pub fn alone() {
+pub fn reset_in_child() {
     // If the program forked in a way of its own, another thread may have held it.
     THREADS.reset();
     let own = OWN.with(|own| ptr::from_ref(&own.state) as usize);

@@ -166,7 +166,7 @@ fn queue(waiting: &PendingSignal) {
 
 /// Sends a signal to this thread, with what came with it.
 fn send(number: c_int, info: *const u64) {
-    let (pid, tid) = (pid::ask() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
+    let (pid, tid) = (pid::read_pid() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
     let args = [pid, tid.unwrap_or(0) as u64, number as u64, info as u64, 0, 0];
     // SAFETY: the kernel copies the information; all signals are blocked, so no handler changes it.
     unsafe { sys::syscall(libc::SYS_rt_tgsigqueueinfo as u64, &args) };

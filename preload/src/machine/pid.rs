@@ -8,13 +8,13 @@ use crate::machine::sys;
 static NOTED: AtomicI32 = AtomicI32::new(0);
 
 /// Returns the number from the kernel.
-pub fn ask() -> i32 {
+pub fn read_pid() -> i32 {
     sys::plain(libc::SYS_getpid, 0, 0, 0).unwrap_or(0) as i32
 }
 
 /// Reads the number from the kernel and notes it: when a program begins, and in a child.
 pub fn note() -> i32 {
-    let pid = ask();
+    let pid = read_pid();
     NOTED.store(pid, Ordering::Relaxed);
     pid
 }
@@ -22,9 +22,9 @@ pub fn note() -> i32 {
 /// The noted number, without a system call. A child that does not know yet that it is one has the
 /// number of its parent here.
 #[inline]
-pub fn noted() -> i32 {
+pub fn cached_pid() -> i32 {
     match NOTED.load(Ordering::Relaxed) {
-        0 => ask(),
+        0 => read_pid(),
         pid => pid,
     }
 }

@@ -73,7 +73,7 @@ pub fn bounds(end: u64) -> (u64, u64) {
 
 /// This thread's stack for our code, first address and length, made if there is none; `None` if
 /// there is no memory for one.
-pub fn own() -> Option<(u64, u64)> {
+pub fn current() -> Option<(u64, u64)> {
     // SAFETY: as in `make`.
     let end = match unsafe { slot().read() } {
         0 => make(),

@@ -18,11 +18,11 @@ use crate::machine::sys;
 /// `EMFILE`, `ENFILE`, `ENOMEM`.
 pub fn write(text: &str, floor: i32) -> Result<OwnedFd, Errno> {
     let text = format!("{}\n{text}", text.len());
-    let fd = in_a_pipe(text.as_bytes()).or_else(|_| in_memory(text.as_bytes()))?;
+    let fd = write_to_pipe(text.as_bytes()).or_else(|_| write_to_memory(text.as_bytes()))?;
     keep_above(fd.as_raw_fd(), floor, false).map(owned)
 }
 
-fn in_a_pipe(bytes: &[u8]) -> Result<OwnedFd, Errno> {
+fn write_to_pipe(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let mut ends = [0i32; 2];
     // The pipe of a user with many pipes is short: the write does not wait for room.
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
@@ -34,7 +34,7 @@ fn in_a_pipe(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     if written as usize == bytes.len() { Ok(from) } else { Err(Errno::EAGAIN) }
 }
 
-fn in_memory(bytes: &[u8]) -> Result<OwnedFd, Errno> {
+fn write_to_memory(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let args = [c"defuse-state".as_ptr() as u64, u64::from(libc::MFD_CLOEXEC), 0, 0, 0, 0];
     let fd = sys::check(sys::pass(libc::SYS_memfd_create as u64, &args))?;
     let mut file = File::from(owned(fd as i32));

@@ -87,7 +87,7 @@ impl Drop for MappedFile {
 
 /// Makes a process that ends at once, without a word to its parent: no signal, and only wait4(2) with `__WALL` knows it.
 /// It is there until then.
-pub fn ended_process() -> Result<i32, Errno> {
+pub fn make_ended_process() -> Result<i32, Errno> {
     let flags = (libc::CLONE_VM | libc::CLONE_VFORK) as u64;
     let value: i64;
     // SAFETY: the child has this memory and this stack, and uses neither: it ends with the next instruction. Its parent
@@ -161,7 +161,7 @@ pub fn bytes<'a>(address: u64, len: usize) -> Result<&'a [u8], Errno> {
 }
 
 /// Memory of the program that a call fills. `EFAULT`.
-pub fn room<'a>(address: u64, len: usize) -> Result<&'a mut [u8], Errno> {
+pub fn program_memory<'a>(address: u64, len: usize) -> Result<&'a mut [u8], Errno> {
     if len == 0 {
         return Ok(&mut []);
     }

@@ -27,7 +27,7 @@ impl RunMemory {
 
 impl CellArena for RunMemory {
     fn process(&self) -> u32 {
-        pid::noted() as u32
+        pid::cached_pid() as u32
     }
 
     /// A process that has ended and was not waited for counts as gone.

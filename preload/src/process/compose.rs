@@ -93,7 +93,7 @@ struct ProcessConnection(ArcSwap<&'static OwnConnection>);
 
 impl ProcessConnection {
     fn new(own: OwnConnection) -> ProcessConnection {
-        ProcessConnection(ArcSwap::from_pointee(leaked(own)))
+        ProcessConnection(ArcSwap::from_pointee(leak(own)))
     }
 
     fn now(&self) -> &'static OwnConnection {
@@ -105,12 +105,12 @@ impl std::ops::Deref for ProcessConnection {
     type Target = RemoteClient;
 
     fn deref(&self) -> &RemoteClient {
-        self.now().begun()
+        self.now().begin()
     }
 }
 
 /// A connection stays: a thread may have been using the parent's connection when the process was copied.
-fn leaked(own: OwnConnection) -> &'static OwnConnection {
+fn leak(own: OwnConnection) -> &'static OwnConnection {
     Box::leak(Box::new(own))
 }
 
@@ -122,7 +122,7 @@ struct OwnConnection {
 }
 
 impl OwnConnection {
-    fn of(client: RemoteClient) -> OwnConnection {
+    fn from_client(client: RemoteClient) -> OwnConnection {
         OwnConnection { begun: OnceLock::from(client), inherited: FutexLock::new(None) }
     }
 
@@ -131,7 +131,7 @@ impl OwnConnection {
     }
 
     /// The connection in use, from now on.
-    fn begun(&self) -> &RemoteClient {
+    fn begin(&self) -> &RemoteClient {
         self.begun.get_or_init(|| {
             let inherited = self.inherited.lock().take();
             inherited.expect("it is there until the connection is in use").begin()
@@ -139,19 +139,19 @@ impl OwnConnection {
     }
 
     /// One of both, by what the connection is at the moment.
-    fn either<T>(
+    fn with_state<T>(
         &self,
         before: impl FnOnce(&ConnectionHandover) -> T,
         begun: impl FnOnce(&RemoteClient) -> T,
     ) -> T {
         match &*self.inherited.lock() {
             Some(inherited) => before(inherited),
-            None => begun(self.begun()),
+            None => begun(self.begin()),
         }
     }
 
     fn caps(&self) -> Caps {
-        self.either(ConnectionHandover::caps, FileSystem::caps)
+        self.with_state(ConnectionHandover::caps, FileSystem::caps)
     }
 }
 
@@ -173,23 +173,23 @@ impl RelayFileSystem {
             None => RemoteClient::connect(path, options)?,
         };
         Ok(Arc::new(RelayFileSystem {
-            inner: ProcessConnection::new(OwnConnection::of(client)),
+            inner: ProcessConnection::new(OwnConnection::from_client(client)),
             next: FutexLock::new(ChildConnection::Unknown),
         }))
     }
 
     fn inheritance(&self) -> Result<ConnectionHandover, String> {
         let made =
-            self.inner.now().either(ConnectionHandover::inheritance, RemoteClient::inheritance);
+            self.inner.now().with_state(ConnectionHandover::inheritance, RemoteClient::inheritance);
         made.map_err(|error| error.to_string())
     }
 
     /// Before a fork, while no other thread is at work. If this fails, the child reports it. If the parent `waits`
     /// until the child has executed a program or ended, its connection stays as it is for so long.
-    pub fn before_fork(&self, waits: bool) {
+    pub fn prepare_fork(&self, waits: bool) {
         *self.next.lock() = if waits {
             // The child's program may look at the access times of what was read.
-            self.tell_of_reads();
+            self.report_reads();
             ChildConnection::WhenUsed
         } else {
             self.inheritance().map_or(ChildConnection::Unknown, ChildConnection::Made)
@@ -197,7 +197,7 @@ impl RelayFileSystem {
     }
 
     /// In the parent, after a fork or in place of one.
-    pub fn after_fork(&self) {
+    pub fn finish_fork(&self) {
         *self.next.lock() = ChildConnection::Unknown;
     }
 
@@ -212,16 +212,20 @@ impl RelayFileSystem {
     }
 
     /// Before the connection ends with this program: reports its reads to the server.
-    pub fn tell_of_reads(&self) {
+    pub fn report_reads(&self) {
         if let Some(client) = self.inner.now().begun.get() {
-            client.tell_of_reads();
+            client.report_reads();
         }
     }
 
     /// A connection for the next program of this process, which takes over these things alone.
-    pub fn heir(&self, legacies: &[InodeHandover]) -> Option<HandoverClient> {
+    pub fn prepare_exec(&self, legacies: &[InodeHandover]) -> Option<HandoverClient> {
         let own = self.inner.now();
-        own.either(|inherited| inherited.heir(legacies), |begun| begun.heir(legacies)).ok()
+        own.with_state(
+            |inherited| inherited.prepare_exec(legacies),
+            |begun| begun.prepare_exec(legacies),
+        )
+        .ok()
     }
 
     /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` if
@@ -253,8 +257,10 @@ impl RelayFileSystem {
     /// In a child: its own connection.
     pub fn follow_fork(&self) -> Result<(), String> {
         let parents = self.inner.now();
-        let socket = parents
-            .either(|inherited| inherited.as_fd().as_raw_fd(), |begun| begun.as_fd().as_raw_fd());
+        let socket = parents.with_state(
+            |inherited| inherited.as_fd().as_raw_fd(),
+            |begun| begun.as_fd().as_raw_fd(),
+        );
         // The values of the parent's connection stay here, unused.
         let (next, needs_parents) =
             match std::mem::replace(&mut *self.next.lock(), ChildConnection::Unknown) {
@@ -262,14 +268,14 @@ impl RelayFileSystem {
                 // The fork went past this library.
                 ChildConnection::Unknown => (self.inheritance()?, false),
                 ChildConnection::WhenUsed => {
-                    let made = parents.either(
+                    let made = parents.with_state(
                         |inherited| Ok(inherited.inheritance_when_used(owned(socket))),
                         |begun| begun.inheritance_when_used(owned(socket)),
                     );
                     (made.map_err(|error| error.to_string())?, true)
                 }
             };
-        self.inner.0.store(Arc::new(leaked(OwnConnection::inherited(next))));
+        self.inner.0.store(Arc::new(leak(OwnConnection::inherited(next))));
         if !needs_parents {
             // It would not end with the parent.
             close(socket);
@@ -325,8 +331,9 @@ pub fn open(
         descriptors_from: floor,
         ..FrontendProperties::default()
     };
-    let opened =
-        SOURCES.open(text, SourceSettings::of(frontend)).map_err(|error| error.to_string())?;
+    let opened = SOURCES
+        .open(text, SourceSettings::for_frontend(frontend))
+        .map_err(|error| error.to_string())?;
     let OpenSource { source, settings, fs } = opened;
     let own = match source.sharing() {
         SourceSharing::InDirectory | SourceSharing::Shared => ForkPolicy::Share,

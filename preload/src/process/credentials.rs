@@ -21,7 +21,7 @@ thread_local! {
 }
 
 /// After a call that changes the credentials of its thread.
-pub fn changed() {
+pub fn record_change() {
     CHANGES.fetch_add(1, Ordering::AcqRel);
 }
 
@@ -29,9 +29,9 @@ pub fn changed() {
 #[inline]
 pub fn task_of_thread(of_process: &'static ClientTask) -> &'static ClientTask {
     if CHANGES.load(Ordering::Acquire) != SEEN.get() {
-        look_again(of_process);
+        refresh(of_process);
     }
-    // SAFETY: it is null, or the task that `look_again` made for this thread, which lives until the thread ends; only
+    // SAFETY: it is null, or the task that `refresh` made for this thread, which lives until the thread ends; only
     // this thread uses the reference.
     unsafe { OWN.get().as_ref() }.unwrap_or(of_process)
 }
@@ -40,7 +40,7 @@ pub fn task_of_thread(of_process: &'static ClientTask) -> &'static ClientTask {
 /// library sees to it that all threads of a process change theirs together, so that most never
 /// differ.
 #[cold]
-fn look_again(of_process: &'static ClientTask) {
+fn refresh(of_process: &'static ClientTask) {
     SEEN.set(CHANGES.load(Ordering::Acquire));
     let Some(now) = credentials() else { return };
     // SAFETY: as in `task_of_thread`.
@@ -65,7 +65,7 @@ pub fn forget() {
     // One that comes back looks again.
     SEEN.set(0);
     if !own.is_null() {
-        // SAFETY: `look_again` made it by `Box::into_raw`, and no other code has the address; no call is under way on
+        // SAFETY: `refresh` made it by `Box::into_raw`, and no other code has the address; no call is under way on
         // this thread.
         drop(unsafe { Box::from_raw(own) });
     }
@@ -139,14 +139,14 @@ fn credentials() -> Option<TaskCredentials> {
         real_gid: gids[0],
         groups: groups.into(),
         caps: u64::from(caps[0][0]) | u64::from(caps[1][0]) << 32,
-        pid: pid::ask() as u32,
+        pid: pid::read_pid() as u32,
     };
     if !user_namespace::is_entered() {
         return Some(own);
     }
     if !user_namespace::is_mapped() {
         // Its maps may be written at any time.
-        changed();
+        record_change();
     }
     Some(user_namespace::credentials(own))
 }

@@ -37,19 +37,19 @@ pub struct OutgoingState {
 
 impl OutgoingState {
     /// All that the next program goes on with.
-    pub fn of(process: &'static RunProcess) -> OutgoingState {
-        process.relays().for_each(RelayFileSystem::tell_of_reads);
-        let all = process.view().table.all();
+    pub fn collect(process: &'static RunProcess) -> OutgoingState {
+        process.relays().for_each(RelayFileSystem::report_reads);
+        let all = process.view().table.list_entries();
         let (closed, kept): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(fd, _)| closes_at_exec(*fd));
-        let inherited = ExecHandover::of(process, &closed, &kept);
+        let inherited = ExecHandover::prepare(process, &closed, &kept);
         let next = |(mount, legacies): (usize, &Vec<InodeHandover>)| {
             NextConnection::new(process, mount, legacies)
         };
         let heirs = inherited.legacies.iter().enumerate().filter_map(next).collect();
         let mut writer = StateWriter { process, inherited, heirs, lower: Vec::new() };
         let limit = process.limit.load(Ordering::Relaxed);
-        let (slot, slot_fd) = holders::own();
+        let (slot, slot_fd) = holders::own_slot();
         let (next_id, cwd) = (process.client.next_file_id(), writer.cwd());
         let users = match user_namespace::is_entered() {
             true => {
@@ -66,7 +66,7 @@ impl OutgoingState {
             let lanes_number = lanes.as_ref().map_or(-1, AsRawFd::as_raw_fd);
             text += &format!("@ {mount} {fd_number} {lanes_number} {known}\n");
             descriptors.extend([fd].into_iter().chain(lanes));
-            client.leave();
+            client.leave_to_child();
         }
         OutgoingState { text: text + &lines, _descriptors: descriptors }
     }
@@ -85,7 +85,7 @@ struct ExecHandover {
 }
 
 impl ExecHandover {
-    fn of(
+    fn prepare(
         process: &'static RunProcess,
         closed: &[NumberedEntry],
         kept: &[NumberedEntry],
@@ -93,20 +93,20 @@ impl ExecHandover {
         // Inodes with a descriptor that closes at exec: that releases the record locks of the process.
         let files = closed.iter().filter(|(_, entry)| !entry.backed && !entry.file().is_path());
         let inode = |(_, entry): &NumberedEntry| {
-            Some((process.place_of(entry.file().mount())?, entry.file().exec_state().ino))
+            Some((process.index_of(entry.file().mount())?, entry.file().exec_state().ino))
         };
         let closed: HashSet<(usize, Ino)> = files.filter_map(inode).collect();
 
         let legacies = vec![Vec::new(); process.mounts.len()];
         let mut all = ExecHandover { legacies, entries: HashMap::new(), cwd: None };
-        if let Some((mount, ino)) = process.task().cwd().inside()
-            && let Some(mount) = process.place_of(mount)
+        if let Some((mount, ino)) = process.task().cwd().in_mount()
+            && let Some(mount) = process.index_of(mount)
         {
             all.cwd = all.add(process, mount, InodeHandover { ino, open: None });
         }
         for (_, entry) in kept.iter().filter(|(_, entry)| !entry.backed) {
             let known = all.entries.contains_key(&Arc::as_ptr(entry));
-            let mount = process.place_of(entry.file().mount()).filter(|_| !known);
+            let mount = process.index_of(entry.file().mount()).filter(|_| !known);
             if let Some(mount) = mount
                 && let Some(relay) = &process.mounts[mount].relay
             {
@@ -154,7 +154,7 @@ impl NextConnection {
         legacies: &[InodeHandover],
     ) -> Option<NextConnection> {
         let HandoverClient { client, taken } =
-            process.mounts[mount].relay.as_ref()?.heir(legacies)?;
+            process.mounts[mount].relay.as_ref()?.prepare_exec(legacies)?;
         let inherited = |fd: &dyn AsRawFd| keep_above(fd.as_raw_fd(), process.floor, false);
         let fd = inherited(&client.as_fd()).ok()?;
         let lanes = client.unused_lanes().and_then(|lanes| inherited(&lanes).ok());
@@ -181,7 +181,7 @@ impl StateWriter {
     fn cwd(&self) -> String {
         let process = self.process;
         let cwd = process.task().cwd();
-        let Some((_, ino)) = cwd.inside() else { return String::new() };
+        let Some((_, ino)) = cwd.in_mount() else { return String::new() };
         match self.inherited.cwd {
             Some(place) if self.is_taken(place) => format!("{}:{}", place.0, ino.0),
             _ => hex(&process.client.getcwd(process.task()).unwrap_or_default()),
@@ -204,7 +204,7 @@ impl StateWriter {
     /// All but the number of a descriptor's line.
     fn describe(&mut self, entry: &Arc<DescriptorEntry>) -> String {
         let process = self.process;
-        let taken = self.taken_over(entry);
+        let taken = self.describe_taken_over(entry);
         // An open file that is taken over needs no other number.
         let ino = match &taken {
             Some(_) => 0,
@@ -219,7 +219,7 @@ impl StateWriter {
         }
         let cells = entry.cells.map_or(-1, i64::from);
         let backed = u8::from(entry.backed);
-        let (lower, taken) = (self.leave_lower(entry), taken.unwrap_or_default());
+        let (lower, taken) = (self.add_lower(entry), taken.unwrap_or_default());
         format!(
             "{backed} {open} {cells} {ino} {lower} {}{taken}",
             hex(&entry.opened_by.path(&process.client, process.task()))
@@ -228,7 +228,7 @@ impl StateWriter {
 
     /// The number at which the next program finds the lower open file, with the locks on it; -1 where
     /// there is none.
-    fn leave_lower(&mut self, entry: &DescriptorEntry) -> i32 {
+    fn add_lower(&mut self, entry: &DescriptorEntry) -> i32 {
         let floor = self.process.floor;
         let kept = entry.lower.as_ref().map(|fd| keep_above(fd.as_raw_fd(), floor, false));
         let Some(Ok(fd)) = kept else { return -1 };
@@ -237,7 +237,7 @@ impl StateWriter {
     }
 
     /// The facts about an open file that the next program, whose connection has taken it over, needs.
-    fn taken_over(&self, entry: &Arc<DescriptorEntry>) -> Option<String> {
+    fn describe_taken_over(&self, entry: &Arc<DescriptorEntry>) -> Option<String> {
         let place = *self.inherited.entries.get(&Arc::as_ptr(entry))?;
         if !self.is_taken(place) {
             return None;
@@ -313,7 +313,7 @@ impl IncomingState {
     /// Makes it this process's state.
     pub fn apply(&self, process: &'static RunProcess) {
         process.client.set_next_file_id(self.next_id);
-        self.go_to_cwd(process);
+        self.restore_cwd(process);
         let view = process.view();
         // Duplicates of one open file share it: they have the same cells.
         let mut known: Vec<(u32, Arc<DescriptorEntry>)> = Vec::new();
@@ -334,7 +334,7 @@ impl IncomingState {
         holders::keep_only(&process.shared, |cells| kept.contains(&cells));
     }
 
-    fn go_to_cwd(&self, process: &'static RunProcess) {
+    fn restore_cwd(&self, process: &'static RunProcess) {
         if !self.cwd.is_empty() {
             kernel_cwd::note_inherited();
         }
@@ -375,7 +375,7 @@ impl DescriptorRecord {
             path: unhex(words.next()?)?,
             taken: None,
         };
-        let taken = taken(&mut words, record.flags);
+        let taken = parse_taken_over(&mut words, record.flags);
         Some(DescriptorRecord { taken, ..record })
     }
 
@@ -423,7 +423,7 @@ fn inherited(fd: i32) -> Option<OwnedFd> {
 }
 
 /// The end of a descriptor's line: an open file that this program's connection has been given.
-fn taken<'a>(
+fn parse_taken_over<'a>(
     words: &mut impl Iterator<Item = &'a str>,
     flags: u32,
 ) -> Option<(usize, OpenFileState)> {

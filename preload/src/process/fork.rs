@@ -24,7 +24,7 @@ use defuse_fs::Errno;
 use defuse_preload_plan::layout::OnceMessage;
 
 use crate::machine::inside::{self, InsideGuard};
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::{heap, sys};
 use crate::process::compose::RelayFileSystem;
 use crate::process::state::{self, RunProcess};
@@ -119,17 +119,17 @@ pub fn stack_of_child(number: u64, args: &[u64; 6]) -> u64 {
 }
 
 /// Removes `flag` from the flags of a clone(2) or clone3(2).
-pub fn without(number: u64, args: &mut [u64; 6], flag: i32) {
+pub fn remove_flag(number: u64, args: &mut [u64; 6], flag: i32) {
     CloneFlags { args, is_clone3: number == libc::SYS_clone3 as u64 }.take(flag);
 }
 
 /// True if fork(2) has to fail, because a file system is in the memory of this process. Then prints a message.
 pub fn is_refused() -> bool {
     let Some(process) = state::get() else { return false };
-    match process.lost() {
+    match process.find_unshared() {
         None => false,
         Some(mount) => {
-            say(&format!(
+            write_line(&format!(
                 "{}: its files are in the memory of this process, which a child would have a copy \
                  of: use --fork server or --fork reopen",
                 String::from_utf8_lossy(&mount.target)
@@ -140,9 +140,9 @@ pub fn is_refused() -> bool {
 }
 
 /// Before a clone(2) or clone3(2): true if it makes a process, and is to be followed by
-/// [`after_clone`]; false for other calls, which make threads. `EAGAIN` if a
+/// [`finish_clone`]; false for other calls, which make threads. `EAGAIN` if a
 /// thread does not leave our code. `frame` is an address in the frame of the caller, or behind it.
-pub fn before_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool, Errno> {
+pub fn prepare_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool, Errno> {
     const THREAD: u64 = libc::CLONE_THREAD as u64;
     const MEMORY: u64 = libc::CLONE_VM as u64;
     const WAITS: u64 = libc::CLONE_VFORK as u64;
@@ -182,12 +182,12 @@ pub fn before_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool
         inside::let_others_go_on();
         let _inside = InsideGuard::enter();
         spawned::end();
-        say("fork: the run has as many processes as it can have");
+        write_line("fork: the run has as many processes as it can have");
         return Err(Errno::EAGAIN);
     }
     let _inside = InsideGuard::enter();
     spawned::end();
-    say("fork: a file system has not answered another thread for ten seconds");
+    write_line("fork: a file system has not answered another thread for ten seconds");
     Err(Errno::EAGAIN)
 }
 
@@ -200,7 +200,7 @@ fn refuse_shared_memory(process: &'static RunProcess) -> Result<bool, Errno> {
     };
     let _inside = InsideGuard::enter();
     if process.shared.is_news(OnceMessage::SharedMemory) {
-        say(&format!(
+        write_line(&format!(
             "clone: a process that shares the memory of its parent (CLONE_VM) cannot use {}, which \
              another process serves: EPERM",
             String::from_utf8_lossy(&mount.target)
@@ -209,11 +209,11 @@ fn refuse_shared_memory(process: &'static RunProcess) -> Result<bool, Errno> {
     Err(Errno::EPERM)
 }
 
-/// After a clone(2) that [`before_clone`] has prepared, in both processes: it returned `value`.
-pub fn after_clone(value: i64) {
+/// After a clone(2) that [`prepare_clone`] has prepared, in both processes: it returned `value`.
+pub fn finish_clone(value: i64) {
     let Some(process) = state::get() else { return };
     if value == 0 {
-        in_child_of(process);
+        begin_in_child(process);
         return;
     }
     shared(process, value > 0);
@@ -233,18 +233,18 @@ pub fn after_clone(value: i64) {
 /// False if the run can have no more processes.
 fn share(process: &'static RunProcess, waits: bool) -> bool {
     let _inside = InsideGuard::enter();
-    if !holders::before_fork(&process.shared, process.inherited.memory, process.floor) {
+    if !holders::prepare_fork(&process.shared, process.inherited.memory, process.floor) {
         return false;
     }
-    process.relays().for_each(|relay| relay.before_fork(waits));
+    process.relays().for_each(|relay| relay.prepare_fork(waits));
     true
 }
 
 /// In the parent, after [`share`]; without a child the counts are as before.
 fn shared(process: &'static RunProcess, has_child: bool) {
     let _inside = InsideGuard::enter();
-    process.relays().for_each(RelayFileSystem::after_fork);
-    holders::after_fork(&process.shared, has_child);
+    process.relays().for_each(RelayFileSystem::finish_fork);
+    holders::finish_fork(&process.shared, has_child);
 }
 
 /// Called first in a child that was made by a call of ours, before anything else of our code runs.
@@ -254,7 +254,7 @@ pub static IN_CHILD: OnceLock<fn()> = OnceLock::new();
 /// are not here may have held the heap and the list of threads.
 fn begin_alone() {
     heap::reset();
-    inside::alone();
+    inside::reset_in_child();
 }
 
 /// Begins a child whose fork went past this library ([`is_new_child`]).
@@ -264,17 +264,17 @@ pub fn begin_unseen_child(process: &'static RunProcess) {
     let _inside = InsideGuard::enter();
     process.adopt();
     // How it was made is not known.
-    credentials::changed();
+    credentials::record_change();
 }
 
-fn in_child_of(process: &'static RunProcess) {
+fn begin_in_child(process: &'static RunProcess) {
     note_child();
     if let Some(in_child) = IN_CHILD.get() {
         in_child();
     }
     begin_alone();
     let _inside = InsideGuard::enter();
-    spawned::in_child();
+    spawned::begin_in_child();
     process.adopt();
     if NEW_USERS.take() {
         process.enter_user_namespace();
@@ -289,7 +289,7 @@ extern "C" fn prepare() {
     }
 }
 
-extern "C" fn in_parent() {
+extern "C" fn finish_in_parent() {
     if let Some(process) = state::get() {
         // The C library does not inform handlers whether there is a child.
         shared(process, true);
@@ -297,9 +297,9 @@ extern "C" fn in_parent() {
     inside::let_others_go_on();
 }
 
-extern "C" fn in_child() {
+extern "C" fn begin_child() {
     if let Some(process) = state::get() {
-        in_child_of(process);
+        begin_in_child(process);
     }
 }
 
@@ -318,16 +318,16 @@ unsafe extern "C" {
 static BY_HANDLERS: AtomicBool = AtomicBool::new(false);
 
 /// Makes a process by `_Fork`, which calls no handlers.
-pub fn without_handlers(make: impl FnOnce() -> i64) -> i64 {
+pub fn call_without_handlers(make: impl FnOnce() -> i64) -> i64 {
     if !BY_HANDLERS.load(Ordering::Relaxed) {
         return make();
     }
     prepare();
     let child = make();
     if child == 0 {
-        in_child()
+        begin_child()
     } else {
-        in_parent()
+        finish_in_parent()
     }
     child
 }
@@ -337,6 +337,11 @@ pub fn follow_handlers() {
     BY_HANDLERS.store(true, Ordering::Relaxed);
     // SAFETY: the functions are ours and stay.
     unsafe {
-        __register_atfork(Some(prepare), Some(in_parent), Some(in_child), std::ptr::null_mut());
+        __register_atfork(
+            Some(prepare),
+            Some(finish_in_parent),
+            Some(begin_child),
+            std::ptr::null_mut(),
+        );
     }
 }

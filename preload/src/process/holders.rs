@@ -65,7 +65,7 @@ impl HolderSlot {
 }
 
 /// Slot and descriptor of this process, for the next program.
-pub fn own() -> (u32, i32) {
+pub fn own_slot() -> (u32, i32) {
     OWN.get()
 }
 
@@ -87,7 +87,7 @@ pub fn keep_only(shared: &RunMemory, kept: impl Fn(u32) -> bool) {
 
 /// Prepares the slot of a child, with all open files of this process. No other thread of ours runs.
 /// False if there is no slot.
-pub fn before_fork(shared: &RunMemory, memory: i32, floor: i32) -> bool {
+pub fn prepare_fork(shared: &RunMemory, memory: i32, floor: i32) -> bool {
     let Some(child) = acquire(shared, memory, floor) else { return false };
     copy(shared, OWN.get().0, child.0);
     CHILD.set(child);
@@ -98,7 +98,7 @@ fn copy(shared: &RunMemory, from: u32, to: u32) {
     for index in bits(shared, from) {
         shared.states()[index as usize].fetch_or(SHARED, Ordering::SeqCst);
     }
-    for (from, to) in shared.held(from).iter().zip(shared.held(to)) {
+    for (from, to) in shared.held_files(from).iter().zip(shared.held_files(to)) {
         let bits = from.load(Ordering::Relaxed);
         if bits != 0 {
             to.store(bits, Ordering::SeqCst);
@@ -107,7 +107,7 @@ fn copy(shared: &RunMemory, from: u32, to: u32) {
 }
 
 /// In the parent after a fork, successful or not.
-pub fn after_fork(shared: &RunMemory, has_child: bool) {
+pub fn finish_fork(shared: &RunMemory, has_child: bool) {
     let (slot, fd) = CHILD.get();
     CHILD.set((NONE, -1));
     if slot == NONE {
@@ -124,7 +124,7 @@ pub fn after_fork(shared: &RunMemory, has_child: bool) {
 }
 
 /// In a child.
-pub fn in_child(shared: &RunMemory, memory: i32, floor: i32) {
+pub fn begin_in_child(shared: &RunMemory, memory: i32, floor: i32) {
     let (parents, parents_fd) = OWN.get();
     let mut own = CHILD.get();
     if own.0 == NONE {
@@ -158,7 +158,7 @@ fn take_for(shared: &RunMemory, slot: u32) -> Option<u32> {
     // Where to look first differs by process and time, so that processes do not follow each other.
     static NEXT_CELL: AtomicU32 = AtomicU32::new(0);
     let start = match NEXT_CELL.load(Ordering::Relaxed) {
-        0 => pid::ask() as u32 * 64,
+        0 => pid::read_pid() as u32 * 64,
         next => next,
     };
     for step in 0..layout::CELLS as u32 {
@@ -168,7 +168,7 @@ fn take_for(shared: &RunMemory, slot: u32) -> Option<u32> {
         if now & TAKEN != 0 {
             continue;
         }
-        let (word, bit) = place(shared, slot, index);
+        let (word, bit) = word_and_bit(shared, slot, index);
         // First the bit: an open file in use without one is lost.
         word.fetch_or(bit, Ordering::SeqCst);
         let taken = (now & !SHARED) | TAKEN;
@@ -189,8 +189,8 @@ pub fn give_back(shared: &RunMemory, index: u32) {
     }
 }
 
-fn place(shared: &RunMemory, slot: u32, index: u32) -> (&'static AtomicU64, u64) {
-    (&shared.held(slot)[index as usize / 64], 1 << (index % 64))
+fn word_and_bit(shared: &RunMemory, slot: u32, index: u32) -> (&'static AtomicU64, u64) {
+    (&shared.held_files(slot)[index as usize / 64], 1 << (index % 64))
 }
 
 /// Clears a bit. The open file becomes free if no other slot has its bit; `looks` checks all slots even
@@ -198,7 +198,7 @@ fn place(shared: &RunMemory, slot: u32, index: u32) -> (&'static AtomicU64, u64)
 fn drop_bit(shared: &RunMemory, slot: u32, index: u32, looks: bool) {
     let Some(state) = shared.states().get(index as usize) else { return };
     let now = state.load(Ordering::SeqCst);
-    let (word, bit) = place(shared, slot, index);
+    let (word, bit) = word_and_bit(shared, slot, index);
     word.fetch_and(!bit, Ordering::SeqCst);
     if now & TAKEN != 0 && (!looks && now & SHARED == 0 || !is_held(shared, index)) {
         free(state, now);
@@ -217,7 +217,7 @@ fn slots(shared: &RunMemory) -> u32 {
 
 fn is_held(shared: &RunMemory, index: u32) -> bool {
     (0..slots(shared)).any(|slot| {
-        let (word, bit) = place(shared, slot, index);
+        let (word, bit) = word_and_bit(shared, slot, index);
         word.load(Ordering::SeqCst) & bit != 0
     })
 }
@@ -228,7 +228,7 @@ fn bits(shared: &RunMemory, slot: u32) -> Vec<u32> {
     if slot == NONE {
         return all;
     }
-    for (at, word) in shared.held(slot).iter().enumerate() {
+    for (at, word) in shared.held_files(slot).iter().enumerate() {
         let mut bits = word.load(Ordering::SeqCst);
         while bits != 0 {
             all.push(at as u32 * 64 + bits.trailing_zeros());
@@ -337,7 +337,7 @@ fn search(shared: &RunMemory, fd: i32, own: u32) {
 }
 
 /// Frees the slot of a process that exits in order.
-pub fn leave(shared: &RunMemory) {
+pub fn free_slot(shared: &RunMemory) {
     let (slot, _) = OWN.get();
     if slot != NONE && bits(shared, slot).is_empty() {
         shared.processes()[slot as usize].store(0, Ordering::SeqCst);
@@ -405,7 +405,7 @@ mod tests {
         drop_bit(&shared, parent.0, both, false);
         assert_eq!(used(&shared), 1);
         // One that is killed in the middle of giving back.
-        let (word, bit) = place(&shared, child.0, both);
+        let (word, bit) = word_and_bit(&shared, child.0, both);
         word.fetch_and(!bit, Ordering::SeqCst);
         search(&shared, parent.1, parent.0);
         assert_eq!(used(&shared), 0);

@@ -19,7 +19,7 @@ static IS_NOWHERE: AtomicBool = AtomicBool::new(false);
 
 /// The working directory of the process is in a mount.
 pub fn enter() {
-    if !IS_NOWHERE.swap(true, Ordering::Relaxed) && go().is_err() {
+    if !IS_NOWHERE.swap(true, Ordering::Relaxed) && change().is_err() {
         IS_NOWHERE.store(false, Ordering::Relaxed);
     }
 }
@@ -30,23 +30,23 @@ pub fn note_inherited() {
 }
 
 /// The kernel has gone to another directory.
-pub fn leave() {
+pub fn record_leave() {
     IS_NOWHERE.store(false, Ordering::Relaxed);
 }
 
-fn go() -> Result<(), Errno> {
-    let fd = of_ended_process().or_else(|_| open(c"/proc/self/ns"))?;
+fn change() -> Result<(), Errno> {
+    let fd = open_ended_process().or_else(|_| open(c"/proc/self/ns"))?;
     sys::plain(libc::SYS_fchdir, fd.as_raw_fd() as u64, 0, 0).map(drop)
 }
 
 /// The directory of a process that ends with this function.
-fn of_ended_process() -> Result<OwnedFd, Errno> {
+fn open_ended_process() -> Result<OwnedFd, Errno> {
     if !has_plain_numbers() {
         return Err(Errno::ENOSYS);
     }
     // A handler in the child would use the memory of this process.
     let before = mask::change(libc::SIG_SETMASK, u64::MAX);
-    let child = sys::ended_process();
+    let child = sys::make_ended_process();
     mask::change(libc::SIG_SETMASK, before);
     let child = child?;
     let path = CString::new(format!("/proc/{child}/ns")).unwrap_or_default();
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn nothing_is_made_or_found_nowhere() {
-        let fd = of_ended_process().unwrap();
+        let fd = open_ended_process().unwrap();
         let at = |path: &CStr, flags: i32| {
             let args = [fd.as_raw_fd() as u64, path.as_ptr() as u64, flags as u64, 0o600, 0, 0];
             sys::check(sys::pass(libc::SYS_openat as u64, &args))

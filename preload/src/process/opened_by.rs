@@ -25,7 +25,7 @@ impl OpenPath {
     }
 
     /// A relative path from here.
-    pub fn then(mut self, relative: &[u8]) -> OpenPath {
+    pub fn join(mut self, relative: &[u8]) -> OpenPath {
         if !matches!(relative, b"" | b".") {
             if self.from.is_none() || !self.path.is_empty() {
                 self.path.push(b'/');

@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::machine::descriptors::{close, keep_above};
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::{pid, sys};
 
 /// This process's own descriptor; -1 for none.
@@ -26,7 +26,7 @@ pub fn bind(pipe: i32, floor: i32) {
     let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
     let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, flags as u64, 0, 0, 0];
     let Ok(fd) = sys::check(sys::pass(libc::SYS_openat as u64, &args)) else {
-        say("/proc: this program does not end with its run: mount /proc");
+        write_line("/proc: this program does not end with its run: mount /proc");
         return;
     };
     let kept = keep_above(fd as i32, floor, true);
@@ -36,14 +36,14 @@ pub fn bind(pipe: i32, floor: i32) {
     let control = |what: i32, value: i32| {
         let _ = sys::plain(libc::SYS_fcntl, kept as u64, what as u64, value as u64);
     };
-    control(libc::F_SETOWN, pid::ask());
+    control(libc::F_SETOWN, pid::read_pid());
     control(F_SETSIG, libc::SIGKILL);
     control(libc::F_SETFL, libc::O_NONBLOCK | libc::O_ASYNC);
     // Events before these calls send no signal. Nothing is ever written.
     let mut byte = 0u8;
     let args = [kept as u64, &raw mut byte as u64, 1, 0, 0, 0];
     if sys::pass(libc::SYS_read as u64, &args) == 0 {
-        let _ = sys::plain(libc::SYS_kill, pid::ask() as u64, libc::SIGKILL as u64, 0);
+        let _ = sys::plain(libc::SYS_kill, pid::read_pid() as u64, libc::SIGKILL as u64, 0);
     }
 }
 

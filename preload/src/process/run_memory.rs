@@ -82,7 +82,7 @@ impl RunMemory {
     }
 
     /// The open files that the process in `slot` has, a bit for each.
-    pub fn held(&self, slot: u32) -> &'static [AtomicU64] {
+    pub fn held_files(&self, slot: u32) -> &'static [AtomicU64] {
         let slot = slot as usize % layout::SLOTS;
         let at = layout::HELD + slot * (layout::CELLS / 8);
         // SAFETY: as in `words`.

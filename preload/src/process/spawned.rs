@@ -88,7 +88,7 @@ pub fn end() {
 }
 
 /// In the child.
-pub fn in_child() {
+pub fn begin_in_child() {
     let own = PIPE.take().and_then(|pipe| take(pipe.from_child));
     if let Some(frames) = &own {
         close(frames.from_child);
@@ -106,7 +106,7 @@ pub fn in_child() {
 }
 
 /// In a child that ends without a program: sends the frames to its parent.
-pub fn tell_parent() {
+pub fn send_to_parent() {
     if let Some(frames) = OF_PARENT.lock().take() {
         let _ = write(frames.to_parent, frames.from, frames.before.len());
     }

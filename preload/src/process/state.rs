@@ -11,7 +11,7 @@ use defuse_fs::{Errno, FileSystem};
 use defuse_preload_plan::{ForkPolicy, InheritedDescriptors, ProgramPlan};
 
 use crate::machine::descriptors::{close, keep_above};
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::{pid, sys};
 use crate::process::compose::{InheritedConnection, RelayFileSystem};
 use crate::process::run_memory::RunMemory;
@@ -154,13 +154,13 @@ impl RunProcess {
     /// Turns the state of a parent into the state of its child, after fork(2).
     pub fn adopt(&'static self) {
         let pid = pid::note() as u32;
-        holders::in_child(&self.shared, self.inherited.memory, self.floor);
+        holders::begin_in_child(&self.shared, self.inherited.memory, self.floor);
         if let Some(leash) = self.inherited.leash {
             run_lifetime::bind(leash, self.floor);
         }
         for mount in &self.mounts {
             if let Some(Err(why)) = mount.relay.as_ref().map(|relay| relay.follow_fork()) {
-                say(&format!(
+                write_line(&format!(
                     "{}: {why}: files of it cannot be used in this child",
                     String::from_utf8_lossy(&mount.target)
                 ));
@@ -175,13 +175,13 @@ impl RunProcess {
     }
 
     /// The place of `mount` in the plan.
-    pub fn place_of(&self, mount: &Arc<ClientMount>) -> Option<usize> {
+    pub fn index_of(&self, mount: &Arc<ClientMount>) -> Option<usize> {
         self.mounts.iter().position(|mounted| Arc::ptr_eq(&mounted.mount, mount))
     }
 
     /// The connection to the process that serves the mount of `entry`; `None` if this process does.
     pub fn relay_of(&self, entry: &DescriptorEntry) -> Option<&Arc<RelayFileSystem>> {
-        self.mounts[self.place_of(entry.file().mount())?].relay.as_ref()
+        self.mounts[self.index_of(entry.file().mount())?].relay.as_ref()
     }
 
     /// The connections to processes that serve mounts.
@@ -190,7 +190,7 @@ impl RunProcess {
     }
 
     /// A mount whose state neither a child nor the next program would have.
-    pub fn lost(&self) -> Option<&RunMount> {
+    pub fn find_unshared(&self) -> Option<&RunMount> {
         self.mounts.iter().find(|mount| mount.fork == ForkPolicy::Deny)
     }
 
@@ -226,11 +226,11 @@ impl RunProcess {
             let before = self.task().credentials();
             user_namespace::enter(before.uid, before.gid);
         }
-        credentials::changed();
+        credentials::record_change();
     }
 
     /// The kernel's working directory becomes the program's.
-    pub fn outside(&'static self) {
+    pub fn adopt_kernel_cwd(&'static self) {
         if let Some(path) = credentials::kernel_cwd() {
             self.task().set_cwd(WorkDir::Outside(path));
         }

@@ -152,7 +152,7 @@ impl EntryTable {
     }
 
     /// All entries with their numbers.
-    pub fn all(&self) -> Vec<(i32, Arc<DescriptorEntry>)> {
+    pub fn list_entries(&self) -> Vec<(i32, Arc<DescriptorEntry>)> {
         let end = self.end.load(Ordering::Relaxed);
         let entry = |fd| self.get(fd).and_then(|found| found.clone().map(|entry| (fd, entry)));
         (0..end).filter_map(entry).collect()

@@ -87,24 +87,24 @@ fn parse(text: &str) -> Vec<IdMapExtent> {
     text.lines().take(MOST_LINES).filter_map(extent).collect()
 }
 
-fn outside(map: &[IdMapExtent], id: u32) -> Option<u32> {
+fn map_outward(map: &[IdMapExtent], id: u32) -> Option<u32> {
     let extent = map.iter().find(|extent| id.wrapping_sub(extent.inside) < extent.len)?;
     extent.outside.checked_add(id - extent.inside)
 }
 
-fn inside(map: &[IdMapExtent], id: u32) -> Option<u32> {
+fn map_inward(map: &[IdMapExtent], id: u32) -> Option<u32> {
     let extent = map.iter().find(|extent| id.wrapping_sub(extent.outside) < extent.len)?;
     extent.inside.checked_add(id - extent.outside)
 }
 
 /// The id of the program for one of the server.
 pub fn to_program(kind: IdKind, id: u32) -> u32 {
-    if is_entered() { with(kind, |map| inside(map, id)).unwrap_or(OVERFLOW) } else { id }
+    if is_entered() { with(kind, |map| map_inward(map, id)).unwrap_or(OVERFLOW) } else { id }
 }
 
 /// The id of the server for one of the program. `EINVAL` if it is not mapped.
 pub fn to_server(kind: IdKind, id: u32) -> Result<u32, Errno> {
-    if is_entered() { with(kind, |map| outside(map, id)).ok_or(Errno::EINVAL) } else { Ok(id) }
+    if is_entered() { with(kind, |map| map_outward(map, id)).ok_or(Errno::EINVAL) } else { Ok(id) }
 }
 
 /// The credentials from the kernel, converted to the server's ids. Capabilities are those that hold in the namespace.
@@ -113,10 +113,11 @@ pub fn credentials(own: TaskCredentials) -> TaskCredentials {
         let state = STATE.lock();
         (state.user, state.group)
     };
-    let is_user =
-        |id| with(IdKind::Users, |map| if map.is_empty() { Some(user) } else { outside(map, id) });
+    let is_user = |id| {
+        with(IdKind::Users, |map| if map.is_empty() { Some(user) } else { map_outward(map, id) })
+    };
     let is_group = |id| {
-        with(IdKind::Groups, |map| if map.is_empty() { Some(group) } else { outside(map, id) })
+        with(IdKind::Groups, |map| if map.is_empty() { Some(group) } else { map_outward(map, id) })
     };
     let user = |id| is_user(id).unwrap_or(OVERFLOW);
     let group = |id| is_group(id).unwrap_or(OVERFLOW);
@@ -140,11 +141,11 @@ mod tests {
         let map = parse("         0       1000          1\n         1     100000      65536\n");
         assert_eq!(map.len(), 2);
         for (own, other) in [(0, 1000), (1, 100_000), (65_536, 165_535)] {
-            assert_eq!((outside(&map, own), inside(&map, other)), (Some(other), Some(own)));
+            assert_eq!((map_outward(&map, own), map_inward(&map, other)), (Some(other), Some(own)));
         }
-        assert_eq!((outside(&map, 65_537), inside(&map, 999)), (None, None));
+        assert_eq!((map_outward(&map, 65_537), map_inward(&map, 999)), (None, None));
         assert!(parse("").is_empty() && parse("x y z\n1 2").is_empty());
         let all = parse("0 0 4294967295");
-        assert_eq!((outside(&all, 77), outside(&all, u32::MAX)), (Some(77), None));
+        assert_eq!((map_outward(&all, 77), map_outward(&all, u32::MAX)), (Some(77), None));
     }
 }

@@ -40,14 +40,14 @@ static OF_PROGRAM: [AtomicU64; LEN as usize / 64] =
     [const { AtomicU64::new(0) }; LEN as usize / 64];
 
 /// Word and bit of `fd`, if it is one of our numbers, which begin at `floor`.
-fn place(floor: i32, fd: i32) -> Option<(&'static AtomicU64, u64)> {
+fn word_and_bit(floor: i32, fd: i32) -> Option<(&'static AtomicU64, u64)> {
     let at = usize::try_from(fd.checked_sub(floor)?).ok()?;
     OF_PROGRAM.get(at / 64).map(|word| (word, 1 << (at % 64)))
 }
 
 /// Notes that the program has opened `fd`, or closes it.
 pub fn set_of_program(floor: i32, fd: i32, is_open: bool) {
-    match place(floor, fd) {
+    match word_and_bit(floor, fd) {
         Some((word, bit)) if is_open => drop(word.fetch_or(bit, Ordering::Relaxed)),
         Some((word, bit)) => drop(word.fetch_and(!bit, Ordering::Relaxed)),
         None => {}
@@ -56,11 +56,11 @@ pub fn set_of_program(floor: i32, fd: i32, is_open: bool) {
 
 /// True if the program is known to have opened `fd`.
 pub fn is_of_program(floor: i32, fd: i32) -> bool {
-    place(floor, fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    word_and_bit(floor, fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
 /// All numbers that the program is known to have opened, among `first` to `last`.
-pub fn of_program(floor: i32, first: u32, last: u32) -> impl Iterator<Item = i32> {
+pub fn list_program_numbers(floor: i32, first: u32, last: u32) -> impl Iterator<Item = i32> {
     let all = floor..floor + LEN as i32;
     all.filter(move |&fd| (first..=last).contains(&(fd as u32)) && is_of_program(floor, fd))
 }

@@ -10,7 +10,7 @@ use crate::process::user_namespace::{to_program, to_server};
 use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::path::{PathOrigin, PathTarget};
 
-fn put_stat(address: u64, stat: &FileStat) -> CallResult {
+fn write_stat(address: u64, stat: &FileStat) -> CallResult {
     let attr = &stat.attr;
     let mut raw: libc::stat = sys::zeroed();
     raw.st_dev = stat.dev;
@@ -40,24 +40,24 @@ fn find(
     match target.whole() {
         Some(_) if target.magic && !follow => Err(CallFailure::Pass),
         Some(entry) => Ok(call.client().fstat_with(call.task(), entry.file(), birth)?),
-        None => Ok(call.client().stat(call.task(), target.at(), target.path, follow)?),
+        None => Ok(call.client().stat(call.task(), target.as_walk_start(), target.path, follow)?),
     }
 }
 
 pub fn stat(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
-    put_stat(call.args[1], &find(call, &target, call.number as i64 == libc::SYS_stat, false)?)
+    write_stat(call.args[1], &find(call, &target, call.number as i64 == libc::SYS_stat, false)?)
 }
 
 pub fn fstatat(call: &ProgramCall<'_>) -> CallResult {
     let flags = call.int(3);
     let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-    put_stat(call.args[2], &find(call, &target, follow, false)?)
+    write_stat(call.args[2], &find(call, &target, follow, false)?)
 }
 
 pub fn fstat(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    put_stat(call.args[1], &call.client().fstat_with(call.task(), entry.file(), false)?)
+    write_stat(call.args[1], &call.client().fstat_with(call.task(), entry.file(), false)?)
 }
 
 pub fn statx(call: &ProgramCall<'_>) -> CallResult {
@@ -105,7 +105,7 @@ pub fn statx(call: &ProgramCall<'_>) -> CallResult {
     Ok(0)
 }
 
-fn put_statfs(address: u64, stat: &StatFs) -> CallResult {
+fn write_statfs(address: u64, stat: &StatFs) -> CallResult {
     // `FUSE_SUPER_MAGIC`: programs that look know what such file systems are like.
     const MAGIC: u64 = 0x6573_5546;
     const ST_VALID: u64 = 0x20;
@@ -122,12 +122,12 @@ fn put_statfs(address: u64, stat: &StatFs) -> CallResult {
 
 pub fn statfs(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
-    let stat = call.client().statfs(call.task(), target.at(), target.path)?;
-    put_statfs(call.args[1], &stat)
+    let stat = call.client().statfs(call.task(), target.as_walk_start(), target.path)?;
+    write_statfs(call.args[1], &stat)
 }
 
 pub fn fstatfs(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    put_statfs(call.args[1], &call.client().fstatfs(call.task(), entry.file())?)
+    write_statfs(call.args[1], &call.client().fstatfs(call.task(), entry.file())?)
 }
 
 fn may(
@@ -142,7 +142,7 @@ fn may(
     }
     let access = NeededAccess::from_bits(mode);
     let how = (follow, effective);
-    call.client().access(call.task(), target.at(), target.path, access, how)?;
+    call.client().access(call.task(), target.as_walk_start(), target.path, access, how)?;
     Ok(0)
 }
 
@@ -164,7 +164,7 @@ fn change_mode(
     mode: u64,
     follow: bool,
 ) -> CallResult {
-    call.client().chmod(call.task(), target.at(), target.path, mode as u32, follow)?;
+    call.client().chmod(call.task(), target.as_walk_start(), target.path, mode as u32, follow)?;
     Ok(0)
 }
 
@@ -203,7 +203,7 @@ fn change_owner(
     owner: NewOwner,
     follow: bool,
 ) -> CallResult {
-    call.client().chown(call.task(), target.at(), target.path, owner, follow)?;
+    call.client().chown(call.task(), target.as_walk_start(), target.path, owner, follow)?;
     Ok(0)
 }
 
@@ -236,7 +236,7 @@ fn change_times(
     times: NewTimes,
     follow: bool,
 ) -> CallResult {
-    call.client().utimens(call.task(), target.at(), target.path, times, follow)?;
+    call.client().utimens(call.task(), target.as_walk_start(), target.path, times, follow)?;
     Ok(0)
 }
 
@@ -315,6 +315,11 @@ pub fn utimensat(call: &ProgramCall<'_>) -> CallResult {
 
 pub fn truncate(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
-    call.client().truncate(call.task(), target.at(), target.path, call.args[1] as i64)?;
+    call.client().truncate(
+        call.task(),
+        target.as_walk_start(),
+        target.path,
+        call.args[1] as i64,
+    )?;
     Ok(0)
 }

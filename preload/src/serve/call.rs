@@ -38,7 +38,7 @@ pub enum AfterSignal {
 
 impl AfterSignal {
     /// The wish of the signal that waits on this thread.
-    pub fn of_waiting() -> AfterSignal {
+    pub fn from_waiting_signal() -> AfterSignal {
         if pending::restarts() { AfterSignal::Again } else { AfterSignal::Fails }
     }
 
@@ -54,14 +54,14 @@ impl AfterSignal {
 /// A call of the kernel that may wait. A signal ends the call, and restarts it if the handler wants that.
 pub fn waiting(number: u64, args: &[u64; 6]) -> i64 {
     match wait::pass(number, args) {
-        pending::AGAIN => AfterSignal::of_waiting().value(),
+        pending::AGAIN => AfterSignal::from_waiting_signal().value(),
         value => value,
     }
 }
 
 /// Makes a call as [`waiting`] does, where our own code has to go on afterwards. A fork does not wait for it.
 pub fn waiting_inside(number: u64, args: &[u64; 6]) -> Result<i64, CallFailure> {
-    match inside::at_the_gate(|| waiting(number, args)) {
+    match inside::wait_without_forks(|| waiting(number, args)) {
         pending::AGAIN => Err(CallFailure::Interrupted(AfterSignal::Again)),
         value => Ok(sys::check(value)?),
     }

@@ -15,13 +15,13 @@ pub fn chdir(call: &ProgramCall<'_>) -> CallResult {
             Some(entry) => call.client().fchdir(call.task(), entry.file()),
             None => call.client().chdir(call.task(), target.path),
         },
-        Err(_) => return out(call, call.kernel()),
+        Err(_) => return record_kernel_cwd(call, call.kernel()),
     };
     match done.map_err(CallFailure::from) {
-        Ok(()) => inside(),
+        Ok(()) => record_mount_cwd(),
         Err(CallFailure::Outside(outside)) => {
             let value = path::kernel(call, outside).unwrap_or_else(|| call.kernel());
-            out(call, value)
+            record_kernel_cwd(call, value)
         }
         Err(fail) => Err(fail),
     }
@@ -31,30 +31,30 @@ pub fn fchdir(call: &ProgramCall<'_>) -> CallResult {
     match call.entry(0) {
         Some(entry) => {
             call.client().fchdir(call.task(), entry.file())?;
-            inside()
+            record_mount_cwd()
         }
-        None => out(call, call.kernel()),
+        None => record_kernel_cwd(call, call.kernel()),
     }
 }
 
 /// After the process went to a directory of a mount.
-fn inside() -> CallResult {
+fn record_mount_cwd() -> CallResult {
     kernel_cwd::enter();
     Ok(0)
 }
 
 /// After the kernel went to another directory.
-fn out(call: &ProgramCall<'_>, value: i64) -> CallResult {
+fn record_kernel_cwd(call: &ProgramCall<'_>, value: i64) -> CallResult {
     if value == 0 {
-        kernel_cwd::leave();
-        call.process.outside();
+        kernel_cwd::record_leave();
+        call.process.adopt_kernel_cwd();
     }
     Ok(value)
 }
 
 pub fn getcwd(call: &ProgramCall<'_>) -> CallResult {
     let path = call.client().getcwd(call.task())?;
-    let room = sys::room(call.args[0], call.args[1] as usize)?;
+    let room = sys::program_memory(call.args[0], call.args[1] as usize)?;
     let len = path.len() + 1;
     if room.len() < len {
         return Err(Errno::ERANGE.into());
@@ -73,7 +73,7 @@ pub fn path(process: &'static RunProcess) -> Option<Vec<u8>> {
 /// A root of its own within a mount would need the kernel's help.
 pub fn chroot(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 0, false)?;
-    call.client().stat(call.task(), target.at(), target.path, true)?;
+    call.client().stat(call.task(), target.as_walk_start(), target.path, true)?;
     Err(Errno::EPERM.into())
 }
 
@@ -86,7 +86,7 @@ pub fn umask(call: &ProgramCall<'_>) -> CallResult {
 pub fn credentials(call: &ProgramCall<'_>) -> CallResult {
     call.client().without_privileges();
     let value = call.kernel();
-    credentials::changed();
+    credentials::record_change();
     Ok(value)
 }
 
@@ -107,7 +107,7 @@ pub fn namespaces(call: &ProgramCall<'_>) -> CallResult {
 }
 
 /// Goes to `path` before the program begins.
-pub fn go_to(call: &ProgramCall<'_>, path: &[u8]) -> Result<(), Errno> {
+pub fn change_at_start(call: &ProgramCall<'_>, path: &[u8]) -> Result<(), Errno> {
     match call.client().chdir(call.task(), path) {
         Ok(()) => {
             kernel_cwd::enter();
@@ -116,7 +116,7 @@ pub fn go_to(call: &ProgramCall<'_>, path: &[u8]) -> Result<(), Errno> {
         Err(defuse_direct::CallError::Errno(errno)) => Err(errno),
         Err(defuse_direct::CallError::Outside(_)) => {
             sys::check(call.kernel())?;
-            call.process.outside();
+            call.process.adopt_kernel_cwd();
             Ok(())
         }
     }

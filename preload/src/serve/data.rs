@@ -17,7 +17,7 @@ use crate::serve::mappings;
 fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, CallFailure> {
     result.map_err(|stop| {
         if stop.errno() == Errno::EFBIG {
-            let (pid, tid) = (pid::ask(), sys::plain(libc::SYS_gettid, 0, 0, 0));
+            let (pid, tid) = (pid::read_pid(), sys::plain(libc::SYS_gettid, 0, 0, 0));
             let tid = tid.unwrap_or(0) as u64;
             let _ = sys::plain(libc::SYS_tgkill, pid as u64, tid, libc::SIGXFSZ as u64);
         }
@@ -26,7 +26,7 @@ fn limited<T>(result: defuse_direct::Result<T>) -> Result<T, CallFailure> {
 }
 
 pub fn read(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    let room = sys::room(call.args[1], call.len(2))?;
+    let room = sys::program_memory(call.args[1], call.len(2))?;
     Ok(call.client().read(call.task(), entry.file(), room)? as i64)
 }
 
@@ -40,7 +40,7 @@ fn offset(value: u64) -> Result<u64, Errno> {
 }
 
 pub fn pread(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    let (room, at) = (sys::room(call.args[1], call.len(2))?, offset(call.args[3])?);
+    let (room, at) = (sys::program_memory(call.args[1], call.len(2))?, offset(call.args[3])?);
     Ok(call.client().pread(call.task(), entry.file(), room, at)? as i64)
 }
 
@@ -73,7 +73,7 @@ fn vectored(
         let slices = slices.collect::<Result<Vec<_>, _>>()?;
         return Ok(limited(client.pwritev2(task, entry.file(), &slices, at, flags))? as i64);
     }
-    let slice = |piece: &libc::iovec| sys::room(piece.iov_base as u64, piece.iov_len);
+    let slice = |piece: &libc::iovec| sys::program_memory(piece.iov_base as u64, piece.iov_len);
     let slices = pieces.iter().map(|piece| slice(piece).map(IoSliceMut::new));
     let mut slices = slices.collect::<Result<Vec<_>, _>>()?;
     Ok(client.preadv2(task, entry.file(), &mut slices, at, flags)? as i64)
@@ -123,7 +123,7 @@ pub fn asynchronous(call: &ProgramCall<'_>) -> CallResult {
 }
 
 /// The kernel itself truncates and syncs a file that only it has open.
-fn by_the_kernel(entry: &DescriptorEntry) -> Result<(), CallFailure> {
+fn check_kernel_access(entry: &DescriptorEntry) -> Result<(), CallFailure> {
     if entry.is_inode() { Err(CallFailure::Pass) } else { Ok(()) }
 }
 
@@ -133,7 +133,7 @@ pub fn advise(_: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
 }
 
 pub fn sync(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    by_the_kernel(entry)?;
+    check_kernel_access(entry)?;
     let data = call.number as i64 != libc::SYS_fsync;
     let synced = mappings::write_back_file(call, entry)
         .and_then(|()| Ok(call.client().fsync(call.task(), entry.file(), data)?));
@@ -144,7 +144,7 @@ pub fn sync(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
 }
 
 pub fn syncfs(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    by_the_kernel(entry)?;
+    check_kernel_access(entry)?;
     mappings::write_back_all(call)?;
     call.client().syncfs(call.task(), entry.file())?;
     Ok(0)
@@ -159,13 +159,13 @@ pub fn sync_all(call: &ProgramCall<'_>) -> CallResult {
 }
 
 pub fn ftruncate(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    by_the_kernel(entry)?;
+    check_kernel_access(entry)?;
     limited(call.client().ftruncate(call.task(), entry.file(), call.args[1] as i64))?;
     Ok(0)
 }
 
 pub fn fallocate(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
-    by_the_kernel(entry)?;
+    check_kernel_access(entry)?;
     let range = (call.args[2] as i64, call.args[3] as i64);
     limited(call.client().fallocate(call.task(), entry.file(), call.args[1] as u32, range))?;
     Ok(0)
@@ -197,7 +197,7 @@ pub fn ioctl(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
     let args = IoctlArgs { cmd, arg: call.args[2], input, output_len, dir: false, compat32: false };
     let reply = call.client().ioctl(call.task(), entry.file(), &args)?;
     let out = reply.output.get(..output_len.min(reply.output.len())).unwrap_or_default();
-    sys::room(call.args[2], out.len())?.copy_from_slice(out);
+    sys::program_memory(call.args[2], out.len())?.copy_from_slice(out);
     Ok(i64::from(reply.result))
 }
 
@@ -275,7 +275,7 @@ pub fn take_lock(
             other => return Ok(other.map(|_| 0)?),
         }
         if pending::waits() {
-            return Err(CallFailure::Interrupted(AfterSignal::of_waiting()));
+            return Err(CallFailure::Interrupted(AfterSignal::from_waiting_signal()));
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LOCK_POLL);

@@ -42,7 +42,7 @@ pub fn close_range(call: &ProgramCall<'_>) -> CallResult {
     let floor = call.process.floor as u32;
     if flags & CLOEXEC == 0 {
         let view = call.process.view();
-        for (fd, _) in view.table.all() {
+        for (fd, _) in view.table.list_entries() {
             if (first..=last).contains(&(fd as u32))
                 && let Some(entry) = view.table.remove(fd)
                 && !entry.backed
@@ -51,7 +51,7 @@ pub fn close_range(call: &ProgramCall<'_>) -> CallResult {
             }
         }
     }
-    for fd in zone::of_program(call.process.floor, first, last) {
+    for fd in zone::list_program_numbers(call.process.floor, first, last) {
         if flags & CLOEXEC != 0 {
             let _ = sys::plain(
                 libc::SYS_fcntl,
@@ -77,7 +77,11 @@ pub fn close_range(call: &ProgramCall<'_>) -> CallResult {
 }
 
 /// A number that the kernel gave out for one of ours.
-fn also(call: &ProgramCall<'_>, entry: &std::sync::Arc<DescriptorEntry>, value: i64) -> CallResult {
+fn add_duplicate(
+    call: &ProgramCall<'_>,
+    entry: &std::sync::Arc<DescriptorEntry>,
+    value: i64,
+) -> CallResult {
     if value < 0 {
         return Ok(value);
     }
@@ -92,7 +96,7 @@ fn also(call: &ProgramCall<'_>, entry: &std::sync::Arc<DescriptorEntry>, value: 
 
 pub fn dup(call: &ProgramCall<'_>, _: &DescriptorEntry) -> CallResult {
     let entry = call.entry(0).ok_or(CallFailure::Pass)?;
-    also(call, &entry, call.kernel())
+    add_duplicate(call, &entry, call.kernel())
 }
 
 pub fn dup2(call: &ProgramCall<'_>) -> CallResult {
@@ -143,7 +147,7 @@ pub fn fcntl(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> CallResult {
             if call.args[2] >= u64::from(call.process.limit.load(Ordering::Relaxed)) {
                 return Err(Errno::EINVAL.into());
             }
-            also(call, &entry, call.kernel())
+            add_duplicate(call, &entry, call.kernel())
         }
         libc::F_GETFD | libc::F_SETFD => Err(CallFailure::Pass),
         _ if entry.backed => Err(CallFailure::Pass),
@@ -252,7 +256,7 @@ fn test_lock(call: &ProgramCall<'_>, entry: &DescriptorEntry, command: i32) -> C
 
 /// The limit of descriptors that the program sees and sets is its own; ours lie above it.
 pub fn prlimit(call: &ProgramCall<'_>) -> CallResult {
-    let own = call.int(0) == 0 || call.int(0) == pid::ask();
+    let own = call.int(0) == 0 || call.int(0) == pid::read_pid();
     if call.int(1) == libc::RLIMIT_FSIZE as i32 && own && call.args[2] != 0 {
         let value = call.kernel();
         let new = sys::load::<libc::rlimit>(call.args[2])?;

@@ -43,7 +43,7 @@ impl DirSink for DirentRecords<'_> {
 }
 
 fn list(call: &ProgramCall<'_>, entry: &DescriptorEntry, old: bool) -> CallResult {
-    let room = sys::room(call.args[1], call.args[2] as u32 as usize)?;
+    let room = sys::program_memory(call.args[1], call.args[2] as u32 as usize)?;
     let small = room.len() < 24;
     let mut records = DirentRecords { room, used: 0, old };
     call.client().getdents(call.task(), entry.file(), &mut records)?;

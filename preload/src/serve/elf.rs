@@ -83,7 +83,7 @@ impl ElfHead {
 
     /// The path of the loader that the file names.
     pub fn loader(&self, read: impl Fn(&mut [u8], u64) -> usize) -> Option<Vec<u8>> {
-        let segment = self.all(INTERP).next()?;
+        let segment = self.segments(INTERP).next()?;
         let mut path = vec![0; segment.in_file.min(PAGE) as usize];
         let len = read(&mut path, segment.offset);
         path.truncate(path[..len].iter().position(|byte| *byte == 0).unwrap_or(len));
@@ -91,7 +91,7 @@ impl ElfHead {
     }
 
     /// All segments of this kind (`p_type`).
-    pub fn all(&self, kind: u32) -> impl Iterator<Item = &ProgramHeader> {
+    pub fn segments(&self, kind: u32) -> impl Iterator<Item = &ProgramHeader> {
         self.segments.iter().filter(move |segment| segment.kind == kind)
     }
 }
@@ -139,7 +139,7 @@ pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
         EXEC => true,
         // The dynamic loader itself and libraries lack the flag.
         DYN => {
-            let Some(dynamic) = image.all(DYNAMIC).next() else { return false };
+            let Some(dynamic) = image.segments(DYNAMIC).next() else { return false };
             let mut bytes = vec![0; dynamic.in_file.min(64 << 10) as usize];
             let len = read(&mut bytes, dynamic.offset);
             is_pie(&bytes[..len])
@@ -158,7 +158,7 @@ pub fn is_carried(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     let Some(image) = ElfHead::parse(head).filter(|image| image.loader(&read).is_some()) else {
         return false;
     };
-    let needs_library = image.all(DYNAMIC).next().is_some_and(|dynamic| {
+    let needs_library = image.segments(DYNAMIC).next().is_some_and(|dynamic| {
         let mut bytes = vec![0; dynamic.in_file.min(64 << 10) as usize];
         let len = read(&mut bytes, dynamic.offset);
         bytes[..len].chunks_exact(16).any(|entry| number::<8>(entry, 0) == Some(NEEDED))
@@ -245,7 +245,7 @@ mod tests {
         let bytes = carrier();
         let image = ElfHead::parse(&bytes).unwrap();
         assert_eq!((image.kind, image.segments.len()), (DYN, 5));
-        let loader = image.all(INTERP).next().unwrap();
+        let loader = image.segments(INTERP).next().unwrap();
         let from = loader.offset as usize;
         assert_eq!(&bytes[from..from + loader.in_file as usize], LOADER);
         let read = |room: &mut [u8], at: u64| {

@@ -11,7 +11,7 @@ use defuse_preload_plan::layout::OnceMessage;
 use defuse_preload_plan::{EXECUTABLE, NAME};
 
 use crate::machine::descriptors::{executable_memory, keep_above, owned};
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::{inside, pending, sys};
 use crate::process::compose::RelayFileSystem;
 use crate::process::{holders, spawned};
@@ -29,30 +29,32 @@ pub fn exec(call: &ProgramCall<'_>) -> CallResult {
     let argv = copied(sys::strings(call.args[argv])?);
     let environment = ExecEnvironment::new(call)?;
     let envp = environment.variables(sys::strings(call.args[envp])?);
-    mappings::before_exec(call)?;
+    mappings::write_back_before_exec(call)?;
     let program = ExecCall { call, argv, envp, environment: &environment };
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
         Ok(target) => program.run(&target, MAX_SCRIPTS),
-        Err(CallFailure::Pass) => program.by_kernel(*call.args, flags),
+        Err(CallFailure::Pass) => program.execute_by_kernel(*call.args, flags),
         Err(fail) => Err(fail),
     };
     // Only a failure comes back.
     match result {
         Err(CallFailure::Outside(outside)) if outside.path.is_none() => {
-            program.by_kernel(*call.args, flags)
+            program.execute_by_kernel(*call.args, flags)
         }
-        Err(CallFailure::Outside(outside)) => program.at(&outside.path.unwrap_or_default()),
+        Err(CallFailure::Outside(outside)) => {
+            program.execute_path(&outside.path.unwrap_or_default())
+        }
         other => other,
     }
 }
 
 /// Refuses an execve(2) that would lose a file system in this process's memory.
 fn refuse_what_would_be_lost(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
-    match call.process.lost() {
+    match call.process.find_unshared() {
         None => Ok(()),
         Some(mount) => {
-            say(&format!(
+            write_line(&format!(
                 "{}: its files are in the memory of this process, which another program does not \
                  get: use --fork server or --fork reopen",
                 String::from_utf8_lossy(&mount.target)
@@ -95,8 +97,8 @@ fn execute(number: i64, args: &[u64; 6]) -> i64 {
 
 impl ExecCall<'_> {
     /// The program's own call, with our environment.
-    fn by_kernel(&self, mut args: [u64; 6], flags: i32) -> CallResult {
-        if let Some(served) = self.of_kernel(&args, flags) {
+    fn execute_by_kernel(&self, mut args: [u64; 6], flags: i32) -> CallResult {
+        if let Some(served) = self.execute_kernel_program(&args, flags) {
             return served;
         }
         let variable = self.environment.variable(None);
@@ -107,8 +109,8 @@ impl ExecCall<'_> {
     }
 
     /// A program of the kernel's name space.
-    fn at(&self, path: &[u8]) -> CallResult {
-        if let Some(served) = self.of_kernel_at((libc::AT_FDCWD, path), 0, path) {
+    fn execute_path(&self, path: &[u8]) -> CallResult {
+        if let Some(served) = self.execute_kernel_program_at((libc::AT_FDCWD, path), 0, path) {
             return served;
         }
         let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
@@ -118,11 +120,11 @@ impl ExecCall<'_> {
         Ok(execute(libc::SYS_execve, &args))
     }
 
-    /// [`of_kernel_at`](Self::of_kernel_at) for the program's own call.
-    fn of_kernel(&self, args: &[u64; 6], flags: i32) -> Option<CallResult> {
+    /// [`execute_kernel_program_at`](Self::execute_kernel_program_at) for the program's own call.
+    fn execute_kernel_program(&self, args: &[u64; 6], flags: i32) -> Option<CallResult> {
         if self.call.number as i64 != libc::SYS_execveat {
             let path = sys::string(args[0]).ok()?;
-            return self.of_kernel_at((libc::AT_FDCWD, path), 0, path);
+            return self.execute_kernel_program_at((libc::AT_FDCWD, path), 0, path);
         }
         let (fd, path) = (args[0] as i32, sys::string(args[1]).ok()?);
         let name = match path {
@@ -130,13 +132,18 @@ impl ExecCall<'_> {
             b"" => format!("/dev/fd/{fd}").into_bytes(),
             _ => [format!("/dev/fd/{fd}/").as_bytes(), path].concat(),
         };
-        self.of_kernel_at((fd, path), flags, &name)
+        self.execute_kernel_program_at((fd, path), flags, &name)
     }
 
     /// A program of the kernel's name space, where the kernel is not the one to execute it: because it
     /// is static, or a script, whose interpreter may be, and calls are dispatched. `None` otherwise.
-    fn of_kernel_at(&self, at: (i32, &[u8]), flags: i32, name: &[u8]) -> Option<CallResult> {
-        exec_warnings::look_at(self.call, at, flags, name);
+    fn execute_kernel_program_at(
+        &self,
+        at: (i32, &[u8]),
+        flags: i32,
+        name: &[u8],
+    ) -> Option<CallResult> {
+        exec_warnings::check_program(self.call, at, flags, name);
         if !self.call.process.plan.dispatch {
             return None;
         }
@@ -160,8 +167,10 @@ impl ExecCall<'_> {
         if matches!(memory, Err(Errno::EACCES))
             && self.call.process.shared.is_news(OnceMessage::NoMemory)
         {
-            say("programs of mounts are executed from memory, which this system does not permit: \
-                 `sysctl vm.memfd_noexec=1` does, and so does a mount by `defuse mount`");
+            write_line(
+                "programs of mounts are executed from memory, which this system does not permit: \
+                 `sysctl vm.memfd_noexec=1` does, and so does a mount by `defuse mount`",
+            );
         }
         memory
     }
@@ -171,12 +180,12 @@ impl ExecCall<'_> {
         let carrier = self.executable(elf::make_carrier())?;
         let floor = self.call.process.floor;
         let kept = owned(keep_above(fd, floor, false)?);
-        self.by_descriptor(carrier.as_raw_fd(), (name, path), Some(kept.as_raw_fd()))
+        self.execute_by_descriptor(carrier.as_raw_fd(), (name, path), Some(kept.as_raw_fd()))
     }
 
     /// Executes what `fd` has open, which is to load the static program `carried`. The kernel does not know that the
     /// program was called by `name`, and has this path.
-    fn by_descriptor(
+    fn execute_by_descriptor(
         &self,
         fd: i32,
         (name, path): (&[u8], &[u8]),
@@ -200,19 +209,31 @@ impl ExecCall<'_> {
         let (client, task) = (self.call.client(), self.call.task());
         let (file, name) = match target.whole() {
             Some(entry) => {
-                client.access(task, target.at(), b"", NeededAccess::EXEC, (true, true))?;
+                client.access(
+                    task,
+                    target.as_walk_start(),
+                    b"",
+                    NeededAccess::EXEC,
+                    (true, true),
+                )?;
                 let how = OpenHow { flags: libc::O_CLOEXEC as u32, ..OpenHow::default() };
                 let file = match entry.file().is_path() {
-                    true => client.open(task, target.at(), b"", how)?,
+                    true => client.open(task, target.as_walk_start(), b"", how)?,
                     false => std::sync::Arc::clone(entry.file()),
                 };
                 (file, entry.opened_by.path(client, task))
             }
             None => {
                 let how = (true, true);
-                client.access(task, target.at(), target.path, NeededAccess::EXEC, how)?;
+                client.access(
+                    task,
+                    target.as_walk_start(),
+                    target.path,
+                    NeededAccess::EXEC,
+                    how,
+                )?;
                 let how = OpenHow { flags: libc::O_CLOEXEC as u32, ..OpenHow::default() };
-                let file = match client.open(task, target.at(), target.path, how) {
+                let file = match client.open(task, target.as_walk_start(), target.path, how) {
                     // It may be executed and not read.
                     Err(CallError::Errno(Errno::ENXIO)) => return Err(Errno::EACCES.into()),
                     other => other?,
@@ -244,7 +265,7 @@ impl ExecCall<'_> {
         };
         let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
         let is_carried = elf::is_carried(&head[..len], more);
-        exec_warnings::look_at_mounted(self.call, &file, fd, &name);
+        exec_warnings::check_mounted_program(self.call, &file, fd, &name);
         let full = match target.whole() {
             Some(entry) => entry.opened_by.path(client, task),
             None => open::full_path(self.call, target),
@@ -253,7 +274,7 @@ impl ExecCall<'_> {
         if is_carried && self.call.process.plan.dispatch {
             return self.carry(fd, &name, &full);
         }
-        self.by_descriptor(fd, (&name, &full), None)
+        self.execute_by_descriptor(fd, (&name, &full), None)
     }
 
     /// Runs the interpreter of a script, with the script's path as an argument.
@@ -275,9 +296,9 @@ impl ExecCall<'_> {
         let program = ExecCall { argv, envp: self.envp.clone(), ..*self };
         let target = path::target(self.call.process, libc::AT_FDCWD, interpreter, false);
         match target.and_then(|target| program.run(&target, scripts - 1)) {
-            Err(CallFailure::Pass) => program.at(interpreter),
+            Err(CallFailure::Pass) => program.execute_path(interpreter),
             Err(CallFailure::Outside(outside)) => {
-                program.at(&outside.path.unwrap_or_else(|| interpreter.to_vec()))
+                program.execute_path(&outside.path.unwrap_or_else(|| interpreter.to_vec()))
             }
             other => other,
         }
@@ -309,7 +330,7 @@ pub fn filter(call: &ProgramCall<'_>) -> CallResult {
         _ => call.args[0] == libc::PR_SET_SECCOMP as u64,
     };
     if sets && call.process.shared.is_news(OnceMessage::Filter) {
-        say(
+        write_line(
             "a program filters its system calls (seccomp): its filter does not see calls that concern \
              files of mounts, and it may deny what the library needs for them",
         );
@@ -319,20 +340,20 @@ pub fn filter(call: &ProgramCall<'_>) -> CallResult {
 
 /// exit_group(2): releases the open files of the process.
 pub fn exit(call: &ProgramCall<'_>) -> CallResult {
-    spawned::tell_parent();
-    leave(call);
+    spawned::send_to_parent();
+    end_process(call);
     Err(CallFailure::Pass)
 }
 
 /// The end of this process: its mappings are written back, and its open files given back. Files that other threads may
 /// use until the very end are released as for a killed process.
-fn leave(call: &ProgramCall<'_>) {
+fn end_process(call: &ProgramCall<'_>) {
     mappings::end_all(call);
     if inside::has_others() {
-        return call.process.relays().for_each(RelayFileSystem::tell_of_reads);
+        return call.process.relays().for_each(RelayFileSystem::report_reads);
     }
     let view = call.process.view();
-    for (fd, _) in view.table.all() {
+    for (fd, _) in view.table.list_entries() {
         if let Some(entry) = view.table.remove(fd)
             && !entry.backed
             // The server gives back what came with a connection that was not used.
@@ -341,8 +362,8 @@ fn leave(call: &ProgramCall<'_>) {
             let _ = entry.file().close(call.task());
         }
     }
-    call.process.relays().for_each(RelayFileSystem::tell_of_reads);
-    holders::leave(&call.process.shared);
+    call.process.relays().for_each(RelayFileSystem::report_reads);
+    holders::free_slot(&call.process.shared);
 }
 
 #[cfg(test)]

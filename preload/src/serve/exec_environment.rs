@@ -23,7 +23,7 @@ impl ExecEnvironment {
     /// Writes the execution state for the next program.
     pub fn new(call: &ProgramCall<'_>) -> Result<Self, CallFailure> {
         let process = call.process;
-        let state = OutgoingState::of(process);
+        let state = OutgoingState::collect(process);
         let text = state_pipe::write(&state.text, process.floor)?;
         let next = ExecState { text: text.as_raw_fd(), floor: process.floor, program: None };
         let inherited = InheritedDescriptors { state: Some(next), ..process.inherited.clone() };

@@ -12,16 +12,16 @@ use std::os::unix::fs::FileExt;
 use defuse_direct::FileDescription;
 
 use crate::machine::descriptors::owned;
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::sys;
 use crate::process::user_namespace::{IdKind, to_server};
 use crate::serve::call::ProgramCall;
 use crate::serve::elf;
 
 /// Looks at a program of the kernel's name space that is about to be executed by `name`.
-pub fn look_at(call: &ProgramCall<'_>, at: (i32, &[u8]), flags: i32, name: &[u8]) {
+pub fn check_program(call: &ProgramCall<'_>, at: (i32, &[u8]), flags: i32, name: &[u8]) {
     if let Some(stat) = stat(at, flags) {
-        look_at_new(call, &file_of(&stat), &stat, (at, flags), (name, elf::MAX_SCRIPTS));
+        check_new_program(call, &file_of(&stat), &stat, (at, flags), (name, elf::MAX_SCRIPTS));
     }
 }
 
@@ -31,19 +31,19 @@ fn file_of(stat: &libc::stat) -> [u64; 4] {
 }
 
 /// Looks at the program `file` of a mount, which the kernel executes by the descriptor `fd`.
-pub fn look_at_mounted(call: &ProgramCall<'_>, file: &FileDescription, fd: i32, name: &[u8]) {
+pub fn check_mounted_program(call: &ProgramCall<'_>, file: &FileDescription, fd: i32, name: &[u8]) {
     let at = (fd, &b""[..]);
     let known = call.client().fstat(call.task(), file);
     if let (Ok(known), Some(stat)) = (known, stat(at, libc::AT_EMPTY_PATH)) {
         let ctime = known.attr.ctime;
         let file = [known.dev, known.attr.st_ino, ctime.secs as u64, ctime.nanos.into()];
         let at = (at, libc::AT_EMPTY_PATH);
-        look_at_new(call, &file, &stat, at, (name, elf::MAX_SCRIPTS));
+        check_new_program(call, &file, &stat, at, (name, elf::MAX_SCRIPTS));
     }
 }
 
 /// Looks at a program unless a process of this user has: `file` tells files apart.
-fn look_at_new(
+fn check_new_program(
     call: &ProgramCall<'_>,
     file: &[u64; 4],
     stat: &libc::stat,
@@ -65,16 +65,16 @@ fn look_at_new(
             && let Some(stat) = self::stat((libc::AT_FDCWD, interpreter), 0)
         {
             let at = ((libc::AT_FDCWD, interpreter), 0);
-            look_at_new(call, &file_of(&stat), &stat, at, (interpreter, scripts - 1));
+            check_new_program(call, &file_of(&stat), &stat, at, (interpreter, scripts - 1));
         }
     } else if changes_user(call, stat, (at, flags)) {
-        tell_of_another_user(call, name);
+        warn_of_another_user(call, name);
     } else if elf::is_foreign(head) {
-        tell(call, name, "a program of 32 bits or of another machine", "`defuse mount` serves it");
+        warn(call, name, "a program of 32 bits or of another machine", "`defuse mount` serves it");
     } else if let (Some(program), false) = (program, call.process.plan.dispatch) {
         let more = |bytes: &mut [u8], at| program.read_at(bytes, at).unwrap_or(0);
         if elf::is_static(head, more) {
-            tell(
+            warn(
                 call,
                 name,
                 "a static program, or one of another C library",
@@ -94,16 +94,16 @@ fn mark(call: &ProgramCall<'_>, file: &[u64; 4]) -> u64 {
 }
 
 /// Prints a warning about a program of this `kind`, and the next step.
-fn tell(call: &ProgramCall<'_>, name: &[u8], kind: &str, next: &str) {
-    say(&format!(
+fn warn(call: &ProgramCall<'_>, name: &[u8], kind: &str, next: &str) {
+    write_line(&format!(
         "{}: {kind}, which is not served: it sees the files of the kernel in place of {}. {next}",
         String::from_utf8_lossy(name),
         call.process.targets()
     ));
 }
 
-fn tell_of_another_user(call: &ProgramCall<'_>, name: &[u8]) {
-    say(&format!(
+fn warn_of_another_user(call: &ProgramCall<'_>, name: &[u8]) {
+    write_line(&format!(
         "{}: runs with the rights of another user or group (set-user-id, set-group-id or \
          capabilities), so that the loader ignores LD_PRELOAD: it is not served, and sees the files \
          of the kernel in place of {}",

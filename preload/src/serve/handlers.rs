@@ -148,7 +148,7 @@ pub fn handler(number: u64) -> Option<CallHandler> {
         | libc::SYS_capset => Any(cwd::credentials),
         libc::SYS_unshare | libc::SYS_setns => Any(cwd::namespaces),
 
-        libc::SYS_setxattr..=libc::SYS_fremovexattr => Any(xattrs::any),
+        libc::SYS_setxattr..=libc::SYS_fremovexattr => Any(xattrs::serve_xattr_call),
 
         // setxattrat(2) and its kin, and file_getattr(2) and file_setattr(2).
         463..=466 | 468 | 469 => Any(path::unknown),

@@ -18,7 +18,7 @@ pub fn path(
     full: &[u8],
     is_last_kept: bool,
 ) -> Result<Option<Vec<u8>>, CallFailure> {
-    Ok(below(call.process, &real_path(call, full, is_last_kept)?))
+    Ok(kernel_path(call.process, &real_path(call, full, is_last_kept)?))
 }
 
 /// The special file at `full`, which has these attributes, below its mount. `None` if it is in no mount of a directory.
@@ -83,7 +83,7 @@ fn real_path(
 }
 
 /// The kernel's path for `path`, which lies in a mount and has no links in it.
-fn below(process: &RunProcess, path: &[u8]) -> Option<Vec<u8>> {
+fn kernel_path(process: &RunProcess, path: &[u8]) -> Option<Vec<u8>> {
     let rest = |mounted: &RunMount| {
         let target = mounted.mount.target();
         let rest = path.strip_prefix(&*target)?;

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use defuse_fs::Errno;
 
 use crate::machine::inside::{self, InsideGuard};
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::sys;
 use crate::process::fork;
 use crate::process::run_memory::CallOutcome;
@@ -58,7 +58,7 @@ pub fn call(number: u64, args: &[u64; 6]) -> Option<i64> {
         rings::forget_closed(process, number, args);
     }
     let served = match handler {
-        CallHandler::Fd(native, run) => by_descriptor(process, (number, args), native, run),
+        CallHandler::Fd(native, run) => serve_by_descriptor(process, (number, args), native, run),
         CallHandler::Any(run) => {
             let call = ProgramCall { process, number, args };
             let inside = InsideGuard::enter()?;
@@ -118,7 +118,7 @@ pub fn count_site(number: u64, args: &[u64; 6], site: usize, served: bool) {
 }
 
 #[inline]
-fn by_descriptor(
+fn serve_by_descriptor(
     process: &'static RunProcess,
     (number, args): (u64, &[u64; 6]),
     native: NativeAccess,
@@ -138,14 +138,14 @@ fn by_descriptor(
 
 /// Prints once why files cannot be used any more: their server is gone.
 #[cold]
-fn tell_of_the_dead(process: &'static RunProcess) {
+fn warn_of_dead_server(process: &'static RunProcess) {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let is_dead = |mount: &&RunMount| {
         mount.is_gone || mount.relay.as_ref().is_some_and(|relay| relay.is_dead())
     };
     let Some(mount) = process.mounts.iter().find(is_dead) else { return };
     if !TOLD.swap(true, Ordering::Relaxed) {
-        say(&format!(
+        write_line(&format!(
             "{}: the process that served it has ended, and its files are gone for this program: start \
              it anew",
             String::from_utf8_lossy(&mount.target)
@@ -159,14 +159,14 @@ fn finish(call: &ProgramCall<'_>, result: CallResult) -> Option<i64> {
         Ok(value) => Some(value),
         Err(CallFailure::Errno(errno)) => {
             if errno == Errno::ENOTCONN {
-                tell_of_the_dead(call.process);
+                warn_of_dead_server(call.process);
             }
             Some(sys::failure(errno))
         }
-        Err(CallFailure::Pass) => open::passed(call),
+        Err(CallFailure::Pass) => open::pass_to_kernel(call),
         Err(CallFailure::Outside(outside)) => path::kernel(call, outside)
-            .map(|value| open::noted(call, value))
-            .or_else(|| open::passed(call)),
+            .map(|value| open::record_number(call, value))
+            .or_else(|| open::pass_to_kernel(call)),
         Err(CallFailure::Interrupted(after)) => Some(after.value()),
         Err(CallFailure::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
         Err(CallFailure::Kernel(by_kernel)) => {
@@ -175,7 +175,7 @@ fn finish(call: &ProgramCall<'_>, result: CallResult) -> Option<i64> {
             let value = waiting(number as u64, &args);
             drop(held);
             Some(match entry {
-                Some(entry) if value >= 0 => open::took(call, value as i32, entry),
+                Some(entry) if value >= 0 => open::record_open(call, value as i32, entry),
                 _ => value,
             })
         }

@@ -12,7 +12,12 @@ use crate::serve::{cwd, path};
 pub fn mkdir(call: &ProgramCall<'_>) -> CallResult {
     let at = usize::from(call.number as i64 == libc::SYS_mkdirat);
     let target = call.target((at == 1).then_some(0), at, false)?;
-    call.client().mkdir(call.task(), target.at(), target.path, call.args[at + 1] as u32)?;
+    call.client().mkdir(
+        call.task(),
+        target.as_walk_start(),
+        target.path,
+        call.args[at + 1] as u32,
+    )?;
     Ok(0)
 }
 
@@ -20,7 +25,7 @@ pub fn mknod(call: &ProgramCall<'_>) -> CallResult {
     let at = usize::from(call.number as i64 == libc::SYS_mknodat);
     let target = call.target((at == 1).then_some(0), at, false)?;
     let (mode, device) = (call.args[at + 1] as u32, u64::from(call.args[at + 2] as u32));
-    call.client().mknod(call.task(), target.at(), target.path, mode, device)?;
+    call.client().mknod(call.task(), target.as_walk_start(), target.path, mode, device)?;
     Ok(0)
 }
 
@@ -35,13 +40,13 @@ pub fn unlink(call: &ProgramCall<'_>) -> CallResult {
         return counted(call, rmdir_inside(call, (dir, path)));
     }
     let target = call.target(dir, path, false)?;
-    call.client().unlink(call.task(), target.at(), target.path)?;
+    call.client().unlink(call.task(), target.as_walk_start(), target.path)?;
     Ok(0)
 }
 
 fn rmdir_inside(call: &ProgramCall<'_>, (dir, path): (Option<usize>, usize)) -> CallResult {
     let target = call.target(dir, path, false)?;
-    call.client().rmdir(call.task(), target.at(), target.path)?;
+    call.client().rmdir(call.task(), target.as_walk_start(), target.path)?;
     Ok(0)
 }
 
@@ -61,7 +66,7 @@ fn both<'a>(
         // An argument that is no path fails, whatever file system the other path leads to.
         if let Err(errno) = sys::string(call.args[one.1]) {
             let target = call.target(other.0, other.1, empty)?;
-            let found = call.client().stat(call.task(), target.at(), target.path, false);
+            let found = call.client().stat(call.task(), target.as_walk_start(), target.path, false);
             let outside = matches!(found, Err(defuse_direct::CallError::Outside(_)));
             return Err(if outside { CallFailure::Pass } else { errno.into() });
         }
@@ -73,7 +78,7 @@ fn both<'a>(
             // One lies in the kernel for sure. If the other is ours, they are two file systems.
             let parent = target.path.iter().rposition(|&byte| byte == b'/');
             let dir = parent.map_or(&b"."[..], |at| &target.path[..at.max(1)]);
-            call.client().stat(call.task(), target.at(), dir, true)?;
+            call.client().stat(call.task(), target.as_walk_start(), dir, true)?;
             Err(Errno::EXDEV.into())
         }
     }
@@ -110,7 +115,7 @@ pub fn symlink(call: &ProgramCall<'_>) -> CallResult {
 fn rename_inside(call: &ProgramCall<'_>) -> CallResult {
     let flags = if call.number as i64 == libc::SYS_renameat2 { call.args[4] as u32 } else { 0 };
     let [from, to] = both(call, libc::SYS_rename, false)?;
-    let (from, to) = ((from.at(), from.path), (to.at(), to.path));
+    let (from, to) = ((from.as_walk_start(), from.path), (to.as_walk_start(), to.path));
     call.client().rename(call.task(), from, to, RenameFlags(flags))?;
     Ok(0)
 }
@@ -125,11 +130,11 @@ fn link_inside(call: &ProgramCall<'_>) -> CallResult {
     match from.whole() {
         // By AT_EMPTY_PATH, or by /proc with AT_SYMLINK_FOLLOW: how a file without a name gets one.
         Some(entry) if follow || !from.magic => {
-            call.client().flink(call.task(), entry.file(), (to.at(), to.path))?;
+            call.client().flink(call.task(), entry.file(), (to.as_walk_start(), to.path))?;
         }
         Some(_) => return Err(Errno::EXDEV.into()),
         None => {
-            let (from, to) = ((from.at(), from.path), (to.at(), to.path));
+            let (from, to) = ((from.as_walk_start(), from.path), (to.as_walk_start(), to.path));
             call.client().link(call.task(), from, to, follow)?;
         }
     }
@@ -140,7 +145,7 @@ fn symlink_inside(call: &ProgramCall<'_>) -> CallResult {
     let at = call.number as i64 == libc::SYS_symlinkat;
     let target = if at { call.target(Some(1), 2, false) } else { call.target(None, 1, false) }?;
     let text = sys::string(call.args[0])?;
-    call.client().symlink(call.task(), text, target.at(), target.path)?;
+    call.client().symlink(call.task(), text, target.as_walk_start(), target.path)?;
     Ok(0)
 }
 
@@ -152,7 +157,7 @@ fn link_of(call: &ProgramCall<'_>, at: usize) -> Result<Vec<u8>, CallFailure> {
         Some(entry) if target.magic => entry.opened_by.path(client, task),
         Some(entry) => client.freadlink(task, entry.file())?,
         None if target.magic => cwd::path(call.process).ok_or(Errno::ENOENT)?,
-        None => client.readlink(task, target.at(), target.path)?,
+        None => client.readlink(task, target.as_walk_start(), target.path)?,
     })
 }
 
@@ -167,6 +172,6 @@ pub fn readlink(call: &ProgramCall<'_>) -> CallResult {
         return Err(Errno::EINVAL.into());
     }
     let len = text.len().min(room as usize);
-    sys::room(call.args[at + 1], len)?.copy_from_slice(&text[..len]);
+    sys::program_memory(call.args[at + 1], len)?.copy_from_slice(&text[..len]);
     Ok(len as i64)
 }

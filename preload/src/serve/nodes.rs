@@ -15,7 +15,7 @@ use defuse_fs::Errno;
 use defuse_preload_plan::layout;
 
 use crate::machine::descriptors::{HeldDescriptor, owned};
-use crate::machine::message::say;
+use crate::machine::message::write_line;
 use crate::machine::sys;
 use crate::serve::call::ProgramCall;
 
@@ -42,7 +42,7 @@ impl NodeDirectory {
         match (fd, is_ours) {
             (Ok(fd), true) => HeldDescriptor::new(&fd, call.process.floor).map(NodeDirectory),
             _ => {
-                say(&format!(
+                write_line(&format!(
                     "{path} is not a directory of user {uid} alone: another program of this run has \
                      put it there, and fifos, devices and sockets of mounts cannot be opened"
                 ));

@@ -23,12 +23,12 @@ use crate::serve::{lower_files, nodes, path};
 pub fn open(call: &ProgramCall<'_>) -> CallResult {
     let how =
         OpenHow { flags: call.args[1] as u32, mode: call.args[2] as u32, ..OpenHow::default() };
-    one(call, None, 0, how)
+    open_one(call, None, 0, how)
 }
 
 pub fn creat(call: &ProgramCall<'_>) -> CallResult {
     let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
-    one(
+    open_one(
         call,
         None,
         0,
@@ -39,7 +39,7 @@ pub fn creat(call: &ProgramCall<'_>) -> CallResult {
 pub fn openat(call: &ProgramCall<'_>) -> CallResult {
     let how =
         OpenHow { flags: call.args[2] as u32, mode: call.args[3] as u32, ..OpenHow::default() };
-    one(call, Some(0), 1, how)
+    open_one(call, Some(0), 1, how)
 }
 
 pub fn openat2(call: &ProgramCall<'_>) -> CallResult {
@@ -51,20 +51,20 @@ pub fn openat2(call: &ProgramCall<'_>) -> CallResult {
     let (Ok(flags), Ok(mode)) = (u32::try_from(flags), u32::try_from(mode)) else {
         return Err(CallFailure::Pass);
     };
-    one(call, Some(0), 1, OpenHow { flags, mode, resolve: ResolveFlags(resolve) })
+    open_one(call, Some(0), 1, OpenHow { flags, mode, resolve: ResolveFlags(resolve) })
 }
 
-fn one(call: &ProgramCall<'_>, dir: Option<usize>, path: usize, how: OpenHow) -> CallResult {
+fn open_one(call: &ProgramCall<'_>, dir: Option<usize>, path: usize, how: OpenHow) -> CallResult {
     let target = call.target(dir, path, false)?;
     let how = match target.whole() {
-        Some(entry) if entry.backed => return Err(again(call, path, entry, how)),
+        Some(entry) if entry.backed => return Err(reopen(call, path, entry, how)),
         // Opened once more, as the links of /proc do it.
         Some(_) => OpenHow { flags: how.flags & !(libc::O_NOFOLLOW | libc::O_CREAT) as u32, ..how },
         None => how,
     };
-    let by = opened_by(call.process, &target);
+    let by = name_opened(call.process, &target);
     for _ in 0..TRIES {
-        match call.client().open(call.task(), target.at(), target.path, how) {
+        match call.client().open(call.task(), target.as_walk_start(), target.path, how) {
             Ok(file) => return give_number(call, file, how.flags, by),
             Err(defuse_direct::CallError::Errno(Errno::ENXIO)) => {}
             Err(stop) => return Err(stop.into()),
@@ -116,7 +116,7 @@ fn path_only(
 ) -> Result<Arc<FileDescription>, CallFailure> {
     let flags = libc::O_PATH as u32 | flags & libc::O_NOFOLLOW as u32;
     let how = OpenHow { flags, ..OpenHow::default() };
-    Ok(call.client().open(call.task(), target.at(), target.path, how)?)
+    Ok(call.client().open(call.task(), target.as_walk_start(), target.path, how)?)
 }
 
 /// The entry of a file that the kernel opens for the program.
@@ -126,13 +126,13 @@ fn as_entry(
     file: Arc<FileDescription>,
 ) -> Arc<DescriptorEntry> {
     let cells = file.arena_cells().map(|cells| call.process.shared.index(cells));
-    let by = opened_by(call.process, target);
+    let by = name_opened(call.process, target);
     Arc::new(DescriptorEntry::new(file, true, by, cells))
 }
 
 /// Opens what `entry` has open once more, by a link of /proc in the argument `path`: the kernel does
 /// that with what it has open itself.
-fn again(
+fn reopen(
     call: &ProgramCall<'_>,
     path: usize,
     entry: &Arc<DescriptorEntry>,
@@ -153,7 +153,7 @@ fn again(
 }
 
 /// Notes that the kernel has opened `fd`, which is `entry`; returns what the program gets.
-pub fn took(call: &ProgramCall<'_>, fd: i32, entry: Arc<DescriptorEntry>) -> i64 {
+pub fn record_open(call: &ProgramCall<'_>, fd: i32, entry: Arc<DescriptorEntry>) -> i64 {
     let Some(_inside) = InsideGuard::enter() else { return i64::from(fd) };
     let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
     if fd as u32 >= limit || call.process.view().table.set(fd, entry).is_err() {
@@ -164,14 +164,14 @@ pub fn took(call: &ProgramCall<'_>, fd: i32, entry: Arc<DescriptorEntry>) -> i64
 }
 
 /// Has the kernel open a file for the program, if the number may be among ours: it is noted then. `None` for other calls.
-pub fn passed(call: &ProgramCall<'_>) -> Option<i64> {
+pub fn pass_to_kernel(call: &ProgramCall<'_>) -> Option<i64> {
     let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
     let may_be_ours = opens(call.number) && i64::from(limit) > i64::from(call.process.floor);
-    may_be_ours.then(|| noted(call, waiting(call.number, call.args)))
+    may_be_ours.then(|| record_number(call, waiting(call.number, call.args)))
 }
 
 /// Notes the number of a file that the kernel has opened for the program; returns it.
-pub fn noted(call: &ProgramCall<'_>, value: i64) -> i64 {
+pub fn record_number(call: &ProgramCall<'_>, value: i64) -> i64 {
     if value >= 0 && opens(call.number) {
         zone::set_of_program(call.process.floor, value as i32, true);
     }
@@ -184,7 +184,7 @@ fn opens(number: u64) -> bool {
 }
 
 /// The path by which an open file is named later.
-fn opened_by(process: &'static RunProcess, target: &PathTarget<'_>) -> OpenPath {
+fn name_opened(process: &'static RunProcess, target: &PathTarget<'_>) -> OpenPath {
     let from = match &target.start {
         _ if target.path.starts_with(b"/") || process.client.may_be_inside(target.path) => {
             return OpenPath::absolute(target.path.to_vec());
@@ -193,12 +193,12 @@ fn opened_by(process: &'static RunProcess, target: &PathTarget<'_>) -> OpenPath 
         PathOrigin::Kernel(path) => OpenPath::absolute(path.clone()),
         PathOrigin::Cwd => OpenPath::work_dir(process.task().cwd()),
     };
-    from.then(target.path)
+    from.join(target.path)
 }
 
 /// The absolute path of a target.
 pub fn full_path(call: &ProgramCall<'_>, target: &PathTarget<'_>) -> Vec<u8> {
-    opened_by(call.process, target).path(call.client(), call.task())
+    name_opened(call.process, target).path(call.client(), call.task())
 }
 
 /// Gives an open file the lowest number that is free.

@@ -32,7 +32,7 @@ pub struct PathTarget<'a> {
 
 impl PathTarget<'_> {
     /// The start, in the client's type.
-    pub fn at(&self) -> WalkStart<'_> {
+    pub fn as_walk_start(&self) -> WalkStart<'_> {
         match &self.start {
             PathOrigin::Cwd => WalkStart::Cwd,
             PathOrigin::Entry(entry) if self.path.is_empty() => WalkStart::Itself(entry.file()),
@@ -89,7 +89,7 @@ pub fn executable(path: &[u8]) -> Option<&'static [u8]> {
     let program = EXECUTABLE.get().map(Vec::as_slice)?;
     let who = path.strip_prefix(b"/proc/")?.strip_suffix(b"/exe")?;
     let number = std::str::from_utf8(who).ok().and_then(|who| who.parse::<i32>().ok());
-    let is_own = matches!(who, b"self" | b"thread-self") || number == Some(pid::ask());
+    let is_own = matches!(who, b"self" | b"thread-self") || number == Some(pid::read_pid());
     is_own.then_some(program)
 }
 
@@ -159,7 +159,7 @@ fn magic<'a>(process: &'static RunProcess, path: &'a [u8]) -> Option<PathTarget<
             let rest = path.strip_prefix(b"/proc/")?;
             let (who, rest) = split(rest);
             let number = std::str::from_utf8(who).ok().and_then(|who| who.parse::<i32>().ok());
-            if !matches!(who, b"self" | b"thread-self") && number != Some(pid::ask()) {
+            if !matches!(who, b"self" | b"thread-self") && number != Some(pid::read_pid()) {
                 return None;
             }
             if let Some(rest) = rest.strip_prefix(b"cwd").filter(|r| r.is_empty() || r[0] == b'/') {
@@ -193,7 +193,7 @@ pub fn path_of_descriptor(fd: i32) -> Option<Vec<u8>> {
 }
 
 /// The arguments of a call that are paths: the first, and the second if there is one.
-fn places(number: u64) -> (usize, Option<usize>) {
+fn path_arguments(number: u64) -> (usize, Option<usize>) {
     match number as i64 {
         libc::SYS_rename | libc::SYS_link => (0, Some(1)),
         libc::SYS_renameat | libc::SYS_renameat2 | libc::SYS_linkat => (1, Some(3)),
@@ -229,7 +229,7 @@ pub fn kernel(call: &ProgramCall<'_>, outside: OutsidePaths) -> Option<i64> {
     if outside.path.is_none() && outside.second.is_none() {
         return None;
     }
-    let (first, second) = places(call.number);
+    let (first, second) = path_arguments(call.number);
     let mut args = *call.args;
     let text = |path: Option<Vec<u8>>| path.map(|path| CString::new(path).unwrap_or_default());
     let (one, two) = (text(outside.path), text(outside.second));
@@ -251,7 +251,7 @@ pub fn kernel(call: &ProgramCall<'_>, outside: OutsidePaths) -> Option<i64> {
 /// Calls at a directory and a path that are newer than this library: programs have other ways for files of mounts.
 pub fn unknown(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(Some(0), 1, true)?;
-    match call.client().stat(call.task(), target.at(), target.path, true) {
+    match call.client().stat(call.task(), target.as_walk_start(), target.path, true) {
         Err(defuse_direct::CallError::Outside(outside)) => Err(CallFailure::Outside(outside)),
         // Also where the file is missing: the kernel would look elsewhere.
         _ => Err(Errno::ENOSYS.into()),
@@ -267,7 +267,7 @@ pub fn unsupported(call: &ProgramCall<'_>) -> CallResult {
         _ => (None, 1),
     };
     let target = call.target(dir, path, true)?;
-    match call.client().stat(call.task(), target.at(), target.path, true) {
+    match call.client().stat(call.task(), target.as_walk_start(), target.path, true) {
         Ok(_) => Err(Errno::EOPNOTSUPP.into()),
         // The kernel returns the error, or succeeds.
         Err(_) => Err(CallFailure::Pass),

@@ -6,7 +6,7 @@ use crate::machine::{inside, pending, sys, wait};
 use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 
 /// The placeholder at `fd`, if there is one.
-fn ours(
+fn find_placeholder(
     call: &ProgramCall<'_>,
     fd: i32,
 ) -> Option<std::sync::Arc<crate::process::table::DescriptorEntry>> {
@@ -16,7 +16,7 @@ fn ours(
 
 /// The kernel waits for the rest. A handler of a signal ends that, whatever it wants of other calls.
 fn wait(number: u64, args: &[u64; 6]) -> i64 {
-    match inside::at_the_gate(|| wait::pass(number, args)) {
+    match inside::wait_without_forks(|| wait::pass(number, args)) {
         pending::AGAIN => sys::failure(Errno::EINTR),
         value => value,
     }
@@ -28,7 +28,7 @@ pub fn poll(call: &ProgramCall<'_>) -> CallResult {
     let mut found = Vec::new();
     for index in 0..count {
         let one = sys::load::<libc::pollfd>(at(index)).map_err(|_| CallFailure::Pass)?;
-        if let Some(entry) = ours(call, one.fd) {
+        if let Some(entry) = find_placeholder(call, one.fd) {
             let ready = if entry.file().is_path() {
                 libc::POLLNVAL as u32
             } else {
@@ -77,7 +77,7 @@ pub fn select(call: &ProgramCall<'_>) -> CallResult {
     let sets = [call.args[1], call.args[2], call.args[3]];
     let mut found = Vec::new();
     for fd in 0..call.int(0).min(1 << 20) {
-        if ours(call, fd).is_none() {
+        if find_placeholder(call, fd).is_none() {
             continue;
         }
         for (kind, &set) in sets.iter().enumerate() {
@@ -111,7 +111,7 @@ pub fn select(call: &ProgramCall<'_>) -> CallResult {
 
 /// Fails for files of mounts, as the kernel does for regular files and directories.
 pub fn epoll_ctl(call: &ProgramCall<'_>) -> CallResult {
-    match ours(call, call.int(2)) {
+    match find_placeholder(call, call.int(2)) {
         Some(entry) if entry.file().is_path() => Err(Errno::EBADF.into()),
         Some(_) => Err(Errno::EPERM.into()),
         None => Err(CallFailure::Pass),

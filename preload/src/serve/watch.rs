@@ -16,7 +16,7 @@ const DONT_FOLLOW: u64 = 0x0200_0000;
 pub fn add(call: &ProgramCall<'_>) -> CallResult {
     let target = call.target(None, 1, false)?;
     let follow = call.args[2] & DONT_FOLLOW == 0;
-    let stat = call.client().stat(call.task(), target.at(), target.path, follow)?;
+    let stat = call.client().stat(call.task(), target.as_walk_start(), target.path, follow)?;
     let full = open::full_path(call, &target);
     let is_link = stat.attr.kind == FileKind::Symlink;
     let below = lower_files::path(call, &full, is_link)?.ok_or(Errno::ENOSPC)?;

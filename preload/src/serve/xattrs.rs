@@ -10,7 +10,7 @@ use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 use crate::serve::path::{PathOrigin, PathTarget};
 
 /// All of them: set, get, list and remove, each by path, by link and by descriptor.
-pub fn any(call: &ProgramCall<'_>) -> CallResult {
+pub fn serve_xattr_call(call: &ProgramCall<'_>) -> CallResult {
     let place = call.number as i64 - libc::SYS_setxattr;
     let (what, how) = (place / 3, place % 3);
     let place = match how {
@@ -66,7 +66,13 @@ fn set(call: &ProgramCall<'_>, place: &XattrSubject<'_>) -> CallResult {
             client.fsetxattr(task, entry.file(), name, value, flags)?
         }
         XattrSubject::Path(target, follow) => {
-            client.setxattr(task, (target.at(), target.path, *follow), name, value, flags)?;
+            client.setxattr(
+                task,
+                (target.as_walk_start(), target.path, *follow),
+                name,
+                value,
+                flags,
+            )?;
         }
     }
     Ok(0)
@@ -77,7 +83,7 @@ fn answer(value: Xattr, address: u64) -> CallResult {
     match value {
         Xattr::Size(size) => Ok(i64::from(size)),
         Xattr::Value(value) => {
-            sys::room(address, value.len())?.copy_from_slice(&value);
+            sys::program_memory(address, value.len())?.copy_from_slice(&value);
             Ok(value.len() as i64)
         }
     }
@@ -89,7 +95,7 @@ fn get(call: &ProgramCall<'_>, place: &XattrSubject<'_>) -> CallResult {
     let value = match place {
         XattrSubject::Descriptor(entry) => client.fgetxattr(task, entry.file(), name, room)?,
         XattrSubject::Path(target, follow) => {
-            client.getxattr(task, (target.at(), target.path, *follow), name, room)?
+            client.getxattr(task, (target.as_walk_start(), target.path, *follow), name, room)?
         }
     };
     answer(value, call.args[2])
@@ -101,7 +107,7 @@ fn list(call: &ProgramCall<'_>, place: &XattrSubject<'_>) -> CallResult {
     let value = match place {
         XattrSubject::Descriptor(entry) => client.flistxattr(task, entry.file(), room)?,
         XattrSubject::Path(target, follow) => {
-            client.listxattr(task, target.at(), target.path, *follow, room)?
+            client.listxattr(task, target.as_walk_start(), target.path, *follow, room)?
         }
     };
     answer(value, call.args[1])
@@ -113,7 +119,7 @@ fn remove(call: &ProgramCall<'_>, place: &XattrSubject<'_>) -> CallResult {
     match place {
         XattrSubject::Descriptor(entry) => client.fremovexattr(task, entry.file(), name)?,
         XattrSubject::Path(target, follow) => {
-            client.removexattr(task, (target.at(), target.path, *follow), name)?;
+            client.removexattr(task, (target.as_walk_start(), target.path, *follow), name)?;
         }
     }
     Ok(0)

@@ -215,7 +215,7 @@ impl Dispatcher {
             fs,
             origin,
             notify,
-            recorder: if options.statistics { Recorder::new() } else { Recorder::off() },
+            recorder: if options.statistics { Recorder::new() } else { Recorder::disabled() },
             negotiated,
             timeouts: CacheTimeouts {
                 attr: options.attr_timeout,

@@ -45,7 +45,7 @@ fn up() -> Result<()> {
     file.set_len(0)?;
     file.rewind()?;
     write!(file, "{}", std::process::id())?;
-    let inside = servers.inside().join(" ");
+    let inside = servers.network_prefix().join(" ");
     for volume in VOLUMES {
         println!("{inside} defuse mount gluster://{HOST}/{volume} DIRECTORY");
     }

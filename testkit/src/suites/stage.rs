@@ -266,7 +266,7 @@ impl MountedStage {
                 ServedMount::native(servers, (HOST, volume), place, args)
             }
             (Some(servers), _) => {
-                let inside = servers.inside();
+                let inside = servers.network_prefix();
                 let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
                 ServedMount::under(&inside, source, place, args)
             }
@@ -358,7 +358,7 @@ impl MountedStage {
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "300"]);
         if let Some(servers) = &self.servers {
-            command.args(servers.inside());
+            command.args(servers.network_prefix());
         }
         command.arg(program()?).arg("run").args(self.config.args);
         command.arg("--mount").arg(mount).arg("--").arg(name);

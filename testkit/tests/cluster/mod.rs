@@ -36,7 +36,7 @@ pub fn until(what: &str, mut is: impl FnMut() -> bool) {
 
 /// Mounts a volume by this program. The third server has no bricks, and never fails.
 pub fn mount(cluster: &GlusterCluster, volume: &str, place: &Path) -> ServedMount {
-    let inside = cluster.servers().inside();
+    let inside = cluster.servers().network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{}/{volume}", cluster.host(3));
     ServedMount::under(&inside, source.as_ref(), place, &[]).unwrap()

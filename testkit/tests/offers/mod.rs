@@ -13,9 +13,9 @@ use crate::served::TestServer;
 /// Serves `fs` by lanes, with pages and versions where it can have them.
 pub fn serve(fs: Arc<dyn FileSystem>) -> TestServer {
     let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let versioned = VersionedFileSystem::over(Arc::clone(&fs));
+    let versioned = VersionedFileSystem::wrap(Arc::clone(&fs));
     let fs = versioned.clone().map_or(fs, |versioned| versioned as _);
-    let paged = PagedFileSystem::over(Arc::clone(&fs), PagedOptions::default());
+    let paged = PagedFileSystem::wrap(Arc::clone(&fs), PagedOptions::default());
     let fs = paged.clone().map_or(fs, |paged| paged as _);
     let pages = paged.map(|paged| paged as _);
     let versions = versioned.map(|versioned| versioned as Arc<dyn VersionSource>);

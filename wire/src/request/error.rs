@@ -57,7 +57,7 @@ pub enum DecodeProblem {
 }
 
 impl DecodeError {
-    pub(super) fn of(header: &InHeader, problem: DecodeProblem) -> DecodeError {
+    pub(super) fn new(header: &InHeader, problem: DecodeProblem) -> DecodeError {
         DecodeError { opcode: Some(header.opcode), unique: Some(header.unique), problem }
     }
 

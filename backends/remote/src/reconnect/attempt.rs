@@ -10,7 +10,7 @@ use super::table::{
     ConnectionEpoch, HandleState, InodeIdentity, InodeSearch, InodeWhereabouts, NamePlace,
     ReturnedLookups,
 };
-use super::{CurrentConnection, ReconnectingClient, RepeatRule, nobody_knows};
+use super::{CurrentConnection, ReconnectingClient, RepeatRule, unknown_outcome_error};
 
 pub(super) struct CallAttempt<'a> {
     client: &'a ReconnectingClient,
@@ -45,16 +45,16 @@ impl<'a> CallAttempt<'a> {
             match remote.lookup(self.cx, dir, name) {
                 Err(Errno::ENOENT) => {}
                 Err(Errno::ENOTCONN) => return Err(Errno::ENOTCONN),
-                Err(_) => return Err(nobody_knows()),
+                Err(_) => return Err(unknown_outcome_error()),
                 Ok(entry) => {
                     remote.forget(entry.ino, 1);
-                    return Err(nobody_knows());
+                    return Err(unknown_outcome_error());
                 }
             }
         }
         match make(self.server()?) {
             // The first server may still run without its clients.
-            Err(Errno::EEXIST) if self.unsure => Err(nobody_knows()),
+            Err(Errno::EEXIST) if self.unsure => Err(unknown_outcome_error()),
             outcome => outcome,
         }
     }
@@ -77,7 +77,7 @@ impl<'a> CallAttempt<'a> {
     pub(super) fn server(&self) -> Result<&dyn FileSystem> {
         if self.repeat != RepeatRule::Again {
             // A server that ended without a request in progress has not got the request.
-            self.connected.look_for_end();
+            self.connected.check_for_end();
         }
         if self.connected.is_dead() {
             return Err(Errno::ENOTCONN);
@@ -88,11 +88,11 @@ impl<'a> CallAttempt<'a> {
 
     /// Returns the number of an inode on this connection. Fails with `ESTALE` if the inode is not there.
     pub(super) fn ino(&self, ino: Ino) -> Result<Ino> {
-        if let Some(known) = self.by_number(ino)? {
+        if let Some(known) = self.find_by_number(ino)? {
             return Ok(known);
         }
         let mut searches = Vec::new();
-        let mut dir = self.lost(ino, &mut searches)?;
+        let mut dir = self.collect_lost(ino, &mut searches)?;
         while let Some(search) = searches.pop() {
             dir = self.search(dir, &search)?;
         }
@@ -101,17 +101,16 @@ impl<'a> CallAttempt<'a> {
 
     /// Finds an inode by its last number, if numbers stay from one server to the next. `None` if they do not, or if
     /// the number belongs to another inode or to none.
-    fn by_number(&self, ino: Ino) -> Result<Option<Ino>> {
+    fn find_by_number(&self, ino: Ino) -> Result<Option<Ino>> {
         if !self.client.moves {
             return Ok(None);
         }
-        let InodeWhereabouts::Lost(search) = self.client.table().whereabouts(ino, self.epoch())?
-        else {
+        let InodeWhereabouts::Lost(search) = self.client.table().locate(ino, self.epoch())? else {
             return Ok(None);
         };
         match self.connected.fs().getattr(self.cx, search.number, None) {
             Ok(attr) if search.is_same(&attr) => {
-                self.client.table().found_by_number(ino, search.number, self.epoch());
+                self.client.table().record_found_by_number(ino, search.number, self.epoch());
                 Ok(Some(search.number))
             }
             Err(Errno::ENOTCONN) => Err(Errno::ENOTCONN),
@@ -121,10 +120,10 @@ impl<'a> CallAttempt<'a> {
 
     /// Collects the inodes that have to be found, from the inode up. Returns the number of the lowest directory that
     /// is known.
-    fn lost(&self, ino: Ino, searches: &mut Vec<InodeSearch>) -> Result<Ino> {
+    fn collect_lost(&self, ino: Ino, searches: &mut Vec<InodeSearch>) -> Result<Ino> {
         let (mut next, table) = (ino, self.client.table());
         loop {
-            match table.whereabouts(next, self.epoch())? {
+            match table.locate(next, self.epoch())? {
                 InodeWhereabouts::Known(known) => return Ok(known),
                 // A wrong server could make a directory lie in itself.
                 InodeWhereabouts::Lost(_) if searches.len() > table.sizes().0 => {
@@ -141,15 +140,17 @@ impl<'a> CallAttempt<'a> {
 
     fn search(&self, dir: Ino, search: &InodeSearch) -> Result<Ino> {
         let InodeSearch { ino, place, identity, birth, .. } = search;
-        let Some(place) = place else { return self.gone(search) };
+        let Some(place) = place else { return self.record_missing(search) };
         let remote = self.connected.fs();
         let name = Name::new(&place.name).map_err(|_| Errno::ESTALE)?;
         let entry = match remote.lookup(self.cx, dir, name) {
             Ok(entry) => entry,
-            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE) => return self.gone(search),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE) => {
+                return self.record_missing(search);
+            }
             Err(errno) => return Err(errno),
         };
-        let mut is_same = InodeIdentity::of(&entry) == *identity;
+        let mut is_same = InodeIdentity::from_entry(&entry) == *identity;
         if is_same && birth.is_some() {
             let attr = remote.getattr(self.cx, entry.ino, None);
             match attr {
@@ -162,16 +163,16 @@ impl<'a> CallAttempt<'a> {
         }
         if !is_same {
             remote.forget(entry.ino, 1);
-            return self.gone(search);
+            return self.record_missing(search);
         }
-        let superfluous = self.client.table().found(*ino, entry.ino, self.epoch());
+        let superfluous = self.client.table().record_found(*ino, entry.ino, self.epoch());
         if let Some(ReturnedLookups { ino, lookups, .. }) = superfluous {
             remote.forget(ino, lookups);
         }
         Ok(entry.ino)
     }
 
-    fn gone(&self, search: &InodeSearch) -> Result<Ino> {
+    fn record_missing(&self, search: &InodeSearch) -> Result<Ino> {
         let name = search.place.as_ref().map(|place| place.name.escape_ascii().to_string());
         let name = name.unwrap_or_default();
         log::warn!("after the end of a server, {name} is not found again: ESTALE");
@@ -182,13 +183,13 @@ impl<'a> CallAttempt<'a> {
     /// Records an entry of this connection. Returns it with its number for the frontend.
     pub(super) fn learn(&self, place: Option<(Ino, Name<'_>)>, entry: Entry) -> Entry {
         let place = place.map(|(dir, name)| NamePlace { dir, name: name.as_bytes().into() });
-        let opened = place.as_ref().and_then(|place| self.client.table().lost_opened(place));
+        let opened = place.as_ref().and_then(|place| self.client.table().find_lost_open(place));
         if let Some(ino) = opened {
             // An inode that is found on this connection keeps its number.
             let _ = self.ino(ino);
         }
         let ino = self.client.table().learn(place, &entry, self.epoch());
-        self.client.told(Entry { ino, ..entry })
+        self.client.map_entry(Entry { ino, ..entry })
     }
 
     /// Returns an open file on this connection. Fails with `EIO` once after it has lost locks, and with `ESTALE` if
@@ -227,7 +228,7 @@ impl<'a> CallAttempt<'a> {
             Ok(opened) => opened,
         };
         let inner = File { ino, fh: opened.fh };
-        if self.client.table().reopened(file.fh, opened.fh, self.epoch()) {
+        if self.client.table().record_reopen(file.fh, opened.fh, self.epoch()) {
             return Ok(inner);
         }
         // Another thread was faster.
@@ -254,26 +255,31 @@ impl<'a> CallAttempt<'a> {
             if attr == Err(Errno::ENOTCONN) {
                 return Err(Errno::ENOTCONN);
             }
-            self.client.table().born(ino, attr.ok().and_then(|attr| attr.btime));
+            self.client.table().record_birth(ino, attr.ok().and_then(|attr| attr.btime));
         }
         Ok(())
     }
 
     /// Records an acknowledged change of an inode.
-    pub(super) fn changed(&self, ino: Ino) {
-        self.client.table().changed(ino, self.epoch());
+    pub(super) fn record_change(&self, ino: Ino) {
+        self.client.table().record_change(ino, self.epoch());
     }
 
     /// Records an open file. Returns it with its handle for the frontend.
-    pub(super) fn opened(&self, ino: Ino, how: (OpenFlags, bool), opened: OpenReply) -> OpenReply {
+    pub(super) fn record_open(
+        &self,
+        ino: Ino,
+        how: (OpenFlags, bool),
+        opened: OpenReply,
+    ) -> OpenReply {
         let (caller, file) = (self.cx.caller, File { ino, fh: opened.fh });
         let mut table = self.client.table();
-        let fh = table.opened(file, (caller, how.0, how.1), self.epoch());
+        let fh = table.record_open(file, (caller, how.0, how.1), self.epoch());
         if opened.no_flush {
             table.flush_ends_locks(fh);
         }
         // This client checks for lost changes at each close(2).
-        self.client.told_open(OpenReply { fh, no_flush: false, ..opened })
+        self.client.map_open(OpenReply { fh, no_flush: false, ..opened })
     }
 
     /// An inode with an open file, if the call has one.

@@ -69,7 +69,7 @@ impl ServerConnection {
     }
 
     /// The file system of this process.
-    pub(super) fn own(&self) -> Option<&dyn FileSystem> {
+    pub(super) fn local_file_system(&self) -> Option<&dyn FileSystem> {
         match &self.server {
             CallServer::Own(fs) => Some(&**fs),
             CallServer::Remote(_) | CallServer::Absent => None,
@@ -95,13 +95,13 @@ impl ServerConnection {
     }
 
     /// Ends the connection if the server has closed it.
-    pub(super) fn look_for_end(&self) {
+    pub(super) fn check_for_end(&self) {
         if let Some(remote) = self.remote() {
-            remote.shared.connection.look_for_end();
+            remote.shared.connection.check_for_end();
         }
     }
 
-    pub(super) fn life(&self) -> Arc<ConnectionLife> {
+    pub(super) fn connection_life(&self) -> Arc<ConnectionLife> {
         Arc::clone(&self.life)
     }
 

@@ -121,9 +121,13 @@ impl FileSystem for ReconnectingClient {
             let dirs = (at.ino(from.0)?, at.ino(to.0)?);
             at.server()?.rename(cx, (dirs.0, from.1), (dirs.1, to.1), flags)?;
             let exchanged = flags.has(RenameFlags::EXCHANGE);
-            self.table().renamed(&place(from.0, from.1), &place(to.0, to.1), exchanged);
-            at.changed(from.0);
-            at.changed(to.0);
+            self.table().record_rename(
+                &make_place(from.0, from.1),
+                &make_place(to.0, to.1),
+                exchanged,
+            );
+            at.record_change(from.0);
+            at.record_change(to.0);
             Ok(())
         })
     }
@@ -138,7 +142,7 @@ impl FileSystem for ReconnectingClient {
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         self.call(cx, Again, |at| {
             let (inner, fh) = at.ino_and_file(ino, fh)?;
-            Ok(self.told_attr(at.server()?.getattr(cx, inner, fh)?))
+            Ok(self.map_attr(at.server()?.getattr(cx, inner, fh)?))
         })
     }
 
@@ -146,8 +150,8 @@ impl FileSystem for ReconnectingClient {
         self.call(cx, Again, |at| {
             let (inner, fh) = at.ino_and_file(ino, fh)?;
             let attr = at.server()?.setattr(cx, inner, fh, set)?;
-            at.changed(ino);
-            Ok(self.told_attr(attr))
+            at.record_change(ino);
+            Ok(self.map_attr(attr))
         })
     }
 
@@ -170,7 +174,7 @@ impl FileSystem for ReconnectingClient {
         self.call(cx, repeat, |at| {
             let inner = at.ino(ino)?;
             at.server()?.setxattr(cx, inner, name, value, flags)?;
-            at.changed(ino);
+            at.record_change(ino);
             Ok(())
         })
     }
@@ -199,7 +203,7 @@ impl FileSystem for ReconnectingClient {
         self.call(cx, Never, |at| {
             let inner = at.ino(ino)?;
             at.server()?.removexattr(cx, inner, name)?;
-            at.changed(ino);
+            at.record_change(ino);
             Ok(())
         })
     }
@@ -213,9 +217,9 @@ impl FileSystem for ReconnectingClient {
                 return Err(errno);
             }
             if args.flags.has(OpenFlags::TRUNC) {
-                at.changed(ino);
+                at.record_change(ino);
             }
-            Ok(at.opened(ino, (args.flags, false), opened))
+            Ok(at.record_open(ino, (args.flags, false), opened))
         })
     }
 
@@ -232,11 +236,11 @@ impl FileSystem for ReconnectingClient {
             let make = |server: &dyn FileSystem| server.create(cx, dir, name, node, args);
             let (entry, opened) = at.make_name(dir, name, make)?;
             let known = at.learn(Some((parent, name)), entry);
-            at.changed(parent);
-            at.changed(known.ino);
+            at.record_change(parent);
+            at.record_change(known.ino);
             // If the server has just ended, the file is found again without its birth.
             let _ = at.remember_birth(known.ino, entry.ino);
-            Ok((known, at.opened(known.ino, (args.flags, false), opened)))
+            Ok((known, at.record_open(known.ino, (args.flags, false), opened)))
         })
     }
 
@@ -252,7 +256,7 @@ impl FileSystem for ReconnectingClient {
             let dir = at.ino(parent)?;
             let (entry, opened) = at.server()?.tmpfile(cx, dir, node, args)?;
             let known = at.learn(None, entry);
-            Ok((known, at.opened(known.ino, (args.flags, false), opened)))
+            Ok((known, at.record_open(known.ino, (args.flags, false), opened)))
         })
     }
 
@@ -288,7 +292,7 @@ impl FileSystem for ReconnectingClient {
             let inner = at.file(file)?;
             let mut source = SliceSource::new(&bytes[..len]);
             let count = at.server()?.write(cx, inner, args, &mut WriteBuf::new(&mut source))?;
-            at.changed(file.ino);
+            at.record_change(file.ino);
             Ok(count)
         })
     }
@@ -298,7 +302,7 @@ impl FileSystem for ReconnectingClient {
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         loop {
             let present = self.link.present();
-            present.look_for_end();
+            present.check_for_end();
             let is_dead = present.is_dead();
             if is_dead && !present.has_ended() {
                 // The thread that parts from the server waits until no call uses it.
@@ -307,7 +311,7 @@ impl FileSystem for ReconnectingClient {
                 continue;
             }
             let epoch = present.epoch + u64::from(is_dead);
-            let inner = self.table().at_flush(file, epoch)?;
+            let inner = self.table().begin_flush(file, epoch)?;
             let Some((inner, no_flush)) = inner.filter(|_| !is_dead) else { return Ok(()) };
             if no_flush && !self.has_locked.load(Ordering::Relaxed) {
                 return Ok(());
@@ -332,7 +336,7 @@ impl FileSystem for ReconnectingClient {
         self.call(cx, if moves { Never } else { Again }, |at| {
             let inner = at.file(file)?;
             at.server()?.fallocate(cx, inner, range)?;
-            at.changed(file.ino);
+            at.record_change(file.ino);
             Ok(())
         })
     }
@@ -350,7 +354,7 @@ impl FileSystem for ReconnectingClient {
         self.call(cx, repeat, |at| {
             let (src, dst) = (at.file(copy.src)?, at.file(copy.dst)?);
             let count = at.server()?.copy_file_range(cx, &CopyRange { src, dst, ..*copy })?;
-            at.changed(copy.dst.ino);
+            at.record_change(copy.dst.ino);
             Ok(count)
         })
     }
@@ -359,7 +363,7 @@ impl FileSystem for ReconnectingClient {
         self.call(cx, Never, |at| {
             let inner = at.file(file)?;
             let reply = at.server()?.ioctl(cx, inner, args)?;
-            at.changed(file.ino);
+            at.record_change(file.ino);
             Ok(reply)
         })
     }
@@ -375,7 +379,7 @@ impl FileSystem for ReconnectingClient {
             let inner = at.file(file)?;
             let ready = at.server()?.poll(cx, inner, events, wake)?;
             if let Some(handle) = wake {
-                self.table().polls(handle);
+                self.table().record_poll(handle);
             }
             Ok(ready)
         })
@@ -422,7 +426,8 @@ impl FileSystem for ReconnectingClient {
             Err(errno) => return wait.finish(Err(errno)),
         };
         // The wait does not keep the connection: it may have to end first.
-        let (table, life, epoch) = (Arc::clone(&self.table), connected.life(), connected.epoch);
+        let (table, life, epoch) =
+            (Arc::clone(&self.table), connected.connection_life(), connected.epoch);
         let interrupt = Arc::clone(wait.interrupt());
         let wait = wait.map_file(|_| inner).map_answer(|answer| {
             Box::new(move |result: Result<()>| {
@@ -445,7 +450,7 @@ impl FileSystem for ReconnectingClient {
         self.call(cx, Again, |at| {
             let inner = at.ino(ino)?;
             let opened = at.server()?.opendir(cx, inner, flags)?;
-            Ok(at.opened(ino, (flags, true), opened))
+            Ok(at.record_open(ino, (flags, true), opened))
         })
     }
 
@@ -474,7 +479,7 @@ impl FileSystem for ReconnectingClient {
 
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         self.call(cx, Again, |at| {
-            self.table().before_syncfs(at.epoch())?;
+            self.table().begin_syncfs(at.epoch())?;
             at.server()?.syncfs(cx)
         })
     }
@@ -491,7 +496,7 @@ impl ReconnectingClient {
     ) -> Result<Entry> {
         self.call(cx, IfMissing, |at| {
             let entry = make(at, at.ino(parent)?)?;
-            at.changed(parent);
+            at.record_change(parent);
             Ok(at.learn(Some((parent, name)), entry))
         })
     }
@@ -506,8 +511,8 @@ impl ReconnectingClient {
     ) -> Result<()> {
         self.call(cx, Never, |at| {
             remove(at, at.ino(parent)?)?;
-            self.table().removed(&place(parent, name));
-            at.changed(parent);
+            self.table().record_removal(&make_place(parent, name));
+            at.record_change(parent);
             Ok(())
         })
     }
@@ -521,7 +526,7 @@ impl ReconnectingClient {
     ) -> Result<()> {
         self.call(cx, Again, |at| {
             let inner = at.file(file)?;
-            let count = self.table().before_sync(file, at.epoch()).inspect_err(|_| {
+            let count = self.table().begin_sync(file, at.epoch()).inspect_err(|_| {
                 log::error!("changes of a file may be lost with a server: fsync fails once");
             })?;
             sync(at, inner)?;
@@ -535,7 +540,7 @@ impl ReconnectingClient {
         file: File,
         close: impl FnOnce(&dyn FileSystem, File) -> Result<()>,
     ) -> Result<()> {
-        let closed = self.table().closed(file.fh);
+        let closed = self.table().remove_open_file(file.fh);
         let Some(closed) = closed else { return Err(Errno::EBADF) };
         let present = self.link.present();
         if closed.epoch == present.epoch && !present.is_dead() {
@@ -546,7 +551,7 @@ impl ReconnectingClient {
     }
 }
 
-fn place(dir: Ino, name: Name<'_>) -> NamePlace {
+fn make_place(dir: Ino, name: Name<'_>) -> NamePlace {
     NamePlace { dir, name: name.as_bytes().into() }
 }
 

@@ -32,7 +32,7 @@ impl<T> Default for LastAnswer<T> {
 }
 
 impl<T: Copy> LastAnswer<T> {
-    pub(super) fn ask(&self, ask: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(super) fn get_or_request(&self, ask: impl FnOnce() -> Result<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         let mut state = self.lock();
         while state.asking >= MOST_ASKING {
@@ -84,8 +84,8 @@ mod tests {
     #[test]
     fn few_calls_wait_for_a_server_that_does_not_answer_and_others_get_the_last_answer() {
         let kept = LastAnswer::default();
-        assert_eq!(kept.ask(|| Ok(1)), Ok(1));
-        assert_eq!(kept.ask(|| Ok(2)), Ok(2));
+        assert_eq!(kept.get_or_request(|| Ok(1)), Ok(1));
+        assert_eq!(kept.get_or_request(|| Ok(2)), Ok(2));
         std::thread::scope(|scope| {
             let (begun, begins) = channel();
             let waiting: Vec<_> = (0..MOST_ASKING)
@@ -93,7 +93,7 @@ mod tests {
                     let (answers, answer) = channel();
                     let (kept, begun) = (&kept, begun.clone());
                     let wait = move || {
-                        kept.ask(|| {
+                        kept.get_or_request(|| {
                             begun.send(()).unwrap();
                             answer.recv().map_err(|_| Errno::EIO)
                         })
@@ -103,7 +103,7 @@ mod tests {
                 .collect();
             (0..MOST_ASKING).for_each(|_| begins.recv().unwrap());
             for _ in 0..3 {
-                assert_eq!(kept.ask(|| unreachable!("too many ask")), Ok(2));
+                assert_eq!(kept.get_or_request(|| unreachable!("too many ask")), Ok(2));
             }
             for (number, (answers, thread)) in waiting.into_iter().enumerate() {
                 answers.send(3 + number as i32).unwrap();
@@ -111,7 +111,7 @@ mod tests {
             }
         });
         // Errors are not kept.
-        assert_eq!(kept.ask(|| Err(Errno::EIO)), Err(Errno::EIO));
-        assert_eq!(kept.ask(|| Ok(9)), Ok(9));
+        assert_eq!(kept.get_or_request(|| Err(Errno::EIO)), Err(Errno::EIO));
+        assert_eq!(kept.get_or_request(|| Ok(9)), Ok(9));
     }
 }

@@ -185,7 +185,7 @@ impl ServerLink {
         let is_time = outage.tried.is_none_or(|tried| now - tried >= PAUSE);
         let is_given = matches!(self.next, NextServer::Given { .. });
         if left.is_zero() && (is_given || wait.has_tried || outage.connecting || !is_time) {
-            let errno = self.given_up(outage.given_up);
+            let errno = self.report_outage(outage.given_up);
             outage.given_up = true;
             return OutageStep::Fail(errno);
         }
@@ -201,7 +201,7 @@ impl ServerLink {
     }
 
     /// Returns the error of calls without a server. Logs it once in each outage.
-    fn given_up(&self, told: bool) -> Errno {
+    fn report_outage(&self, told: bool) -> Errno {
         let limit = self.limit;
         match &self.next {
             NextServer::AtPath { path, .. } => {
@@ -260,7 +260,7 @@ impl ServerLink {
             self.attach_to(&next, (origin, Arc::clone(&notify)));
             // Names and attributes may differ. An error means that the frontend keeps none.
             let _ = notify.increment_epoch();
-            for ino in lock(&self.table).all() {
+            for ino in lock(&self.table).list_inodes() {
                 let _ = notify.invalidate_inode(ino, None);
             }
             for handle in &pollers {

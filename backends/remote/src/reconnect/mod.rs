@@ -88,13 +88,13 @@ impl ReconnectingClient {
         let (mut wait, mut unsure) = (CallPatience::default(), false);
         loop {
             let connected = match self.link.connected(cx, &mut wait) {
-                Err(_) if unsure => return Err(nobody_knows()),
+                Err(_) if unsure => return Err(unknown_outcome_error()),
                 found => found?,
             };
             let attempt = CallAttempt::new(self, cx, connected, (repeat, unsure));
             match act(&attempt) {
                 Err(Errno::ENOTCONN) if attempt.is_lost() => match repeat {
-                    RepeatRule::Never if attempt.was_sent() => return Err(nobody_knows()),
+                    RepeatRule::Never if attempt.was_sent() => return Err(unknown_outcome_error()),
                     RepeatRule::IfMissing => unsure |= attempt.was_sent(),
                     RepeatRule::Never | RepeatRule::Again => {}
                 },
@@ -115,18 +115,18 @@ impl ReconnectingClient {
     }
 
     /// Returns the entry for the frontend.
-    fn told(&self, entry: Entry) -> Entry {
+    fn map_entry(&self, entry: Entry) -> Entry {
         if !self.moves {
             return entry;
         }
-        Entry { valid_for: Duration::ZERO, attr: self.told_attr(entry.attr), ..entry }
+        Entry { valid_for: Duration::ZERO, attr: self.map_attr(entry.attr), ..entry }
     }
 
-    fn told_attr(&self, attr: Attr) -> Attr {
+    fn map_attr(&self, attr: Attr) -> Attr {
         if self.moves { Attr { valid_for: Duration::ZERO, ..attr } } else { attr }
     }
 
-    fn told_open(&self, opened: OpenReply) -> OpenReply {
+    fn map_open(&self, opened: OpenReply) -> OpenReply {
         if self.moves { OpenReply { cache: CacheMode::Direct, ..opened } } else { opened }
     }
 }
@@ -139,7 +139,7 @@ impl fmt::Debug for ReconnectingClient {
 }
 
 /// Returns the error of a call that may or may not have been carried out.
-fn nobody_knows() -> Errno {
+fn unknown_outcome_error() -> Errno {
     log::warn!("a server has ended before it answered a request: EIO");
     Errno::EIO
 }

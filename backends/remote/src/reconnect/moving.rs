@@ -51,7 +51,7 @@ impl MovingClient {
         MovingClient { inner, attr: LastAnswer::default(), space: LastAnswer::default() }
     }
 
-    /// Continues with a file system of this process, after [`leave`](MovingClient::leave) or
+    /// Continues with a file system of this process, after [`leave_server`](MovingClient::leave_server) or
     /// [`lose`](MovingClient::lose). It must have the inode numbers of all earlier servers.
     /// inodes are those that all earlier servers gave.
     pub fn give_own(&self, fs: Arc<dyn FileSystem>) {
@@ -71,7 +71,7 @@ impl MovingClient {
     ///
     /// `EBUSY` if a call has not ended within `patience`, and the errors of [`FileSystem::syncfs`]: calls then go on
     /// with the server.
-    pub fn leave(&self, patience: Duration) -> Result<()> {
+    pub fn leave_server(&self, patience: Duration) -> Result<()> {
         if !self.inner.link.part(patience) {
             return Err(Errno::EBUSY);
         }
@@ -85,7 +85,7 @@ impl MovingClient {
             self.inner.link.stay();
             return Err(errno);
         }
-        lock(&self.inner.table).all_synced();
+        lock(&self.inner.table).record_syncfs();
         drop(present);
         self.inner.link.take();
         Ok(())
@@ -102,7 +102,7 @@ impl MovingClient {
     /// True while a server is there that has not ended.
     pub fn is_served(&self) -> bool {
         let present = self.inner.link.present();
-        present.look_for_end();
+        present.check_for_end();
         !present.is_dead()
     }
 }
@@ -119,12 +119,12 @@ impl FileSystem for MovingClient {
     /// For the root directory, which every path leads through, a server that does not answer holds up few calls.
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let ask = || self.inner.getattr(cx, ino, fh);
-        if (ino, fh) == (Ino::ROOT, None) { self.attr.ask(ask) } else { ask() }
+        if (ino, fh) == (Ino::ROOT, None) { self.attr.get_or_request(ask) } else { ask() }
     }
 
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
         let ask = || self.inner.statfs(cx, ino);
-        if ino == Ino::ROOT { self.space.ask(ask) } else { ask() }
+        if ino == Ino::ROOT { self.space.get_or_request(ask) } else { ask() }
     }
 
     /// Frontends cache nothing, so that no notification is needed. A server of another process could also send so
@@ -132,7 +132,7 @@ impl FileSystem for MovingClient {
     fn attached(&self, _: Origin, _: Arc<dyn Notify>) {}
 
     fn detached(&self, origin: Origin) -> Result<()> {
-        match self.inner.link.present().own() {
+        match self.inner.link.present().local_file_system() {
             Some(fs) => fs.detached(origin),
             None => Ok(()),
         }

@@ -30,7 +30,7 @@ pub(super) struct InodeIdentity {
 }
 
 impl InodeIdentity {
-    pub(super) fn of(entry: &Entry) -> InodeIdentity {
+    pub(super) fn from_entry(entry: &Entry) -> InodeIdentity {
         let Attr { st_ino, kind, .. } = entry.attr;
         InodeIdentity { st_ino, generation: entry.generation, kind }
     }
@@ -166,7 +166,7 @@ impl ReconnectTable {
     }
 
     /// The inode that had this name in an earlier connection, if it was opened.
-    pub(super) fn lost_opened(&self, place: &NamePlace) -> Option<Ino> {
+    pub(super) fn find_lost_open(&self, place: &NamePlace) -> Option<Ino> {
         let ino = *self.names.get(&place.dir)?.get(&place.name)?;
         let inode = self.inodes.get(&ino)?;
         let was_opened = matches!(inode.birth, Some(Some(_)));
@@ -174,11 +174,11 @@ impl ReconnectTable {
     }
 
     /// All inodes.
-    pub(super) fn all(&self) -> Vec<Ino> {
+    pub(super) fn list_inodes(&self) -> Vec<Ino> {
         self.inodes.keys().copied().collect()
     }
 
-    pub(super) fn polls(&mut self, handle: PollHandle) {
+    pub(super) fn record_poll(&mut self, handle: PollHandle) {
         self.polled.insert(handle.0);
     }
 
@@ -197,7 +197,7 @@ impl ReconnectTable {
         let is_present = epoch == self.epoch;
         let known = self.numbers.get(&entry.ino).copied().filter(|_| is_present);
         let ino = known
-            .or_else(|| self.known_at(place.as_ref()?, entry))
+            .or_else(|| self.find_known(place.as_ref()?, entry))
             .unwrap_or_else(|| self.add(entry, epoch));
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.lookups += 1;
@@ -211,19 +211,19 @@ impl ReconnectTable {
             self.numbers.entry(entry.ino).or_insert(ino);
         }
         if let Some(place) = place {
-            self.put(ino, place);
+            self.set_place(ino, place);
         }
         ino
     }
 
     /// The inode of an earlier connection that had this name, if `entry` is the same one.
-    fn known_at(&self, place: &NamePlace, entry: &Entry) -> Option<Ino> {
+    fn find_known(&self, place: &NamePlace, entry: &Entry) -> Option<Ino> {
         let ino = *self.names.get(&place.dir)?.get(&place.name)?;
         let inode = self.inodes.get(&ino)?;
         let earlier = inode.found.epoch < self.epoch && !inode.gone;
         // The birth of an opened file is compared only where it is found again.
-        let same =
-            inode.identity == InodeIdentity::of(entry) && !matches!(inode.birth, Some(Some(_)));
+        let same = inode.identity == InodeIdentity::from_entry(entry)
+            && !matches!(inode.birth, Some(Some(_)));
         (earlier && same).then_some(ino)
     }
 
@@ -233,7 +233,7 @@ impl ReconnectTable {
             lookups: 0,
             users: 0,
             place: None,
-            identity: InodeIdentity::of(entry),
+            identity: InodeIdentity::from_entry(entry),
             birth: None,
             found: ServerInode { epoch, ino: entry.ino, lookups: 0 },
             gone: false,
@@ -245,7 +245,7 @@ impl ReconnectTable {
 
     /// Returns the place of the inode in a connection. Fails with `ESTALE` for an unknown inode, and for an inode
     /// that cannot be found again.
-    pub(super) fn whereabouts(&self, ino: Ino, epoch: ConnectionEpoch) -> Result<InodeWhereabouts> {
+    pub(super) fn locate(&self, ino: Ino, epoch: ConnectionEpoch) -> Result<InodeWhereabouts> {
         if ino == Ino::ROOT {
             return Ok(InodeWhereabouts::Known(ino));
         }
@@ -259,7 +259,7 @@ impl ReconnectTable {
     }
 
     /// Records that an inode was found again, with one lookup. Returns the excess lookups.
-    pub(super) fn found(
+    pub(super) fn record_found(
         &mut self,
         ino: Ino,
         inner: Ino,
@@ -278,7 +278,7 @@ impl ReconnectTable {
     }
 
     /// Records that an inode was found again without a lookup.
-    pub(super) fn found_by_number(&mut self, ino: Ino, number: Ino, epoch: ConnectionEpoch) {
+    pub(super) fn record_found_by_number(&mut self, ino: Ino, number: Ino, epoch: ConnectionEpoch) {
         let is_present = epoch == self.epoch;
         if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| is_present)
             && inode.found.epoch != epoch
@@ -299,11 +299,11 @@ impl ReconnectTable {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.lookups = inode.lookups.saturating_sub(lookups);
         }
-        self.tidy(ino)
+        self.remove_unused(ino)
     }
 
     /// Removes an unused inode, and then perhaps the directories above it.
-    fn tidy(&mut self, ino: Ino) -> Vec<ReturnedLookups> {
+    fn remove_unused(&mut self, ino: Ino) -> Vec<ReturnedLookups> {
         let mut returned = Vec::new();
         let mut next = Some(ino);
         while let Some(ino) = next.take() {
@@ -338,7 +338,7 @@ impl ReconnectTable {
     }
 
     /// Sets the place of an inode. An inode that had the name before no longer has a place.
-    fn put(&mut self, ino: Ino, place: NamePlace) {
+    fn set_place(&mut self, ino: Ino, place: NamePlace) {
         if self.inodes.get(&ino).is_none_or(|inode| inode.place.as_ref() == Some(&place)) {
             return;
         }
@@ -368,27 +368,27 @@ impl ReconnectTable {
     }
 
     /// Records that a name does not exist any more.
-    pub(super) fn removed(&mut self, place: &NamePlace) {
+    pub(super) fn record_removal(&mut self, place: &NamePlace) {
         self.take(place);
     }
 
     /// Records the new place of a renamed inode; with `exchanged` the other inode gets the old place.
-    pub(super) fn renamed(&mut self, from: &NamePlace, to: &NamePlace, exchanged: bool) {
+    pub(super) fn record_rename(&mut self, from: &NamePlace, to: &NamePlace, exchanged: bool) {
         if from == to {
             return;
         }
         let (moved, other) = (self.take(from), self.take(to));
         if let Some(moved) = moved {
-            self.put(moved, to.clone());
+            self.set_place(moved, to.clone());
         }
         if let Some(other) = other.filter(|_| exchanged) {
-            self.put(other, from.clone());
+            self.set_place(other, from.clone());
         }
     }
 
     // ---- open files -------------------------------------------------------------------------
 
-    pub(super) fn opened(
+    pub(super) fn record_open(
         &mut self,
         file: File,
         (caller, flags, is_dir): (Caller, OpenFlags, bool),
@@ -399,12 +399,12 @@ impl ReconnectTable {
         let mut heard = KnownLosses::default();
         if let Some(inode) = self.inodes.get_mut(&file.ino) {
             inode.users += 1;
-            heard = inode.unsynced.heard_at_open(epoch);
+            heard = inode.unsynced.losses_at_open(epoch);
         }
         let open = TrackedFile {
             ino: file.ino,
             caller,
-            flags: again(flags),
+            flags: reopen_flags(flags),
             is_dir,
             epoch,
             fh: file.fh,
@@ -440,7 +440,7 @@ impl ReconnectTable {
     }
 
     /// Records that a file was opened again. Returns false if it is open in this connection already, or was closed.
-    pub(super) fn reopened(&mut self, fh: Fh, inner: Fh, epoch: ConnectionEpoch) -> bool {
+    pub(super) fn record_reopen(&mut self, fh: Fh, inner: Fh, epoch: ConnectionEpoch) -> bool {
         let Some(open) = self.files.get_mut(&fh).filter(|open| open.epoch < epoch) else {
             return false;
         };
@@ -455,7 +455,7 @@ impl ReconnectTable {
     }
 
     /// Removes an open file.
-    pub(super) fn closed(&mut self, fh: Fh) -> Option<ClosedFile> {
+    pub(super) fn remove_open_file(&mut self, fh: Fh) -> Option<ClosedFile> {
         let open = self.files.remove(&fh)?;
         let inner = match self.inodes.get_mut(&open.ino) {
             Some(inode) => {
@@ -464,7 +464,7 @@ impl ReconnectTable {
             }
             None => open.ino,
         };
-        let returned = self.tidy(open.ino);
+        let returned = self.remove_unused(open.ino);
         Some(ClosedFile { epoch: open.epoch, file: File { ino: inner, fh: open.fh }, returned })
     }
 
@@ -485,7 +485,7 @@ impl ReconnectTable {
         self.inodes.get(&ino).is_some_and(|inode| inode.birth.is_none())
     }
 
-    pub(super) fn born(&mut self, ino: Ino, birth: Option<Timestamp>) {
+    pub(super) fn record_birth(&mut self, ino: Ino, birth: Option<Timestamp>) {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.birth.get_or_insert(birth);
         }
@@ -494,28 +494,28 @@ impl ReconnectTable {
     // ---- durability -------------------------------------------------------------------------
 
     /// Records a change that the server of a connection has acknowledged.
-    pub(super) fn changed(&mut self, ino: Ino, epoch: ConnectionEpoch) {
+    pub(super) fn record_change(&mut self, ino: Ino, epoch: ConnectionEpoch) {
         match self.inodes.get_mut(&ino) {
-            Some(inode) => inode.unsynced.changed(epoch),
-            None => self.forgotten.changed(epoch),
+            Some(inode) => inode.unsynced.record_change(epoch),
+            None => self.forgotten.record_change(epoch),
         }
     }
 
     /// Before fsync(2): the count of changes. Fails with `EIO`, once for each open file, if changes may be lost.
-    pub(super) fn before_sync(&mut self, file: File, epoch: ConnectionEpoch) -> Result<u64> {
+    pub(super) fn begin_sync(&mut self, file: File, epoch: ConnectionEpoch) -> Result<u64> {
         let (Some(inode), Some(open)) =
             (self.inodes.get_mut(&file.ino), self.files.get_mut(&file.fh))
         else {
             return Ok(0);
         };
-        inode.unsynced.before_sync(&mut open.heard, epoch)
+        inode.unsynced.begin_sync(&mut open.heard, epoch)
     }
 
     /// Before flush, which a program also causes by ending a child process. Returns the open file on the present
     /// connection, if it is open there, and true if flush only ends locks: all changes are durable, so that the
     /// server need not be reached. Fails with `EIO`, any number of times, if locks may be lost, or if changes since
     /// the file was opened for writing were lost and no call on the open file has failed for it.
-    pub(super) fn at_flush(
+    pub(super) fn begin_flush(
         &mut self,
         file: File,
         epoch: ConnectionEpoch,
@@ -534,7 +534,7 @@ impl ReconnectTable {
 
     /// Everything that the present connection has acknowledged is durable. Changes of earlier ones stay lost until a
     /// call has failed for them.
-    pub(super) fn all_synced(&mut self) {
+    pub(super) fn record_syncfs(&mut self) {
         let epoch = self.epoch;
         let inodes = self.inodes.values_mut().map(|inode| &mut inode.unsynced);
         for unsynced in inodes.chain([&mut self.forgotten]) {
@@ -550,7 +550,7 @@ impl ReconnectTable {
     }
 
     /// Before syncfs(2). Fails with `EIO`, once, if changes of any file may be lost.
-    pub(super) fn before_syncfs(&mut self, epoch: ConnectionEpoch) -> Result<()> {
+    pub(super) fn begin_syncfs(&mut self, epoch: ConnectionEpoch) -> Result<()> {
         let mut lost = self.forgotten.lose(epoch);
         for inode in self.inodes.values_mut() {
             lost |= inode.unsynced.lose(epoch);
@@ -560,7 +560,7 @@ impl ReconnectTable {
 }
 
 /// Returns the flags of an open file, without the flags that open(2) applies once.
-fn again(flags: OpenFlags) -> OpenFlags {
+fn reopen_flags(flags: OpenFlags) -> OpenFlags {
     let once = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
     OpenFlags(flags.0 & !once)
 }

@@ -27,7 +27,7 @@ pub(super) struct KnownLosses {
 }
 
 impl UnsyncedChanges {
-    pub(super) fn changed(&mut self, epoch: ConnectionEpoch) {
+    pub(super) fn record_change(&mut self, epoch: ConnectionEpoch) {
         self.since = if self.is_clean() { epoch } else { self.since.min(epoch) };
         self.changes += 1;
     }
@@ -37,7 +37,7 @@ impl UnsyncedChanges {
     }
 
     /// Returns the losses that a new open file need not report: all, unless no call has reported the last one.
-    pub(super) fn heard_at_open(&mut self, epoch: ConnectionEpoch) -> KnownLosses {
+    pub(super) fn losses_at_open(&mut self, epoch: ConnectionEpoch) -> KnownLosses {
         self.lose(epoch);
         let told = self.losses - u64::from(self.losses > 0 && !self.told);
         KnownLosses { told, earlier: self.losses }
@@ -65,7 +65,7 @@ impl UnsyncedChanges {
         self.is_news(heard, epoch) && heard.earlier < self.losses
     }
 
-    pub(super) fn before_sync(
+    pub(super) fn begin_sync(
         &mut self,
         heard: &mut KnownLosses,
         epoch: ConnectionEpoch,
@@ -91,7 +91,7 @@ impl UnsyncedChanges {
     /// Takes over the changes of a forgotten inode.
     pub(super) fn add(&mut self, other: &UnsyncedChanges) {
         if !other.is_clean() {
-            self.changed(other.since);
+            self.record_change(other.since);
         }
     }
 }
@@ -103,66 +103,66 @@ mod tests {
     #[test]
     fn each_open_file_is_told_once_of_changes_that_may_be_lost() {
         let mut inode = UnsyncedChanges::default();
-        let (mut one, mut two) = (inode.heard_at_open(1), inode.heard_at_open(1));
-        inode.changed(1);
-        let count = inode.before_sync(&mut one, 1).unwrap();
+        let (mut one, mut two) = (inode.losses_at_open(1), inode.losses_at_open(1));
+        inode.record_change(1);
+        let count = inode.begin_sync(&mut one, 1).unwrap();
         // This change happens while the first one becomes durable.
-        inode.changed(1);
+        inode.record_change(1);
         inode.synced(count);
-        assert_eq!(inode.before_sync(&mut one, 2), Err(Errno::EIO));
-        assert!(inode.before_sync(&mut one, 2).is_ok());
+        assert_eq!(inode.begin_sync(&mut one, 2), Err(Errno::EIO));
+        assert!(inode.begin_sync(&mut one, 2).is_ok());
         assert!(inode.is_news(two, 2));
-        assert_eq!(inode.before_sync(&mut two, 2), Err(Errno::EIO));
-        let mut later = inode.heard_at_open(2);
-        assert!(inode.before_sync(&mut later, 2).is_ok());
+        assert_eq!(inode.begin_sync(&mut two, 2), Err(Errno::EIO));
+        let mut later = inode.losses_at_open(2);
+        assert!(inode.begin_sync(&mut later, 2).is_ok());
     }
 
     #[test]
     fn durable_changes_are_not_lost() {
         let mut inode = UnsyncedChanges::default();
-        let mut open = inode.heard_at_open(1);
-        inode.changed(1);
-        let count = inode.before_sync(&mut open, 1).unwrap();
+        let mut open = inode.losses_at_open(1);
+        inode.record_change(1);
+        let count = inode.begin_sync(&mut open, 1).unwrap();
         inode.synced(count);
-        assert!(inode.before_sync(&mut open, 2).is_ok());
+        assert!(inode.begin_sync(&mut open, 2).is_ok());
         // A change of the second connection is no change of the first one.
-        inode.changed(2);
-        assert!(inode.before_sync(&mut open, 2).is_ok());
+        inode.record_change(2);
+        assert!(inode.begin_sync(&mut open, 2).is_ok());
     }
 
     /// A second application took the device before any call had reported the losses of the first one.
     #[test]
     fn what_was_lost_stays_lost_when_everything_else_becomes_durable() {
         let mut inode = UnsyncedChanges::default();
-        let mut open = inode.heard_at_open(1);
-        inode.changed(1);
+        let mut open = inode.losses_at_open(1);
+        inode.record_change(1);
         inode.lose(2);
-        inode.changed(2);
+        inode.record_change(2);
         inode.synced_all();
-        assert_eq!(inode.before_sync(&mut open, 3), Err(Errno::EIO));
-        assert!(inode.before_sync(&mut open, 3).is_ok());
+        assert_eq!(inode.begin_sync(&mut open, 3), Err(Errno::EIO));
+        assert!(inode.begin_sync(&mut open, 3).is_ok());
     }
 
     #[test]
     fn a_loss_of_which_nobody_was_told_is_told_to_the_next_opener() {
         let mut inode = UnsyncedChanges::default();
-        inode.changed(1);
+        inode.record_change(1);
         assert!(inode.lose(2));
-        let mut open = inode.heard_at_open(2);
-        assert_eq!(inode.before_sync(&mut open, 2), Err(Errno::EIO));
+        let mut open = inode.losses_at_open(2);
+        assert_eq!(inode.begin_sync(&mut open, 2), Err(Errno::EIO));
     }
 
     /// Every later open of the file, by any user, failed at close until a caller synced it.
     #[test]
     fn a_close_tells_of_a_loss_that_came_while_the_file_was_open_and_of_no_earlier_one() {
         let mut inode = UnsyncedChanges::default();
-        let before = inode.heard_at_open(1);
-        inode.changed(1);
+        let before = inode.losses_at_open(1);
+        inode.record_change(1);
         // The loss is counted at the next check.
-        let after = inode.heard_at_open(2);
+        let after = inode.losses_at_open(2);
         assert!(inode.is_news_at_close(before, 2) && inode.is_news_at_close(before, 2));
         assert!(!inode.is_news_at_close(after, 2) && inode.is_news(after, 2));
-        inode.changed(2);
+        inode.record_change(2);
         assert!(inode.is_news_at_close(after, 3));
     }
 }

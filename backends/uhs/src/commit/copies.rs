@@ -111,7 +111,7 @@ impl InodeCopies {
     }
 
     /// All stale copies, each as inode and slot, sorted: the order of a hash table differs from run to run.
-    pub(super) fn all_stale(&self) -> Vec<(u64, u64)> {
+    pub(super) fn list_stale(&self) -> Vec<(u64, u64)> {
         let slots = |(ino, stale): (&u64, &StaleSlots)| {
             let ino = *ino;
             stale.blocks().into_iter().map(move |block| (ino, block))
@@ -163,7 +163,7 @@ mod tests {
                 assert_eq!(copies.remove_stale(ino, block), was_there && !has_others);
             }
             assert_eq!(copies.has_stale(ino), model.iter().any(|(other, _)| *other == ino));
-            assert_eq!(copies.all_stale(), model.iter().copied().collect::<Vec<_>>());
+            assert_eq!(copies.list_stale(), model.iter().copied().collect::<Vec<_>>());
         }
     }
 }

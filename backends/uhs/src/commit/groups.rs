@@ -43,7 +43,7 @@ pub(crate) struct ClosedGroup {
     pub(crate) writes: Vec<SlotWrite>,
 }
 
-/// The result of [`CommitState::leftovers`].
+/// The result of [`CommitState::stale_and_removal_slots`].
 pub(crate) type LeftoverSlots = (Vec<(u64, u64)>, Vec<(u64, Vec<u64>)>);
 
 /// There are too few slots that may be overwritten.
@@ -220,8 +220,8 @@ impl CommitState {
     }
 
     /// Units that are closed.
-    pub(crate) fn closed_units(&self) -> usize {
-        self.slots.closed()
+    pub(crate) fn count_closed_units(&self) -> usize {
+        self.slots.count_closed_units()
     }
 
     /// True if a group of so many changes would be written to many places ([`SlotTable::is_scattered`]), although less
@@ -270,13 +270,13 @@ impl CommitState {
 
     /// The slots of stale copies, with their inodes, and the removal slots that must stay, each with the inodes that
     /// need it. `None` unless all groups are durable and all slots hold what this state records.
-    pub(crate) fn leftovers(&self) -> Option<LeftoverSlots> {
+    pub(crate) fn stale_and_removal_slots(&self) -> Option<LeftoverSlots> {
         let at_rest = self.durable == self.newest() && self.mentions.is_empty();
         let lies = |ino: u64, block: u64| {
             let slot = self.slots.get(block);
             slot.owner == ino && !slot.live && !slot.writing
         };
-        let stale = self.copies.all_stale();
+        let stale = self.copies.list_stale();
         let sound = at_rest && stale.iter().all(|(ino, block)| lies(*ino, *block));
         let mut removals: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for (ino, block) in &self.removed {
@@ -366,7 +366,7 @@ impl CommitState {
     /// # Errors
     ///
     /// [`NoSlots`]; nothing has changed then.
-    pub(crate) fn elsewhere(&mut self, group: u64, block: u64) -> Result<u64, NoSlots> {
+    pub(crate) fn move_failed_slot(&mut self, group: u64, block: u64) -> Result<u64, NoSlots> {
         let other = self.take(1)?[0];
         let owner = self.slots.get(block).owner;
         // A copy that lay at `block` may still be there.
@@ -419,7 +419,7 @@ impl CommitState {
     }
 
     /// Records that a durable superblock states that `group` is durable.
-    pub(crate) fn mentioned(&mut self, group: u64) {
+    pub(crate) fn record_durable(&mut self, group: u64) {
         self.mentioned = self.mentioned.max(group);
     }
 

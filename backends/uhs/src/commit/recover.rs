@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::CommitRules;
 use crate::format::NUMBERS;
-use crate::format::slot::{FoundSlot, SlotHeader, SlotKind, removed};
+use crate::format::slot::{FoundSlot, SlotHeader, SlotKind, list_removed};
 
 /// A slot as the scan found it, without its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,12 +19,15 @@ pub(crate) enum ScannedSlot {
 
 impl ScannedSlot {
     /// The part of `found` that recovery needs; `None` for no slot.
-    pub(crate) fn of(found: &FoundSlot<'_>) -> Option<ScannedSlot> {
+    pub(crate) fn from_found(found: &FoundSlot<'_>) -> Option<ScannedSlot> {
         match found {
             FoundSlot::Nothing => None,
             FoundSlot::Whole(identity, body) => {
-                let list =
-                    if identity.kind == SlotKind::Removals { removed(body) } else { Vec::new() };
+                let list = if identity.kind == SlotKind::Removals {
+                    list_removed(body)
+                } else {
+                    Vec::new()
+                };
                 Some(ScannedSlot::Whole(*identity, list))
             }
             FoundSlot::Broken(one, other) => Some(ScannedSlot::Broken(*one, *other)),

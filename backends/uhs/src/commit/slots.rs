@@ -318,7 +318,7 @@ impl SlotTable {
     }
 
     /// Units that are closed.
-    pub(crate) fn closed(&self) -> usize {
+    pub(crate) fn count_closed_units(&self) -> usize {
         self.closed.len()
     }
 
@@ -488,7 +488,7 @@ mod tests {
         slots.set(2 * 512, InodeSlot { owner: NOBODY, live: true, writing: false });
         assert_eq!(slots.close_units((8, 1), false, 0), (vec![1], vec![7]));
         assert_eq!(slots.close_units((8, 8), false, 0), (vec![9], vec![7, 7]));
-        assert_eq!((slots.closed(), slots.free()), (2, 511));
+        assert_eq!((slots.count_closed_units(), slots.free()), (2, 511));
         let taken = slots.take(511, 0).unwrap();
         assert!(taken.iter().all(|block| unit_of(*block) == 2));
         assert_eq!(slots.take(1, 9), None);
@@ -499,7 +499,7 @@ mod tests {
         assert_eq!(slots.empty_units(0, 3), [1]);
         slots.remove_unit(1);
         slots.reopen(&[9, 1]);
-        assert_eq!((slots.closed(), slots.free()), (0, 511));
+        assert_eq!((slots.count_closed_units(), slots.free()), (0, 511));
         assert_eq!(slots.take(511, 3).unwrap().len(), 511);
     }
 

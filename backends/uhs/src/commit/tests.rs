@@ -174,16 +174,17 @@ impl CommitRun {
     /// Some states in which the power can fail, each with the newest group that was acknowledged before.
     fn failures(&self, random: &mut fastrand::Rng, wanted: usize) -> Vec<(u64, RamDevice)> {
         let mut found = Vec::new();
-        let mut cuts = self.sim.cuts();
+        let mut cuts = self.sim.power_cuts();
         let share = wanted as f64 / (self.sim.events() + 1) as f64;
         while let Some(cut) = cuts.next() {
-            let before = self.acknowledged.iter().filter(|(events, _)| *events <= cut.at());
+            let before =
+                self.acknowledged.iter().filter(|(events, _)| *events <= cut.event_index());
             let group = before.map(|(_, group)| *group).max().unwrap_or(0);
             while random.f64() < share / 2.0 {
                 found.push((group, cut.sample(random)));
             }
             if random.f64() < share / 4.0 {
-                let all: Vec<RamDevice> = cut.every().collect();
+                let all: Vec<RamDevice> = cut.combinations().collect();
                 found.extend(random.choice(all).map(|ram| (group, ram)));
             }
         }
@@ -227,10 +228,10 @@ fn lives(seed: u64, rules: CommitRules) -> Result<usize, String> {
         while random.u8(..3) == 0 {
             let again = SimDevice::from_ram(&failed, random.u64(..));
             drop(open(again.clone(), rules));
-            let mut cuts = again.cuts();
+            let mut cuts = again.power_cuts();
             let at = random.usize(..=again.events());
             while let Some(cut) = cuts.next() {
-                if cut.at() == at {
+                if cut.event_index() == at {
                     failed = cut.sample(&mut random);
                     break;
                 }
@@ -292,7 +293,7 @@ fn slots_say_which_removal_blocks_are_needed() {
     let mut commit = |change: InodeChange, device: &mut BTreeMap<u64, ScannedSlot>| {
         let group = groups.close(vec![change]).unwrap().unwrap();
         for write in &group.writes {
-            let list = crate::format::slot::removed(&write.body);
+            let list = crate::format::slot::list_removed(&write.body);
             let list = if write.identity.kind == SlotKind::Removals { list } else { Vec::new() };
             device.insert(write.block, ScannedSlot::Whole(write.identity, list));
         }

@@ -25,7 +25,7 @@ struct BatchState {
 
 impl BatchState {
     /// The newest batch that is on the device together with all earlier batches.
-    fn written(&self) -> u64 {
+    fn newest_written(&self) -> u64 {
         let open = self.groups.first().into_iter().chain(self.early.first()).min();
         open.map_or(self.newest, |oldest| oldest - 1)
     }
@@ -61,26 +61,26 @@ impl BatchTracker {
     }
 
     /// Records that the device has refused an early batch: its group writes the pages.
-    pub(super) fn leave_to_group(&self, number: u64) {
+    pub(super) fn defer_to_group(&self, number: u64) {
         let mut state = self.lock();
         state.early.remove(&number);
         state.groups.insert(number);
     }
 
     /// Records that an early batch is on the device.
-    pub(super) fn wrote_early(&self, number: u64) {
+    pub(super) fn record_early_write(&self, number: u64) {
         let mut state = self.lock();
         state.early.remove(&number);
-        self.written.store(state.written(), Ordering::Release);
+        self.written.store(state.newest_written(), Ordering::Release);
     }
 
     /// Records that the batch of a group is on the device, and all batches before it: the group has waited for early
     /// batches.
-    pub(super) fn wrote_all(&self, number: u64) {
+    pub(super) fn record_group_write(&self, number: u64) {
         let mut state = self.lock();
         state.groups = state.groups.split_off(&(number + 1));
         state.early = state.early.split_off(&(number + 1));
-        self.written.store(state.written(), Ordering::Release);
+        self.written.store(state.newest_written(), Ordering::Release);
     }
 
     /// True while an early batch before `number` may be in flight.
@@ -89,7 +89,7 @@ impl BatchTracker {
     }
 
     /// The newest batch that is on the device together with all earlier batches.
-    pub(super) fn written(&self) -> u64 {
+    pub(super) fn newest_written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }
 }
@@ -105,16 +105,16 @@ mod tests {
         let (group, has_early) = batches.begin();
         assert!(has_early);
         let later = batches.begin_early();
-        batches.wrote_early(second);
-        assert_eq!(batches.written(), 0);
+        batches.record_early_write(second);
+        assert_eq!(batches.newest_written(), 0);
         assert!(batches.has_early(group));
-        batches.wrote_early(first);
-        assert_eq!(batches.written(), second);
+        batches.record_early_write(first);
+        assert_eq!(batches.newest_written(), second);
         assert!(!batches.has_early(group) && batches.has_early(later + 1));
-        batches.wrote_early(later);
-        assert_eq!(batches.written(), second, "the group is in flight");
-        batches.wrote_all(group);
-        assert_eq!(batches.written(), later);
+        batches.record_early_write(later);
+        assert_eq!(batches.newest_written(), second, "the group is in flight");
+        batches.record_group_write(group);
+        assert_eq!(batches.newest_written(), later);
     }
 
     // A batch that the device refused stays until the group has found another place for its pages.
@@ -124,11 +124,11 @@ mod tests {
         let (refused, written) = (batches.begin_early(), batches.begin_early());
         let ((first, has_early), (again, has_more)) = (batches.begin(), batches.begin());
         assert!(has_early && !has_more);
-        batches.leave_to_group(refused);
+        batches.defer_to_group(refused);
         assert!(batches.has_early(first), "the other one is in flight");
-        batches.wrote_early(written);
-        assert!(!batches.has_early(first) && batches.written() < refused);
-        batches.wrote_all(again);
-        assert_eq!(batches.written(), again);
+        batches.record_early_write(written);
+        assert!(!batches.has_early(first) && batches.newest_written() < refused);
+        batches.record_group_write(again);
+        assert_eq!(batches.newest_written(), again);
     }
 }

@@ -84,7 +84,7 @@ impl FileContent {
         let bytes = self.size.checked_sub(offset).filter(|bytes| *bytes > 0)?.min(len);
         let count = bytes.div_ceil(PAGE);
         let pages = pages.start..pages.start + count;
-        let extent = self.extents.at(pages.start).filter(|extent| !extent.unwritten)?;
+        let extent = self.extents.find(pages.start).filter(|extent| !extent.unwritten)?;
         let is_one = u64::from(extent.count) >= count;
         if !is_one || self.differs(pool, &pages) {
             return None;
@@ -98,7 +98,7 @@ impl FileContent {
         if self.pages.is_empty() {
             return false;
         }
-        let written = pool.written();
+        let written = pool.newest_written();
         self.dirty.count(pages.clone()) > 0
             || self.pages.range(pages.clone()).any(|(_, page)| page.batch > written)
     }
@@ -120,7 +120,7 @@ impl FileContent {
             return Ok(None);
         }
         let count = pages.end - pages.start;
-        let here: Vec<DiskExtent> = self.extents.within(pages.clone()).collect();
+        let here: Vec<DiskExtent> = self.extents.in_range(pages.clone()).collect();
         let has: u64 = here.iter().map(|extent| u64::from(extent.count)).sum();
         let shifted = self.is_shifted(pool, pages.end - 1);
         let target = match has {
@@ -174,7 +174,7 @@ impl FileContent {
             true => self.add_new(pool, &pages, runs)?,
             false => self.has_overwritten(pool, &pages, &runs)?,
         }
-        pool.wrote_directly();
+        pool.record_direct_write();
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl FileContent {
         runs: &[BlockRun],
     ) -> Result<()> {
         // If the file was truncated meanwhile, the truncation counts as later than the write.
-        let last = self.extents.at(pages.end - 1).map(|extent| extent.block);
+        let last = self.extents.find(pages.end - 1).map(|extent| extent.block);
         if last == runs.last().map(|run| run.end() - 1) {
             self.size = self.size.max(pages.end * PAGE);
         }
@@ -236,7 +236,7 @@ impl FileContent {
         }
         self.promise_extents(pool, 2 * unwritten.len(), true)?;
         for pages in unwritten {
-            self.extents.written(pages.clone());
+            self.extents.mark_written(pages.clone());
             self.early.push(pages);
         }
         self.version += 1;
@@ -245,7 +245,7 @@ impl FileContent {
 
     /// The parts of `pages` whose blocks are among `runs` and are still unwritten.
     fn unwritten_of(&self, pages: Range<u64>, runs: &[BlockRun]) -> Vec<Range<u64>> {
-        let unwritten = self.extents.within(pages).filter(|extent| extent.unwritten);
+        let unwritten = self.extents.in_range(pages).filter(|extent| extent.unwritten);
         let parts = unwritten.flat_map(|extent| {
             let all = BlockRun::from(extent);
             runs.iter().filter(move |run| overlap(run, &all)).map(move |run| {
@@ -284,7 +284,7 @@ impl FileContent {
         if !self.is_overwriting() {
             return false;
         }
-        let run = self.extents.at(page).map(|extent| BlockRun { block: extent.block, count: 1 });
+        let run = self.extents.find(page).map(|extent| BlockRun { block: extent.block, count: 1 });
         run.is_some_and(|run| self.direct.flights.iter().any(|flight| overlap(flight, &run)))
     }
 
@@ -310,6 +310,6 @@ fn give_back(pool: &BlockPool, runs: Vec<BlockRun>, are_good: bool) {
             let mut space = pool.space();
             runs.into_iter().for_each(|run| space.free(run));
         }
-        false => pool.shun(runs),
+        false => pool.quarantine(runs),
     }
 }

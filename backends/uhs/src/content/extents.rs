@@ -28,7 +28,7 @@ struct MappedExtent {
 }
 
 impl MappedExtent {
-    fn at(self, page: u64) -> DiskExtent {
+    fn to_extent(self, page: u64) -> DiskExtent {
         let MappedExtent { block, count, unwritten } = self;
         DiskExtent { page, block, count, unwritten }
     }
@@ -52,7 +52,7 @@ impl FromIterator<DiskExtent> for ExtentMap {
 impl ExtentMap {
     /// All extents, by page.
     pub(crate) fn iter(&self) -> impl Iterator<Item = DiskExtent> {
-        self.map.iter().map(|(page, piece)| piece.at(*page))
+        self.map.iter().map(|(page, piece)| piece.to_extent(*page))
     }
 
     /// Blocks of all extents.
@@ -65,7 +65,7 @@ impl ExtentMap {
     }
 
     /// The leaves, the first of which begins with page 0. If there are none, all leaves are written next time.
-    pub(super) fn leaves(&mut self) -> &mut BTreeMap<u64, ExtentLeaf> {
+    pub(super) fn leaves_mut(&mut self) -> &mut BTreeMap<u64, ExtentLeaf> {
         &mut self.leaves
     }
 
@@ -76,7 +76,7 @@ impl ExtentMap {
 
     /// The extents that begin in `pages`.
     pub(super) fn begin_in(&self, pages: Range<u64>) -> impl Iterator<Item = DiskExtent> {
-        self.map.range(pages).map(|(page, piece)| piece.at(*page))
+        self.map.range(pages).map(|(page, piece)| piece.to_extent(*page))
     }
 
     /// Marks the leaf of the extent that begins with `page` as changed.
@@ -92,24 +92,24 @@ impl ExtentMap {
     }
 
     /// The last extent that begins before `page`, cut off at `page`.
-    pub(crate) fn before(&self, page: u64) -> Option<DiskExtent> {
+    pub(crate) fn last_before(&self, page: u64) -> Option<DiskExtent> {
         let (first, piece) = self.map.range(..page).next_back()?;
-        Some(part(&piece.at(*first), &(0..page)))
+        Some(part(&piece.to_extent(*first), &(0..page)))
     }
 
     /// The extent that holds `page`, from `page` on.
-    pub(crate) fn at(&self, page: u64) -> Option<DiskExtent> {
+    pub(crate) fn find(&self, page: u64) -> Option<DiskExtent> {
         let (first, piece) = self.map.range(..=page).next_back()?;
-        let extent = piece.at(*first);
+        let extent = piece.to_extent(*first);
         (page < extent.end()).then(|| part(&extent, &(page..u64::MAX)))
     }
 
     /// The extents in `pages`, cut off at both ends.
-    pub(crate) fn within(&self, pages: Range<u64>) -> impl Iterator<Item = DiskExtent> {
+    pub(crate) fn in_range(&self, pages: Range<u64>) -> impl Iterator<Item = DiskExtent> {
         let before = self.map.range(..pages.start).next_back();
-        let before = before.map(|(page, piece)| piece.at(*page));
+        let before = before.map(|(page, piece)| piece.to_extent(*page));
         let from = self.map.range(pages.start..pages.end.max(pages.start));
-        let after = from.map(|(page, piece)| piece.at(*page));
+        let after = from.map(|(page, piece)| piece.to_extent(*page));
         let before = before.filter(move |extent| extent.end() > pages.start);
         let pages = pages.clone();
         before.into_iter().chain(after).map(move |extent| part(&extent, &pages))
@@ -119,7 +119,7 @@ impl ExtentMap {
     pub(crate) fn holes(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let mut holes = Vec::new();
         let mut at = pages.start;
-        for extent in self.within(pages.clone()) {
+        for extent in self.in_range(pages.clone()) {
             if at < extent.page {
                 holes.push(at..extent.page);
             }
@@ -142,7 +142,7 @@ impl ExtentMap {
         }
         self.split(pages.start);
         self.split(pages.end);
-        let inside = self.map.range(pages).map(|(page, piece)| piece.at(*page));
+        let inside = self.map.range(pages).map(|(page, piece)| piece.to_extent(*page));
         let removed: Vec<DiskExtent> = inside.collect();
         for extent in &removed {
             self.map.remove(&extent.page);
@@ -155,7 +155,7 @@ impl ExtentMap {
     /// Splits an extent that continues from the page before `page` to `page`.
     fn split(&mut self, page: u64) {
         let Some((first, piece)) = self.map.range_mut(..page).next_back() else { return };
-        let extent = piece.at(*first);
+        let extent = piece.to_extent(*first);
         if page < extent.end() {
             piece.count = (page - extent.page) as u32;
             let DiskExtent { block, count, unwritten, .. } = part(&extent, &(page..u64::MAX));
@@ -179,7 +179,7 @@ impl ExtentMap {
     fn join(&mut self, page: u64) {
         let Some(second) = self.map.get(&page).copied() else { return };
         let Some((first, piece)) = self.map.range_mut(..page).next_back() else { return };
-        let extent = piece.at(*first);
+        let extent = piece.to_extent(*first);
         let goes_on = extent.end() == page
             && extent.block + u64::from(extent.count) == second.block
             && extent.unwritten == second.unwritten;
@@ -192,9 +192,9 @@ impl ExtentMap {
     }
 
     /// Records that the blocks of `pages` hold data.
-    pub(crate) fn written(&mut self, pages: Range<u64>) {
+    pub(crate) fn mark_written(&mut self, pages: Range<u64>) {
         let unwritten = |extent: &DiskExtent| extent.unwritten;
-        if !self.within(pages.clone()).any(|extent| unwritten(&extent)) {
+        if !self.in_range(pages.clone()).any(|extent| unwritten(&extent)) {
             return;
         }
         let extents = self.remove(pages);
@@ -223,7 +223,7 @@ impl ExtentMap {
 
     /// The first page from `page` on that lies in an extent with data.
     pub(crate) fn next_data(&self, page: u64) -> Option<u64> {
-        let here = self.at(page).filter(|extent| !extent.unwritten);
+        let here = self.find(page).filter(|extent| !extent.unwritten);
         let after = || self.map.range((Excluded(page), Included(u64::MAX)));
         let next = || after().find(|(_, piece)| !piece.unwritten).map(|(page, _)| *page);
         here.map(|_| page).or_else(next)
@@ -232,7 +232,7 @@ impl ExtentMap {
     /// The first page from `page` on that lies in no extent with data.
     pub(crate) fn next_hole(&self, page: u64) -> u64 {
         let mut at = page;
-        while let Some(extent) = self.at(at).filter(|extent| !extent.unwritten) {
+        while let Some(extent) = self.find(at).filter(|extent| !extent.unwritten) {
             at = extent.end();
         }
         at
@@ -266,7 +266,7 @@ mod tests {
 
     fn compare(extents: &ExtentMap, table: &PageMapping) {
         for page in 0..400 {
-            let here = extents.at(page);
+            let here = extents.find(page);
             let found = here.map(|extent| (extent.block, extent.unwritten));
             assert_eq!(found, table.get(&page).copied(), "page {page}");
             let data = |at: &u64| table.get(at).is_some_and(|(_, unwritten)| !unwritten);
@@ -303,12 +303,12 @@ mod tests {
                     table = moved(&table, pages.end, |page| page - by);
                 }
                 2 => {
-                    extents.written(pages.clone());
+                    extents.mark_written(pages.clone());
                     table.range_mut(pages).for_each(|(_, (_, unwritten))| *unwritten = false);
                 }
                 3 => {
                     let parts =
-                        extents.within(pages.clone()).flat_map(|part| part.page..part.end());
+                        extents.in_range(pages.clone()).flat_map(|part| part.page..part.end());
                     assert!(parts.eq(table.range(pages.clone()).map(|(page, _)| *page)));
                     let holes = extents.holes(pages.clone()).into_iter().flatten();
                     assert!(holes.eq(pages.filter(|page| !table.contains_key(page))));

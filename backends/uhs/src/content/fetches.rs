@@ -52,7 +52,10 @@ impl FileContent {
     }
 
     /// Takes out the pages that another thread fetches. Returns one of its fetches.
-    pub(crate) fn leave_to_others(&self, pages: &mut Vec<(u64, u64)>) -> Option<Arc<PageFetch>> {
+    pub(crate) fn take_fetched_by_others(
+        &self,
+        pages: &mut Vec<(u64, u64)>,
+    ) -> Option<Arc<PageFetch>> {
         let mut theirs = None;
         for (range, fetch) in self.fetches.0.iter().filter(|(_, fetch)| !fetch.has_ended()) {
             let before = pages.len();

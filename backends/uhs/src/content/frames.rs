@@ -27,7 +27,7 @@ pub(crate) struct PageFrame {
 
 impl PageFrame {
     /// The frames of a run, each for a page. A long run is split into several, which are given back separately.
-    pub(crate) fn each(run: FrameRun) -> impl Iterator<Item = PageFrame> {
+    pub(crate) fn split_run(run: FrameRun) -> impl Iterator<Item = PageFrame> {
         let mut rest = Some(run);
         let runs = std::iter::from_fn(move || {
             let mut run = rest.take()?;
@@ -237,7 +237,7 @@ impl BlockPool {
             let some: Vec<CacheEntry> = clock.drain(..count).collect();
             drop(clock);
             turns = turns.saturating_sub(count.max(1));
-            let dropped = self.turn(memory, some, None);
+            let dropped = self.advance_clock(memory, some, None);
             if dropped > 0 {
                 return dropped;
             }
@@ -247,7 +247,7 @@ impl BlockPool {
 
     /// Examines some entries. The caller has locked the content `mine`. Entries that keep pages go to the end of the
     /// clock.
-    fn turn(
+    fn advance_clock(
         &self,
         memory: &FrameCache,
         entries: Vec<CacheEntry>,
@@ -287,7 +287,7 @@ impl BlockPool {
 
 impl FileContent {
     /// Records that pages came into memory. They leave memory in the runs that share their memory
-    /// ([`PageFrame::each`]). The clock has at most twice as many entries as frames, and a few more.
+    /// ([`PageFrame::split_run`]). The clock has at most twice as many entries as frames, and a few more.
     pub(super) fn remember(&mut self, pool: &BlockPool, first: u64, count: u64) {
         let Some(memory) = pool.memory() else { return };
         let mut new = Vec::new();
@@ -305,6 +305,6 @@ impl FileContent {
         let excess = if clock.len() > most { (added + 8).min(clock.len()) } else { 0 };
         let old = clock.drain(..excess).collect();
         drop(clock);
-        pool.turn(memory, old, Some(self));
+        pool.advance_clock(memory, old, Some(self));
     }
 }

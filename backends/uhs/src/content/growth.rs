@@ -33,10 +33,10 @@ impl FileContent {
     /// True if the pages that take blocks now continue the file at its end, behind pages that have blocks.
     pub(super) fn grows(&mut self, pages: &Range<u64>) -> bool {
         let before =
-            self.extents.before(pages.start).is_some_and(|extent| extent.end() == pages.start);
+            self.extents.last_before(pages.start).is_some_and(|extent| extent.end() == pages.start);
         let grows = before
             && pages.end >= self.size.div_ceil(PAGE)
-            && self.extents.within(pages.end..u64::MAX).next().is_none();
+            && self.extents.in_range(pages.end..u64::MAX).next().is_none();
         if grows {
             self.growth.pages += pages.end - pages.start;
         }
@@ -71,7 +71,7 @@ impl FileContent {
         (page, count): (u64, u32),
         near: Option<u64>,
     ) -> Option<u64> {
-        let (owner, keep) = (self.growth.owner, pool.kept_units(space));
+        let (owner, keep) = (self.growth.owner, pool.reserved_units(space));
         let wanted = self.growth.pages.next_power_of_two().max(u64::from(count));
         let units = (wanted / UNIT_BLOCKS).clamp(1, MOST_UNITS);
         if page >= UNIT_BLOCKS && page.is_multiple_of(UNIT_BLOCKS) {
@@ -99,13 +99,13 @@ impl FileContent {
     /// True if all pages of a unit of pages have data, in so many runs that one unit of blocks is better.
     pub(crate) fn is_scattered(&self, unit: u64) -> bool {
         let pages = unit * UNIT_BLOCKS..(unit + 1) * UNIT_BLOCKS;
-        let has_data = |page: u64| self.extents.at(page).is_some_and(|extent| !extent.unwritten);
+        let has_data = |page: u64| self.extents.find(page).is_some_and(|extent| !extent.unwritten);
         // The ends first: most units are not full.
         if self.size < pages.end * PAGE || !has_data(pages.start) || !has_data(pages.end - 1) {
             return false;
         }
         let (mut runs, mut blocks) = (0, 0);
-        for extent in self.extents.within(pages).filter(|extent| !extent.unwritten) {
+        for extent in self.extents.in_range(pages).filter(|extent| !extent.unwritten) {
             runs += 1;
             blocks += u64::from(extent.count);
         }

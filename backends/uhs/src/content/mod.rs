@@ -11,9 +11,9 @@
 //! - A method that changes a content is called with a handle of the running group (`GroupLock::enter`), and returns
 //!   without waiting for anything.
 //! - A change needs pages and frames ([`ChangeDemand`]), which are read and taken while nothing is locked.
-//! - A closing group stops all handles and calls [`FileContent::place`] for each content with dirty pages: pages get
-//!   their blocks, and their frames are *shared* with the group. A later write to a shared page takes another frame. So
-//!   changes go on while the group is written.
+//! - A closing group stops all handles and calls [`FileContent::allocate_blocks`] for each content with dirty pages:
+//!   pages get their blocks, and their frames are *shared* with the group. A later write to a shared page takes another
+//!   frame. So changes go on while the group is written.
 //! - [`FileContent::end`] is called once, when the inode has neither names nor users. Later calls of other methods find
 //!   an empty content.
 //! - Blocks that a content gives up go to [`BlockPool::give_up`]: they are free when the group that no longer mentions
@@ -148,7 +148,7 @@ impl FileContent {
         matches!(self.data, InodeData::Inline(_))
     }
 
-    pub(crate) fn facts(&self) -> ContentSummary {
+    pub(crate) fn summarize(&self) -> ContentSummary {
         let kept = match &self.data {
             // Programs such as tar take a file without blocks for a hole.
             InodeData::Inline(bytes) => u64::from(!bytes.is_empty()),
@@ -197,7 +197,7 @@ impl FileContent {
             ) => InodeData::Extents(vec![only]),
             _ => return None,
         };
-        let written = pool.written();
+        let written = pool.newest_written();
         let waits = !self.dirty.is_empty() || self.shifted.is_some() || self.outside.is_used();
         let waits = waits || self.given_up || !self.early.is_empty();
         if waits || self.pages.range(0..u64::MAX).any(|(_, page)| page.batch > written) {

@@ -23,22 +23,24 @@ impl FileContent {
         most: u64,
         is: &dyn Fn(u64) -> bool,
     ) -> Option<Range<u64>> {
-        self.extents.within(page..u64::MAX).find_map(|DiskExtent { page, block, count, .. }| {
-            let end = block + u64::from(count);
-            let mut at = block;
-            while at < end {
-                let next = (at / UNIT_BLOCKS + 1) * UNIT_BLOCKS;
-                if is(at) {
-                    let first = page + (at - block);
-                    return Some(first..first + most.min(next.min(end) - at));
+        self.extents.in_range(page..u64::MAX).find_map(
+            |DiskExtent { page, block, count, .. }| {
+                let end = block + u64::from(count);
+                let mut at = block;
+                while at < end {
+                    let next = (at / UNIT_BLOCKS + 1) * UNIT_BLOCKS;
+                    if is(at) {
+                        let first = page + (at - block);
+                        return Some(first..first + most.min(next.min(end) - at));
+                    }
+                    at = next;
                 }
-                at = next;
-            }
-            None
-        })
+                None
+            },
+        )
     }
 
-    /// The need of [`leave_blocks`](FileContent::leave_blocks): their bytes.
+    /// The need of [`relocate_pages`](FileContent::relocate_pages): their bytes.
     pub(crate) fn need_move(&self, pages: &Range<u64>) -> ChangeDemand {
         // A forged extent may lie behind the last page of a file.
         let bytes = |pages: u64| pages.saturating_mul(PAGE);
@@ -52,13 +54,13 @@ impl FileContent {
     /// # Errors
     ///
     /// `ENOSPC`.
-    pub(crate) fn leave_blocks(
+    pub(crate) fn relocate_pages(
         &mut self,
         pool: &BlockPool,
         pages: &Range<u64>,
         is: &dyn Fn(u64) -> bool,
     ) -> Result<u64> {
-        let extents: Vec<DiskExtent> = self.extents.within(pages.clone()).collect();
+        let extents: Vec<DiskExtent> = self.extents.in_range(pages.clone()).collect();
         let mut moved = 0;
         for extent in extents {
             if extent.unwritten {

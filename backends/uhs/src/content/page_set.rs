@@ -38,7 +38,7 @@ fn pages(word: u64, mut bits: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-fn ones(bits: u64) -> usize {
+fn count_ones(bits: u64) -> usize {
     bits.count_ones() as usize
 }
 
@@ -66,7 +66,7 @@ impl PageSet {
     pub(super) fn insert_all(&mut self, range: Range<u64>) {
         for (word, mask) in words(range) {
             let bits = self.words.entry(word).or_default();
-            self.len += ones(mask & !*bits);
+            self.len += count_ones(mask & !*bits);
             *bits |= mask;
         }
     }
@@ -83,7 +83,7 @@ impl PageSet {
         for word in found {
             let mask = mask(word, &range);
             if let Some(bits) = self.words.get_mut(&word) {
-                self.len -= ones(*bits & mask);
+                self.len -= count_ones(*bits & mask);
                 *bits &= !mask;
                 if *bits == 0 {
                     self.words.remove(&word);
@@ -96,7 +96,7 @@ impl PageSet {
     /// The number of members in a range.
     pub(super) fn count(&self, range: Range<u64>) -> usize {
         let reached = range.start / WORD..range.end.div_ceil(WORD);
-        self.words.range(reached).map(|(word, bits)| ones(bits & mask(*word, &range))).sum()
+        self.words.range(reached).map(|(word, bits)| count_ones(bits & mask(*word, &range))).sum()
     }
 
     /// The first member from `page` on.
@@ -119,7 +119,7 @@ impl PageSet {
             *bits &= other.words.get(word).copied().unwrap_or(0);
             *bits != 0
         });
-        self.len = self.words.values().copied().map(ones).sum();
+        self.len = self.words.values().copied().map(count_ones).sum();
     }
 
     /// Takes out all members that `other` does not have. Returns them in order.

@@ -22,7 +22,7 @@ struct PageGroup {
     used: usize,
 }
 
-fn place(page: u64) -> (u64, usize) {
+fn group_and_bit(page: u64) -> (u64, usize) {
     (page / GROUP as u64, (page % GROUP as u64) as usize)
 }
 
@@ -31,7 +31,7 @@ fn groups(range: &Range<u64>) -> Range<u64> {
     range.start / GROUP as u64..range.end.div_ceil(GROUP as u64)
 }
 
-fn places(group: u64, range: &Range<u64>) -> Range<usize> {
+fn bits_in_group(group: u64, range: &Range<u64>) -> Range<usize> {
     let first = group * GROUP as u64;
     let inside = |page: u64| page.saturating_sub(first).min(GROUP as u64) as usize;
     inside(range.start)..inside(range.end).max(inside(range.start))
@@ -47,18 +47,18 @@ impl PageTable {
     }
 
     pub(super) fn get(&self, page: u64) -> Option<&CachedPage> {
-        let (group, at) = place(page);
+        let (group, at) = group_and_bit(page);
         self.groups.get(&group)?.pages[at].as_ref()
     }
 
     pub(super) fn get_mut(&mut self, page: u64) -> Option<&mut CachedPage> {
-        let (group, at) = place(page);
+        let (group, at) = group_and_bit(page);
         self.groups.get_mut(&group)?.pages[at].as_mut()
     }
 
     /// Adds a page. Returns the former page of this number.
     pub(super) fn insert(&mut self, page: u64, new: CachedPage) -> Option<CachedPage> {
-        let (group, at) = place(page);
+        let (group, at) = group_and_bit(page);
         let group = self.groups.entry(group).or_default();
         let old = group.pages[at].replace(new);
         group.used += usize::from(old.is_none());
@@ -74,7 +74,7 @@ impl PageTable {
         let found: Vec<u64> = self.groups.range(found).map(|(group, _)| *group).collect();
         for number in found {
             let Some(group) = self.groups.get_mut(&number) else { continue };
-            let places = places(number, &range);
+            let places = bits_in_group(number, &range);
             for at in places {
                 if let Some(page) = group.pages[at].take() {
                     group.used -= 1;
@@ -92,7 +92,7 @@ impl PageTable {
         let found = groups(&range);
         let found = found.start..found.end.max(found.start);
         self.groups.range(found).flat_map(move |(number, group)| {
-            let places = places(*number, &range);
+            let places = bits_in_group(*number, &range);
             let first = *number * GROUP as u64 + places.start as u64;
             let pages = (first..).zip(&group.pages[places]);
             pages.filter_map(|(at, page)| Some((at, page.as_ref()?)))
@@ -107,7 +107,7 @@ impl PageTable {
         let found = groups(&range);
         let found = found.start..found.end.max(found.start);
         self.groups.range_mut(found).flat_map(move |(number, group)| {
-            let places = places(*number, &range);
+            let places = bits_in_group(*number, &range);
             let first = *number * GROUP as u64 + places.start as u64;
             let pages = (first..).zip(&mut group.pages[places]);
             pages.filter_map(|(at, page)| Some((at, page.as_mut()?)))
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn a_table_of_pages_is_a_map() {
         let region = MemoryRegion::new(1).unwrap();
-        let frame = PageFrame::each(region.take(1).unwrap()).next().unwrap();
+        let frame = PageFrame::split_run(region.take(1).unwrap()).next().unwrap();
         let mut random = fastrand::Rng::with_seed(4);
         let (mut table, mut model) = (PageTable::default(), BTreeMap::new());
         for round in 0..10_000 {

@@ -57,7 +57,7 @@ impl FileContent {
         let mut missing = Vec::new();
         // Unwritten blocks that a device is overwriting count as missing, since a reader must wait for the write.
         let has_data = |extent: &DiskExtent| !extent.unwritten || self.is_overwriting();
-        for extent in self.extents.within(pages).filter(has_data) {
+        for extent in self.extents.in_range(pages).filter(has_data) {
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
                 if extent.unwritten && !self.is_overwritten(page) {
                     continue;
@@ -146,14 +146,14 @@ impl FileContent {
         let mut at = offset;
         for (page, cached) in self.pages.range_mut(touched(offset, end)) {
             let start = page * PAGE;
-            put_zeros(out, start.saturating_sub(at))?;
+            append_zeros(out, start.saturating_sub(at))?;
             at = at.max(start);
             let (from, to) = ((at - start) as usize, (end - start).min(PAGE) as usize);
             out.put(&cached.frame.bytes()[from..to])?;
             cached.used = true;
             at = start + to as u64;
         }
-        put_zeros(out, end.saturating_sub(at))
+        append_zeros(out, end.saturating_sub(at))
     }
 
     /// Writes at `offset`, with the frames that [`need_write`](FileContent::need_write) demands. Returns the number of
@@ -175,7 +175,7 @@ impl FileContent {
             return Ok(0);
         }
         if end > INLINE as u64 {
-            self.leave_inline(pool, supply)?;
+            self.move_inline_to_page(pool, supply)?;
         }
         if self.is_inline() {
             self.promise_inline(pool, self.size.max(end) as usize)?;
@@ -253,8 +253,8 @@ impl FileContent {
         let bytes = (end - first) as usize * FRAME;
         run[..bytes].copy_from_slice(&data[..bytes]);
         let mut new = false;
-        for (page, frame) in (first..end).zip(PageFrame::each(run)) {
-            new |= self.put(pool, page, frame);
+        for (page, frame) in (first..end).zip(PageFrame::split_run(run)) {
+            new |= self.replace_page(pool, page, frame);
         }
         if new {
             self.remember(pool, first, end - first);
@@ -267,7 +267,7 @@ impl FileContent {
     fn promise_new(&mut self, pool: &BlockPool, pages: &Range<u64>) -> bool {
         let count = (pages.end - pages.start) as usize;
         let known = self.promised.count(pages.clone()) > 0
-            || self.extents.within(pages.clone()).next().is_some();
+            || self.extents.in_range(pages.clone()).next().is_some();
         if known || self.is_shifted(pool, pages.end - 1) {
             return false;
         }
@@ -289,7 +289,7 @@ impl FileContent {
     pub(super) fn promise(&mut self, pool: &BlockPool, page: u64, moves: bool) -> Result<()> {
         let promised = self.promised.contains(page);
         let moves = moves || self.is_shifted(pool, page) || self.is_overwritten(page);
-        let extent = self.extents.at(page);
+        let extent = self.extents.find(page);
         if promised || !moves && extent.is_some_and(|extent| !extent.unwritten) {
             return Ok(());
         }
@@ -311,14 +311,14 @@ impl FileContent {
     /// True if the page or a neighbour in the same extent is dirty, so that both are one extent when they are
     /// written.
     fn is_beside_dirty(&self, page: u64) -> bool {
-        let goes_on = |page: u64| self.extents.at(page).is_some_and(|extent| extent.count > 1);
+        let goes_on = |page: u64| self.extents.find(page).is_some_and(|extent| extent.count > 1);
         let dirty = |page: u64| self.dirty.contains(page);
         let before = || page.checked_sub(1).is_some_and(|before| dirty(before) && goes_on(before));
         dirty(page) || before() || dirty(page + 1) && goes_on(page)
     }
 
     /// Gives a page other bytes. It is dirty then. True where it was not in memory.
-    fn put(&mut self, pool: &BlockPool, page: u64, frame: PageFrame) -> bool {
+    fn replace_page(&mut self, pool: &BlockPool, page: u64, frame: PageFrame) -> bool {
         self.set_dirty(pool, page);
         let entry = self.pages.get(page).map(|old| old.entry);
         let new = CachedPage { entry: entry.unwrap_or_default(), ..CachedPage::new(frame) };
@@ -354,8 +354,8 @@ impl FileContent {
                 Some(old) => fresh.copy_from_slice(old.frame.bytes()),
                 None => fresh.fill(0),
             }
-            for frame in PageFrame::each(fresh) {
-                if self.put(pool, page, frame) {
+            for frame in PageFrame::split_run(fresh) {
+                if self.replace_page(pool, page, frame) {
                     self.remember(pool, page, 1);
                 }
             }
@@ -367,7 +367,7 @@ impl FileContent {
     }
 
     /// Moves inline data to a page. `ENOSPC`.
-    pub(super) fn leave_inline(
+    pub(super) fn move_inline_to_page(
         &mut self,
         pool: &BlockPool,
         supply: &mut FrameSupply,
@@ -403,7 +403,7 @@ impl FileContent {
             return Err(Errno::EFBIG);
         }
         if size > INLINE as u64 {
-            self.leave_inline(pool, supply)?;
+            self.move_inline_to_page(pool, supply)?;
         }
         if self.is_inline() && size > self.size {
             self.promise_inline(pool, size as usize)?;
@@ -433,7 +433,7 @@ impl FileContent {
 
     /// True if the page is in memory or has data on the device.
     pub(super) fn has_data(&self, page: u64) -> bool {
-        self.pages.contains(page) || self.extents.at(page).is_some_and(|extent| !extent.unwritten)
+        self.pages.contains(page) || self.extents.find(page).is_some_and(|extent| !extent.unwritten)
     }
 
     /// Takes pages and their blocks away.
@@ -463,7 +463,7 @@ impl FileContent {
         entry: u64,
         (first, count): (u64, u64),
     ) -> (usize, bool) {
-        let written = pool.written();
+        let written = pool.newest_written();
         let pages = first..first.saturating_add(count);
         let (mut kept, mut all, mut its) = (false, 0, Vec::new());
         for (page, cached) in self.pages.range_mut(pages.clone()) {
@@ -494,6 +494,6 @@ impl FileContent {
 }
 
 /// Appends zeros, as many as fit.
-fn put_zeros(out: &mut ReadBuf<'_>, len: u64) -> Result<()> {
+fn append_zeros(out: &mut ReadBuf<'_>, len: u64) -> Result<()> {
     out.put_zeros(usize::try_from(len).unwrap_or(usize::MAX)).map(drop)
 }

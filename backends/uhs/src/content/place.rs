@@ -26,7 +26,7 @@ impl FileContent {
     /// # Errors
     ///
     /// `EIO`: a promise cannot be kept.
-    pub(crate) fn place(
+    pub(crate) fn allocate_blocks(
         &mut self,
         pool: &BlockPool,
         batch: u64,
@@ -42,7 +42,7 @@ impl FileContent {
             return Ok(!self.placed.is_empty());
         }
         let (wanting, dirty) = self.take_waiting(skip_stuck);
-        let changed = self.place_pages(pool, batch, (&wanting, &dirty), data)?;
+        let changed = self.allocate_for_pages(pool, batch, (&wanting, &dirty), data)?;
         // The group that writes the inode without these blocks frees them.
         self.lost_blocks = false;
         // The blocks of these pages have replaced the promises.
@@ -76,7 +76,7 @@ impl FileContent {
     /// # Errors
     ///
     /// `EIO`: a promise cannot be kept.
-    pub(crate) fn place_early(
+    pub(crate) fn allocate_early(
         &mut self,
         pool: &BlockPool,
         pages: Range<u64>,
@@ -84,12 +84,12 @@ impl FileContent {
         let batch = pool.next_early_batch();
         let (mut data, before) = (Vec::new(), self.placed.len());
         let all: Vec<u64> = pages.clone().collect();
-        if let Err(errno) = self.place_pages(pool, batch, (&all, &all), &mut data) {
+        if let Err(errno) = self.allocate_for_pages(pool, batch, (&all, &all), &mut data) {
             // The pages wait for the group as before. The group gives up their blocks.
             if self.placed.len() > before {
                 pool.exchange(0, all.len() as u64);
             }
-            pool.wrote_early(batch);
+            pool.record_early_write(batch);
             return Err(errno);
         }
         self.early.extend(self.placed.drain(before..));
@@ -101,7 +101,7 @@ impl FileContent {
     }
 
     /// Gives blocks to `wanting` pages, and adds the `dirty` ones to `data`. True where the inode changed.
-    fn place_pages(
+    fn allocate_for_pages(
         &mut self,
         pool: &BlockPool,
         batch: u64,
@@ -116,12 +116,12 @@ impl FileContent {
         let mut changed = !wanting.is_empty();
         for run in dirty.chunk_by(|a, b| a + 1 == *b) {
             let pages = run[0]..run[0] + run.len() as u64;
-            let unwritten = self.extents.within(pages.clone()).filter(|extent| extent.unwritten);
+            let unwritten = self.extents.in_range(pages.clone()).filter(|extent| extent.unwritten);
             let before = self.placed.len();
             self.placed.extend(unwritten.map(|extent| extent.page..extent.end()));
             changed |= self.placed.len() > before;
-            self.extents.written(pages.clone());
-            let extents = self.extents.within(pages.clone());
+            self.extents.mark_written(pages.clone());
+            let extents = self.extents.in_range(pages.clone());
             let mut blocks =
                 extents.flat_map(|extent| (extent.page..extent.end()).zip(extent.block..));
             for (page, cached) in self.pages.range_mut(pages) {
@@ -157,13 +157,13 @@ impl FileContent {
         while page < pages.end {
             let in_unit = UNIT_BLOCKS - page % UNIT_BLOCKS;
             let count = in_unit.min(pages.end - page) as u32;
-            let before = taken.last().copied().or_else(|| self.extents.before(page));
+            let before = taken.last().copied().or_else(|| self.extents.last_before(page));
             // Pages behind a hole are not placed where the pages of the hole would continue, but beside others that are
             // written now.
             let before = before.filter(|extent| extent.end() == page);
             let near = before.map(|extent| extent.block + u64::from(extent.count) - 1);
             let mut space = pool.space();
-            let keep = pool.kept_units(&space);
+            let keep = pool.reserved_units(&space);
             let ahead =
                 if grows { self.take_ahead(pool, &mut space, (page, count), near) } else { None };
             // A large file continues in a unit of its own.

@@ -129,24 +129,24 @@ impl BlockPool {
 
     /// The number of all blocks, and of the blocks that files can still take. Some of these become free only after a
     /// commit, for which an operation without space waits.
-    pub(crate) fn counts(&self) -> (u64, u64) {
+    pub(crate) fn count_blocks(&self) -> (u64, u64) {
         let space = self.space();
         let free = space.free_blocks() + self.waiting.load(Ordering::Relaxed);
-        (space.blocks(), free.saturating_sub(self.kept(&space)))
+        (space.blocks(), free.saturating_sub(self.reserved_blocks(&space)))
     }
 
     fn free_of(&self, space: &BlockSpace) -> u64 {
-        space.free_blocks().saturating_sub(self.kept(space))
+        space.free_blocks().saturating_sub(self.reserved_blocks(space))
     }
 
     /// Blocks that are kept for slots and for promises.
-    fn kept(&self, space: &BlockSpace) -> u64 {
-        let units = u64::from(self.kept_units(space));
+    fn reserved_blocks(&self, space: &BlockSpace) -> u64 {
+        let units = u64::from(self.reserved_units(space));
         units * UNIT_BLOCKS + KEEP_BLOCKS + self.promised.load(Ordering::Relaxed)
     }
 
     /// Units that data leaves to slots: units for inodes that have no slot yet, and some more.
-    pub(crate) fn kept_units(&self, _: &BlockSpace) -> u32 {
+    pub(crate) fn reserved_units(&self, _: &BlockSpace) -> u32 {
         let slots = self.slots.load(Ordering::Relaxed);
         let missing = self.inodes.load(Ordering::Relaxed).saturating_sub(slots);
         KEEP_UNITS + u32::try_from(missing.div_ceil(UNIT_BLOCKS)).unwrap_or(u32::MAX / 2)
@@ -154,7 +154,7 @@ impl BlockPool {
 
     /// Free blocks without the units of slots.
     fn free_for_blocks(&self, space: &BlockSpace) -> u64 {
-        let units = self.kept_units(space).min(space.free_units());
+        let units = self.reserved_units(space).min(space.free_units());
         space.free_blocks() - u64::from(units) * UNIT_BLOCKS
     }
 
@@ -280,14 +280,14 @@ impl BlockPool {
     /// Takes up to `wanted` units for slots, but no promised ones. Returns the first unit and the number of units.
     pub(crate) fn take_units(&self, wanted: u32) -> Option<(u32, u32)> {
         let mut space = self.space();
-        let most = self.unpromised_units(&space).max(self.kept_units(&space));
+        let most = self.unpromised_units(&space).max(self.reserved_units(&space));
         take_units(&mut space, wanted.min(most))
     }
 
     /// Takes units, as [`take_units`](BlockPool::take_units), but none of those that are kept.
     pub(crate) fn take_more_units(&self, wanted: u32) -> Option<(u32, u32)> {
         let mut space = self.space();
-        let most = self.unpromised_units(&space).saturating_sub(self.kept_units(&space));
+        let most = self.unpromised_units(&space).saturating_sub(self.reserved_units(&space));
         if most == 0 { None } else { take_units(&mut space, wanted.min(most)) }
     }
 
@@ -324,7 +324,7 @@ impl BlockPool {
 
     /// True if a file that grows may reserve so many whole units ahead.
     pub(super) fn has_plenty_of_units(&self, space: &BlockSpace, count: u32) -> bool {
-        let kept = u64::from(self.kept_units(space)) + SHORT;
+        let kept = u64::from(self.reserved_units(space)) + SHORT;
         u64::from(space.free_units()) >= kept + u64::from(count)
             && self.has_plenty(space, count * UNIT_BLOCKS as u32)
     }
@@ -383,23 +383,23 @@ impl BlockPool {
     }
 
     /// A caller's own bytes are on the device: the group that closes next is written after a flush.
-    pub(super) fn wrote_directly(&self) {
+    pub(super) fn record_direct_write(&self) {
         self.batches.precede();
     }
 
     /// The pages of a batch that was written before its group are on the device.
-    pub(crate) fn wrote_early(&self, batch: u64) {
-        self.batches.wrote_early(batch);
+    pub(crate) fn record_early_write(&self, batch: u64) {
+        self.batches.record_early_write(batch);
     }
 
     /// Records that the device has refused pages of a batch. The group of the batch writes them.
-    pub(crate) fn leave_to_group(&self, batch: u64) {
-        self.batches.leave_to_group(batch);
+    pub(crate) fn defer_to_group(&self, batch: u64) {
+        self.batches.defer_to_group(batch);
     }
 
     /// Records that the pages of a group are on the device, and the pages of all batches before it.
-    pub(crate) fn wrote(&self, batch: u64) {
-        self.batches.wrote_all(batch);
+    pub(crate) fn record_group_write(&self, batch: u64) {
+        self.batches.record_group_write(batch);
     }
 
     /// True while a batch that was begun early, before `batch`, may be in flight.
@@ -408,8 +408,8 @@ impl BlockPool {
     }
 
     /// The newest batch for which its pages, and the pages of all earlier batches, are on the device.
-    pub(super) fn written(&self) -> u64 {
-        self.batches.written()
+    pub(super) fn newest_written(&self) -> u64 {
+        self.batches.newest_written()
     }
 
     /// Records that the inodes of all batches up to this one are durable.
@@ -431,7 +431,7 @@ impl BlockPool {
     }
 
     /// Withholds these blocks, which could not be written, until there are many others.
-    pub(super) fn shun(&self, runs: Vec<BlockRun>) {
+    pub(super) fn quarantine(&self, runs: Vec<BlockRun>) {
         let mut bad = self.bad.lock().unwrap_or_else(PoisonError::into_inner);
         bad.extend(runs);
         let old = bad.len().saturating_sub(BAD);
@@ -453,7 +453,7 @@ impl BlockPool {
     }
 
     /// The number of blocks that were released since the mount.
-    pub(crate) fn released(&self) -> u64 {
+    pub(crate) fn count_released(&self) -> u64 {
         self.released.load(Ordering::Relaxed)
     }
 }

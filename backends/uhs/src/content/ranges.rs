@@ -66,12 +66,12 @@ impl FileContent {
             FallocateMode::Collapse => return self.collapse(pool, bytes),
             FallocateMode::Insert => return self.insert(pool, bytes, supply),
             FallocateMode::Zero => {
-                self.leave_inline(pool, supply)?;
+                self.move_inline_to_page(pool, supply)?;
                 self.punch(pool, bytes.clone(), supply)?;
                 self.allocate(pool, &bytes)?;
             }
             FallocateMode::Allocate => {
-                self.leave_inline(pool, supply)?;
+                self.move_inline_to_page(pool, supply)?;
                 self.allocate(pool, &bytes)?;
             }
         }
@@ -205,7 +205,7 @@ impl FileContent {
         if length > SIZE_MAX - self.size {
             return Err(Errno::EFBIG);
         }
-        self.leave_inline(pool, supply)?;
+        self.move_inline_to_page(pool, supply)?;
         self.promise_extents(pool, 1, false)?;
         // Blocks past the end hold no data, and would move beyond the largest offset.
         self.drop_pages(pool, self.size.div_ceil(PAGE)..u64::MAX);

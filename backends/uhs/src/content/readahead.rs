@@ -46,7 +46,7 @@ impl FileContent {
 
     /// The number of bytes to read ahead after a range with missing pages: 0 unless the range follows an earlier read.
     /// The number doubles each time. The cache has `cache` pages.
-    pub(crate) fn ahead(&mut self, offset: u64, len: u64, cache: usize) -> u64 {
+    pub(crate) fn bytes_to_read_ahead(&mut self, offset: u64, len: u64, cache: usize) -> u64 {
         // One page that was read in two parts counts as well.
         let (reader, is_known) = self.ahead.reader([offset; 2]);
         let window = match is_known && offset > 0 {

@@ -38,19 +38,19 @@ pub(super) struct OverflowRecords {
 }
 
 impl OverflowRecords {
-    fn in_use(&self) -> u64 {
+    fn blocks_in_use(&self) -> u64 {
         self.blocks.len() as u64
     }
 
     /// Blocks to be set aside for records of so many bytes.
-    fn wanted(&self, bytes: usize) -> u64 {
+    fn blocks_for(&self, bytes: usize) -> u64 {
         let copy = copy_blocks(bytes);
-        copy.max((2 * copy).saturating_sub(self.in_use()))
+        copy.max((2 * copy).saturating_sub(self.blocks_in_use()))
     }
 
     /// Blocks that the next copy takes at most.
     pub(super) fn copy_blocks(&self) -> u64 {
-        self.in_use().max(self.aside)
+        self.blocks_in_use().max(self.aside)
     }
 
     /// Memory that a closed file still occupies.
@@ -115,7 +115,7 @@ impl FileContent {
         let ample = if copy_blocks(bytes) > 0 { bytes + bytes / 8 } else { bytes };
         let before = self.outside.memory();
         for bytes in [ample, bytes] {
-            let missing = self.outside.wanted(bytes).saturating_sub(self.outside.aside);
+            let missing = self.outside.blocks_for(bytes).saturating_sub(self.outside.aside);
             let more = memory_of(bytes).saturating_sub(before);
             let has_memory = more == 0 || sure || pool.has_index_for(more);
             if has_memory && pool.promise(missing, sure) {
@@ -193,7 +193,7 @@ impl FileContent {
     }
 
     /// Bytes of all names but the first, and of attributes, for which space is promised.
-    pub(crate) fn others(&self) -> usize {
+    pub(crate) fn bytes_of_other_records(&self) -> usize {
         self.outside.others
     }
 
@@ -228,7 +228,7 @@ impl FileContent {
     }
 
     /// Blocks that are set aside.
-    pub(super) fn aside(&self) -> u64 {
+    pub(super) fn reserved_blocks(&self) -> u64 {
         self.outside.aside
     }
 
@@ -260,7 +260,7 @@ impl FileContent {
         let before = self.outside.memory();
         self.outside.others = others;
         let enough = self.record_bytes(0);
-        let wanted = self.outside.wanted(enough);
+        let wanted = self.outside.blocks_for(enough);
         pool.exchange(self.outside.aside, wanted);
         (self.outside.aside, self.outside.enough) = (wanted, enough);
         pool.records_take(before, self.outside.memory());

@@ -474,16 +474,16 @@ fn blocks_that_are_taken_take_the_place_of_their_promise() {
     let volume = small();
     let engine = volume.fs().engine();
     let (content, pool) = (engine.content(volume.ino.0).unwrap(), engine.pool());
-    let before = pool.counts().1;
+    let before = pool.count_blocks().1;
     assert!(pool.promise(1500, false));
-    assert_eq!(pool.counts().1, before - 1500);
+    assert_eq!(pool.count_blocks().1, before - 1500);
     let taken = content.lock().unwrap().find_blocks(pool, 0..1500).unwrap();
-    assert_eq!((pool.counts().1, pool.set_aside().0), (before - 1500, 0));
+    assert_eq!((pool.count_blocks().1, pool.set_aside().0), (before - 1500, 0));
     // More blocks than there are were not promised, and the promise stays as it was.
     assert!(content.lock().unwrap().find_blocks(pool, 2000..200_000).is_err());
     assert_eq!(pool.set_aside().0, 0);
     let mut space = pool.space();
     taken.into_iter().for_each(|extent| space.free(extent.into()));
     drop(space);
-    assert_eq!(pool.counts().1, before);
+    assert_eq!(pool.count_blocks().1, before);
 }

@@ -83,7 +83,7 @@ impl FileContent {
 
     /// Makes the next group write all records to other blocks.
     pub(crate) fn forget_tree(&mut self) {
-        self.extents.leaves().clear();
+        self.extents.leaves_mut().clear();
         self.tree = ExtentTree::default();
     }
 
@@ -115,14 +115,14 @@ impl FileContent {
     /// Finds the blocks to write. If there is no tree, it makes one with dense leaves.
     fn plan(&mut self, others: &[u8]) -> CopyPlan {
         let mut plan = CopyPlan::default();
-        let is_new = self.extents.leaves().is_empty();
+        let is_new = self.extents.leaves_mut().is_empty();
         if is_new {
             plan.freed = self.record_blocks().collect();
             self.tree = ExtentTree::default();
-            self.extents.leaves().insert(0, ExtentLeaf { pointer: None, changed: true });
+            self.extents.leaves_mut().insert(0, ExtentLeaf { pointer: None, changed: true });
         }
         let mut freed = self.balance();
-        plan.leaves = changed(self.extents.leaves()).collect();
+        plan.leaves = changed_leaves(self.extents.leaves_mut()).collect();
         plan.others = is_new || self.tree.others != others;
         if plan.others {
             freed.extend(self.tree.blocks.iter().map(|pointer| pointer.block));
@@ -152,15 +152,15 @@ impl FileContent {
     /// leaves.
     fn balance(&mut self) -> Vec<u64> {
         let mut freed = Vec::new();
-        let touched: Vec<u64> = changed(self.extents.leaves()).collect();
+        let touched: Vec<u64> = changed_leaves(self.extents.leaves_mut()).collect();
         for page in touched {
             // The leaf may have been joined with the leaf before it.
-            if !self.extents.leaves().contains_key(&page) {
+            if !self.extents.leaves_mut().contains_key(&page) {
                 continue;
             }
             let (first, end, count) = self.join_few(page, &mut freed);
             let leaf = ExtentLeaf { pointer: None, changed: true };
-            if let Some(old) = self.extents.leaves().insert(first, leaf) {
+            if let Some(old) = self.extents.leaves_mut().insert(first, leaf) {
                 freed.extend(old.pointer.map(|pointer| pointer.block));
             }
             if count > EXTENTS_OF_BLOCK {
@@ -172,7 +172,7 @@ impl FileContent {
                 let begins: Vec<u64> =
                     self.extents.begin_in(first..end).map(|extent| extent.page).collect();
                 let begins = begins.into_iter().step_by(each).skip(1);
-                self.extents.leaves().extend(begins.map(|page| (page, leaf)));
+                self.extents.leaves_mut().extend(begins.map(|page| (page, leaf)));
             }
         }
         freed
@@ -184,7 +184,8 @@ impl FileContent {
         let (mut first, mut end) = (page, self.end_of(page));
         let mut count = self.extents.count_in(first..end);
         loop {
-            let before = self.extents.leaves().range(..first).next_back().map(|(page, _)| *page);
+            let before =
+                self.extents.leaves_mut().range(..first).next_back().map(|(page, _)| *page);
             let (left, right) = (before, (end < u64::MAX).then_some(end));
             let others = left.map(|left| (left, left..first));
             let others =
@@ -197,7 +198,7 @@ impl FileContent {
             };
             count += self.extents.count_in(pages.clone());
             let gone = if pages.start < first { first } else { pages.start };
-            let gone = self.extents.leaves().remove(&gone).and_then(|leaf| leaf.pointer);
+            let gone = self.extents.leaves_mut().remove(&gone).and_then(|leaf| leaf.pointer);
             freed.extend(gone.map(|pointer| pointer.block));
             (first, end) = (first.min(pages.start), end.max(pages.end));
         }
@@ -205,7 +206,7 @@ impl FileContent {
 
     /// The end of the range of the leaf that begins with `page`.
     fn end_of(&mut self, page: u64) -> u64 {
-        self.extents.leaves().range(page + 1..).next().map_or(u64::MAX, |(page, _)| *page)
+        self.extents.leaves_mut().range(page + 1..).next().map_or(u64::MAX, |(page, _)| *page)
     }
 
     /// All pointers, in order; `None` for blocks that are to be written. `others` is the number of blocks before the
@@ -216,7 +217,7 @@ impl FileContent {
             None => self.tree.blocks.iter().copied().map(Some).collect(),
         };
         all.extend(
-            self.extents.leaves().values().map(|leaf| leaf.pointer.filter(|_| !leaf.changed)),
+            self.extents.leaves_mut().values().map(|leaf| leaf.pointer.filter(|_| !leaf.changed)),
         );
         all
     }
@@ -230,7 +231,7 @@ impl FileContent {
 
     /// True where the plan needs no more blocks than are set aside, and leaves enough for a whole copy.
     fn has_room(&mut self, pool: &BlockPool, plan: &CopyPlan, others: usize) -> bool {
-        let (aside, copy) = (self.aside(), self.blocks_of_copy(others));
+        let (aside, copy) = (self.reserved_blocks(), self.blocks_of_copy(others));
         let missing = plan.count.saturating_sub(aside as usize) as u64;
         let left = (aside + plan.freed.len() as u64).saturating_sub(plan.count as u64);
         let missing = missing.max(copy.saturating_sub(left));
@@ -256,7 +257,7 @@ impl FileContent {
             let end = self.end_of(*page);
             let bytes = block_of_extents(self.extents.begin_in(*page..end));
             let pointer = Some(writer.write(&bytes)?);
-            self.extents.leaves().insert(*page, ExtentLeaf { pointer, changed: false });
+            self.extents.leaves_mut().insert(*page, ExtentLeaf { pointer, changed: false });
         }
         let pointers: Vec<BlockPointer> = self.pointers(None).into_iter().flatten().collect();
         let bytes = (pointers.len() * BLOCK) as u64;
@@ -284,7 +285,7 @@ impl FileContent {
 }
 
 /// The first pages of leaves that are not as the device has them.
-fn changed(leaves: &BTreeMap<u64, ExtentLeaf>) -> impl Iterator<Item = u64> {
+fn changed_leaves(leaves: &BTreeMap<u64, ExtentLeaf>) -> impl Iterator<Item = u64> {
     leaves.iter().filter(|(_, leaf)| leaf.changed).map(|(page, _)| *page)
 }
 

@@ -38,18 +38,18 @@ impl FileContent {
         if !(stuck && in_place) {
             let cut = self.extents.cut(page..page + 1);
             if !in_place {
-                pool.shun(cut);
+                pool.quarantine(cut);
             }
         }
         self.waits.remove(page);
         if stuck {
             let old = self.replaced.remove(&page).filter(|_| !in_place);
-            old.into_iter().for_each(|block| self.extents.add(one(page, block)));
+            old.into_iter().for_each(|block| self.extents.add(one_page_extent(page, block)));
             self.stuck.insert(page);
             self.waits.insert(page);
         }
         self.version += 1;
-        let has_block = self.extents.at(page).is_some() || self.promised.contains(page);
+        let has_block = self.extents.find(page).is_some() || self.promised.contains(page);
         let promised =
             has_block || self.promise_splits(pool, 2, true).is_ok() && pool.promise(1, true);
         // Without space for another one, or without the page, there is nothing to write.
@@ -70,7 +70,7 @@ impl FileContent {
     /// All that was lost is written, or stuck.
     pub(crate) fn end_loss(&mut self, pool: &BlockPool) {
         let replaced = std::mem::take(&mut self.replaced).into_values();
-        pool.shun(replaced.map(|block| BlockRun { block, count: 1 }).collect());
+        pool.quarantine(replaced.map(|block| BlockRun { block, count: 1 }).collect());
     }
 
     /// True if bytes of the file are only in memory, because the device does not take them. Also true, once, after such
@@ -103,6 +103,6 @@ impl FileContent {
 }
 
 /// An extent of one page.
-fn one(page: u64, block: u64) -> DiskExtent {
+fn one_page_extent(page: u64, block: u64) -> DiskExtent {
     DiskExtent { page, block, count: 1, unwritten: false }
 }

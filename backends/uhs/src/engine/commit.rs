@@ -18,7 +18,7 @@ use crate::format::snapshot::SnapshotEntry;
 use crate::group::{self, CommitBatch};
 use crate::names::SnapshotWriter;
 use crate::space::BlockRun;
-use crate::store::{GroupWrite, InodeStore, StoreError, UnitUse, failed};
+use crate::store::{GroupWrite, InodeStore, StoreError, UnitUse, device_error};
 
 /// Places that are tried for data, before its pages are stuck, and for records.
 const DATA_TRIES: usize = 4;
@@ -156,7 +156,7 @@ impl UhsEngine {
     }
 
     /// Commits for the last time.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn commit_last(&self) {
         let EngineSlots::Store(store) = &self.store else { return };
         if self.commit(SyncScope::Everything).is_err() {
             return;
@@ -169,7 +169,7 @@ impl UhsEngine {
             }
             let mut saving = SnapshotWriter::default();
             self.names.save(|ino| groups.live(ino), &mut saving);
-            let (stale, removals) = groups.leftovers()?;
+            let (stale, removals) = groups.stale_and_removal_slots()?;
             stale.iter().for_each(|(ino, slot)| {
                 saving.add(&SnapshotEntry::Stale { ino: *ino, slot: *slot });
             });
@@ -192,19 +192,19 @@ impl UhsEngine {
     }
 
     /// Loads the data of inodes of failed groups into memory: the content of their slots is unknown.
-    fn revive_stored(&self) {
+    fn reload_failed_inodes(&self) {
         let mut waiting = lock(&self.waiting);
         let stored: Vec<(u64, DiskInode)> =
             waiting.0.values_mut().flat_map(|group| std::mem::take(&mut group.stored)).collect();
         drop(waiting);
         for (ino, inode) in stored {
-            let _ = self.names.revive(ino, || Ok(inode.data));
+            let _ = self.names.load_content(ino, || Ok(inode.data));
         }
     }
 
     pub(super) fn fail(&self, error: &StoreError) -> Errno {
         self.read_only.store(true, Ordering::Relaxed);
-        self.revive_stored();
+        self.reload_failed_inodes();
         log::error!("uhs: {error}: nothing is written any more");
         Errno::EIO
     }
@@ -267,11 +267,11 @@ impl UhsEngine {
             UnitUse::Runs => self.pool.take_spare_units(wanted),
         };
         let written = self.write_before(store, &mut batch, &mut stored).and_then(|()| {
-            store.begin_group(store.turn(), std::mem::take(&mut batch.changes), now, units)
+            store.begin_group(store.take_turn(), std::mem::take(&mut batch.changes), now, units)
         });
         let (slots, chunks) = store.slots();
         self.pool.set_slots(slots, chunks);
-        self.gate.set_full(self.rules.full_group.min(self.names.most_changes()));
+        self.gate.set_full(self.rules.full_group.min(self.names.max_changes_per_thread()));
         // Blocks and contents of a group that failed are never released.
         let group = written.as_ref().map_or(u64::MAX, |(group, _)| *group);
         let mut waiting = lock(&self.waiting);
@@ -304,7 +304,7 @@ impl UhsEngine {
             let since = group::close(&self.gate.close(), &self.names, &self.pool, all, true);
             batch.extend(since.map_err(|_| StoreError::Full)?);
         }
-        Err(failed("write data")(defuse_block::Errno::IO))
+        Err(device_error("write data")(defuse_block::Errno::IO))
     }
 
     /// Completes the bodies of inodes whose data is not in memory. The data is in the slots on the device, which are

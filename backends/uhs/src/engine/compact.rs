@@ -126,14 +126,14 @@ impl UhsEngine {
 
     fn lacks_free_units(&self) -> bool {
         let space = self.pool.space();
-        let kept = u64::from(self.pool.kept_units(&space));
+        let kept = u64::from(self.pool.reserved_units(&space));
         let enough = kept + (space.blocks() / UNIT_BLOCKS / SHARE).clamp(LEAST, MOST);
         space.units().free < enough
     }
 
     /// A round. True where units became free.
     fn compact(&self, state: &mut CompactionState, least: u32) -> Result<bool> {
-        let released = self.pool.released();
+        let released = self.pool.count_released();
         let futile = state.futile_at.is_some_and(|then| released < then + UNIT_BLOCKS);
         if self.is_read_only() || matches!(self.store, EngineSlots::Frozen(_)) || futile {
             return Ok(false);
@@ -211,8 +211,8 @@ impl UhsEngine {
             let need = |held: &FileContent| held.need_move(&pages);
             let change =
                 &mut |held: &mut FileContent, handle: &GroupReadGuard<'_>, _: &mut FrameSupply| {
-                    let moved = held.leave_blocks(&self.pool, &pages, leaves);
-                    self.names.settle(handle, ino, held.facts())?;
+                    let moved = held.relocate_pages(&self.pool, &pages, leaves);
+                    self.names.settle(handle, ino, held.summarize())?;
                     moved
                 };
             let moved = self.try_change_content(QueuePurpose::Reclaim, &content, &need, change)?;
@@ -237,10 +237,10 @@ impl UhsEngine {
         let mut held = lock(content);
         if held.has_records_at(leaves) {
             held.forget_tree();
-            self.names.write_again(&handle, ino, held.facts())?;
+            self.names.write_again(&handle, ino, held.summarize())?;
         }
         drop(held);
-        self.leave(handle);
+        self.end_change(handle);
         Ok(())
     }
 }

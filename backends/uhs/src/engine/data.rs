@@ -20,7 +20,7 @@ use crate::format::inode::InodeData;
 use crate::group::{CommitBatch, GroupReadGuard};
 use crate::io::{FailedBlocks, GATHERED};
 use crate::space::BlockRun;
-use crate::store::{InodeStore, StoreError, failed};
+use crate::store::{InodeStore, StoreError, device_error};
 
 /// The most commits that an operation waits for to get memory.
 const PATIENCE: usize = 8;
@@ -111,17 +111,18 @@ impl UhsEngine {
             }
             in_memory = false;
             // The line must not wait for a thread that may wait for it.
-            let theirs = if is_line() { None } else { held.leave_to_others(&mut wanted) };
+            let theirs = if is_line() { None } else { held.take_fetched_by_others(&mut wanted) };
             if let (Some(fetch), true) = (&theirs, wanted.is_empty()) {
                 drop(held);
                 fetch.wait();
                 continue;
             }
             let pages = self.options.cache_pages;
-            let more = *ahead.get_or_insert_with(|| held.ahead(at, len as u64, pages));
+            let more =
+                *ahead.get_or_insert_with(|| held.bytes_to_read_ahead(at, len as u64, pages));
             let mut missing = held.missing(at, len as u64 + more);
             if !is_line() {
-                held.leave_to_others(&mut missing);
+                held.take_fetched_by_others(&mut missing);
             }
             fetcher = Some(held.begin_fetch(&missing));
             drop(held);
@@ -171,8 +172,8 @@ impl UhsEngine {
             let offset = offset.unwrap_or_else(|| held.size());
             let taken = held.write(&self.pool, offset, data, supply);
             match &taken {
-                Ok(0) | Err(_) => self.names.settle(handle, ino, held.facts())?,
-                Ok(_) => self.names.wrote(handle, ino, held.facts(), kill_suidgid)?,
+                Ok(0) | Err(_) => self.names.settle(handle, ino, held.summarize())?,
+                Ok(_) => self.names.record_write(handle, ino, held.summarize(), kill_suidgid)?,
             }
             taken.map(|taken| (offset, taken))
         })?;
@@ -196,10 +197,10 @@ impl UhsEngine {
         let attr = self.change_content(&content, need, |held, handle, supply| {
             let result = held.set_size(&self.pool, size, supply);
             if let Err(errno) = result {
-                self.names.settle(handle, ino, held.facts())?;
+                self.names.settle(handle, ino, held.summarize())?;
                 return Err(errno);
             }
-            self.names.setattr(handle, ino, set, Some(held.facts()), valid_for)
+            self.names.setattr(handle, ino, set, Some(held.summarize()), valid_for)
         });
         drop(content);
         self.is_idle(ino);
@@ -213,8 +214,8 @@ impl UhsEngine {
         self.change_content(&content, need, |held, handle, supply| {
             let result = held.fallocate(&self.pool, range, supply);
             match result {
-                Ok(()) => self.names.wrote(handle, ino, held.facts(), kill_suidgid),
-                Err(errno) => self.names.settle(handle, ino, held.facts()).and(Err(errno)),
+                Ok(()) => self.names.record_write(handle, ino, held.summarize(), kill_suidgid),
+                Err(errno) => self.names.settle(handle, ino, held.summarize()).and(Err(errno)),
             }
         })
     }
@@ -312,7 +313,7 @@ impl UhsEngine {
             if missing.is_empty() && supply.has(wanted) {
                 let result = change(&mut held, &handle, &mut supply);
                 drop(held);
-                self.leave(handle);
+                self.end_change(handle);
                 return result;
             }
             drop(held);
@@ -373,7 +374,7 @@ impl UhsEngine {
             log::error!("uhs: data cannot be read: {errno}");
             Errno::EIO
         })?;
-        let frames = read.into_iter().map(|run| PageFrame::each(run).collect());
+        let frames = read.into_iter().map(|run| PageFrame::split_run(run).collect());
         fetched
             .pages
             .extend(pages.into_iter().zip(frames).map(|((page, run), frames)| (page, run, frames)));
@@ -393,11 +394,11 @@ impl UhsEngine {
             let newer: HashSet<u64> = batch.data.iter().map(|(block, _)| *block).collect();
             batch.data.extend(refused.into_iter().filter(|(block, _)| !newer.contains(block)));
         } else if batch.data.is_empty() {
-            self.pool.wrote(batch.number);
+            self.pool.record_group_write(batch.number);
             return Ok(Vec::new());
         }
         let write = |data: &mut [(u64, PageFrame)], durable| {
-            self.io.write(batch.purpose, data, durable).map_err(failed("write data"))
+            self.io.write(batch.purpose, data, durable).map_err(device_error("write data"))
         };
         // Pages that were written early need a flush.
         let first = self.rules.data_is_first;
@@ -428,7 +429,7 @@ impl UhsEngine {
         if !lost.is_empty() {
             return Ok(lost);
         }
-        self.pool.wrote(batch.number);
+        self.pool.record_group_write(batch.number);
         if first && !is_durable {
             store.flush()?;
         }

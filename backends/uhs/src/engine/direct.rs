@@ -99,7 +99,7 @@ impl UhsEngine {
             for (block, mut frames) in self.frames_of(*run)? {
                 let (bytes, rest) = data.split_at(frames.len());
                 frames.copy_from_slice(bytes);
-                pages.extend((block..).zip(PageFrame::each(frames)));
+                pages.extend((block..).zip(PageFrame::split_run(frames)));
                 data = rest;
             }
         }
@@ -135,10 +135,10 @@ impl UhsEngine {
         let mut held = lock(content);
         let mut ended = held.end_direct(&self.pool, target, written);
         if written.is_ok() && ended.is_ok() {
-            ended = self.names.wrote(&handle, ino, held.facts(), kill_suidgid);
+            ended = self.names.record_write(&handle, ino, held.summarize(), kill_suidgid);
         }
         drop(held);
-        self.leave(handle);
+        self.end_change(handle);
         ended
     }
 }

@@ -49,14 +49,14 @@ impl UhsEngine {
     pub(crate) fn figures(&self) -> Vec<Figure> {
         let mut figures = Vec::with_capacity(48);
         if let EngineSlots::Store(store) = &self.store {
-            figures.extend(of_groups(&store.progress()));
+            figures.extend(group_figures(&store.progress()));
         }
         figures.push(Figure::count("read_only", self.is_read_only().into()));
         figures.push(Figure::count("files_stuck", lock(&self.stuck).len() as u64));
-        figures.extend(of_device(&self.device.counters()));
+        figures.extend(device_figures(&self.device.counters()));
         figures.extend(self.separated.as_deref().map(queues::figures).into_iter().flatten());
-        figures.extend(self.of_memory());
-        figures.extend(self.of_space());
+        figures.extend(self.memory_figures());
+        figures.extend(self.space_figures());
         figures
     }
 
@@ -66,7 +66,7 @@ impl UhsEngine {
         self.device.note().into_iter().collect()
     }
 
-    fn of_memory(&self) -> Vec<Figure> {
+    fn memory_figures(&self) -> Vec<Figure> {
         let bytes = |name, pages: usize| Figure::bytes(name, (pages * BLOCK) as u64);
         let count = |name, tally: &StripedCounter| Figure::count(name, tally.sum()).since_start();
         let read = |name, tally: &StripedCounter| {
@@ -89,12 +89,12 @@ impl UhsEngine {
         ]
     }
 
-    fn of_space(&self) -> Vec<Figure> {
+    fn space_figures(&self) -> Vec<Figure> {
         let blocks = |name, blocks: u64| Figure::bytes(name, blocks * BLOCK as u64);
         let units = self.pool.space().units();
         let (promised, waiting) = self.pool.set_aside();
         let (slots, chunks) = self.pool.slots();
-        let space = self.pool.counts().0;
+        let space = self.pool.count_blocks().0;
         vec![
             Figure::count("inodes", self.pool.inodes().load(Ordering::Relaxed)),
             Figure::count("slots", slots),
@@ -120,7 +120,7 @@ impl UhsEngine {
     }
 }
 
-fn of_groups(progress: &StoreProgress) -> Vec<Figure> {
+fn group_figures(progress: &StoreProgress) -> Vec<Figure> {
     vec![
         Figure::count("groups", progress.groups).since_start(),
         Figure::count("groups_not_durable", progress.not_durable),
@@ -130,7 +130,7 @@ fn of_groups(progress: &StoreProgress) -> Vec<Figure> {
     ]
 }
 
-fn of_device(counters: &DeviceCounters) -> Vec<Figure> {
+fn device_figures(counters: &DeviceCounters) -> Vec<Figure> {
     let count = |name, value| Figure::count(name, value).since_start();
     let bytes = |name, value| Figure::bytes(name, value).since_start();
     vec![

@@ -11,7 +11,7 @@ use crate::format::inode::{DecodedBody, DiskInode, InodeData};
 use crate::format::slot::{self, FoundSlot, SlotIdentity};
 use crate::io::GATHERED;
 use crate::names::ContentState;
-use crate::store::{StoreError, failed};
+use crate::store::{StoreError, device_error};
 
 /// Reads of slots that are overwritten meanwhile.
 const TRIES: usize = 100;
@@ -23,16 +23,16 @@ impl UhsEngine {
             return Ok(content);
         }
         let _turn = lock(&self.loads[ino as usize % LOADS]);
-        self.names.revive(ino, || {
+        self.names.load_content(ino, || {
             let read = self.read_slots(&[ino]);
             read.ok().and_then(|mut found| found.pop()).map(|inode| inode.data).ok_or(Errno::EIO)
         })
     }
 
-    fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
+    fn locate_slots(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         match &self.store {
-            EngineSlots::Store(store) => store.places(inos),
-            EngineSlots::Frozen(frozen) => frozen.places(inos),
+            EngineSlots::Store(store) => store.locate_slots(inos),
+            EngineSlots::Frozen(frozen) => frozen.locate_slots(inos),
         }
     }
 
@@ -42,10 +42,10 @@ impl UhsEngine {
             return Ok(Vec::new());
         }
         for _ in 0..TRIES {
-            let places = self.places(inos);
+            let places = self.locate_slots(inos);
             let found = self.read_places(inos, &places)?;
             // A slot may have been overwritten meanwhile, if the inode has another slot since.
-            if self.places(inos) == places {
+            if self.locate_slots(inos) == places {
                 let whole: Option<Vec<DiskInode>> = found.into_iter().collect();
                 return whole.ok_or(StoreError::Lost);
             }
@@ -67,7 +67,7 @@ impl UhsEngine {
             |a: &(usize, SlotIdentity), b: &(usize, SlotIdentity)| a.1.block + 1 == b.1.block;
         for run in order.chunk_by(neighbours).flat_map(|run| run.chunks(GATHERED)) {
             let mut bytes = vec![0; run.len() * BLOCK];
-            line.read(run[0].1.block, &mut bytes).map_err(failed("read an inode"))?;
+            line.read(run[0].1.block, &mut bytes).map_err(device_error("read an inode"))?;
             for ((at, place), bytes) in run.iter().zip(bytes.chunks(BLOCK)) {
                 found[*at] = decode(bytes, place, inos[*at]);
             }

@@ -70,8 +70,8 @@ impl UhsEngine {
                 if !held.is_scattered(unit) {
                     return Ok(0);
                 }
-                let moved = held.leave_blocks(&self.pool, &pages, &|_| true);
-                self.names.settle(handle, ino, held.facts())?;
+                let moved = held.relocate_pages(&self.pool, &pages, &|_| true);
+                self.names.settle(handle, ino, held.summarize())?;
                 moved
             };
         let moved = self.try_change_content(QueuePurpose::Reclaim, &content, &need, change)?;

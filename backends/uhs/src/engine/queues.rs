@@ -6,7 +6,7 @@ use defuse_block::separation::OperationClass;
 use defuse_block::{BlockDevice, SeparatedDevice, SeparationOptions};
 use defuse_fs::Figure;
 
-use crate::store::{StoreError, failed};
+use crate::store::{StoreError, device_error};
 use crate::{SeparationMode, UhsOptions};
 
 /// Queues that threads can share: as many as have names for their figures.
@@ -67,7 +67,7 @@ pub(super) fn share(
     };
     SeparatedDevice::new(Arc::clone(device), &separation)
         .map(|separated| Some(Arc::new(separated)))
-        .map_err(failed("open the queues that threads share (queues= says how many)"))
+        .map_err(device_error("open the queues that threads share (queues= says how many)"))
 }
 
 /// Figures of the queues (docs/statistics.md).

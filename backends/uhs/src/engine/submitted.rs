@@ -102,7 +102,7 @@ impl SubmissionThreads {
     }
 
     /// Hands an operation to the other thread.
-    pub(crate) fn hand_over(&self, io: Io) {
+    pub(crate) fn forward(&self, io: Io) {
         // Without the thread the operation answers by its drop.
         let _ = self.others.send(io);
     }
@@ -363,13 +363,13 @@ impl DirectThread {
         }
         self.engine.has_read_directly(source.run);
         if !flags.has(OpenFlags::NOATIME) && self.engine.names.accessed(ino.0) {
-            self.tell(&io, ino);
+            self.notify_frontends(&io, ino);
         }
         io.finish_room(room, Ok(source.bytes));
     }
 
     /// Notifies all frontends, except the origin of the operation, that attributes have changed.
-    fn tell(&self, io: &Io, ino: Ino) {
+    fn notify_frontends(&self, io: &Io, ino: Ino) {
         let origin = io.with_context(|cx| cx.origin);
         self.engine.frontends.attributes_changed(origin, &[ino]);
     }
@@ -386,7 +386,7 @@ impl DirectThread {
         let of = (file.ino.0, content);
         let ended = self.engine.end_direct(of, target, written, args.kill_suidgid);
         let result = written.and(ended).map(|()| len);
-        self.tell(&io, file.ino);
+        self.notify_frontends(&io, file.ino);
         match (result, data) {
             (Err(Errno::EBUSY), Some(data)) => {
                 io.return_data(data);

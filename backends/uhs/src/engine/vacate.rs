@@ -113,7 +113,7 @@ impl UhsEngine {
             let handle = self.enter()?;
             match self.names.rewrite(&handle, *ino) {
                 // The inode is gone, and so is its slot.
-                Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => self.leave(handle),
+                Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => self.end_change(handle),
                 Err(errno) => return Err(errno),
             }
         }

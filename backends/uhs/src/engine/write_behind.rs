@@ -107,8 +107,8 @@ impl WriteBehindQueue {
             if left == 0 {
                 self.left.remove(&batch);
                 match self.refused.iter().any(|(refused, _)| *refused == batch) {
-                    true => engine.pool.leave_to_group(batch),
-                    false => engine.pool.wrote_early(batch),
+                    true => engine.pool.defer_to_group(batch),
+                    false => engine.pool.record_early_write(batch),
                 }
             }
         }
@@ -140,7 +140,7 @@ impl UhsEngine {
             let mut held = lock(content);
             let ready = held.ready(&self.pool, offset, len, run);
             // If there is no space after all, the group reports the error.
-            ready.and_then(|pages| held.place_early(&self.pool, pages).ok())
+            ready.and_then(|pages| held.allocate_early(&self.pool, pages).ok())
         };
         let Some((batch, pages)) = begun else { return };
         let follows = |a: &BlockPage, b: &BlockPage| a.0 + 1 == b.0;

@@ -30,7 +30,7 @@ impl UhsEngine {
         for (ino, content) in stuck {
             let handle = self.gate.enter();
             let held = lock(&content);
-            if self.names.settle(&handle, ino, held.facts()).is_err() {
+            if self.names.settle(&handle, ino, held.summarize()).is_err() {
                 // The inode is gone, with its data.
                 lock(&self.stuck).remove(&ino);
             }
@@ -44,7 +44,7 @@ impl UhsEngine {
             let handle = self.gate.enter();
             let mut held = lock(content);
             if held.lose_blocks(&self.pool, lost, stuck) {
-                let _ = self.names.write_again(&handle, *ino, held.facts());
+                let _ = self.names.write_again(&handle, *ino, held.summarize());
                 if held.is_stuck() {
                     log::error!("uhs: the device does not take data of inode {ino}");
                     lock(&self.stuck).insert(*ino, SharedContent::clone(content));
@@ -79,7 +79,7 @@ impl UhsEngine {
             let handle = self.gate.enter();
             let mut held = lock(&content);
             held.give_up_stuck(&self.pool);
-            let _ = self.names.settle(&handle, ino, held.facts());
+            let _ = self.names.settle(&handle, ino, held.summarize());
             log::error!("uhs: data of inode {ino} is lost: the device does not take it");
         }
     }

@@ -62,7 +62,7 @@ impl<'a> ByteReader<'a> {
     }
 
     /// The number of bytes that were not taken.
-    pub(crate) fn left(&self) -> usize {
+    pub(crate) fn remaining(&self) -> usize {
         self.rest.len()
     }
 

@@ -210,7 +210,7 @@ impl DiskInode {
 
     /// The length of a body without inline data at its end. The data of an inode with other records than one name
     /// counts, because it stays in memory.
-    pub(crate) fn without_data(body: &[u8]) -> usize {
+    pub(crate) fn length_without_data(body: &[u8]) -> usize {
         let short = || {
             let (_, levels, rest) = DiskInode::decode_head(body)?;
             let mut from = ByteReader::new(rest);
@@ -390,7 +390,7 @@ pub(crate) fn block_of_extents(extents: impl Iterator<Item = DiskExtent>) -> [u8
 /// Skips the padding of a block of records. `None` if the records do not lie in whole blocks.
 fn pass_padding(records: &[u8], from: &mut ByteReader<'_>) -> Option<()> {
     records.len().is_multiple_of(BLOCK).then_some(())?;
-    from.bytes(from.left() % BLOCK).map(drop)
+    from.bytes(from.remaining() % BLOCK).map(drop)
 }
 
 fn record(out: &mut ByteWriter, kind: u8, len: usize) {
@@ -403,7 +403,7 @@ fn pointers(from: &mut ByteReader<'_>, count: usize) -> Option<Vec<BlockPointer>
 
 /// Puts records that do not fit into a body into blocks of their own, each of which `place` takes. Returns the levels
 /// and the pointers of the body; `None` if a body cannot point to so many records.
-pub(crate) fn spill<E>(
+pub(crate) fn write_overflow<E>(
     records: &[u8],
     mut place: impl FnMut([u8; BLOCK]) -> Result<BlockPointer, E>,
 ) -> Result<Option<(u8, Vec<BlockPointer>)>, E> {
@@ -470,12 +470,12 @@ mod tests {
         let links = vec![inode().links[0].clone()];
         let short = DiskInode { links, xattrs: Vec::new(), data: data(), ..inode() };
         let (body, len) = (short.body(), HEAD + 2 * RECORD_BYTES + 16 + 1);
-        assert_eq!((DiskInode::without_data(&body), body.len()), (len, len + 1000));
+        assert_eq!((DiskInode::length_without_data(&body), body.len()), (len, len + 1000));
         for cut in 0..body.len() {
-            assert_eq!(DiskInode::without_data(&body[..cut]), cut, "the record has no end");
+            assert_eq!(DiskInode::length_without_data(&body[..cut]), cut, "the record has no end");
         }
         let more = [body.as_slice(), &[0]].concat();
-        assert_eq!(DiskInode::without_data(&more), more.len());
+        assert_eq!(DiskInode::length_without_data(&more), more.len());
         let others = [
             DiskInode { links: inode().links, ..short.clone() },
             DiskInode { xattrs: inode().xattrs, ..short.clone() },
@@ -484,7 +484,11 @@ mod tests {
             DiskInode { data: inode().data, ..short },
         ];
         for other in others {
-            assert_eq!(DiskInode::without_data(&other.body()), other.body().len(), "{other:?}");
+            assert_eq!(
+                DiskInode::length_without_data(&other.body()),
+                other.body().len(),
+                "{other:?}"
+            );
         }
     }
 

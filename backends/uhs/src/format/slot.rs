@@ -205,7 +205,7 @@ pub(crate) fn removals(inos: &[u64]) -> Vec<u8> {
 }
 
 /// The inodes that a removal block lists.
-pub(crate) fn removed(body: &[u8]) -> Vec<u64> {
+pub(crate) fn list_removed(body: &[u8]) -> Vec<u64> {
     let mut from = ByteReader::new(body);
     std::iter::from_fn(|| from.u64()).collect()
 }
@@ -303,6 +303,6 @@ mod tests {
     fn removal_blocks_list_inodes() {
         let inos: Vec<u64> = (1..=REMOVALS as u64).collect();
         let body = removals(&inos);
-        assert!(body.len() <= BODY && removed(&body) == inos);
+        assert!(body.len() <= BODY && list_removed(&body) == inos);
     }
 }

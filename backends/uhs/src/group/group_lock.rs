@@ -107,14 +107,14 @@ impl GroupLock {
 
 impl GroupReadGuard<'_> {
     /// Adds a changed inode to the group, with its `weight` in inodes. The caller must list each inode only once.
-    pub(crate) fn changed(&self, ino: u64, weight: usize) {
+    pub(crate) fn add_changed(&self, ino: u64, weight: usize) {
         let mut changes = lock(&self.door.changes);
         changes.changed.push(ino);
         changes.weight += weight;
     }
 
     /// Adds a removed inode to the group.
-    pub(crate) fn gone(&self, ino: u64) {
+    pub(crate) fn add_removed(&self, ino: u64) {
         lock(&self.door.changes).gone.push(ino);
     }
 

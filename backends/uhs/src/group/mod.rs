@@ -13,7 +13,7 @@ use crate::commit::InodeChange;
 use crate::content::{BlockPool, FileContent, PageFrame};
 use crate::engine::{WantedFiles, lock};
 use crate::format::BLOCK;
-use crate::format::inode::{BlockPointer, HEAD, spill};
+use crate::format::inode::{BlockPointer, HEAD, write_overflow};
 use crate::format::slot::BODY;
 use crate::names::{Encoded, EncodedInode, NameStore};
 use crate::space::BlockRun;
@@ -95,7 +95,7 @@ pub(crate) fn close(
             }
             Some(Encoded::Content(content)) => {
                 let mut held = lock(&content);
-                held.place(pool, batch.number, &mut batch.data, skip_stuck)?;
+                held.allocate_blocks(pool, batch.number, &mut batch.data, skip_stuck)?;
                 batch.scattered.extend(held.scattered().into_iter().map(|unit| (ino, unit)));
                 match names.encode(ino, &held)? {
                     Some(encoded) => {
@@ -104,7 +104,7 @@ pub(crate) fn close(
                     }
                     // The inode may get a name again.
                     None => {
-                        let others = held.others();
+                        let others = held.bytes_of_other_records();
                         held.replace_records(pool, Vec::new(), others);
                     }
                 }
@@ -139,7 +139,7 @@ fn fit(
     }
     let records = &body[HEAD..];
     let mut blocks = Vec::new();
-    let spilled = spill(records, |bytes| -> Result<BlockPointer> {
+    let spilled = write_overflow(records, |bytes| -> Result<BlockPointer> {
         let near = blocks.last().map(|run: &BlockRun| run.block);
         let run = pool.space().take(1, near, 0).ok_or(Errno::EIO)?;
         blocks.push(run);

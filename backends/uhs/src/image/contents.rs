@@ -42,9 +42,9 @@ impl DeviceContents {
 }
 
 /// The contents of `device`; `None` if the parts that formats use have nothing but zeros.
-pub(super) fn of(device: &dyn BlockDevice) -> Option<DeviceContents> {
+pub(super) fn detect(device: &dyn BlockDevice) -> Option<DeviceContents> {
     let Ok(mut line) = BlockingQueue::new(device) else { return Some(DeviceContents::Unreadable) };
-    let facts = device.facts();
+    let facts = device.properties();
     let other = StoreError::Unusable(SuperblockError::Other);
     match read_superblock(&mut line, facts.blocks) {
         Err(error) if error == other => {}
@@ -58,7 +58,7 @@ pub(super) fn of(device: &dyn BlockDevice) -> Option<DeviceContents> {
     if line.read(0, &mut head).is_err() || line.read(last, &mut tail).is_err() {
         return Some(DeviceContents::Unreadable);
     }
-    match known(&head) {
+    match detect_type(&head) {
         Some(name) => Some(DeviceContents::Known(name)),
         None if head.iter().chain(&tail).any(|byte| *byte != 0) => Some(DeviceContents::Data),
         None => None,
@@ -100,7 +100,7 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
     (510, &[0x55, 0xaa], "a partition table"),
 ];
 
-fn known(head: &[u8]) -> Option<&'static str> {
+fn detect_type(head: &[u8]) -> Option<&'static str> {
     let has = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     MAGIC.iter().find(|(at, magic, _)| has(*at, magic)).map(|(.., name)| *name)
 }
@@ -117,7 +117,7 @@ mod tests {
         let mut content = vec![0; 4096];
         content[offset..offset + bytes.len()].copy_from_slice(bytes);
         BlockingQueue::new(&disk).unwrap().write(block, &content).unwrap();
-        of(&disk)
+        detect(&disk)
     }
 
     #[test]
@@ -125,9 +125,9 @@ mod tests {
         for (at, magic, name) in MAGIC {
             let mut head = vec![0; HEAD];
             head[*at..*at + magic.len()].copy_from_slice(magic);
-            assert_eq!(known(&head), Some(*name));
+            assert_eq!(detect_type(&head), Some(*name));
         }
-        assert_eq!(known(&vec![0; HEAD]), None);
+        assert_eq!(detect_type(&vec![0; HEAD]), None);
     }
 
     #[test]
@@ -147,13 +147,13 @@ mod tests {
         let disk = std::sync::Arc::new(RamDevice::new(4096, 4096));
         let mut random = fastrand::Rng::with_seed(1);
         Uhs::make(disk.clone(), (0o755, 0, 0), &mut random).unwrap();
-        assert_eq!(of(&*disk), Some(DeviceContents::Uhs));
+        assert_eq!(detect(&*disk), Some(DeviceContents::Uhs));
         BlockingQueue::new(&*disk).unwrap().write(0, &[0; 4096]).unwrap();
-        assert_eq!(of(&*disk), Some(DeviceContents::Uhs));
+        assert_eq!(detect(&*disk), Some(DeviceContents::Uhs));
         for block in [3 * 512, 7 * 512] {
             BlockingQueue::new(&*disk).unwrap().write(block, &[0; 4096]).unwrap();
         }
-        assert_eq!(of(&*disk), None);
+        assert_eq!(detect(&*disk), None);
         assert_eq!(with(0, 0, b"defuseUH"), Some(DeviceContents::Uhs));
     }
 }

@@ -12,7 +12,7 @@ use crate::format::slot::{SlotHeader, SlotKind};
 use crate::format::superblock::{COPIES, Superblock, SuperblockError};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::load;
-use crate::store::{SlotSurvey, StoreError, failed, slots, survey_and_see};
+use crate::store::{SlotSurvey, StoreError, device_error, slots, survey_with_slots};
 
 /// A row of cells.
 macro_rules! row {
@@ -39,7 +39,8 @@ pub(crate) fn tables(
     watch: &dyn WorkWatch,
 ) -> Result<Option<Vec<DumpTable>>, StoreError> {
     let mut scanned = Vec::new();
-    let survey = survey_and_see(device, CommitRules::ALL, |slots| scanned = slots.to_vec(), watch);
+    let survey =
+        survey_with_slots(device, CommitRules::ALL, |slots| scanned = slots.to_vec(), watch);
     match (survey, ino) {
         (Ok(survey), None) => whole(device, &survey, &scanned, watch).map(Some),
         (Ok(survey), Some(ino)) => inode(device, &survey, &scanned, ino),
@@ -72,7 +73,7 @@ fn whole(
 }
 
 fn superblocks(device: &dyn BlockDevice) -> Result<DumpTable, StoreError> {
-    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
     let copies = COPIES.map(|block| {
         let mut bytes = vec![0; BLOCK];
         let read = line.read(block, &mut bytes);
@@ -208,7 +209,7 @@ fn inode(
     }
     let columns: &[&str] = &["block", "state", "stamp", "group", "index", "of", "bytes"];
     let mut tables = vec![DumpTable { name: "slots", columns, rows }];
-    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
     let version = survey.found.live.get(&ino);
     let body = version.and_then(|version| survey.read(&mut line, version.block));
     if let Some(decoded) = body.as_deref().and_then(DiskInode::decode) {
@@ -223,7 +224,7 @@ fn contents(
     survey: &SlotSurvey,
     decoded: DecodedBody,
 ) -> Result<Vec<DumpTable>, StoreError> {
-    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
     let mut seen = HashSet::new();
     let blocks = survey.superblock.blocks;
     let inode = match decoded {
@@ -248,8 +249,8 @@ fn contents(
         row!["born", format!("{}.{:09}", inode.btime.sec, inode.btime.nsec)],
     ];
     let names = inode.links.iter();
-    let names = names.map(|link| row![link.parent, link.stamp, shown(&link.name)]);
-    let xattrs = inode.xattrs.iter().map(|(name, value)| row![shown(name), value.len()]);
+    let names = names.map(|link| row![link.parent, link.stamp, printable(&link.name)]);
+    let xattrs = inode.xattrs.iter().map(|(name, value)| row![printable(name), value.len()]);
     let attributes = DumpTable { name: "inode", columns: &["field", "value"], rows: attributes };
     Ok(vec![
         attributes,
@@ -276,7 +277,7 @@ fn data(data: &InodeData) -> DumpTable {
             vec![row![0_u64, "", "", format!("{} bytes inline", bytes.len())]]
         }
         InodeData::Target(target) => {
-            vec![row![0_u64, "", "", format!("link to {}", shown(target))]]
+            vec![row![0_u64, "", "", format!("link to {}", printable(target))]]
         }
         InodeData::Extents(extents) => extents
             .iter()
@@ -290,6 +291,6 @@ fn data(data: &InodeData) -> DumpTable {
 }
 
 /// Bytes as text without control characters.
-fn shown(bytes: &[u8]) -> String {
+fn printable(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }

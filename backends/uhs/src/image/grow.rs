@@ -2,7 +2,7 @@
 
 use defuse_fs::source::{GrowthResult, ImageGrowth, SourceOpenError, SourceResult};
 
-use super::make::{allocate, failed, fits};
+use super::make::{allocate, fits, system_error};
 use super::{OpenImage, device};
 use crate::format::BLOCK;
 use crate::{StoreError, store};
@@ -18,7 +18,7 @@ pub(super) fn grow(image: &OpenImage, growth: &ImageGrowth) -> SourceResult<Grow
         )));
     };
     let before = superblock.blocks * BLOCK as u64;
-    let bytes = file.bytes().map_err(failed("examine", path))?;
+    let bytes = file.bytes().map_err(system_error("examine", path))?;
     let wanted = match growth.size {
         Some(_) if !file.is_regular() => {
             return Err(SourceOpenError::Usage(format!(
@@ -40,12 +40,12 @@ pub(super) fn grow(image: &OpenImage, growth: &ImageGrowth) -> SourceResult<Grow
     }
     fits(path, wanted)?;
     if wanted > bytes {
-        file.resize(wanted).map_err(failed("change the size of", path))?;
+        file.resize(wanted).map_err(system_error("change the size of", path))?;
     }
     if growth.size.is_some() {
         allocate(path, file, wanted, growth.sparse, &*image.watch)?;
         // A file system must not be larger than its file, whatever a power failure leaves.
-        file.sync().map_err(failed("sync", path))?;
+        file.sync().map_err(system_error("sync", path))?;
     }
     if wanted > before {
         store::grow(&*device(file, path)?, wanted / BLOCK as u64).map_err(unusable)?;

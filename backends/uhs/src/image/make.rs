@@ -52,7 +52,7 @@ fn fill_device(image: &Path, device: Arc<dyn BlockDevice>, new: &NewImage) -> So
             "{shown} is a device, which has a size: leave out --size"
         )));
     }
-    fits(image, device.facts().bytes())?;
+    fits(image, device.properties().bytes())?;
     refuse_contents(image, &*device, new)?;
     write(image, device, new)
 }
@@ -70,8 +70,8 @@ fn fill(
             "{shown} is a block device, which has a size: leave out --size"
         )));
     }
-    match file.bytes().map_err(failed("examine", image))? {
-        0 if new.size.is_none() => return Err(needs_size(image)),
+    match file.bytes().map_err(system_error("examine", image))? {
+        0 if new.size.is_none() => return Err(missing_size_error(image)),
         0 => {}
         // No device has so few bytes.
         1..SMALLEST_DEVICE if !new.force => return Err(has(image, "data")),
@@ -80,7 +80,7 @@ fn fill(
     }
     if let Some(size) = new.size {
         // Space that is there already keeps its place.
-        file.resize(size).map_err(failed("change the size of", image))?;
+        file.resize(size).map_err(system_error("change the size of", image))?;
         allocate(image, file, size, new.sparse, watch)?;
     }
     write(image, device(file, image)?, new)
@@ -89,7 +89,7 @@ fn fill(
 /// Bytes of the smallest device.
 const SMALLEST_DEVICE: u64 = BLOCK as u64;
 
-fn needs_size(image: &Path) -> SourceOpenError {
+fn missing_size_error(image: &Path) -> SourceOpenError {
     let shown = image.display();
     SourceOpenError::Usage(format!("{shown} has no bytes yet: give its size, such as --size 1G"))
 }
@@ -97,12 +97,12 @@ fn needs_size(image: &Path) -> SourceOpenError {
 /// Makes a file system in a new file, which is removed if that fails. The file will contain the files of all users, so
 /// that only its owner may open it.
 fn create(image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<()> {
-    let size = new.size.ok_or_else(|| needs_size(image))?;
+    let size = new.size.ok_or_else(|| missing_size_error(image))?;
     let file = OpenDeviceFile::create(image).map_err(|error| match error {
-        DeviceOpenError::System { errno, .. } => failed("create", image)(errno),
+        DeviceOpenError::System { errno, .. } => system_error("create", image)(errno),
         error => cannot_open(error),
     })?;
-    let made = file.resize(size).map_err(failed("change the size of", image));
+    let made = file.resize(size).map_err(system_error("change the size of", image));
     let made = made.and_then(|()| allocate(image, &file, size, new.sparse, watch));
     made.and_then(|()| write(image, device(&file, image)?, new)).inspect_err(|_| {
         if file.is_in_place() {
@@ -113,7 +113,7 @@ fn create(image: &Path, new: &NewImage, watch: &dyn WorkWatch) -> SourceResult<(
 
 /// Fails if the image has data, unless the user insists.
 fn refuse_contents(image: &Path, device: &dyn BlockDevice, new: &NewImage) -> SourceResult<()> {
-    let found = contents::of(device);
+    let found = contents::detect(device);
     refuse_short(image, found, device)?;
     match found {
         Some(found) if !new.force => Err(has(image, found.name())),
@@ -174,6 +174,9 @@ fn write(image: &Path, device: Arc<dyn BlockDevice>, new: &NewImage) -> SourceRe
 }
 
 /// The error of a system call.
-pub(super) fn failed(action: &'static str, image: &Path) -> impl FnOnce(Errno) -> SourceOpenError {
+pub(super) fn system_error(
+    action: &'static str,
+    image: &Path,
+) -> impl FnOnce(Errno) -> SourceOpenError {
     move |errno| SourceOpenError::Failed(format!("cannot {action} {}: {errno}", image.display()))
 }

@@ -52,7 +52,7 @@ impl ImageOperations for ImageFiles {
     ) -> SourceResult<Option<Box<dyn SourceImage>>> {
         let access = if writes { DeviceAccess::ReadWrite } else { DeviceAccess::Read };
         let (file, device) = open_device(image, access)?;
-        let contents = contents::of(&*device);
+        let contents = contents::detect(&*device);
         refuse_short(image, contents, &*device)?;
         let is_uhs = contents.is_some_and(|found| found.is_uhs());
         let opened = || Box::new(OpenImage { path: image.to_owned(), file, device, watch });
@@ -78,7 +78,7 @@ impl SourceImage for OpenImage {
     fn check(&self) -> SourceResult<CheckResult> {
         let report = check_watched(&self.device, &*self.watch);
         let report = report.map_err(|error| self.unusable(&error))?;
-        let block = u64::from(self.device.facts().block_size);
+        let block = u64::from(self.device.properties().block_size);
         let copies = report.lost_superblocks.iter();
         let copies = copies.map(|block| format!("block {block}: a copy of the superblock is lost"));
         let tables = report.lost_tables.iter();
@@ -204,12 +204,12 @@ impl WorkWatch for ProgressLogger<'_> {
 /// Wraps the device so that one thread performs all its I/O.
 fn with_worker(image: &Path, device: Arc<dyn BlockDevice>) -> SourceResult<Arc<dyn BlockDevice>> {
     let shown = image.display();
-    let worker = WorkerDevice::over(device).map_err(|errno| {
+    let worker = WorkerDevice::start_for(device).map_err(|errno| {
         SourceOpenError::Failed(format!(
             "{shown}: no thread for its I/O ({errno}): open it without the option worker"
         ))
     })?;
-    log::info!("uhs:{shown}: one thread does its I/O, {}", worker.seat());
+    log::info!("uhs:{shown}: one thread does its I/O, {}", worker.placement());
     Ok(Arc::new(worker))
 }
 
@@ -229,7 +229,7 @@ fn driven(image: &Path, access: DeviceAccess) -> SourceResult<Option<Arc<dyn Blo
 
 /// Fails if the blocks of the device are larger than the blocks of a file system. Smaller blocks are gathered.
 fn fits_blocks(image: &Path, device: &dyn BlockDevice) -> SourceResult<()> {
-    match device.facts().block_size {
+    match device.properties().block_size {
         bytes if bytes as usize == BLOCK => Ok(()),
         bytes => Err(SourceOpenError::Failed(format!(
             "{} has blocks of {bytes} bytes (`blockdev --getss`), and uhs takes devices with blocks of \
@@ -329,7 +329,7 @@ fn with_limit(error: &StoreError, device: &dyn BlockDevice) -> String {
 fn unusable(image: &Path, device: &dyn BlockDevice, error: &StoreError) -> SourceOpenError {
     let shown = image.display();
     let text = match error {
-        StoreError::Unusable(SuperblockError::Other) => match contents::of(device) {
+        StoreError::Unusable(SuperblockError::Other) => match contents::detect(device) {
             None => {
                 format!("{shown} is empty: make a file system with `defuse mkfs uhs {shown}`")
             }
@@ -345,7 +345,7 @@ fn unusable(image: &Path, device: &dyn BlockDevice, error: &StoreError) -> Sourc
             format!("{shown}: {error}, in all copies: restore the image from a backup")
         }
         StoreError::Short { blocks, wanted } => {
-            let bytes = |blocks: &u64| blocks * u64::from(device.facts().block_size);
+            let bytes = |blocks: &u64| blocks * u64::from(device.properties().block_size);
             let (has, wants) = (bytes(blocks), bytes(wanted));
             format!(
                 "{shown} has {has} bytes and its file system {wants}: it was cut short; restore the rest"
@@ -405,8 +405,8 @@ mod tests {
     }
 
     impl BlockDevice for LowMemoryDisk {
-        fn facts(&self) -> &DeviceProperties {
-            self.disk.facts()
+        fn properties(&self) -> &DeviceProperties {
+            self.disk.properties()
         }
 
         fn register(&self, _: &Arc<MemoryRegion>) -> defuse_block::Result<()> {

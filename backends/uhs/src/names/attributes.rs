@@ -68,7 +68,7 @@ impl NameStore {
 
     /// Fails with `EISDIR`, and with `EINVAL` for other inodes without data.
     pub(crate) fn check_data(&self, ino: u64) -> Result<()> {
-        self.records.see(ino, |record, _| match record.kind() {
+        self.records.with_inode(ino, |record, _| match record.kind() {
             FileKind::Regular => Ok(()),
             FileKind::Directory => Err(Errno::EISDIR),
             _ => Err(Errno::EINVAL),
@@ -77,14 +77,14 @@ impl NameStore {
 
     /// Fails with `EINVAL` unless the inode is a symbolic link.
     pub(crate) fn check_link(&self, ino: u64) -> Result<()> {
-        self.records.see(ino, |record, _| match record.kind() {
+        self.records.with_inode(ino, |record, _| match record.kind() {
             FileKind::Symlink => Ok(()),
             _ => Err(Errno::EINVAL),
         })
     }
 
     pub(crate) fn check_open(&self, ino: u64, writes: bool) -> Result<()> {
-        self.records.see(ino, |record, _| match record.kind() {
+        self.records.with_inode(ino, |record, _| match record.kind() {
             FileKind::Directory if writes => Err(Errno::EISDIR),
             FileKind::Symlink => Err(Errno::ELOOP),
             _ => Ok(()),
@@ -98,7 +98,7 @@ impl NameStore {
             return false;
         }
         let now = self.now();
-        let due = self.records.see(ino, |record, extra| {
+        let due = self.records.with_inode(ino, |record, extra| {
             let time = |time| Timestamp::from(record.time(time, extra));
             let old = time(TimeKind::Access);
             let newest = time(TimeKind::Modification).max(time(TimeKind::Change));
@@ -115,7 +115,7 @@ impl NameStore {
 
     /// True if `clears` is, for mode and group of a file.
     pub(crate) fn is_marked(&self, ino: u64, clears: impl FnOnce(u32, u32) -> bool) -> bool {
-        let found = self.records.see(ino, |record, _| {
+        let found = self.records.with_inode(ino, |record, _| {
             Ok(record.directory().is_none().then(|| (record.perm(), record.gid)))
         });
         found.ok().flatten().is_some_and(|(perm, gid)| clears(perm, gid))
@@ -132,7 +132,7 @@ impl NameStore {
     }
 
     /// Records a write, as [`settle`](NameStore::settle) does for other changes.
-    pub(crate) fn wrote(
+    pub(crate) fn record_write(
         &self,
         handle: &GroupReadGuard<'_>,
         ino: u64,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use defuse_fs::{FileKind, Result};
 
 use super::record::{InodeRecord, RecordBody as Of, RecordExtra, TimeKind};
-use super::{NameStore, known_data, settle};
+use super::{NameStore, data_in_record, settle};
 use crate::content::FileContent;
 use crate::format::inode::{DiskInode, InodeData};
 
@@ -44,7 +44,7 @@ impl NameStore {
                 Of::Directory(dir) => Some(ClosingBody::Content(Arc::clone(&dir.content))),
                 _ if !record.is_named() => None,
                 _ => {
-                    let data = known_data(record);
+                    let data = data_in_record(record);
                     let data_is_stored = data.is_none();
                     let body = encode(record, extra, &data.unwrap_or_default()).body;
                     Some(ClosingBody::Whole { body, data_is_stored })
@@ -81,7 +81,7 @@ impl NameStore {
         data: &InodeData,
     ) -> Result<Option<EncodedInode>> {
         self.records.change(ino, |mut changing| {
-            settle(&mut changing, content.facts());
+            settle(&mut changing, content.summarize());
             let named = changing.record.is_named();
             Ok(named.then(|| encode(changing.record, changing.extra(), data)))
         })

@@ -144,7 +144,7 @@ impl IndexTable {
     pub(super) fn insert(&mut self, key: NameHash, rid: RecordId) {
         self.reserve(1);
         self.used += 1;
-        self.put(IndexEntry::new(key.hash, rid));
+        self.insert_entry(IndexEntry::new(key.hash, rid));
     }
 
     /// Removes one entry: an inode may have two names with the same hash.
@@ -181,10 +181,10 @@ impl IndexTable {
         let full = std::mem::replace(&mut self.places, empty);
         full.into_iter()
             .filter(|place| *place != IndexEntry::EMPTY)
-            .for_each(|place| self.put(place));
+            .for_each(|place| self.insert_entry(place));
     }
 
-    fn put(&mut self, place: IndexEntry) {
+    fn insert_entry(&mut self, place: IndexEntry) {
         let mask = self.places.len() - 1;
         let mut at = self.home(place.hash());
         while self.places[at] != IndexEntry::EMPTY {

@@ -48,8 +48,9 @@ impl NameStore {
         let key = self.index.key(parent, name);
         loop {
             let rid = self.find(&self.index.read(key), key, parent, name).ok_or(Errno::ENOENT)?;
-            let seen =
-                self.records.see_at(rid, |record, _| Ok((record.ino, record.directory().cloned())));
+            let seen = self
+                .records
+                .with_record(rid, |record, _| Ok((record.ino, record.directory().cloned())));
             let Ok((ino, child)) = seen else { continue };
             let child = child.ok_or(Errno::ENOTDIR)?;
             // The locks are taken in the order of inode numbers.
@@ -65,7 +66,7 @@ impl NameStore {
             };
             let mut part = self.index.write(key);
             if self.find(&part, key, parent, name) != Some(rid)
-                || self.records.see_at(rid, |record, _| Ok(record.ino)) != Ok(ino)
+                || self.records.with_record(rid, |record, _| Ok(record.ino)) != Ok(ino)
             {
                 continue;
             }
@@ -105,7 +106,7 @@ impl NameStore {
             changing.set_time(TimeKind::Change, now.into());
             match changing.record.is_named() {
                 true => list(handle, changing.record),
-                false => handle.gone(changing.record.ino),
+                false => handle.add_removed(changing.record.ino),
             }
             Ok((changing.record.ino, stamp, is_dir))
         })?;

@@ -34,7 +34,7 @@ impl NameStore {
         let entries = lock(&dir.entries);
         for (stamp, rid) in entries.from(from.max(2) + 1).take_while(|(stamp, _)| *stamp < end) {
             // Names of the directory change under its lock only.
-            let push = self.records.see_at(rid, |record, extra| {
+            let push = self.records.with_record(rid, |record, extra| {
                 let further = || {
                     extra.and_then(|extra| {
                         let link = extra.links.iter().find(|link| link.stamp == stamp)?;

@@ -249,7 +249,7 @@ impl NameStore {
         let extra = RecordExtra::loaded(&links, xattrs);
         held.load_records(&self.pool, records, extra.bytes());
         let short = if extra.may_be_large() || is_dir { None } else { held.retire(&self.pool) };
-        let facts = held.facts();
+        let facts = held.summarize();
         let blocks = facts.blocks;
         drop(held);
         let body = match short {
@@ -315,7 +315,7 @@ impl NameStore {
 
     /// Directories whose parents do not lead to the root.
     pub(super) fn loops(&self, dirs: &[u64]) -> Vec<u64> {
-        let parent = |ino: u64| self.records.see(ino, |record, _| Ok(record.parent)).ok();
+        let parent = |ino: u64| self.records.with_inode(ino, |record, _| Ok(record.parent)).ok();
         not_below_root(dirs, parent)
     }
 }

@@ -92,7 +92,7 @@ impl NameStore {
         parent: u64,
         name: Name<'_>,
     ) -> Result<Entry> {
-        let entry = self.look(parent, name, |record, extra| self.entry(record, extra, given));
+        let entry = self.with_name(parent, name, |record, extra| self.entry(record, extra, given));
         match entry {
             Some(entry) => Ok(entry),
             None => self.directory(parent).and(Err(Errno::ENOENT)),
@@ -100,7 +100,7 @@ impl NameStore {
     }
 
     /// Looks at the inode with a name.
-    pub(super) fn look<T>(
+    pub(super) fn with_name<T>(
         &self,
         parent: u64,
         name: Name<'_>,
@@ -110,7 +110,7 @@ impl NameStore {
         let key = self.index.key(parent, name);
         let mut seen = None;
         self.index.read(key).find(key, |rid| {
-            let found = self.records.see_at(rid, |record, extra| {
+            let found = self.records.with_record(rid, |record, extra| {
                 let found = has_link(record, extra, parent, name);
                 seen = found.then(|| see(record, extra));
                 Ok(found)
@@ -129,8 +129,9 @@ impl NameStore {
         name: &[u8],
     ) -> Option<RecordId> {
         part.find(key, |rid| {
-            let seen =
-                self.records.see_at(rid, |record, extra| Ok(has_link(record, extra, parent, name)));
+            let seen = self
+                .records
+                .with_record(rid, |record, extra| Ok(has_link(record, extra, parent, name)));
             seen == Ok(true)
         })
     }
@@ -138,19 +139,19 @@ impl NameStore {
     /// The parent of a directory, with one more lookup.
     pub(crate) fn lookup_parent(&self, given: AnswerLifetime, ino: u64) -> Result<Entry> {
         let parent = self.parent_of(ino)?;
-        self.records.see(parent, |record, extra| Ok(self.entry(record, extra, given)))
+        self.records.with_inode(parent, |record, extra| Ok(self.entry(record, extra, given)))
     }
 
     pub(super) fn parent_of(&self, ino: u64) -> Result<u64> {
-        self.records.see(ino, |record, _| match record.directory() {
+        self.records.with_inode(ino, |record, _| match record.directory() {
             Some(_) if record.parent == 0 => Ok(ROOT),
             Some(_) => Ok(record.parent),
             None => Err(Errno::ENOTDIR),
         })
     }
 
-    pub(super) fn above(&self, parent: u64) -> Result<ParentDirectory> {
-        self.records.see(parent, |record, extra| {
+    pub(super) fn parent_directory(&self, parent: u64) -> Result<ParentDirectory> {
+        self.records.with_inode(parent, |record, extra| {
             let dir = record.directory().cloned().ok_or(Errno::ENOTDIR)?;
             let default_acl = default_acl(extra);
             Ok(ParentDirectory { dir, perm: record.perm(), gid: record.gid, default_acl })
@@ -166,7 +167,7 @@ impl NameStore {
         making: InodeCreation<'_>,
     ) -> Result<Entry> {
         let name = name.as_bytes();
-        let above = self.above(parent)?;
+        let above = self.parent_directory(parent)?;
         let mut entries = lock(&above.dir.entries);
         if above.dir.is_dead() {
             return Err(Errno::ENOENT);
@@ -235,7 +236,7 @@ impl NameStore {
         making: InodeCreation<'_>,
         linkable: bool,
     ) -> Result<Entry> {
-        let above = self.above(parent)?;
+        let above = self.parent_directory(parent)?;
         if above.dir.is_dead() {
             return Err(Errno::ENOENT);
         }
@@ -344,7 +345,7 @@ impl NameStore {
             None => Ok(()),
         };
         // A name that is taken comes before a file that cannot be linked, as in the kernel.
-        self.records.see(ino, |record, _| match record.directory() {
+        self.records.with_inode(ino, |record, _| match record.directory() {
             Some(_) => Err(Errno::EPERM),
             None => Ok(()),
         })?;
@@ -360,7 +361,7 @@ impl NameStore {
             return Err(Errno::EEXIST);
         }
         let now = self.now();
-        let rid = self.records.place_of(ino)?;
+        let rid = self.records.find(ino)?;
         self.check_numbers()?;
         let stamp = self.take_stamp();
         let ((), _) = self.records.change_at(rid, |mut changing| {
@@ -369,9 +370,9 @@ impl NameStore {
                 return Err(Errno::EMLINK);
             }
             if changing.record.is_named() {
-                let others = held.others() + link_bytes(name);
+                let others = held.bytes_of_other_records() + link_bytes(name);
                 held.promise_others(&self.pool, others)?;
-                settle(&mut changing, held.facts());
+                settle(&mut changing, held.summarize());
             }
             changing.add_link(parent, stamp, name);
             changing.record.linkable = false;
@@ -384,6 +385,6 @@ impl NameStore {
         entries.push(stamp, rid);
         dir.count.fetch_add(1, Ordering::Relaxed);
         self.names_changed(parent, &dir, now);
-        self.records.see_at(rid, |record, extra| Ok(self.entry(record, extra, given)))
+        self.records.with_record(rid, |record, extra| Ok(self.entry(record, extra, given)))
     }
 }

@@ -171,17 +171,17 @@ impl NameStore {
 
     /// The attributes of an inode. They may be cached for `valid_for`.
     pub(crate) fn attr(&self, ino: u64, valid_for: Duration) -> Result<Attr> {
-        self.records.see(ino, |record, extra| Ok(self.attr_of(record, extra, valid_for)))
+        self.records.with_inode(ino, |record, extra| Ok(self.attr_of(record, extra, valid_for)))
     }
 
     pub(crate) fn is_directory(&self, ino: u64) -> Result<bool> {
-        self.records.see(ino, |record, _| Ok(record.directory().is_some()))
+        self.records.with_inode(ino, |record, _| Ok(record.directory().is_some()))
     }
 
     /// The inodes that some frontend knows.
     pub(crate) fn looked_up(&self) -> Vec<Ino> {
         let mut known = vec![Ino(ROOT)];
-        self.records.each(|record, _| {
+        self.records.for_each(|record, _| {
             if !record.lookups.is_none() && record.ino != ROOT {
                 known.push(Ino(record.ino));
             }
@@ -242,7 +242,7 @@ impl NameStore {
 
     /// Returns true if the inode has no lookups any more.
     pub(crate) fn forget(&self, ino: u64, lookups: u64) -> bool {
-        let left = self.records.see(ino, |record, _| {
+        let left = self.records.with_inode(ino, |record, _| {
             let is_last = record.lookups.give_back(lookups);
             Ok((is_last, is_last && record.is_unused()))
         });
@@ -253,16 +253,16 @@ impl NameStore {
         is_last
     }
 
-    pub(crate) fn opened(&self, ino: u64) -> Result<()> {
-        self.records.see(ino, |record, _| {
+    pub(crate) fn record_open(&self, ino: u64) -> Result<()> {
+        self.records.with_inode(ino, |record, _| {
             record.opens.add();
             Ok(())
         })
     }
 
     /// Records that an open file was released. True if the content may leave memory.
-    pub(crate) fn closed(&self, ino: u64) -> bool {
-        let left = self.records.see(ino, |record, _| {
+    pub(crate) fn record_close(&self, ino: u64) -> bool {
+        let left = self.records.with_inode(ino, |record, _| {
             let unused = record.opens.give_back(1) && record.is_unused();
             let is_idle = !unused && record.opens.is_none();
             Ok((
@@ -278,13 +278,13 @@ impl NameStore {
 
     /// True if the inode is open.
     pub(crate) fn is_open(&self, ino: u64) -> bool {
-        self.records.see(ino, |record, _| Ok(!record.opens.is_none())).unwrap_or(false)
+        self.records.with_inode(ino, |record, _| Ok(!record.opens.is_none())).unwrap_or(false)
     }
 
     /// Notes a use of the content of an inode, if it has one in memory. True if the caller is to put it into
     /// the list of contents that may leave memory ([`NameStore::retire`]).
-    pub(crate) fn used(&self, ino: u64) -> bool {
-        let used = self.records.see(ino, |record, _| {
+    pub(crate) fn record_use(&self, ino: u64) -> bool {
+        let used = self.records.with_inode(ino, |record, _| {
             Ok(matches!(&record.body, RecordBody::Live(live) if live.recency.note()))
         });
         used.unwrap_or(false)
@@ -302,7 +302,7 @@ impl NameStore {
     }
 
     fn directory(&self, ino: u64) -> Result<Arc<DirectoryState>> {
-        self.records.see(ino, |record, _| record.directory().cloned().ok_or(Errno::ENOTDIR))
+        self.records.with_inode(ino, |record, _| record.directory().cloned().ok_or(Errno::ENOTDIR))
     }
 
     /// Records that the names of a directory changed. Its slot follows later: after a crash the times come from the
@@ -334,7 +334,7 @@ impl NameStore {
 
     /// The content of an inode of any kind.
     pub(crate) fn content(&self, ino: u64) -> Result<ContentState> {
-        self.records.see(ino, |record, _| match &record.body {
+        self.records.with_inode(ino, |record, _| match &record.body {
             RecordBody::Live(live) => Ok(ContentState::Here(Arc::clone(&live.content))),
             RecordBody::Directory(dir) => Ok(ContentState::Here(Arc::clone(&dir.content))),
             _ => Ok(ContentState::Stored),
@@ -342,7 +342,7 @@ impl NameStore {
     }
     /// Loads the content that the slot of the inode holds into memory; `stored` reads it if that is needed. Only one
     /// thread at a time reads for an inode.
-    pub(crate) fn revive(
+    pub(crate) fn load_content(
         &self,
         ino: u64,
         stored: impl FnOnce() -> Result<InodeData>,
@@ -350,7 +350,7 @@ impl NameStore {
         if let ContentState::Here(content) = self.content(ino)? {
             return Ok(content);
         }
-        let known = self.records.see(ino, |record, _| Ok(known_data(record)))?;
+        let known = self.records.with_inode(ino, |record, _| Ok(data_in_record(record)))?;
         let read = if known.is_none() { Some(stored()?) } else { None };
         self.records.change(ino, |changing| {
             let record = changing.record;
@@ -361,13 +361,13 @@ impl NameStore {
             if let RecordBody::Live(live) = &record.body {
                 return Ok(Arc::clone(&live.content));
             }
-            let (data, rdev) = match known_data(record).or(read) {
+            let (data, rdev) = match data_in_record(record).or(read) {
                 Some(data) => (data, record.rdev()),
                 // The content has become one that must be read, although no other thread may change this.
                 None => return Err(Errno::EIO),
             };
             let content = FileContent::new(data, record.size);
-            let blocks = lock(&content).facts().blocks;
+            let blocks = lock(&content).summarize().blocks;
             let live = LiveContent::new(Arc::clone(&content), blocks, rdev);
             record.body = RecordBody::Live(Arc::new(live));
             Ok(content)
@@ -443,7 +443,7 @@ impl NameStore {
     /// much data of it has changed.
     pub(crate) fn data_may_wait(&self, ino: u64) -> Option<usize> {
         let rules = self.pool.rules();
-        let found = self.records.see(ino, |record, _| match &record.body {
+        let found = self.records.with_inode(ino, |record, _| match &record.body {
             RecordBody::Live(live) if !record.changed || !rules.changes_do_not_wait => {
                 Ok(Some((Arc::clone(&live.content), weight(record))))
             }
@@ -468,7 +468,7 @@ impl NameStore {
         meets: &dyn Fn(BlockRun) -> bool,
     ) -> Vec<(u64, Option<SharedContent>)> {
         let mut owners = Vec::new();
-        self.records.each(|record, _| match &record.body {
+        self.records.for_each(|record, _| match &record.body {
             RecordBody::Blocks(run) if meets((*run).into()) => owners.push((record.ino, None)),
             RecordBody::Live(live) => owners.push((record.ino, Some(Arc::clone(&live.content)))),
             RecordBody::Directory(dir) if record.has_extra => {
@@ -489,7 +489,7 @@ impl NameStore {
 
     /// The number of inodes that one thread may change in a group: together with the inodes of all other threads they
     /// find slots.
-    pub(crate) fn most_changes(&self) -> usize {
+    pub(crate) fn max_changes_per_thread(&self) -> usize {
         usize::try_from(self.pool.free_slots(true) / SHARE).unwrap_or(usize::MAX).max(1)
     }
 }
@@ -513,7 +513,7 @@ fn list(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
 fn list_data(handle: &GroupReadGuard<'_>, record: &mut InodeRecord) {
     if !record.dirty {
         record.dirty = true;
-        handle.changed(record.ino, weight(record));
+        handle.add_changed(record.ino, weight(record));
     }
 }
 
@@ -539,7 +539,7 @@ fn is_stored(record: &InodeRecord, data: &InodeData) -> bool {
 }
 
 /// The data of an inode, if it is known without reading the slot.
-fn known_data(record: &InodeRecord) -> Option<InodeData> {
+fn data_in_record(record: &InodeRecord) -> Option<InodeData> {
     match (&record.body, record.kind()) {
         (RecordBody::Blocks(run), _) => {
             let BlockRun { block, count } = (*run).into();

@@ -405,7 +405,7 @@ impl ChangingRecord<'_> {
     }
 
     /// Drops the extra where it is empty.
-    pub(super) fn tidy(&mut self) {
+    pub(super) fn drop_empty_extra(&mut self) {
         if self.record.has_extra && self.extra().is_none_or(|extra| !extra.is_needed()) {
             self.extras.remove(&self.at);
             self.record.has_extra = false;
@@ -417,7 +417,7 @@ impl ChangingRecord<'_> {
         self.record.times[time as usize] = packed.unwrap_or(ELSEWHERE);
         if packed.is_none() || self.record.has_extra {
             self.make_extra().times[time as usize] = packed.is_none().then_some(moment);
-            self.tidy();
+            self.drop_empty_extra();
         }
     }
 
@@ -443,7 +443,7 @@ impl ChangingRecord<'_> {
         self.record.set_perm(without_set_id(self.record.perm(), true));
         if self.record.has_extra {
             self.make_extra().xattrs.drop_capability();
-            self.tidy();
+            self.drop_empty_extra();
         }
     }
 
@@ -482,13 +482,13 @@ impl ChangingRecord<'_> {
             (self.record.parent, self.record.stamp) =
                 next.as_ref().map_or((0, 0), |link| (link.parent, link.stamp));
             self.record.name = next.map_or(ShortName::NONE, |link| link.name[..].into());
-            self.tidy();
+            self.drop_empty_extra();
             return Some(stamp);
         }
         let links = &mut self.extras.get_mut(&self.at)?.links;
         let at = links.iter().position(|link| link.parent == parent && link.name == name)?;
         let stamp = links.remove(at).stamp;
-        self.tidy();
+        self.drop_empty_extra();
         Some(stamp)
     }
 }

@@ -48,21 +48,21 @@ impl RecordShard {
     }
 
     /// The record at a place.
-    fn at(&self, place: u32) -> Option<(&InodeRecord, Option<&RecordExtra>)> {
+    fn get(&self, place: u32) -> Option<(&InodeRecord, Option<&RecordExtra>)> {
         let chunk = self.chunks.get(place as usize / CHUNK)?;
         let record = chunk.get(place as usize % CHUNK)?.as_ref()?;
         let extra = record.has_extra.then(|| self.extras.get(&place)).flatten();
         Some((record, extra.map(|extra| &**extra)))
     }
 
-    fn at_mut(&mut self, place: u32) -> Option<ChangingRecord<'_>> {
+    fn get_mut(&mut self, place: u32) -> Option<ChangingRecord<'_>> {
         let chunk = self.chunks.get_mut(place as usize / CHUNK)?;
         let record = chunk.get_mut(place as usize % CHUNK)?.as_mut()?;
         Some(ChangingRecord { record, extras: &mut self.extras, at: place })
     }
 
-    fn place_of(&self, ino: u64, key: u64) -> Option<u32> {
-        let same = |place: &u32| self.at(*place).is_some_and(|(record, _)| record.ino == ino);
+    fn find_slot(&self, ino: u64, key: u64) -> Option<u32> {
+        let same = |place: &u32| self.get(*place).is_some_and(|(record, _)| record.ino == ino);
         self.by_ino.find(hash(ino, key), same).copied()
     }
 
@@ -94,7 +94,7 @@ impl RecordShard {
     }
 
     fn remove(&mut self, place: u32, key: u64) -> Option<InodeRecord> {
-        let ino = self.at(place)?.0.ino;
+        let ino = self.get(place)?.0.ino;
         if let Ok(entry) = self.by_ino.find_entry(hash(ino, key), |other| *other == place) {
             entry.remove();
         }
@@ -132,12 +132,12 @@ impl RecordTable {
     }
 
     /// Calls `see` with all inodes.
-    pub(super) fn each(&self, mut see: impl FnMut(&InodeRecord, Option<&RecordExtra>)) {
+    pub(super) fn for_each(&self, mut see: impl FnMut(&InodeRecord, Option<&RecordExtra>)) {
         for shard in 0..SHARDS {
             let shard = self.read(shard);
             let places = 0..(shard.chunks.len() * CHUNK) as u32;
             places
-                .filter_map(|place| shard.at(place))
+                .filter_map(|place| shard.get(place))
                 .for_each(|(record, extra)| see(record, extra));
         }
     }
@@ -146,7 +146,7 @@ impl RecordTable {
     pub(super) fn insert_new(&self, record: InodeRecord) -> Option<RecordId> {
         let shard = shard_of(record.ino);
         let mut locked = self.write(shard);
-        if locked.place_of(record.ino, self.key).is_some() {
+        if locked.find_slot(record.ino, self.key).is_some() {
             return None;
         }
         self.pool.inodes().fetch_add(1, Ordering::Relaxed);
@@ -175,32 +175,32 @@ impl RecordTable {
     }
 
     /// The place of an inode. `ESTALE`.
-    pub(super) fn place_of(&self, ino: u64) -> Result<RecordId> {
+    pub(super) fn find(&self, ino: u64) -> Result<RecordId> {
         let shard = shard_of(ino);
-        let place = self.read(shard).place_of(ino, self.key).ok_or(Errno::ESTALE)?;
+        let place = self.read(shard).find_slot(ino, self.key).ok_or(Errno::ESTALE)?;
         Ok(place * SHARDS as u32 + shard as u32)
     }
 
     /// Calls `see` with an inode. `ESTALE`.
-    pub(super) fn see<T>(
+    pub(super) fn with_inode<T>(
         &self,
         ino: u64,
         see: impl FnOnce(&InodeRecord, Option<&RecordExtra>) -> Result<T>,
     ) -> Result<T> {
         let shard = self.read(shard_of(ino));
-        let place = shard.place_of(ino, self.key).ok_or(Errno::ESTALE)?;
-        let (record, extra) = shard.at(place).ok_or(Errno::ESTALE)?;
+        let place = shard.find_slot(ino, self.key).ok_or(Errno::ESTALE)?;
+        let (record, extra) = shard.get(place).ok_or(Errno::ESTALE)?;
         see(record, extra)
     }
 
     /// Calls `see` with the inode in a place. `ESTALE`.
-    pub(super) fn see_at<T>(
+    pub(super) fn with_record<T>(
         &self,
         rid: RecordId,
         see: impl FnOnce(&InodeRecord, Option<&RecordExtra>) -> Result<T>,
     ) -> Result<T> {
         let shard = self.read(rid as usize % SHARDS);
-        let (record, extra) = shard.at(rid / SHARDS as u32).ok_or(Errno::ESTALE)?;
+        let (record, extra) = shard.get(rid / SHARDS as u32).ok_or(Errno::ESTALE)?;
         see(record, extra)
     }
 
@@ -211,8 +211,8 @@ impl RecordTable {
         change: impl FnOnce(ChangingRecord<'_>) -> Result<T>,
     ) -> Result<T> {
         let mut shard = self.write(shard_of(ino));
-        let place = shard.place_of(ino, self.key).ok_or(Errno::ESTALE)?;
-        change(shard.at_mut(place).ok_or(Errno::ESTALE)?)
+        let place = shard.find_slot(ino, self.key).ok_or(Errno::ESTALE)?;
+        change(shard.get_mut(place).ok_or(Errno::ESTALE)?)
     }
 
     /// Changes the inode in a place, and removes it if it is unused then. `ESTALE`.
@@ -223,19 +223,19 @@ impl RecordTable {
     ) -> Result<(T, Option<InodeRecord>)> {
         let mut shard = self.write(rid as usize % SHARDS);
         let place = rid / SHARDS as u32;
-        let done = change(shard.at_mut(place).ok_or(Errno::ESTALE)?)?;
+        let done = change(shard.get_mut(place).ok_or(Errno::ESTALE)?)?;
         Ok((done, self.take_unused(&mut shard, place)))
     }
 
     /// Removes an unused inode.
     pub(super) fn remove_unused(&self, ino: u64) -> Option<InodeRecord> {
         let mut shard = self.write(shard_of(ino));
-        let place = shard.place_of(ino, self.key)?;
+        let place = shard.find_slot(ino, self.key)?;
         self.take_unused(&mut shard, place)
     }
 
     fn take_unused(&self, shard: &mut RecordShard, place: u32) -> Option<InodeRecord> {
-        shard.at(place).filter(|(record, _)| record.is_unused())?;
+        shard.get(place).filter(|(record, _)| record.is_unused())?;
         self.pool.inodes().fetch_sub(1, Ordering::Relaxed);
         shard.remove(place, self.key)
     }

@@ -82,7 +82,7 @@ impl NameStore {
     fn named(&self, side: &RenameEnd<'_>) -> Option<RenamedInode> {
         let part = self.index.read(side.key);
         let rid = self.find(&part, side.key, side.parent, side.name)?;
-        let seen = self.records.see_at(rid, |record, _| {
+        let seen = self.records.with_record(rid, |record, _| {
             Ok(RenamedInode { rid, ino: record.ino, dir: record.directory().cloned() })
         });
         seen.ok()
@@ -126,7 +126,7 @@ impl NameStore {
         let mut held: Vec<_> =
             contents.iter().map(|(content, name)| (lock(content), *name)).collect();
         for (content, name) in &mut held {
-            let others = content.others() + link_bytes(name);
+            let others = content.bytes_of_other_records() + link_bytes(name);
             content.promise_others(&self.pool, others)?;
         }
         let _change = moves_dir.then(|| self.paths.change());
@@ -170,7 +170,7 @@ impl NameStore {
     ) -> Vec<(SharedContent, &'a [u8])> {
         let mut linked: Vec<(u64, SharedContent, &[u8])> = Vec::new();
         for (named, side) in moved {
-            let several = self.records.see_at(named.rid, |_, extra| {
+            let several = self.records.with_record(named.rid, |_, extra| {
                 Ok(extra.is_some_and(|extra| !extra.links.is_empty()))
             });
             if several == Ok(true)
@@ -204,7 +204,7 @@ impl NameStore {
         }
         let is_dir = source.dir.is_some();
         if is_dir || target.is_some_and(|target| target.dir.is_some()) {
-            let lineage = self.lineage(from.parent, to.parent)?;
+            let lineage = self.relate(from.parent, to.parent)?;
             lineage.check(Ino(source.ino), target.map(|target| Ino(target.ino)), flags)?;
         }
         match target {
@@ -231,13 +231,14 @@ impl NameStore {
 
     /// The relation of two directories. Directories keep their parents meanwhile: the caller holds `renames` if the two
     /// differ.
-    fn lineage(&self, from: u64, to: u64) -> Result<DirectoryRelation> {
+    fn relate(&self, from: u64, to: u64) -> Result<DirectoryRelation> {
         if from == to {
             return Ok(DirectoryRelation::default());
         }
         let parent = |ino: Ino| -> Result<Option<Ino>> {
-            self.records
-                .see(ino.0, |record, _| Ok((record.parent != 0).then_some(Ino(record.parent))))
+            self.records.with_inode(ino.0, |record, _| {
+                Ok((record.parent != 0).then_some(Ino(record.parent)))
+            })
         };
         Ok(DirectoryRelation {
             to_is_below: child_towards(Ino(from), Ino(to), parent)?,
@@ -291,7 +292,7 @@ impl NameStore {
         let (parent, name, dir, key) = (from.parent, from.name, &*from.dir, from.key);
         let place = LockedName { parent, name, dir, entries, key };
         // A whiteout is never opened. Without attributes it needs only a slot.
-        let mut above = self.above(parent)?;
+        let mut above = self.parent_directory(parent)?;
         above.default_acl = None;
         let made = self.make_at(handle, place, parts.part(key), &above, making)?;
         self.forget(made.ino.0, 1);

@@ -44,7 +44,7 @@ impl NameStore {
             },
         };
         let open_to_all = dir.open_to_all;
-        let found = self.look(dir.ino, name, |record, extra| PathResolution::Inode {
+        let found = self.with_name(dir.ino, name, |record, extra| PathResolution::Inode {
             ino: Ino(record.ino),
             attr: self.attr_of(record, extra, valid_for),
             open_to_all,
@@ -58,7 +58,7 @@ impl NameStore {
             let open_to_all = is_open_to_all(record, extra);
             record.directory().map(|_| PathDirectory { ino: record.ino, open_to_all })
         };
-        let mut next = self.records.see(from, |record, extra| Ok(step(record, extra)))?;
+        let mut next = self.records.with_inode(from, |record, extra| Ok(step(record, extra)))?;
         let mut open_to_all = true;
         let mut names = path.into_iter().flat_map(NormalPath::names);
         loop {
@@ -67,7 +67,7 @@ impl NameStore {
             let Some(name) = names.next() else {
                 return Ok(WalkOutcome::To(PathDirectory { open_to_all, ..dir }));
             };
-            match self.look(dir.ino, name, step) {
+            match self.with_name(dir.ino, name, step) {
                 Some(found) => next = found,
                 None => return Ok(WalkOutcome::Missing { open_to_all }),
             }

@@ -88,7 +88,7 @@ impl NameStore {
     /// Adds all inodes with names; `slot` has the block of each. Everything must be durable.
     pub(crate) fn save(&self, slot: impl Fn(u64) -> Option<u64>, saving: &mut SnapshotWriter) {
         let mut full = Vec::new();
-        self.records.each(|record, extra| {
+        self.records.for_each(|record, extra| {
             if !record.is_named() {
                 return;
             }
@@ -165,7 +165,7 @@ impl NameStore {
             super::ContentState::Stored => return self.whole_of_stored(ino),
         };
         let held = lock(&content);
-        if held.facts().dirty {
+        if held.summarize().dirty {
             return None;
         }
         let body = self.encode_whole(ino, &held).ok()??.body;
@@ -239,7 +239,7 @@ impl NameStore {
             };
             claim(&part.runs)?;
             for loaded in std::mem::take(&mut part.full) {
-                claim(&runs_of(&loaded))?;
+                claim(&block_runs(&loaded))?;
                 self.take_full(loaded, part)?;
             }
         }
@@ -328,13 +328,13 @@ impl NameStore {
         {
             return None;
         }
-        if self.records.place_of(ino).is_ok() {
+        if self.records.find(ino).is_ok() {
             return None;
         }
         let links = inode.links.clone();
         found.dirs.extend(is_dir.then_some(ino));
         self.add_loaded(ino, inode, records);
-        let rid = self.records.place_of(ino).ok()?;
+        let rid = self.records.find(ino).ok()?;
         for link in links {
             let place = PendingName { parent: link.parent, stamp: link.stamp, rid, is_dir };
             self.take_name(place, &link.name, found)?;
@@ -378,7 +378,7 @@ impl NameStore {
 }
 
 /// All blocks of an inode.
-fn runs_of(loaded: &LoadedInode) -> Vec<BlockRun> {
+fn block_runs(loaded: &LoadedInode) -> Vec<BlockRun> {
     let extents = match &loaded.inode.data {
         InodeData::Extents(extents) => &extents[..],
         _ => &[],

@@ -70,7 +70,7 @@ impl BlockClaims {
     }
 
     /// The runs: first block and end.
-    pub(super) fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(super) fn claimed_runs(&self) -> impl Iterator<Item = (u64, u64)> {
         self.runs.iter().map(|(start, end)| (*start, *end))
     }
 }
@@ -94,7 +94,7 @@ mod tests {
                 let free = claims.claim(block, count);
                 assert_eq!(free.iter().flat_map(|(a, b)| *a..*b).collect::<Vec<_>>(), expected);
                 model.extend(expected);
-                let runs: Vec<(u64, u64)> = claims.runs().collect();
+                let runs: Vec<(u64, u64)> = claims.claimed_runs().collect();
                 assert!(runs.windows(2).all(|pair| pair[0].1 < pair[1].0), "{runs:?}");
                 assert!(runs.iter().flat_map(|(a, b)| *a..*b).eq(model.iter().copied()));
             }

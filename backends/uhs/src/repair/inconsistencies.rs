@@ -57,17 +57,17 @@ impl InodeRepairer {
     }
 
     /// Repairs everything.
-    pub(super) fn mend(&mut self) {
-        self.mend_damaged();
-        self.mend_kinds();
-        self.mend_blocks();
-        self.mend_root();
-        self.mend_names();
-        self.mend_loops();
+    pub(super) fn repair(&mut self) {
+        self.repair_damaged();
+        self.repair_kinds();
+        self.repair_blocks();
+        self.repair_root();
+        self.repair_names();
+        self.repair_loops();
         self.find_lost();
     }
 
-    fn mend_damaged(&mut self) {
+    fn repair_damaged(&mut self) {
         let damaged = self.inodes.iter().filter(|(_, patient)| !patient.whole);
         let damaged: Vec<u64> = damaged.map(|(ino, _)| *ino).collect();
         for ino in damaged {
@@ -104,7 +104,7 @@ impl InodeRepairer {
     }
 
     /// Makes types and sizes match the data.
-    fn mend_kinds(&mut self) {
+    fn repair_kinds(&mut self) {
         let wrong = |(ino, patient): (&u64, &RepairInode)| {
             let kind = FileKind::from_mode(patient.inode.mode);
             let is_sound = kind.is_some_and(|kind| fits(kind, &patient.inode))
@@ -130,7 +130,7 @@ impl InodeRepairer {
             }
             self.note(ino, RepairAction::Kind { ino });
             if file.data != InodeData::Nothing {
-                let stamp = patient_stamp(&self.inodes, ino);
+                let stamp = stamp_of_inode(&self.inodes, ino);
                 file.mode = FileKind::Regular.mode_bits() | 0o600;
                 file.links.clear();
                 fit(&mut file);
@@ -145,7 +145,7 @@ impl InodeRepairer {
     }
 
     /// Gives every block one owner.
-    fn mend_blocks(&mut self) {
+    fn repair_blocks(&mut self) {
         let mut order: Vec<(u64, u64)> =
             self.inodes.iter().map(|(ino, patient)| (patient.stamp, *ino)).collect();
         order.sort_unstable_by(|a, b| b.cmp(a));
@@ -166,7 +166,7 @@ impl InodeRepairer {
         }
     }
 
-    fn mend_root(&mut self) {
+    fn repair_root(&mut self) {
         if !self.inodes.contains_key(&ROOT) {
             self.add(ROOT, self.directory(0o755));
             self.repairs.push(RepairAction::Root);
@@ -188,7 +188,7 @@ impl InodeRepairer {
     }
 
     /// Keeps the names that lie in directories and that no other inode has there.
-    fn mend_names(&mut self) {
+    fn repair_names(&mut self) {
         let mut links = Vec::new();
         for (ino, patient) in &mut self.inodes {
             let taken = std::mem::take(&mut patient.inode.links);
@@ -219,7 +219,7 @@ impl InodeRepairer {
     }
 
     /// Removes directories that are below themselves from their parents.
-    fn mend_loops(&mut self) {
+    fn repair_loops(&mut self) {
         let mut good = HashSet::from([ROOT]);
         let dirs: Vec<u64> = self.inodes.keys().copied().filter(|ino| self.is_dir(*ino)).collect();
         for start in dirs {
@@ -251,7 +251,7 @@ impl InodeRepairer {
         if lost.is_empty() {
             return;
         }
-        let place = self.lost_and_found();
+        let place = self.find_or_make_lost_and_found();
         let mut taken = self.names_in(place);
         for ino in lost {
             let name = free_name(format!("#{ino}").as_bytes(), &taken);
@@ -274,7 +274,7 @@ impl InodeRepairer {
         links.filter(|link| link.parent == dir).map(|link| link.name.clone()).collect()
     }
 
-    fn lost_and_found(&mut self) -> u64 {
+    fn find_or_make_lost_and_found(&mut self) -> u64 {
         let is_it = |link: &InodeLink| link.parent == ROOT && link.name == LOST_AND_FOUND;
         let mut named = self.inodes.iter().filter(|(_, p)| p.inode.links.iter().any(is_it));
         match named.next().map(|(ino, _)| *ino).filter(|ino| self.is_dir(*ino)) {
@@ -290,7 +290,7 @@ impl InodeRepairer {
     }
 }
 
-fn patient_stamp(inodes: &BTreeMap<u64, RepairInode>, ino: u64) -> u64 {
+fn stamp_of_inode(inodes: &BTreeMap<u64, RepairInode>, ino: u64) -> u64 {
     inodes.get(&ino).map_or(0, |patient| patient.stamp)
 }
 

@@ -17,15 +17,15 @@ use defuse_fs::Timestamp;
 use defuse_fs::source::{NewestChanges, NoWatch, WorkWatch};
 
 use crate::commit::{CommitRules, InodeChange};
-use crate::format::inode::{BlockPointer, DecodedBody, DiskInode, HEAD, InodeData, spill};
+use crate::format::inode::{BlockPointer, DecodedBody, DiskInode, HEAD, InodeData, write_overflow};
 use crate::format::slot::{self, BODY, FoundSlot};
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::load::{check_space, records};
 use crate::space::{BlockRun, BlockSpace};
 use crate::store::{
-    BadCopies, InodeStore, SlotSurvey, StoreError, UnitUse, bad_copies, failed, snapshot,
-    survey_and_see,
+    BadCopies, InodeStore, SlotSurvey, StoreError, UnitUse, bad_copies, device_error, snapshot,
+    survey_with_slots,
 };
 use claims::BlockClaims;
 use inconsistencies::{InodeRepairer, RepairInode};
@@ -60,13 +60,13 @@ pub(crate) fn repair_watched(
     random: fastrand::Rng,
     watch: &dyn WorkWatch,
 ) -> Result<Vec<RepairAction>, StoreError> {
-    let survey = decided(&**device, newest, watch)?;
+    let survey = survey_with_decision(&**device, newest, watch)?;
     let found = &survey.found;
-    let mut line = BlockingQueue::new(&**device).map_err(failed("open a queue"))?;
-    let (patients, removed) = patients(&**device, &mut line, &survey)?;
-    let claims = kept_blocks(&survey.superblock);
+    let mut line = BlockingQueue::new(&**device).map_err(device_error("open a queue"))?;
+    let (patients, removed) = read_inodes(&**device, &mut line, &survey)?;
+    let claims = reserved_blocks(&survey.superblock);
     let mut mender = InodeRepairer::new(patients, claims, found.next_ino, Timestamp::now().into());
-    mender.mend();
+    mender.repair();
     // A root that was made anew replaces a damaged one.
     let removed: Vec<u64> =
         removed.into_iter().filter(|ino| !mender.inodes.contains_key(ino)).collect();
@@ -89,7 +89,7 @@ pub(crate) fn repair_watched(
     }
     check_space(&survey.superblock, u64::MAX)?;
     let mut space = BlockSpace::new((survey.superblock.blocks / UNIT_BLOCKS) as u32);
-    for (start, end) in mender.claims.runs() {
+    for (start, end) in mender.claims.claimed_runs() {
         for block in (start..end).step_by(UNIT_BLOCKS as usize) {
             space.claim(BlockRun { block, count: UNIT_BLOCKS.min(end - block) as u32 });
         }
@@ -114,26 +114,26 @@ pub(crate) fn repair_watched(
         }
     }
     store.flush()?;
-    store.rest()?;
+    store.record_clean_state()?;
     Ok(repairs)
 }
 
 /// The slots of the device, with the groups that count. A mount voids groups that are not whole, because a power
 /// failure has interrupted them. But if a slot cannot be read, it may be the missing slot of such a group, and the
 /// group may have been acknowledged.
-fn decided(
+fn survey_with_decision(
     device: &dyn BlockDevice,
     newest: Option<NewestChanges>,
     watch: &dyn WorkWatch,
 ) -> Result<SlotSurvey, StoreError> {
     let mut scan = Vec::new();
-    let survey = survey_and_see(device, CommitRules::ALL, |slots| scan = slots.to_vec(), watch)?;
-    let doubt = DoubtfulGroups::of(&scan, survey.found.durable, &survey.unreadable);
+    let survey = survey_with_slots(device, CommitRules::ALL, |slots| scan = slots.to_vec(), watch)?;
+    let doubt = DoubtfulGroups::find(&scan, survey.found.durable, &survey.unreadable);
     match (doubt, newest) {
         (None, _) | (_, Some(NewestChanges::Undo)) => Ok(survey),
         (Some(doubt), Some(NewestChanges::Keep)) => Ok(survey.count_up_to(&scan, doubt.groups.1)),
         (Some(mut doubt), None) => {
-            let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+            let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
             doubt.name(&scan, |block| survey.read(&mut line, block));
             Err(StoreError::Doubtful(doubt))
         }
@@ -155,7 +155,7 @@ fn write(
         let mut body = inode.body();
         if body.len() > BODY {
             let records = &body[HEAD..];
-            let spilled = spill(records, |bytes| -> Result<BlockPointer, StoreError> {
+            let spilled = write_overflow(records, |bytes| -> Result<BlockPointer, StoreError> {
                 let run = space.take(1, None, 0).ok_or(StoreError::Full)?;
                 let crc = crc32c::crc32c(&bytes);
                 data.push((run.block, bytes));
@@ -175,12 +175,12 @@ fn write(
         space.reserve(first, count);
         Some((first, count))
     };
-    let group = store.commit(store.turn(), changes, true, units)?;
+    let group = store.commit(store.take_turn(), changes, true, units)?;
     store.sync(group)
 }
 
 /// Blocks that no inode may have.
-fn kept_blocks(superblock: &Superblock) -> BlockClaims {
+fn reserved_blocks(superblock: &Superblock) -> BlockClaims {
     let mut claims = BlockClaims::new(superblock.blocks / UNIT_BLOCKS * UNIT_BLOCKS);
     for block in COPIES {
         claims.claim(block, 1);
@@ -197,7 +197,7 @@ fn kept_blocks(superblock: &Superblock) -> BlockClaims {
 /// # Errors
 ///
 /// Fails if a slot that could be read before cannot be read again.
-fn patients(
+fn read_inodes(
     device: &dyn BlockDevice,
     line: &mut BlockingQueue,
     survey: &SlotSurvey,
@@ -212,10 +212,10 @@ fn patients(
         run.block < blocks && *times <= READ_TIMES
     };
     let (mut inodes, mut removed) = (BTreeMap::new(), Vec::new());
-    survey.each(device, true, |ino, body| {
+    survey.for_each_body(device, true, |ino, body| {
         let stamp = found.live.get(&ino).map_or(0, |version| version.stamp);
         let is_sound = DiskInode::decode(body).is_some();
-        match patient(line, claim, body, stamp, is_sound) {
+        match read_inode(line, claim, body, stamp, is_sound) {
             Some(patient) => drop(inodes.insert(ino, patient)),
             None => removed.push(ino),
         }
@@ -225,7 +225,7 @@ fn patients(
         let mut bytes = [0; BLOCK];
         let identity =
             line.read(version.block, &mut bytes).ok().and_then(|()| {
-                match slot::decode(&bytes, &survey.place(version.block)?) {
+                match slot::decode(&bytes, &survey.identity_at(version.block)?) {
                     FoundSlot::Broken(one, other) => [Some(one), other]
                         .into_iter()
                         .flatten()
@@ -235,7 +235,7 @@ fn patients(
             });
         let body = identity.map(|identity| slot::damaged_body(&bytes, &identity));
         // The claims of a damaged inode yield to the claims of whole inodes.
-        match body.and_then(|body| patient(line, claim, body, 0, false)) {
+        match body.and_then(|body| read_inode(line, claim, body, 0, false)) {
             Some(patient) => drop(inodes.insert(*ino, patient)),
             None => removed.push(*ino),
         }
@@ -245,7 +245,7 @@ fn patients(
 
 /// An inode as far as its body can be read. If the body is damaged, its records are searched for in all possible
 /// places.
-fn patient(
+fn read_inode(
     line: &mut BlockingQueue,
     claim: &mut dyn FnMut(BlockRun) -> bool,
     body: &[u8],

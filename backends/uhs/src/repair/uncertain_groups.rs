@@ -55,7 +55,7 @@ impl GroupMembers {
 impl DoubtfulGroups {
     /// The doubt about the slots `scan`, of which the groups up to `durable` count. `None` if no block is unreadable,
     /// or if there are too few unreadable blocks to complete the next group: then a power failure has interrupted it.
-    pub(super) fn of(
+    pub(super) fn find(
         scan: &[(u64, ScannedSlot)],
         durable: u64,
         unreadable: &[u64],
@@ -175,7 +175,7 @@ mod tests {
 
     fn groups(scan: &[(u64, ScannedSlot)], unreadable: usize) -> Option<(u64, u64)> {
         let blocks: Vec<u64> = (1000..).take(unreadable).collect();
-        DoubtfulGroups::of(scan, 7, &blocks).map(|doubt| doubt.groups)
+        DoubtfulGroups::find(scan, 7, &blocks).map(|doubt| doubt.groups)
     }
 
     #[test]

@@ -22,12 +22,12 @@ impl BlockBitmap {
     }
 
     /// True if none of the blocks is in use.
-    pub(super) fn all_free(&self, from: u32, end: u32) -> bool {
+    pub(super) fn are_free(&self, from: u32, end: u32) -> bool {
         BlockBitmap::masks(from, end).all(|(word, mask)| self.0[word] & mask == 0)
     }
 
     /// True if all of the blocks are in use.
-    pub(super) fn all_used(&self, from: u32, end: u32) -> bool {
+    pub(super) fn are_used(&self, from: u32, end: u32) -> bool {
         BlockBitmap::masks(from, end).all(|(word, mask)| self.0[word] & mask == mask)
     }
 
@@ -98,8 +98,8 @@ mod tests {
             let from = random.u32(..BLOCKS);
             let end = random.u32(from + 1..=(from + 70).min(BLOCKS));
             let part = &model[from as usize..end as usize];
-            assert_eq!(bits.all_used(from, end), part.iter().all(|used| *used));
-            assert_eq!(bits.all_free(from, end), part.iter().all(|used| !used));
+            assert_eq!(bits.are_used(from, end), part.iter().all(|used| *used));
+            assert_eq!(bits.are_free(from, end), part.iter().all(|used| !used));
 
             let run = |at: usize| model[at..].iter().take_while(|used| !**used).count() as u32;
             assert_eq!(bits.run_at(from), run(from as usize));

@@ -59,7 +59,7 @@ impl BlockSpace {
     ) -> Option<u64> {
         self.give_back_ahead(owner);
         let run = self.take(count, near, keep)?;
-        Some(self.put_ahead(owner, run))
+        Some(self.add_preallocated(owner, run))
     }
 
     /// Reserves up to `units` neighbouring free units ahead of a file, in the place of its present blocks. Returns the
@@ -79,10 +79,10 @@ impl BlockSpace {
         let blocks = UNIT_BLOCKS as u32;
         (first..first + count).for_each(|unit| self.set((unit, 0, blocks), true));
         let run = BlockRun { block: first as u64 * UNIT_BLOCKS, count: count as u32 * blocks };
-        Some(self.put_ahead(owner, run))
+        Some(self.add_preallocated(owner, run))
     }
 
-    fn put_ahead(&mut self, owner: u64, run: BlockRun) -> u64 {
+    fn add_preallocated(&mut self, owner: u64, run: BlockRun) -> u64 {
         self.ahead.blocks += u64::from(run.count);
         self.ahead.runs.insert(owner, run);
         run.block

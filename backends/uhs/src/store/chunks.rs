@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use defuse_block::BlockingQueue;
 
 use super::copies::write_superblock;
-use super::error::{StoreError, failed};
+use super::error::{StoreError, device_error};
 use super::places::SlotPlaces;
 use super::{InodeStore, StoreState, UnitUse};
 use crate::format::chunks::{TABLE_CHUNKS, TableBlock, TablePointer, table_blocks};
@@ -91,7 +91,7 @@ pub(super) fn mend_table(
     each_block(line, superblock, |line, block, bad| {
         bad.iter().try_for_each(|place| {
             let written = line.write(*place, &block.encode(&superblock.uuid));
-            written.map_err(failed("write the list of inode slots"))
+            written.map_err(device_error("write the list of inode slots"))
         })
     })
 }
@@ -143,7 +143,7 @@ pub(crate) fn slots(superblock: &Superblock) -> u64 {
 }
 
 /// The chunks without a unit of one of them. `None` if it is the last unit, or if there would be more than `most`.
-pub(super) fn without(chunks: &[SlotChunk], unit: u32, most: usize) -> Option<Vec<SlotChunk>> {
+pub(super) fn remove_unit(chunks: &[SlotChunk], unit: u32, most: usize) -> Option<Vec<SlotChunk>> {
     let mut left = Vec::with_capacity(chunks.len() + 1);
     for chunk in chunks {
         if !chunk.holds(unit.into()) {
@@ -266,7 +266,7 @@ impl InodeStore {
         units.truncate(most);
         let most_chunks = state.superblock.most_chunks();
         let mut chunks = state.superblock.chunks.clone();
-        units.retain(|unit| match without(&chunks, *unit, most_chunks) {
+        units.retain(|unit| match remove_unit(&chunks, *unit, most_chunks) {
             Some(less) => {
                 chunks = less;
                 true
@@ -292,7 +292,7 @@ impl InodeStore {
         let former = self.list_chunks(&mut state, chunks, &written, Some(durable))?;
         // If the newest copy of the superblock is lost, an older copy must not treat the data of a file as slots.
         self.flush_superblocks(&state)?;
-        state.groups.mentioned(durable);
+        state.groups.record_durable(durable);
         units.iter().for_each(|unit| state.groups.remove_unit(*unit));
         state.groups.hold_table(written.blocks());
         state.groups.release_table(&former);
@@ -316,7 +316,7 @@ impl InodeStore {
         if table_blocks(chunks.len() - listed) > blocks.len() {
             return Err(StoreError::Full);
         }
-        let line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"));
+        let line = BlockingQueue::new(&*self.device).map_err(device_error("open a queue"));
         let mut line = line.inspect_err(|_| self.give_up(state))?;
         let mut places = blocks.iter().copied();
         let mut write = |line: &mut BlockingQueue, bytes: &[u8], from_end: bool| loop {
@@ -339,7 +339,7 @@ impl InodeStore {
             all.extend(blocks);
         }
         if self.rules.tables_come_first {
-            line.flush().map_err(failed("flush")).inspect_err(|_| self.give_up(state))?;
+            line.flush().map_err(device_error("flush")).inspect_err(|_| self.give_up(state))?;
         }
         written.table = next.map(|first| ChunkTable { first, listed, blocks: all });
         Ok(written)
@@ -360,14 +360,14 @@ impl InodeStore {
             superblock.table.clone_from(&written.table);
             superblock.durable = durable.unwrap_or(superblock.durable);
         })?;
-        state.places = Arc::new(SlotPlaces::of(&state.superblock));
+        state.places = Arc::new(SlotPlaces::from_superblock(&state.superblock));
         Ok(former)
     }
 
     /// Makes all copies of the superblock durable.
     fn flush_superblocks(&self, state: &StoreState) -> Result<(), StoreError> {
-        let line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"));
-        line.and_then(|mut line| line.flush().map_err(failed("flush")))
+        let line = BlockingQueue::new(&*self.device).map_err(device_error("open a queue"));
+        line.and_then(|mut line| line.flush().map_err(device_error("flush")))
             .inspect_err(|_| self.give_up(state))
     }
 
@@ -382,7 +382,7 @@ impl InodeStore {
         self.superblocks.fetch_add(1, Ordering::Relaxed);
         change(&mut superblock);
         debug_assert!(superblock.is_sound(), "no mount would take {superblock:?}");
-        let line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"));
+        let line = BlockingQueue::new(&*self.device).map_err(device_error("open a queue"));
         line.and_then(|mut line| write_superblock(&mut line, &superblock))
             .inspect_err(|_| self.give_up(state))?;
         state.superblock = superblock;

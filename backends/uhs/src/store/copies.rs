@@ -3,7 +3,7 @@
 use defuse_block::{BlockDevice, BlockingQueue};
 
 use super::chunks;
-use super::error::{StoreError, failed};
+use super::error::{StoreError, device_error};
 use crate::format::superblock::{
     COPIES, FEATURES, FEWEST_UNITS, SlotChunk, Superblock, SuperblockError,
 };
@@ -19,19 +19,19 @@ pub(crate) fn make(
     uuid: [u8; 16],
     random: &mut fastrand::Rng,
 ) -> Result<(), StoreError> {
-    let facts = device.facts();
+    let facts = device.properties();
     if facts.block_size as usize != BLOCK {
         return Err(StoreError::BlockSize(facts.block_size));
     }
     if facts.blocks / UNIT_BLOCKS < FEWEST_UNITS {
         return Err(StoreError::TooSmall { bytes: facts.bytes() });
     }
-    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
     // The former contents of the copies must not count beside the new ones.
     for block in COPIES {
-        line.write(block, &[0; BLOCK]).map_err(failed("write the superblock"))?;
+        line.write(block, &[0; BLOCK]).map_err(device_error("write the superblock"))?;
     }
-    line.flush().map_err(failed("flush"))?;
+    line.flush().map_err(device_error("flush"))?;
     let chunk = SlotChunk { first_unit: 1, units: 1, key: random.u64(..) };
     let blocks = facts.blocks;
     let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
@@ -39,7 +39,7 @@ pub(crate) fn make(
     let superblock =
         Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks, table, features };
     write_superblock(&mut line, &superblock)?;
-    line.flush().map_err(failed("flush"))
+    line.flush().map_err(device_error("flush"))
 }
 
 /// Writes one copy and makes it durable, then the others: at every moment one copy is whole, and in the end all copies
@@ -52,7 +52,7 @@ pub(super) fn write_superblock(
     let first = superblock.epoch as usize % COPIES.len();
     let mut order = (first..first + COPIES.len()).map(|at| COPIES[at % COPIES.len()]);
     let write = |line: &mut BlockingQueue, block| {
-        line.write(block, &bytes).map_err(failed("write the superblock"))
+        line.write(block, &bytes).map_err(device_error("write the superblock"))
     };
     if let Some(block) = order.next()
         && let Err(error) = write(line, block)
@@ -60,7 +60,7 @@ pub(super) fn write_superblock(
         log::warn!("the copy at block {block}: {error}");
         order.next().map_or(Err(error), |block| write(line, block))?;
     }
-    line.flush().map_err(failed("flush"))?;
+    line.flush().map_err(device_error("flush"))?;
     // The other copies become durable by any later flush. The next version begins with another copy.
     for block in order {
         if let Err(error) = write(line, block) {
@@ -80,9 +80,9 @@ pub(crate) fn grow(device: &dyn BlockDevice, blocks: u64) -> Result<(), StoreErr
     debug_assert!(superblock.blocks <= blocks, "a file system does not shrink");
     superblock.epoch += 1;
     superblock.blocks = blocks;
-    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
     write_superblock(&mut line, &superblock)?;
-    line.flush().map_err(failed("flush"))
+    line.flush().map_err(device_error("flush"))
 }
 
 /// Gives an unused file system the features of new ones. At every moment it has either the old or the new ones. Returns
@@ -97,9 +97,9 @@ pub(crate) fn upgrade(device: &dyn BlockDevice) -> Result<u64, StoreError> {
     if lacking != 0 {
         superblock.epoch += 1;
         superblock.features |= FEATURES;
-        let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+        let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
         write_superblock(&mut line, &superblock)?;
-        line.flush().map_err(failed("flush"))?;
+        line.flush().map_err(device_error("flush"))?;
     }
     Ok(lacking)
 }
@@ -120,11 +120,11 @@ pub(crate) fn downgrade(device: &dyn BlockDevice, features: u64) {
 ///
 /// See [`StoreError`].
 pub(crate) fn superblock(device: &dyn BlockDevice) -> Result<Superblock, StoreError> {
-    if device.facts().block_size as usize != BLOCK {
-        return Err(StoreError::BlockSize(device.facts().block_size));
+    if device.properties().block_size as usize != BLOCK {
+        return Err(StoreError::BlockSize(device.properties().block_size));
     }
-    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
-    read_superblock(&mut line, device.facts().blocks)
+    let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
+    read_superblock(&mut line, device.properties().blocks)
 }
 
 /// The blocks of copies with unexpected content.
@@ -145,7 +145,7 @@ pub(crate) struct BadCopies {
 /// See [`superblock`].
 pub(crate) fn bad_copies(device: &dyn BlockDevice) -> Result<BadCopies, StoreError> {
     let best = superblock(device)?;
-    let mut line = BlockingQueue::new(device).map_err(failed("open a queue"))?;
+    let mut line = BlockingQueue::new(device).map_err(device_error("open a queue"))?;
     let tables = chunks::damaged_copies(&mut line, &best)?;
     let mut bad = BadCopies { tables, ..BadCopies::default() };
     let newest = best.encode();

@@ -65,7 +65,7 @@ pub enum StoreError {
     Failed,
 }
 
-pub(crate) fn failed(action: &'static str) -> impl Fn(Errno) -> StoreError {
+pub(crate) fn device_error(action: &'static str) -> impl Fn(Errno) -> StoreError {
     move |errno| StoreError::Device { action, errno }
 }
 

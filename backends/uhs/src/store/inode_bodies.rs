@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use defuse_block::{BlockDevice, BlockingQueue, Errno, FRAME};
 use defuse_fs::source::NoWatch;
 
-use super::error::{StoreError, failed};
+use super::error::{StoreError, device_error};
 use super::scan::{BodyRetention, ScanRange, SlotSurvey, gathered, scan};
 use crate::format::inode::DiskInode;
 use crate::format::slot::{self, FoundSlot};
@@ -70,7 +70,7 @@ impl ScannedBodies {
         if self.is_full {
             return;
         }
-        let bytes = (DiskInode::without_data(body) + size_of::<ScannedBody>()) as u64;
+        let bytes = (DiskInode::length_without_data(body) + size_of::<ScannedBody>()) as u64;
         if self.granted < bytes {
             self.granted += budget.take(GRANT.max(bytes));
         }
@@ -84,7 +84,7 @@ impl ScannedBodies {
 
     /// Keeps a body, `whole` or without its inline data.
     pub(super) fn keep(&mut self, ino: u64, block: u64, body: &[u8], whole: bool) {
-        let len = if whole { body.len() } else { DiskInode::without_data(body) };
+        let len = if whole { body.len() } else { DiskInode::length_without_data(body) };
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&body[..len]);
         // A slot has 4 KiB.
@@ -104,7 +104,7 @@ impl SlotSurvey {
     /// # Errors
     ///
     /// Fails with the errors of `see`, and with a failure of the device.
-    pub(crate) fn each(
+    pub(crate) fn for_each_body(
         &self,
         device: &dyn BlockDevice,
         whole: bool,
@@ -128,7 +128,7 @@ impl SlotSurvey {
                 let (bodies, body) = match kept {
                     Some(kept) => *kept,
                     // The slot was whole a moment before.
-                    None => place().map(|at| places[at].2).map_err(|_| lost())?,
+                    None => place().map(|at| places[at].2).map_err(|_| lost_body_error())?,
                 };
                 bytes.clear();
                 bytes.extend_from_slice(bodies.bytes(body));
@@ -181,7 +181,7 @@ impl SlotSurvey {
         let most = gathered(device, &self.superblock);
         let mut pieces: Vec<ScanRange> = Vec::new();
         for block in blocks {
-            let key = self.place(*block).ok_or_else(lost)?.key;
+            let key = self.identity_at(*block).ok_or_else(lost_body_error)?.key;
             if let Some(last) = pieces.last_mut()
                 && last.key == key
                 && block - last.block < most
@@ -202,7 +202,7 @@ impl SlotSurvey {
     pub(crate) fn read(&self, line: &mut BlockingQueue, block: u64) -> Option<Vec<u8>> {
         let mut bytes = [0; FRAME];
         line.read(block, &mut bytes).ok()?;
-        match slot::decode(&bytes, &self.place(block)?) {
+        match slot::decode(&bytes, &self.identity_at(block)?) {
             FoundSlot::Whole(_, body) => Some(body.to_vec()),
             _ => None,
         }
@@ -218,7 +218,7 @@ impl SlotSurvey {
 
     /// Bytes of the bodies that the scan has kept.
     #[cfg(test)]
-    pub(crate) fn kept(&self) -> usize {
+    pub(crate) fn bytes_kept(&self) -> usize {
         let of = |bodies: &ScannedBodies| {
             bodies.bytes.len() + bodies.all.len() * size_of::<ScannedBody>()
         };
@@ -226,6 +226,6 @@ impl SlotSurvey {
     }
 }
 
-fn lost() -> StoreError {
-    failed("read the inodes again")(Errno::IO)
+fn lost_body_error() -> StoreError {
+    device_error("read the inodes again")(Errno::IO)
 }

@@ -53,7 +53,7 @@ impl DeviceQueues {
 
     /// Blocks of one write at most.
     pub(super) fn gathered(&self) -> usize {
-        self.device.facts().blocks_at_once().min(GATHERED)
+        self.device.properties().blocks_at_once().min(GATHERED)
     }
 
     /// Takes a queue: an idle one, a new one, or, if the device has no further queue, the next one that is returned.

@@ -4,7 +4,7 @@
 //! groups overlap in time: each thread does the I/O of its own groups, and waiting threads share flushes. A group
 //! passes through these stages:
 //!
-//! 1. [`InodeStore::turn`] fixes its place among the groups.
+//! 1. [`InodeStore::take_turn`] fixes its place among the groups.
 //! 2. Blocks to which its inodes will point are written, and [`InodeStore::flush`] makes them durable.
 //! 3. [`InodeStore::commit`] gives it a number and slots, and writes them.
 //! 4. [`InodeStore::sync`] returns once it survives a power failure.
@@ -40,12 +40,12 @@ pub(crate) use chunks::{chunks_left, slots};
 use copies::write_superblock;
 pub(crate) use copies::{BadCopies, bad_copies, grow, make, read_superblock, superblock, upgrade};
 pub use error::StoreError;
-pub(crate) use error::failed;
+pub(crate) use error::device_error;
 use flushes::DeviceFlushes;
 use lanes::DeviceQueues;
 pub(crate) use places::FrozenSlots;
 use places::SlotPlaces;
-pub(crate) use scan::{SlotSurvey, check_numbers, survey, survey_and_see};
+pub(crate) use scan::{SlotSurvey, check_numbers, survey, survey_with_slots};
 pub(crate) use turns::GroupTurn;
 use turns::GroupTurns;
 use writing::FailedSlot;
@@ -161,18 +161,18 @@ impl InodeStore {
         if found.next_stamp.max(found.durable).max(survey.superblock.epoch) >= LAST_OPENED {
             return Err(StoreError::Numbers);
         }
-        let mut line = BlockingQueue::new(&*device).map_err(failed("open a queue"))?;
+        let mut line = BlockingQueue::new(&*device).map_err(device_error("open a queue"))?;
         if rules.snapshots_are_voided {
             snapshot::void(&mut line, &survey.superblock)?;
         }
         // The writes of a process that was killed may still lie in the cache of the device. The superblock states that
         // they are durable, so they must be.
         if rules.mount_flushes_first {
-            line.flush().map_err(failed("flush"))?;
+            line.flush().map_err(device_error("flush"))?;
         }
         let mut superblock = survey.superblock.clone();
         superblock.epoch += 1;
-        superblock.next_ino = after(found.next_ino);
+        superblock.next_ino = next_number_after(found.next_ino);
         if rules.snapshots_are_voided {
             superblock.snapshot = None;
         }
@@ -183,16 +183,17 @@ impl InodeStore {
         write_superblock(&mut line, &superblock)?;
         if rules.void_slots_are_zeroed && !found.void.is_empty() {
             for block in &found.void {
-                line.write(*block, &emptied(survey, *block)).map_err(failed("clear a slot"))?;
+                line.write(*block, &empty_slot(survey, *block))
+                    .map_err(device_error("clear a slot"))?;
             }
-            line.flush().map_err(failed("flush"))?;
+            line.flush().map_err(device_error("flush"))?;
         }
         drop(line);
         let mut groups = CommitState::new(&superblock.chunks, found, rules);
         groups.hold_table(superblock.table_blocks().iter().copied());
         let lanes =
-            DeviceQueues::new(Arc::clone(&device), FRAMES).map_err(failed("open a queue"))?;
-        let places = Arc::new(SlotPlaces::of(&superblock));
+            DeviceQueues::new(Arc::clone(&device), FRAMES).map_err(device_error("open a queue"))?;
+        let places = Arc::new(SlotPlaces::from_superblock(&superblock));
         let stages = BTreeMap::new();
         let state = StoreState { superblock, places, groups, stages, random };
         Ok(InodeStore {
@@ -212,7 +213,7 @@ impl InodeStore {
     }
 
     /// Takes the place of a group: groups count in the order of their turns.
-    pub(crate) fn turn(&self) -> GroupTurn {
+    pub(crate) fn take_turn(&self) -> GroupTurn {
         self.turns.take()
     }
 
@@ -318,18 +319,18 @@ impl InodeStore {
                     let fua = now
                         && alone
                         && is_one_run(&group, self.lanes.gathered())
-                        && self.device.facts().fua;
+                        && self.device.properties().fua;
                     let stage = if fua { GroupStage::WritingThrough } else { GroupStage::Writing };
                     state.stages.insert(group.number, stage);
                     self.slots_written.fetch_add(group.writes.len() as u64, Ordering::Relaxed);
                     let places = Arc::clone(&state.places);
                     drop(state);
-                    let lane = self.noted(self.lanes.take(), "open a queue")?;
+                    let lane = self.record_failure(self.lanes.take(), "open a queue")?;
                     return Ok(CommitStart::Writing(GroupWrite::begin(
                         lane,
                         group,
                         fua,
-                        |block| places.at(block),
+                        |block| places.identity_at(block),
                     )));
                 }
                 Ok(None) => return Ok(CommitStart::Nothing(state.groups.newest())),
@@ -357,7 +358,7 @@ impl InodeStore {
     pub(crate) fn finish(&self, writing: GroupWrite) -> Result<u64, StoreError> {
         let (group, fua) = (writing.group(), writing.fua);
         let (bad, mut lane) = writing.wait();
-        let Some(mut bad) = bad else { return self.noted(Err(Errno::IO), "write") };
+        let Some(mut bad) = bad else { return self.record_failure(Err(Errno::IO), "write") };
         let mut replaced = false;
         for _ in 0..TRIES {
             if bad.is_empty() {
@@ -367,7 +368,7 @@ impl InodeStore {
             self.replaced.store(true, Ordering::Relaxed);
             let mut again = Vec::new();
             for FailedSlot { block, identity, body } in bad {
-                let (block, place) = self.elsewhere(group, block)?;
+                let (block, place) = self.replace_failed_slot(group, block)?;
                 let mut frames = lane.frames(1, &mut Vec::new());
                 crate::format::slot::encode(identity, &body, &place, &mut frames);
                 let kind = BlockOpKind::Write { block, memory: frames.into(), fua: false };
@@ -379,7 +380,7 @@ impl InodeStore {
             bad = again;
         }
         if !bad.is_empty() {
-            return self.noted(Err(Errno::IO), "write");
+            return self.record_failure(Err(Errno::IO), "write");
         }
         let mut state = self.lock();
         let stage = if fua && !replaced { GroupStage::Safe } else { GroupStage::Written };
@@ -389,18 +390,22 @@ impl InodeStore {
     }
 
     /// Another slot for a write of `group` to `block` that failed.
-    fn elsewhere(&self, group: u64, block: u64) -> Result<(u64, SlotIdentity), StoreError> {
+    fn replace_failed_slot(
+        &self,
+        group: u64,
+        block: u64,
+    ) -> Result<(u64, SlotIdentity), StoreError> {
         let mut state = self.lock();
-        let mut other = state.groups.elsewhere(group, block);
+        let mut other = state.groups.move_failed_slot(group, block);
         if other == Err(NoSlots::UntilMentioned) {
             self.mention(&mut state)?;
-            other = state.groups.elsewhere(group, block);
+            other = state.groups.move_failed_slot(group, block);
         }
         if let Ok(block) = other {
-            return Ok((block, state.places.at(block)));
+            return Ok((block, state.places.identity_at(block)));
         }
         drop(state);
-        self.noted(Err(Errno::IO), "write, and no other slot is left")
+        self.record_failure(Err(Errno::IO), "write, and no other slot is left")
     }
 
     /// Makes all groups up to `group`, which must have been committed, durable.
@@ -444,7 +449,7 @@ impl InodeStore {
         };
         let covered = written(&self.lock().stages);
         let flushed = self.lanes.take().and_then(|mut lane| lane.run(BlockOpKind::Flush));
-        self.noted(flushed, "flush")?;
+        self.record_failure(flushed, "flush")?;
         let mut state = self.lock();
         for group in covered {
             state.stages.insert(group, GroupStage::Safe);
@@ -474,7 +479,7 @@ impl InodeStore {
         if data.is_empty() {
             return Ok(());
         }
-        let mut lane = self.lanes.take().map_err(failed("open a queue"))?;
+        let mut lane = self.lanes.take().map_err(device_error("open a queue"))?;
         let mut order: Vec<&(u64, [u8; FRAME])> = data.iter().collect();
         order.sort_unstable_by_key(|(block, _)| *block);
         let mut done = Vec::new();
@@ -491,7 +496,7 @@ impl InodeStore {
             lane.wait(&mut done);
         }
         drop(lane);
-        done.into_iter().try_for_each(|done| done.result).map_err(failed("write"))?;
+        done.into_iter().try_for_each(|done| done.result).map_err(device_error("write"))?;
         if self.rules.data_is_first { self.flush() } else { Ok(()) }
     }
 
@@ -501,7 +506,7 @@ impl InodeStore {
     /// # Errors
     ///
     /// A failure of the device.
-    pub(crate) fn rest(&self) -> Result<(), StoreError> {
+    pub(crate) fn record_clean_state(&self) -> Result<(), StoreError> {
         self.check()?;
         let mut state = self.lock();
         match state.groups.is_mentioned() {
@@ -537,7 +542,7 @@ impl InodeStore {
     /// The number of slots of all chunks without closed units, and of the chunks that can still be added.
     pub(crate) fn slots(&self) -> (u64, u64) {
         let state = self.lock();
-        let closed = state.groups.closed_units() as u64 * UNIT_BLOCKS;
+        let closed = state.groups.count_closed_units() as u64 * UNIT_BLOCKS;
         (slots(&state.superblock) - closed, chunks_left(&state.superblock))
     }
 
@@ -563,7 +568,11 @@ impl InodeStore {
     }
 
     /// Records a failure after which the content of the device is unknown. The state must not be locked.
-    fn noted<T>(&self, result: Result<T, Errno>, action: &'static str) -> Result<T, StoreError> {
+    fn record_failure<T>(
+        &self,
+        result: Result<T, Errno>,
+        action: &'static str,
+    ) -> Result<T, StoreError> {
         result.map_err(|errno| {
             self.give_up(&self.lock());
             StoreError::Device { action, errno }
@@ -581,7 +590,7 @@ impl InodeStore {
     fn mention(&self, state: &mut StoreState) -> Result<(), StoreError> {
         let durable = state.groups.newest_durable();
         self.update(state, |superblock| superblock.durable = durable)?;
-        state.groups.mentioned(durable);
+        state.groups.record_durable(durable);
         Ok(())
     }
 
@@ -589,14 +598,16 @@ impl InodeStore {
     /// do not keep this information.
     fn raise_next_ino(&self, state: &mut StoreState, newest: u64) -> Result<(), StoreError> {
         match newest >= state.superblock.next_ino {
-            true => self.update(state, |superblock| superblock.next_ino = after(newest)),
+            true => {
+                self.update(state, |superblock| superblock.next_ino = next_number_after(newest))
+            }
             false => Ok(()),
         }
     }
 }
 
 /// A number of inodes some way behind `ino`, but small enough for an image.
-fn after(ino: u64) -> u64 {
+fn next_number_after(ino: u64) -> u64 {
     (ino + INO_STEP).min(LAST - 1).max(ino)
 }
 
@@ -608,10 +619,10 @@ fn is_one_run(group: &ClosedGroup, gathered: usize) -> bool {
 /// A slot of kind `Nothing` in the newest group, which the superblock already states to be durable. It replaces a slot
 /// that does not count. Zeros would not do: a torn slot shows its former content, and if the power fails while it is
 /// zeroed, that content may be all that is left. A removal slot that is not needed would then pass for a damaged one.
-fn emptied(survey: &SlotSurvey, block: u64) -> [u8; FRAME] {
+fn empty_slot(survey: &SlotSurvey, block: u64) -> [u8; FRAME] {
     let (mut bytes, durable) = ([0; FRAME], survey.found.durable);
     // Before the first group there was nothing.
-    if let Some(place) = survey.place(block).filter(|_| durable > 0) {
+    if let Some(place) = survey.identity_at(block).filter(|_| durable > 0) {
         let (group, before, count) = (durable, durable - 1, 1);
         let new = SlotHeader::new(SlotKind::Nothing, 0, survey.found.next_stamp);
         let identity = SlotHeader { group, count, durable: before, ..new };

@@ -15,7 +15,7 @@ pub(super) struct SlotPlaces {
 }
 
 impl SlotPlaces {
-    pub(super) fn of(superblock: &Superblock) -> SlotPlaces {
+    pub(super) fn from_superblock(superblock: &Superblock) -> SlotPlaces {
         let mut chunks = superblock.chunks.clone();
         chunks.sort_unstable_by_key(|chunk| chunk.first_unit);
         SlotPlaces { uuid: superblock.uuid, chunks }
@@ -24,7 +24,7 @@ impl SlotPlaces {
     /// # Panics
     ///
     /// When no chunk has this block.
-    pub(super) fn at(&self, block: u64) -> SlotIdentity {
+    pub(super) fn identity_at(&self, block: u64) -> SlotIdentity {
         self.get(block).unwrap_or_else(|| panic!("block {block} is no slot"))
     }
 
@@ -41,7 +41,7 @@ impl SlotPlaces {
 impl InodeStore {
     /// The places of the slots of these inodes' current copies, which have been written. The slots are unchanged as
     /// long as a later call returns the same places.
-    pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
+    pub(crate) fn locate_slots(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         let mut state = self.lock();
         let live = |state: &StoreState| -> Vec<Option<u64>> {
             inos.iter().map(|ino| state.groups.live(*ino)).collect()
@@ -54,7 +54,7 @@ impl InodeStore {
                 break blocks;
             }
         };
-        blocks.into_iter().map(|block| block.map(|block| state.places.at(block))).collect()
+        blocks.into_iter().map(|block| block.map(|block| state.places.identity_at(block))).collect()
     }
 }
 
@@ -65,14 +65,16 @@ pub(crate) struct FrozenSlots {
 }
 
 impl FrozenSlots {
-    pub(crate) fn of(survey: &SlotSurvey) -> FrozenSlots {
+    pub(crate) fn from_survey(survey: &SlotSurvey) -> FrozenSlots {
         let live = survey.found.live.iter();
         let blocks = live.map(|(ino, version)| (*ino, version.block)).collect();
-        FrozenSlots { places: SlotPlaces::of(&survey.superblock), blocks }
+        FrozenSlots { places: SlotPlaces::from_superblock(&survey.superblock), blocks }
     }
 
     /// The places of the slots of these inodes.
-    pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
-        inos.iter().map(|ino| self.blocks.get(ino).map(|block| self.places.at(*block))).collect()
+    pub(crate) fn locate_slots(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
+        inos.iter()
+            .map(|ino| self.blocks.get(ino).map(|block| self.places.identity_at(*block)))
+            .collect()
     }
 }

@@ -10,7 +10,7 @@ use defuse_block::{
 use defuse_fs::source::{NoWatch, WorkWatch};
 
 use super::copies::superblock;
-use super::error::{StoreError, failed};
+use super::error::{StoreError, device_error};
 use super::inode_bodies::{ScanBudget, ScannedBodies};
 use super::places::SlotPlaces;
 use super::slots;
@@ -76,7 +76,7 @@ pub(crate) fn survey(
     device: &dyn BlockDevice,
     rules: CommitRules,
 ) -> Result<SlotSurvey, StoreError> {
-    survey_and_see(device, rules, |_| {}, &NoWatch)
+    survey_with_slots(device, rules, |_| {}, &NoWatch)
 }
 
 /// Performs [`survey`], and passes all slots by block to the caller. `watch` sees the reading.
@@ -84,7 +84,7 @@ pub(crate) fn survey(
 /// # Errors
 ///
 /// See [`StoreError`].
-pub(crate) fn survey_and_see(
+pub(crate) fn survey_with_slots(
     device: &dyn BlockDevice,
     rules: CommitRules,
     see: impl FnOnce(&[(u64, ScannedSlot)]),
@@ -108,7 +108,7 @@ pub(crate) fn survey_and_see(
     let mut found = recover(&slots, superblock.durable, rules);
     found.next_ino = superblock.next_ino.max(found.next_ino);
     check_numbers(&superblock, &[found.next_ino, found.next_stamp, found.durable])?;
-    let places = SlotPlaces::of(&superblock);
+    let places = SlotPlaces::from_superblock(&superblock);
     Ok(SlotSurvey { superblock, found, places, unreadable, bodies })
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn check_numbers(superblock: &Superblock, numbers: &[u64]) -> Result<
 impl SlotSurvey {
     /// The survey of a state that a snapshot contains.
     pub(crate) fn restored(superblock: Superblock, found: RecoveredState) -> SlotSurvey {
-        let places = SlotPlaces::of(&superblock);
+        let places = SlotPlaces::from_superblock(&superblock);
         SlotSurvey { superblock, found, places, unreadable: Vec::new(), bodies: Vec::new() }
     }
 
@@ -140,7 +140,7 @@ impl SlotSurvey {
     }
 
     /// The place of the slot at `block`; `None` if no chunk contains the block.
-    pub(crate) fn place(&self, block: u64) -> Option<SlotIdentity> {
+    pub(crate) fn identity_at(&self, block: u64) -> Option<SlotIdentity> {
         self.places.get(block)
     }
 }
@@ -148,7 +148,7 @@ impl SlotSurvey {
 /// Blocks of a read. A region gives runs out of blocks of a power of two.
 pub(super) fn gathered(device: &dyn BlockDevice, superblock: &Superblock) -> u64 {
     let gathered = (slots(superblock) / READS).clamp(*GATHERED.start(), *GATHERED.end());
-    let largest = (u64::from(device.facts().max_transfer) / BLOCK as u64).max(1);
+    let largest = (u64::from(device.properties().max_transfer) / BLOCK as u64).max(1);
     gathered.next_power_of_two().min(1 << largest.ilog2())
 }
 
@@ -182,7 +182,7 @@ pub(super) fn scan(
     let parts = scan_by_threads(device, superblock, pieces, keeps, watch);
     parts.map_err(|errno| match errno {
         Errno::INTR => StoreError::Interrupted,
-        errno => failed("read the inodes")(errno),
+        errno => device_error("read the inodes")(errno),
     })
 }
 
@@ -220,7 +220,7 @@ fn scan_by_threads(
 }
 
 /// A slot that lists the root as removed is forged, and would hide each root that a repair makes.
-fn without_root(mut scanned: ScannedSlot) -> ScannedSlot {
+fn keep_root(mut scanned: ScannedSlot) -> ScannedSlot {
     if let ScannedSlot::Whole(_, list) = &mut scanned {
         list.retain(|ino| *ino != ROOT);
     }
@@ -277,7 +277,7 @@ impl<'a> SlotScanner<'a> {
             for BlockCompletion { tag, result, memory } in done.drain(..) {
                 let piece = pieces[tag as usize];
                 match (result, memory.into_frames()) {
-                    (Ok(()), Some(frames)) => self.see(piece, &frames),
+                    (Ok(()), Some(frames)) => self.scan_piece(piece, &frames),
                     _ => self.read_singly(piece)?,
                 }
                 if !goes_on() {
@@ -293,7 +293,7 @@ impl<'a> SlotScanner<'a> {
         let mut bytes = [0; FRAME];
         for block in piece.block..piece.block + piece.blocks {
             match line.read(block, &mut bytes) {
-                Ok(()) => self.see(ScanRange { block, blocks: 1, ..piece }, &bytes),
+                Ok(()) => self.scan_piece(ScanRange { block, blocks: 1, ..piece }, &bytes),
                 Err(errno) => {
                     log::warn!("the slot at block {block} cannot be read: {errno}");
                     self.part.unreadable.push(block);
@@ -303,7 +303,7 @@ impl<'a> SlotScanner<'a> {
         Ok(())
     }
 
-    fn see(&mut self, piece: ScanRange, bytes: &[u8]) {
+    fn scan_piece(&mut self, piece: ScanRange, bytes: &[u8]) {
         let ScanRange { block, key, .. } = piece;
         let part = &mut self.part;
         for (block, bytes) in (block..).zip(bytes.chunks_exact(BLOCK)) {
@@ -323,8 +323,9 @@ impl<'a> SlotScanner<'a> {
                 }
             }
             if let BodyRetention::Some(_) = self.keeps {
-                part.slots
-                    .extend(ScannedSlot::of(&found).map(|scanned| (block, without_root(scanned))));
+                part.slots.extend(
+                    ScannedSlot::from_found(&found).map(|scanned| (block, keep_root(scanned))),
+                );
             }
         }
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use defuse_block::{BlockDevice, BlockingQueue};
 
-use super::error::{StoreError, failed};
+use super::error::{StoreError, device_error};
 use super::{InodeStore, StoreState};
 use crate::commit::CommitState;
 use crate::format::snapshot::{
@@ -84,7 +84,7 @@ pub(super) fn void(line: &mut BlockingQueue, superblock: &Superblock) -> Result<
     let within = |at: &SnapshotPointer| at.block < superblock.blocks;
     match superblock.snapshot.filter(within) {
         // An older superblock must not lead to the snapshot, if it is one day the only copy left.
-        Some(at) => line.write(at.block, &[0; BLOCK]).map_err(failed("write")),
+        Some(at) => line.write(at.block, &[0; BLOCK]).map_err(device_error("write")),
         None => Ok(()),
     }
 }
@@ -125,7 +125,7 @@ impl InodeStore {
         state: &StoreState,
         placed: &PlacedSnapshot,
     ) -> Result<Option<SnapshotPointer>, StoreError> {
-        let mut line = BlockingQueue::new(&*self.device).map_err(failed("open a queue"))?;
+        let mut line = BlockingQueue::new(&*self.device).map_err(device_error("open a queue"))?;
         for (block, bytes) in &placed.writes {
             if let Err(errno) = line.write(*block, bytes) {
                 log::warn!("no snapshot: block {block} cannot be written: {errno}");
@@ -133,7 +133,7 @@ impl InodeStore {
             }
         }
         // After a failed flush the content of the device is unknown.
-        line.flush().map_err(failed("flush")).inspect_err(|_| self.give_up(state))?;
+        line.flush().map_err(device_error("flush")).inspect_err(|_| self.give_up(state))?;
         Ok(Some(placed.at))
     }
 }
@@ -162,7 +162,7 @@ impl PlacedSnapshot {
         let nowhere = SnapshotSegment { block: 0, bytes: 0, crc: 0 };
         header.segments.resize(saved.segments.len(), nowhere);
         let blocks = (header.encode()?.len() / BLOCK) as u32;
-        let mut place = places(&mut unit);
+        let mut place = allocate_in_units(&mut unit);
         let block = place(blocks)?;
         let mut writes = Vec::with_capacity(saved.segments.len() + 1);
         for (mut bytes, segment) in saved.segments.into_iter().zip(&mut header.segments) {
@@ -181,7 +181,7 @@ impl PlacedSnapshot {
 }
 
 /// Runs of blocks in units, one after the other.
-fn places(unit: &mut dyn FnMut() -> Option<u32>) -> impl FnMut(u32) -> Option<u64> {
+fn allocate_in_units(unit: &mut dyn FnMut() -> Option<u32>) -> impl FnMut(u32) -> Option<u64> {
     const { assert!(SEGMENT_BLOCKS as u64 <= UNIT_BLOCKS && HEADER_BLOCKS as u64 <= UNIT_BLOCKS) };
     let (mut next, mut end) = (0, 0);
     move |blocks: u32| {

@@ -10,7 +10,7 @@ use defuse_block::{
     RamDevice, SimDevice, WorkerDevice,
 };
 
-use super::chunks::{CHUNKS_KEPT, without};
+use super::chunks::{CHUNKS_KEPT, remove_unit};
 use super::*;
 use crate::format::chunks::{TableBlock, TablePointer};
 use crate::format::superblock::{CHUNKS, COPIES, SlotChunk, SuperblockError};
@@ -34,7 +34,7 @@ fn write(ino: u64, body: &[u8]) -> InodeChange {
 }
 
 fn commit(store: &InodeStore, changes: Vec<InodeChange>) -> Result<u64, StoreError> {
-    store.commit(store.turn(), changes, false, &mut |_, _| None)
+    store.commit(store.take_turn(), changes, false, &mut |_, _| None)
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn a_device_that_takes_no_writes_ends_the_store() {
     store.sync(store.newest()).unwrap();
     sim.fail(|victim| (victim.call == SimOpKind::Write).then_some(Errno::IO));
     assert!(commit(&store, vec![write(1, b"new")]).is_err());
-    sim.heal();
+    sim.end_faults();
     assert_eq!(commit(&store, vec![write(1, b"newer")]), Err(StoreError::Failed));
     assert_eq!(store.sync(store.newest()), Err(StoreError::Failed));
     let (_, found) = open(&SimDevice::from_ram(&sim.now(), 1)).unwrap();
@@ -85,7 +85,7 @@ fn no_write_is_larger_than_the_device_takes() {
         let (store, _) = open(&sim).unwrap();
         for now in [false, true] {
             let changes = (1..=200).map(|ino| write(ino, &[u8::from(now)])).collect();
-            store.commit(store.turn(), changes, now, &mut |_, _| None).unwrap();
+            store.commit(store.take_turn(), changes, now, &mut |_, _| None).unwrap();
         }
         let records: Vec<(u64, [u8; 4096])> = (2048..2348).map(|at| (at, [7; 4096])).collect();
         store.write_blocks(&records).unwrap();
@@ -111,8 +111,8 @@ struct PanickingQueue {
 }
 
 impl BlockDevice for PanickingDevice {
-    fn facts(&self) -> &DeviceProperties {
-        self.inner.facts()
+    fn properties(&self) -> &DeviceProperties {
+        self.inner.properties()
     }
     fn register(&self, region: &Arc<MemoryRegion>) -> Result<(), Errno> {
         self.inner.register(region)
@@ -153,7 +153,7 @@ impl DeviceQueue for PanickingQueue {
 fn a_device_whose_thread_fails_ends_the_store() {
     let panics = Arc::new(AtomicBool::new(false));
     let broken = PanickingDevice { inner: fresh(), panics: Arc::clone(&panics) };
-    let worker: Arc<dyn BlockDevice> = Arc::new(WorkerDevice::over(Arc::new(broken)).unwrap());
+    let worker: Arc<dyn BlockDevice> = Arc::new(WorkerDevice::start_for(Arc::new(broken)).unwrap());
     let survey = survey(&*worker, CommitRules::ALL).unwrap();
     let store =
         InodeStore::begin(worker, &survey, CommitRules::ALL, fastrand::Rng::with_seed(5)).unwrap();
@@ -161,7 +161,7 @@ fn a_device_whose_thread_fails_ends_the_store() {
     panics.store(true, Ordering::Relaxed);
     for now in [true, false] {
         let changes = vec![write(1, b"new")];
-        assert!(store.commit(store.turn(), changes, now, &mut |_, _| None).is_err());
+        assert!(store.commit(store.take_turn(), changes, now, &mut |_, _| None).is_err());
     }
     assert!(store.sync(store.newest()).is_err());
 }
@@ -173,7 +173,7 @@ fn after_a_flush_that_failed_every_sync_fails() {
     let group = commit(&store, vec![write(1, b"new")]).unwrap();
     sim.fail(|victim| (victim.call == SimOpKind::Flush).then_some(Errno::IO));
     assert!(store.sync(group).is_err());
-    sim.heal();
+    sim.end_faults();
     for _ in 0..2 {
         assert_eq!(store.sync(group), Err(StoreError::Failed));
         assert_eq!(store.flush(), Err(StoreError::Failed));
@@ -190,7 +190,7 @@ fn a_superblock_is_written_although_one_of_its_copies_cannot_be() {
         for _ in 0..4 {
             let (store, _) = open(&sim).unwrap();
             let epoch = store.lock().superblock.epoch;
-            let mut cuts = sim.cuts();
+            let mut cuts = sim.power_cuts();
             let mut random = fastrand::Rng::with_seed(bad);
             for _ in 0..20 {
                 let survey = survey(&cuts.last().sample(&mut random), CommitRules::ALL).unwrap();
@@ -222,7 +222,8 @@ fn groups_of_many_threads_are_durable_in_the_order_of_their_turns() {
                 for round in 0..50_u64 {
                     let changes = vec![write(thread + 1, &round.to_le_bytes())];
                     let now = round % 2 == 0;
-                    let group = store.commit(store.turn(), changes, now, &mut |_, _| None).unwrap();
+                    let group =
+                        store.commit(store.take_turn(), changes, now, &mut |_, _| None).unwrap();
                     store.sync(group).unwrap();
                     assert!(store.durable() >= group);
                 }
@@ -240,7 +241,7 @@ fn a_slot_that_cannot_be_read_is_reported_and_the_others_are_there() {
     let (store, _) = open(&sim).unwrap();
     commit(&store, (1..=9).map(|ino| write(ino, b"body")).collect()).unwrap();
     store.sync(store.newest()).unwrap();
-    store.rest().unwrap();
+    store.record_clean_state().unwrap();
     sim.fail(|victim| {
         let hit = (victim.block..victim.block + victim.blocks).contains(&515);
         (victim.call == SimOpKind::Read && hit).then_some(Errno::IO)
@@ -257,14 +258,14 @@ fn units_that_are_given_back_leave_places_for_chunks() {
     let mut chunks = vec![SlotChunk { first_unit: 0, units: 4096, key: 1 }];
     let mut taken = 0;
     for unit in (1..4096).step_by(2) {
-        let Some(left) = without(&chunks, unit, CHUNKS) else { break };
+        let Some(left) = remove_unit(&chunks, unit, CHUNKS) else { break };
         chunks = left;
         taken += 1;
     }
     assert_eq!((chunks.len(), taken), (CHUNKS - CHUNKS_KEPT, CHUNKS - CHUNKS_KEPT - 1));
     // A unit whose removal adds no chunk can be removed nevertheless.
     let before = chunks.len();
-    assert_eq!(without(&chunks, 0, CHUNKS).map(|left| left.len()), Some(before - 1));
+    assert_eq!(remove_unit(&chunks, 0, CHUNKS).map(|left| left.len()), Some(before - 1));
 }
 
 /// A store of many chunks of one unit each, on a device of `units`.
@@ -324,7 +325,7 @@ fn a_table_moves_with_each_change_and_its_former_blocks_are_slots_again() {
     assert!(now.iter().all(|block| !before.contains(block)), "{now:?} {before:?}");
     assert!(now.iter().all(|block| !given.contains(&((block / 512) as u32))));
     // Every copy leads to the present table, even if the power fails now.
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let cut = cuts.last().sample(&mut fastrand::Rng::with_seed(1));
     for copy in COPIES {
         let mut bytes = vec![0; 4096];
@@ -362,11 +363,11 @@ fn unusable_after_cuts(rules: CommitRules) -> usize {
     store.sync(store.newest()).unwrap();
     store.give_back(64, 1, true).unwrap();
     drop(store);
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let (mut random, mut unusable) = (fastrand::Rng::with_seed(7), 0);
     while let Some(cut) = cuts.next() {
         let states: Vec<RamDevice> = match cut.is_small() {
-            true => cut.every().collect(),
+            true => cut.combinations().collect(),
             false => (0..4).map(|_| cut.sample(&mut random)).collect(),
         };
         unusable += states.iter().filter(|state| superblock(*state).is_err()).count();

@@ -219,21 +219,21 @@ impl CrashRun {
         let mut random = fastrand::Rng::with_seed(seed);
         let share = wanted as f64 / (self.sim.events() + 1) as f64;
         let mut judged = 0;
-        let mut cuts = self.sim.cuts();
+        let mut cuts = self.sim.power_cuts();
         while let Some(cut) = cuts.next() {
-            let before = self.acknowledged.iter().filter(|sync| sync.events <= cut.at());
+            let before = self.acknowledged.iter().filter(|sync| sync.events <= cut.event_index());
             let durable = DurableStates(before.collect());
             let mut wish = share;
             while random.f64() < wish {
                 wish -= 1.0;
                 let ram = match cut.is_small() && random.u8(..4) == 0 {
                     true => random
-                        .choice(cut.every().collect::<Vec<_>>())
+                        .choice(cut.combinations().collect::<Vec<_>>())
                         .unwrap_or_else(|| self.sim.now()),
                     false => cut.sample(&mut random),
                 };
                 self.judge_by(&durable, &ram, rules)
-                    .map_err(|why| format!("event {}: {why}", cut.at()))?;
+                    .map_err(|why| format!("event {}: {why}", cut.event_index()))?;
                 judged += 1;
             }
         }

@@ -404,7 +404,7 @@ fn a_repair_survives_a_power_failure_at_any_moment() {
         let sim = SimDevice::from_ram(&forged, seed);
         let device: Arc<dyn BlockDevice> = Arc::new(sim.clone());
         let repairs = repair(&device, None, super::random()).unwrap();
-        let mut cuts = sim.cuts();
+        let mut cuts = sim.power_cuts();
         while let Some(cut) = cuts.next() {
             if repairs.is_empty() || random.u8(..4) > 0 {
                 continue;
@@ -414,7 +414,7 @@ fn a_repair_survives_a_power_failure_at_any_moment() {
             for (ino, file) in before.iter().filter(|(ino, _)| !itself.contains(ino)) {
                 let lost = |repair: &RepairAction| matches!(repair, RepairAction::Blocks { ino: loser, .. } if loser == ino);
                 let good = repairs.iter().chain(&again).any(lost) || after.get(ino) == Some(file);
-                assert!(good, "seed {seed}, event {}: inode {ino}, {repairs:?}", cut.at());
+                assert!(good, "seed {seed}, event {}: inode {ino}, {repairs:?}", cut.event_index());
             }
         }
     }

@@ -350,8 +350,8 @@ impl HeldDevice {
 }
 
 impl BlockDevice for HeldDevice {
-    fn facts(&self) -> &DeviceProperties {
-        self.ram.facts()
+    fn properties(&self) -> &DeviceProperties {
+        self.ram.properties()
     }
     fn register(&self, region: &Arc<MemoryRegion>) -> defuse_block::Result<()> {
         self.ram.register(region)

@@ -55,7 +55,7 @@ fn suffer(seed: u64, fails: FaultPlan) -> Result<u64, String> {
     let rules = if seed.is_multiple_of(2) { CommitRules::ALL } else { EARLY };
     let opened = Uhs::open_by(Arc::new(sim.clone()), OPTIONS, rules, random());
     let Ok((fs, problems)) = opened else {
-        sim.heal();
+        sim.end_faults();
         let report = check(&(Arc::new(sim.now()) as Arc<dyn BlockDevice>));
         let report = report.map_err(|error| format!("the mount failed, and then: {error}"))?;
         return match report.problems.is_empty() && report.inodes == 1 {
@@ -85,9 +85,9 @@ fn suffer(seed: u64, fails: FaultPlan) -> Result<u64, String> {
     }
     armed.store(true, Ordering::Relaxed);
     drop(fs);
-    sim.heal();
+    sim.end_faults();
     run.judge(run.durable(), &sim.now(), CommitRules::ALL)?;
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let cut = cuts.last();
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..3 {

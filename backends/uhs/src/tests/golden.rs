@@ -260,7 +260,7 @@ fn writes_images() {
 
 /// Finds a state in which a group is not whole.
 fn half_written(sim: &defuse_block::SimDevice) -> RamDevice {
-    let (mut cuts, mut random) = (sim.cuts(), random());
+    let (mut cuts, mut random) = (sim.power_cuts(), random());
     while let Some(cut) = cuts.next() {
         for _ in 0..20 {
             let ram = cut.sample(&mut random);

@@ -63,11 +63,11 @@ fn a_scan_keeps_no_more_bodies_than_its_bound() {
     let (ram, _) = filled();
     for kept in [0, 50_000, 200_000] {
         let survey = survey(&ram, CommitRules { kept, ..CommitRules::ALL }).unwrap();
-        let bytes = survey.kept() as u64;
+        let bytes = survey.bytes_kept() as u64;
         // A thread takes 64 KiB of the bound at a time.
         assert!(bytes <= kept && bytes >= kept.saturating_sub(70_000), "{bytes} of {kept}");
     }
-    let all = survey(&ram, CommitRules::ALL).unwrap().kept();
+    let all = survey(&ram, CommitRules::ALL).unwrap().bytes_kept();
     assert!(all < FILES * 1000, "{all} bytes with the data of files");
 }
 

@@ -39,7 +39,7 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
     fs.mknod(&cx(), Ino::ROOT, name("e"), &node(FileKind::Regular)).unwrap();
     fs.mknod(&cx(), Ino::ROOT, name("f"), &node(FileKind::Regular)).unwrap();
     fs.syncfs(&cx()).unwrap();
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     let mut random = random();
     let mut unfinished = 0;
     while let Some(cut) = cuts.next() {
@@ -53,7 +53,7 @@ fn a_mount_that_is_read_only_or_finds_damage_writes_nothing() {
         assert_eq!(made.map(drop), Err(Errno::EROFS));
         assert_eq!(fs.syncfs(&cx()), Ok(()));
         drop(fs);
-        assert_eq!(left.events(), 0, "event {}", cut.at());
+        assert_eq!(left.events(), 0, "event {}", cut.event_index());
     }
     assert!(unfinished > 0, "nothing was there to undo");
     // A byte of a slot that counts changes at rest.
@@ -85,15 +85,15 @@ fn a_power_failure_while_a_file_system_grows_leaves_one_of_both_sizes_and_all_fi
     BlockingQueue::new(&large).unwrap().write(0, &bytes).unwrap();
     let sim = SimDevice::from_ram(&large, 1);
     store::grow(&sim, 2 * BLOCKS).unwrap();
-    let (mut cuts, mut sizes) = (sim.cuts(), Vec::new());
+    let (mut cuts, mut sizes) = (sim.power_cuts(), Vec::new());
     while let Some(cut) = cuts.next() {
-        for ram in cut.every() {
+        for ram in cut.combinations() {
             let report = check(&(Arc::new(ram.clone()) as Arc<dyn BlockDevice>)).unwrap();
-            assert_eq!(report.problems, [], "event {}", cut.at());
-            assert_eq!(report.lost_superblocks, [], "event {}", cut.at());
+            assert_eq!(report.problems, [], "event {}", cut.event_index());
+            assert_eq!(report.lost_superblocks, [], "event {}", cut.event_index());
             sizes.push(report.blocks);
             let (fs, problems) = open(ram, CommitRules::ALL);
-            assert!(problems.is_empty() && snapshot(&fs) == before, "event {}", cut.at());
+            assert!(problems.is_empty() && snapshot(&fs) == before, "event {}", cut.event_index());
         }
     }
     assert_eq!((sizes.first(), sizes.last()), (Some(&BLOCKS), Some(&(2 * BLOCKS))));

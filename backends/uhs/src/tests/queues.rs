@@ -77,14 +77,14 @@ fn replay(
     }
     let found = snapshot(&fs);
     drop(fs);
-    sim.heal();
+    sim.end_faults();
     let log = std::mem::take(&mut *log.lock().unwrap());
     (log, found, checksum(&sim.now()))
 }
 
 /// A checksum of all blocks.
 fn checksum(ram: &RamDevice) -> u32 {
-    let facts = ram.facts().clone();
+    let facts = ram.properties().clone();
     let mut line = BlockingQueue::new(ram).unwrap();
     let mut block = vec![0; facts.block_size as usize];
     (0..facts.blocks).fold(0, |sum, at| {
@@ -157,8 +157,8 @@ fn without_the_option_no_queue_is_shared() {
 struct FewQueuesDevice(RamDevice);
 
 impl BlockDevice for FewQueuesDevice {
-    fn facts(&self) -> &defuse_block::DeviceProperties {
-        self.0.facts()
+    fn properties(&self) -> &defuse_block::DeviceProperties {
+        self.0.properties()
     }
     fn register(&self, region: &Arc<defuse_block::MemoryRegion>) -> defuse_block::Result<()> {
         self.0.register(region)

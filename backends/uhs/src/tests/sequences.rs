@@ -270,16 +270,16 @@ fn program(
         steps(&fs, &mut || acknowledged.push(sim.events()));
         fs.abandon();
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut cuts = sim.cuts();
+        let mut cuts = sim.power_cuts();
         while let Some(cut) = cuts.next() {
             if random.u8(..4) > 0 {
                 continue;
             }
-            let done = acknowledged.iter().filter(|events| **events <= cut.at()).count();
+            let done = acknowledged.iter().filter(|events| **events <= cut.event_index()).count();
             let (fs, problems) = open(cut.sample(&mut random), CommitRules::ALL);
             assert_eq!(problems, []);
             judge(&super::snapshot(&fs), done).unwrap_or_else(|why| {
-                panic!("seed {seed}, event {}, {done} steps: {why}", cut.at())
+                panic!("seed {seed}, event {}, {done} steps: {why}", cut.event_index())
             });
         }
     }

@@ -56,7 +56,7 @@ fn seen(ram: &RamDevice) -> String {
         format!("{names:?}")
     });
     let attributes: Vec<String> = attributes.collect();
-    let space = (fs.engine().pool().counts(), fs.engine().names().count());
+    let space = (fs.engine().pool().count_blocks(), fs.engine().names().count());
     format!("{found:#?}{times:?}{attributes:?}{space:?}")
 }
 

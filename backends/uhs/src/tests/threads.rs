@@ -190,22 +190,22 @@ fn run_with(options: UhsOptions, seed: u64, rules: CommitRules) -> Result<usize,
     fs.abandon();
     let mut random = fastrand::Rng::with_seed(seed);
     let mut judged = 0;
-    let mut cuts = sim.cuts();
+    let mut cuts = sim.power_cuts();
     while let Some(cut) = cuts.next() {
-        if cut.at() < begin || random.usize(..sim.events() - begin + 1) >= 60 {
+        if cut.event_index() < begin || random.usize(..sim.events() - begin + 1) >= 60 {
             continue;
         }
         let failed = Arc::new(cut.sample(&mut random));
         let report = check(&(Arc::clone(&failed) as Arc<dyn BlockDevice>)).unwrap();
         let (fs, problems) = open((*failed).clone(), rules);
         if !report.problems.is_empty() || !problems.is_empty() {
-            return Err(format!("seed {seed}, event {}: {:?}", cut.at(), report.problems));
+            return Err(format!("seed {seed}, event {}: {:?}", cut.event_index(), report.problems));
         }
         for (thread, (found, played)) in found(&fs).iter().zip(&played).enumerate() {
-            let durable = played.synced.iter().filter(|(events, _)| *events <= cut.at());
+            let durable = played.synced.iter().filter(|(events, _)| *events <= cut.event_index());
             let durable = durable.map(|(_, state)| *state).max().unwrap_or(0);
             if !played.states[durable..].contains(found) {
-                let place = format!("seed {seed}, event {}, thread {thread}", cut.at());
+                let place = format!("seed {seed}, event {}, thread {thread}", cut.event_index());
                 return Err(format!("{place}: {found:?} is no state from {durable} on"));
             }
         }

@@ -11,7 +11,7 @@ use defuse_fs::{FileKind, FileSystem, Ino, SetAttr};
 
 use super::{cx, fresh, list, name, node, open, random};
 use crate::commit::{CommitRules, ScannedSlot};
-use crate::store::survey_and_see;
+use crate::store::survey_with_slots;
 use crate::{RepairAction, StoreError, check, repair};
 
 /// A device that was switched off after a sync that changed the modes of the files a, b and c. Since then, the slot of
@@ -48,7 +48,7 @@ impl UnreadableSlotDevice {
                 }
             }
         };
-        survey_and_see(&ram, CommitRules::ALL, see, &NoWatch).unwrap();
+        survey_with_slots(&ram, CommitRules::ALL, see, &NoWatch).unwrap();
         let sim = SimDevice::from_ram(&ram, 1);
         let failing = UnreadableSlotDevice { sim, inos, block: newest.1 };
         failing.fail();

@@ -84,7 +84,7 @@ fn data_whose_block_cannot_be_written_lies_elsewhere() {
         expect(&sim, other, &[3; 30_000]);
         bytes[..5000].fill(4);
         write(&fs, file, 0, &[4; 5000]).unwrap();
-        sim.heal();
+        sim.end_faults();
         fsync(&fs, file).unwrap();
         expect(&sim, file, &bytes);
     }
@@ -111,7 +111,7 @@ fn every_fsync_of_a_file_fails_until_its_data_is_written_and_other_files_go_on()
         assert!(!fs.engine().is_read_only());
         let bytes = [vec![1; 20_000], vec![2; 50_000]].concat();
         assert!(contents(&fs, file, 70_000) == bytes, "readers see what was written");
-        sim.heal();
+        sim.end_faults();
         assert_eq!((fsync(&fs, file), fs.syncfs(&cx())), (Ok(()), Ok(())));
         expect(&sim, file, &bytes);
     }
@@ -131,7 +131,7 @@ fn data_that_no_device_takes_is_given_up_before_it_fills_the_memory() {
         fs.unlink(&cx(), Ino::ROOT, name("file")).unwrap();
         fs.forget(file, 1);
         assert_eq!(fs.syncfs(&cx()), Ok(()));
-        sim.heal();
+        sim.end_faults();
         let (other, free) = (make(&fs, "other"), fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free);
         write(&fs, other, 0, &[5; 100_000]).unwrap();
         assert_eq!((fsync(&fs, other), free > 1000), (Ok(()), true));
@@ -149,7 +149,7 @@ fn a_mount_whose_data_the_device_refused_leaves_no_snapshot() {
         }
         write(&fs, file, 0, &[1; 20_000]).unwrap();
         assert_eq!(fsync(&fs, file).is_ok(), !refuses);
-        sim.heal();
+        sim.end_faults();
         assert_eq!(fsync(&fs, file), Ok(()));
         drop(fs);
         let superblock = survey(&sim, CommitRules::ALL).unwrap().superblock;

@@ -99,12 +99,12 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::traces::all;
+    use crate::traces::make_all;
 
     #[test]
     fn every_extent_has_a_place_of_its_own_and_every_use_is_there_in_its_order() {
-        let traces: Vec<ExtentTrace> = all(3000, 5).into_iter().filter(fits).collect();
-        assert_eq!(traces.len(), all(64, 5).len() - 2, "two have extents of other sizes");
+        let traces: Vec<ExtentTrace> = make_all(3000, 5).into_iter().filter(fits).collect();
+        assert_eq!(traces.len(), make_all(64, 5).len() - 2, "two have extents of other sizes");
         for trace in traces {
             let layout = TraceLayout::new(&trace, 8 * EXTENT, 5);
             assert_eq!(layout.uses.len(), trace.steps.len());

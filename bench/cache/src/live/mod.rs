@@ -23,7 +23,7 @@ pub use results::{LiveCell, LiveFigures, LiveResults};
 
 use crate::replay::{replay, warm};
 use crate::results::PolicyCase;
-use crate::traces::{EXTENT, ExtentTrace, all};
+use crate::traces::{EXTENT, ExtentTrace, make_all};
 use layout::{TraceLayout, fits};
 use reader::{ReaderProcess, ReaderTurn};
 
@@ -73,7 +73,7 @@ pub fn run(options: &LiveOptions, say: &mut dyn FnMut(String)) -> Result<LiveRes
     let is_chosen = |trace: &ExtentTrace| {
         options.only.is_empty() || options.only.iter().any(|text| trace.name.contains(text))
     };
-    for trace in all(uses, seed).iter().filter(|trace| fits(trace) && is_chosen(trace)) {
+    for trace in make_all(uses, seed).iter().filter(|trace| fits(trace) && is_chosen(trace)) {
         say(format!("{}: {} uses", trace.name, trace.steps.len()));
         TraceStage::new(options, &work.0, trace)?.measure(options, &mut results)?;
     }
@@ -153,9 +153,9 @@ impl TraceStage<'_> {
         let mut readers = (0..self.layout.users()).map(|_| start()).collect::<Result<Vec<_>>>()?;
         let begun = ServerFigures::first(self)?;
         let (warm, uses) = self.layout.uses.split_at(warm(self.layout.uses.len()));
-        let mut replayed = self.turns(&mut readers, warm)?;
+        let mut replayed = self.replay_uses(&mut readers, warm)?;
         let warmed = ServerFigures::take(self)?;
-        replayed += self.turns(&mut readers, uses)?;
+        replayed += self.replay_uses(&mut readers, uses)?;
         let ended = ServerFigures::take(self)?;
         drop(readers);
         server.end()?;
@@ -172,14 +172,14 @@ impl TraceStage<'_> {
     }
 
     /// Has all uses made, in their order. Returns their number.
-    fn turns(&self, readers: &mut [ReaderProcess], uses: &[layout::TraceUse]) -> Result<u64> {
+    fn replay_uses(&self, readers: &mut [ReaderProcess], uses: &[layout::TraceUse]) -> Result<u64> {
         let (mut turn, mut user, mut done) = (ReaderTurn::default(), 0, 0);
         for one in uses {
             if !turn.is_empty() && (one.user != user || turn.is_long()) {
                 done += readers[user as usize].perform(&mut turn)?;
             }
             user = one.user;
-            turn.uses(*one);
+            turn.read_extent(*one);
         }
         if !turn.is_empty() {
             done += readers[user as usize].perform(&mut turn)?;

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use defuse_direct::{
     CallError, ClientMountArgs, ClientTask, DirectClient, FileDescription, OpenHow, WalkStart,
 };
-use defuse_measure::command::own_program;
+use defuse_measure::command::find_own_program;
 use defuse_remote::{LaneUse, RemoteClient, RemoteOptions};
 use rustix::fs::OFlags;
 
@@ -43,7 +43,7 @@ impl ReaderTurn {
     }
 
     /// An extent is read, and its file closed if that was the last time.
-    pub(super) fn uses(&mut self, one: TraceUse) {
+    pub(super) fn read_extent(&mut self, one: TraceUse) {
         let ExtentPlace { file, slot } = one.place;
         let word = if one.is_last { "last" } else { "use" };
         let _ = write!(self.line, "{word} {file} {slot} ");
@@ -70,7 +70,7 @@ pub(super) struct ReaderProcess {
 
 impl ReaderProcess {
     pub(super) fn start(socket: &Path) -> Result<ReaderProcess> {
-        let mut command = Command::new(own_program()?);
+        let mut command = Command::new(find_own_program()?);
         command.arg("bench-reader").arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start a reader")?;
         let (turns, answers) = (child.stdin.take(), child.stdout.take());
@@ -127,7 +127,7 @@ struct ReaderClient {
     open: HashMap<u32, Arc<FileDescription>>,
 }
 
-fn failed(stop: CallError) -> std::io::Error {
+fn to_io_error(stop: CallError) -> std::io::Error {
     match stop {
         CallError::Errno(errno) => errno.into(),
         CallError::Outside(_) => std::io::Error::other("the path is outside of the mount"),
@@ -171,7 +171,7 @@ impl ReaderClient {
     fn open_file(&self, file: u32, flags: OFlags) -> Result<Arc<FileDescription>> {
         let path = [NAME, format!("/{file}").as_bytes()].concat();
         let how = OpenHow { flags: flags.bits(), mode: 0o600, ..OpenHow::default() };
-        Ok(self.client.open(&self.task, WalkStart::Cwd, &path, how).map_err(failed)?)
+        Ok(self.client.open(&self.task, WalkStart::Cwd, &path, how).map_err(to_io_error)?)
     }
 
     /// Makes a file in which each extent has one page of data.
@@ -181,11 +181,11 @@ impl ReaderClient {
             let mut page = [7; PAGE];
             page[..8].copy_from_slice(&stamp(ExtentPlace { file, slot }));
             let at = u64::from(slot) * EXTENT;
-            let count = self.client.pwrite(&self.task, &made, &page, at).map_err(failed)?;
+            let count = self.client.pwrite(&self.task, &made, &page, at).map_err(to_io_error)?;
             ensure!(count == PAGE, "file {file} is written in part");
         }
         let size = i64::from(extents) * EXTENT as i64;
-        self.client.ftruncate(&self.task, &made, size).map_err(failed)?;
+        self.client.ftruncate(&self.task, &made, size).map_err(to_io_error)?;
         Ok(made.close(&self.task)?)
     }
 
@@ -199,13 +199,13 @@ impl ReaderClient {
             let hole = EXTENT - PAGE as u64;
             for _ in 0..UNTIL_PAGES {
                 let mut page = [0; PAGE];
-                self.client.pread(&self.task, &opened, &mut page, hole).map_err(failed)?;
+                self.client.pread(&self.task, &opened, &mut page, hole).map_err(to_io_error)?;
             }
             self.open.insert(file, opened);
         }
         let (opened, mut page) = (&self.open[&file], [0; PAGE]);
         let at = u64::from(slot) * EXTENT;
-        let count = self.client.pread(&self.task, opened, &mut page, at).map_err(failed)?;
+        let count = self.client.pread(&self.task, opened, &mut page, at).map_err(to_io_error)?;
         ensure!(count == PAGE && page[..8] == stamp(place), "file {file}, {slot}: other bytes");
         Ok(())
     }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::replay::ReplayOutcome;
-use crate::results::{HitRateGoal, PolicyCase, head, in_percent, row};
+use crate::results::{HitRateGoal, PolicyCase, head, percent_of, row};
 use crate::traces::TraceOverlap;
 
 /// The figures of a trace on a server. Figures without `all` in their names are of the uses that count.
@@ -30,7 +30,7 @@ pub struct LiveFigures {
 impl LiveFigures {
     /// Uses without a read of the device, in percent.
     pub fn percent(&self) -> f64 {
-        in_percent(self.uses.saturating_sub(self.reads), self.uses)
+        percent_of(self.uses.saturating_sub(self.reads), self.uses)
     }
 }
 
@@ -64,8 +64,8 @@ impl LiveResults {
         self.cells.iter().find(|cell| cell.case.is(trace, thousandths, policy))
     }
 
-    fn traces(&self) -> Vec<(&'static str, TraceOverlap)> {
-        PolicyCase::traces(self.cells.iter().map(|cell| cell.case))
+    fn list_traces(&self) -> Vec<(&'static str, TraceOverlap)> {
+        PolicyCase::list_traces(self.cells.iter().map(|cell| cell.case))
     }
 
     /// The goals by trace, with the rates on servers.
@@ -74,16 +74,16 @@ impl LiveResults {
             let rate = |size, policy: &str| {
                 self.cell(trace, size, policy).map_or(0.0, |cell| cell.live.percent())
             };
-            HitRateGoal::of((trace, overlap), &self.sizes, &rate)
+            HitRateGoal::for_trace((trace, overlap), &self.sizes, &rate)
         };
-        self.traces().into_iter().map(goal).collect()
+        self.list_traces().into_iter().map(goal).collect()
     }
 
     /// The tables, in Markdown: the rate on a server, and in parentheses the rate of the simulation.
     pub fn table(&self) -> String {
         let both = |live: f64, simulated: f64| format!("{live:.1} ({simulated:.1})");
         let mut text = head();
-        for (trace, _) in self.traces() {
+        for (trace, _) in self.list_traces() {
             for &size in &self.sizes {
                 text += &row(trace, size, |policy| match self.cell(trace, size, policy) {
                     Some(cell) => both(cell.live.percent(), cell.simulated.percent()),
@@ -94,7 +94,7 @@ impl LiveResults {
         for &size in &self.sizes {
             text += &row("mean of all", size, |policy| {
                 let mean = |rate: fn(&LiveCell) -> f64| {
-                    let traces = self.traces().into_iter();
+                    let traces = self.list_traces().into_iter();
                     let cells = traces.filter_map(|(trace, _)| self.cell(trace, size, policy));
                     let rates: Vec<f64> = cells.map(rate).collect();
                     rates.iter().sum::<f64>() / rates.len().max(1) as f64

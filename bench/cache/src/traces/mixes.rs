@@ -13,10 +13,10 @@ const LOGS: u64 = 1 << 32;
 const PAGE: u64 = 4096;
 
 /// Uses a whole file.
-fn uses_file(maker: &mut TraceMaker, user: u32, file: u64, size: u64) {
+fn use_file(maker: &mut TraceMaker, user: u32, file: u64, size: u64) {
     for index in 0..size.div_ceil(EXTENT) {
         let size = (size - index * EXTENT).min(EXTENT);
-        maker.uses_of_size(user, ExtentKey::new(file, index), size);
+        maker.use_extent_of_size(user, ExtentKey::new(file, index), size);
     }
 }
 
@@ -37,12 +37,12 @@ pub fn webserver(maker: &mut TraceMaker) {
         let user = maker.user();
         for _ in 0..10 {
             let file = zipf.draw(&mut maker.rng);
-            uses_file(maker, user, file, sizes[file as usize]);
+            use_file(maker, user, file, sizes[file as usize]);
         }
         let at = &mut logged[user as usize];
         *at += 16 << 10;
         let index = *at / EXTENT;
-        maker.uses(user, LOGS + u64::from(user), index);
+        maker.use_extent(user, LOGS + u64::from(user), index);
     }
 }
 
@@ -65,12 +65,12 @@ pub fn varmail(maker: &mut TraceMaker) {
         let new = (next, size(maker));
         next += 1;
         boxes[user as usize].push_front(new);
-        uses_file(maker, user, new.0, new.1);
+        use_file(maker, user, new.0, new.1);
         let mails = &boxes[user as usize];
         // New mails are read more often than old ones.
         let recent = ZipfDistribution::new(mails.len(), 1.0);
         let read: Vec<_> = (0..3).map(|_| mails[recent.draw(&mut maker.rng) as usize]).collect();
-        read.into_iter().for_each(|(file, size)| uses_file(maker, user, file, size));
+        read.into_iter().for_each(|(file, size)| use_file(maker, user, file, size));
     }
     maker.trace.bytes = boxes.iter().flatten().map(|(_, size)| size).sum();
 }

@@ -12,7 +12,7 @@ fn zipf(maker: &mut TraceMaker, s: f64) {
     let zipf = ZipfDistribution::new(maker.extents() as usize, s);
     while maker.is_short() {
         let index = zipf.draw(&mut maker.rng);
-        maker.uses(0, COMMON, index);
+        maker.use_extent(0, COMMON, index);
     }
 }
 
@@ -34,7 +34,7 @@ pub fn shifting(maker: &mut TraceMaker) {
     while maker.is_short() {
         let phase = (maker.trace.steps.len() * 10 / maker.uses) as u64;
         let index = (zipf.draw(&mut maker.rng) + phase * extents / 10) % extents;
-        maker.uses(0, COMMON, index);
+        maker.use_extent(0, COMMON, index);
     }
 }
 
@@ -48,9 +48,9 @@ pub fn scans(maker: &mut TraceMaker) {
         let len = maker.rng.u64(1..=extents / 8);
         for _ in 0..len {
             let index = zipf.draw(&mut maker.rng);
-            maker.uses(0, COMMON, index);
+            maker.use_extent(0, COMMON, index);
         }
-        (0..len).for_each(|index| maker.uses(0, file, index));
+        (0..len).for_each(|index| maker.use_extent(0, file, index));
         file += 1;
     }
 }
@@ -59,7 +59,7 @@ pub fn looping(maker: &mut TraceMaker) {
     let extents = maker.extents();
     maker.named("one process, a loop", TraceOverlap::None, extents);
     while maker.is_short() {
-        (0..extents).for_each(|index| maker.uses(0, COMMON, index));
+        (0..extents).for_each(|index| maker.use_extent(0, COMMON, index));
     }
 }
 
@@ -73,13 +73,13 @@ pub fn loops_of_lengths(maker: &mut TraceMaker) {
     while maker.is_short() {
         for (number, length) in lengths.iter().enumerate() {
             for _ in 0..length.min(&16) * 2 {
-                maker.uses(0, 1 + number as u64, at[number] % length);
+                maker.use_extent(0, 1 + number as u64, at[number] % length);
                 at[number] += 1;
             }
         }
         for _ in 0..32 {
             let index = zipf.draw(&mut maker.rng);
-            maker.uses(0, COMMON, index);
+            maker.use_extent(0, COMMON, index);
         }
     }
 }
@@ -95,10 +95,10 @@ fn overlapping(maker: &mut TraceMaker, common: f64) {
         let user = maker.user();
         if maker.rng.f64() < common {
             let index = shared.draw(&mut maker.rng);
-            maker.uses(user, COMMON, index);
+            maker.use_extent(user, COMMON, index);
         } else {
             let index = own.draw(&mut maker.rng);
-            maker.uses(user, 1 + u64::from(user), index);
+            maker.use_extent(user, 1 + u64::from(user), index);
         }
     }
 }
@@ -135,7 +135,7 @@ pub fn passes(maker: &mut TraceMaker) {
         let user = maker.user();
         if maker.rng.f64() < 0.4 {
             let index = zipf.draw(&mut maker.rng);
-            maker.uses(user, COMMON, index);
+            maker.use_extent(user, COMMON, index);
             continue;
         }
         let (own, step) = &mut at[user as usize];
@@ -144,12 +144,12 @@ pub fn passes(maker: &mut TraceMaker) {
         }
         let (own, index) = (*own, *step % 16);
         *step = (*step + 1) % 64;
-        maker.uses(user, own, index);
+        maker.use_extent(user, own, index);
     }
 }
 
 /// All processes walk the same tree from different places, like builds of one project, and read and write own files.
-pub fn one_tree(maker: &mut TraceMaker) {
+pub fn walk_one_tree(maker: &mut TraceMaker) {
     let extents = maker.extents();
     maker.named("8 processes, walks of one tree, own files", TraceOverlap::Shared, extents);
     let (tree, own) = (extents / 4, extents * 3 / 4 / u64::from(USERS));
@@ -161,11 +161,11 @@ pub fn one_tree(maker: &mut TraceMaker) {
             let place = &mut at[user as usize];
             *place = (*place + 1) % tree.max(1);
             let index = *place;
-            maker.uses(user, COMMON, index);
+            maker.use_extent(user, COMMON, index);
         }
         for _ in 0..12 {
             let index = zipf.draw(&mut maker.rng);
-            maker.uses(user, 1 + u64::from(user), index);
+            maker.use_extent(user, 1 + u64::from(user), index);
         }
     }
 }

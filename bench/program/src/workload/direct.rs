@@ -22,7 +22,8 @@ pub(super) fn open(source: &OsString, plan: &WorkloadPlan) -> Result<DirectDrive
         threads: CallingThreads::Application,
         ..FrontendProperties::default()
     };
-    let OpenSource { source, settings, fs } = SOURCES.open(source, SourceSettings::of(frontend))?;
+    let OpenSource { source, settings, fs } =
+        SOURCES.open(source, SourceSettings::for_frontend(frontend))?;
     let client =
         DirectClient::new(ClientOptions { kernel_links: false, ..ClientOptions::default() });
     let source = source.text().to_string_lossy().into_owned();

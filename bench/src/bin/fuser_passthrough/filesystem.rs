@@ -135,7 +135,7 @@ impl FuserPassthrough {
     }
 
     /// Passes entries from `offset` on to `add`, which returns true if the reply is full.
-    fn each_entry(
+    fn for_each_entry(
         &self,
         fh: FileHandle,
         offset: u64,
@@ -504,7 +504,7 @@ impl Filesystem for FuserPassthrough {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let done = self.each_entry(fh, offset, |entry| {
+        let done = self.for_each_entry(fh, offset, |entry| {
             let name = OsStr::from_bytes(entry.file_name().to_bytes());
             let next = entry.offset() as u64;
             reply.add(INodeNo(entry.ino()), next, kind(entry.file_type()), name)
@@ -521,7 +521,7 @@ impl Filesystem for FuserPassthrough {
         mut reply: ReplyDirectoryPlus,
     ) {
         let done = self.inode(ino).and_then(|parent| {
-            self.each_entry(fh, offset, |entry| {
+            self.for_each_entry(fh, offset, |entry| {
                 let name = OsStr::from_bytes(entry.file_name().to_bytes());
                 // The kernel resolves `.` and `..` itself, so they do not count as lookups.
                 let dots = matches!(name.as_bytes(), b"." | b"..");

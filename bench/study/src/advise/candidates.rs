@@ -31,19 +31,19 @@ impl CandidateOption {
 const WORTH: u64 = 20;
 
 /// The options to try. Mounts of other programs have none, because their options are unknown.
-pub fn for_run(
+pub fn select_for_run(
     native: &RunSeries,
     mounted: &RunSeries,
     config: &StudyConfig,
 ) -> Vec<CandidateOption> {
-    let (ConfigKind::Defuse(words), Some(run)) = (&config.kind, mounted.typical()) else {
+    let (ConfigKind::Defuse(words), Some(run)) = (&config.kind, mounted.median_run()) else {
         return Vec::new();
     };
     let has =
         |option: &str| words.iter().flat_map(|word| word.split(',')).any(|word| word == option);
     let slower = mounted.seconds() > native.seconds();
     let mut found: Vec<CandidateOption> =
-        all(run).into_iter().filter(|candidate| slower && !has(&candidate.option)).collect();
+        select_all(run).into_iter().filter(|candidate| slower && !has(&candidate.option)).collect();
     if words.iter().any(|word| word == "base" || word == "opt") {
         // The paper's configurations are fixed; newer features are not part of them.
         found.retain(|candidate| candidate.option != "passthrough");
@@ -51,8 +51,8 @@ pub fn for_run(
     found
 }
 
-fn all(run: &CommandRun) -> Vec<CandidateOption> {
-    let count = |op| of(run, op).0;
+fn select_all(run: &CommandRun) -> Vec<CandidateOption> {
+    let count = |op| count_requests(run, op).0;
     let mut found = Vec::new();
     let mut add = |option: &str, because: String, needs: &str| {
         found.push(CandidateOption { option: option.into(), because, needs: needs.into() });
@@ -65,7 +65,7 @@ fn all(run: &CommandRun) -> Vec<CandidateOption> {
             "the source changes only through this mount",
         );
     }
-    let (writes, bytes) = of(run, Op::WRITE);
+    let (writes, bytes) = count_requests(run, Op::WRITE);
     if writes >= WORTH && bytes / writes < 64 << 10 {
         add(
             "writeback",
@@ -98,7 +98,7 @@ fn all(run: &CommandRun) -> Vec<CandidateOption> {
 }
 
 /// Number of requests of a type, and the bytes that they transferred.
-pub fn of(run: &CommandRun, op: Op) -> (u64, u64) {
+pub fn count_requests(run: &CommandRun, op: Op) -> (u64, u64) {
     let sources = [(&run.daemon, RequestStage::User), (&run.kernel, RequestStage::Total)];
     let found = sources.into_iter().find_map(|(snapshot, stage)| Some((snapshot.as_ref()?, stage)));
     let stats = found.and_then(|(snapshot, stage)| snapshot.get_stage(stage, op));
@@ -127,7 +127,7 @@ mod tests {
             runs: vec![CommandRun { seconds, ..run(ops) }],
         };
         let config = StudyConfig::custom(config).unwrap();
-        for_run(&series(1.0), &series(2.0), &config)
+        select_for_run(&series(1.0), &series(2.0), &config)
             .into_iter()
             .map(|candidate| candidate.option)
             .collect()
@@ -154,7 +154,8 @@ mod tests {
             runs: vec![CommandRun { seconds, ..run(&[(Op::LOOKUP, 200, 0)]) }],
         };
         assert!(
-            for_run(&series(2.0), &series(1.0), &StudyConfig::named("default").unwrap()).is_empty()
+            select_for_run(&series(2.0), &series(1.0), &StudyConfig::named("default").unwrap())
+                .is_empty()
         );
     }
 }

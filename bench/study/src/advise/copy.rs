@@ -21,7 +21,7 @@ pub struct TreeFingerprint {
 
 impl TreeFingerprint {
     /// The fingerprint of `root` and of the files below it.
-    pub fn of(root: &Path) -> Result<TreeFingerprint> {
+    pub fn from_tree(root: &Path) -> Result<TreeFingerprint> {
         let mut fingerprint = TreeFingerprint { entries: 0, sum: 0 };
         walk(root, &mut |path, metadata| {
             let mut hasher = DefaultHasher::new();
@@ -91,14 +91,14 @@ mod tests {
         fs::write(from.join("a/b/c"), "text").unwrap();
         std::os::unix::fs::symlink("a", from.join("l")).unwrap();
         make(&from, &to).unwrap();
-        let before = TreeFingerprint::of(&to).unwrap();
-        assert_eq!(TreeFingerprint::of(&from).unwrap(), before);
+        let before = TreeFingerprint::from_tree(&to).unwrap();
+        assert_eq!(TreeFingerprint::from_tree(&from).unwrap(), before);
         fs::read(to.join("a/b/c")).unwrap();
-        assert_eq!(TreeFingerprint::of(&to).unwrap(), before, "reading changes nothing");
+        assert_eq!(TreeFingerprint::from_tree(&to).unwrap(), before, "reading changes nothing");
         fs::write(to.join("a/b/c"), "texts").unwrap();
-        assert_ne!(TreeFingerprint::of(&to).unwrap(), before);
+        assert_ne!(TreeFingerprint::from_tree(&to).unwrap(), before);
         make(&from, &to).unwrap();
-        assert_eq!(TreeFingerprint::of(&to).unwrap(), before);
+        assert_eq!(TreeFingerprint::from_tree(&to).unwrap(), before);
         assert!(size_of(&to).unwrap() >= 4096);
     }
 }

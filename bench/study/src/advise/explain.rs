@@ -18,7 +18,7 @@ pub struct RequestCost {
 }
 
 /// The request types of a run, the most expensive first.
-pub fn costs(run: &CommandRun) -> Vec<RequestCost> {
+pub fn list_costs(run: &CommandRun) -> Vec<RequestCost> {
     let (snapshot, stage) = match (&run.kernel, &run.daemon) {
         (Some(kernel), _) if has_stage(kernel, RequestStage::Total) => {
             (kernel, RequestStage::Total)
@@ -47,11 +47,11 @@ fn has_stage(snapshot: &StatsSnapshot, stage: RequestStage) -> bool {
 pub fn explain(advice: &AdviceResults) -> String {
     let mut text = String::new();
     times(&mut text, advice);
-    if let Some(run) = advice.mounted.typical() {
+    if let Some(run) = advice.mounted.median_run() {
         requests(&mut text, run);
         cpu(&mut text, advice, run);
     }
-    tried(&mut text, advice);
+    write_tried_options(&mut text, advice);
     if advice.exit_code != 0 {
         let _ =
             writeln!(text, "The command ended with {} each time, natively too.", advice.exit_code);
@@ -95,7 +95,7 @@ fn spread(runs: &[CommandRun]) -> f64 {
 }
 
 fn requests(text: &mut String, run: &CommandRun) {
-    let costs = costs(run);
+    let costs = list_costs(run);
     let count: u64 = costs.iter().map(|cost| cost.count).sum();
     if count == 0 {
         let why = if run.daemon.is_none() && run.kernel.is_none() {
@@ -150,7 +150,7 @@ fn stages(run: &CommandRun, cost: &RequestCost) -> String {
 }
 
 fn cpu(text: &mut String, advice: &AdviceResults, run: &CommandRun) {
-    let Some(native) = advice.native.typical() else { return };
+    let Some(native) = advice.native.median_run() else { return };
     let ms = |ns: u64| format!("{:.0} ms", ns as f64 / 1e6);
     let _ = writeln!(
         text,
@@ -161,7 +161,7 @@ fn cpu(text: &mut String, advice: &AdviceResults, run: &CommandRun) {
     );
 }
 
-fn tried(text: &mut String, advice: &AdviceResults) {
+fn write_tried_options(text: &mut String, advice: &AdviceResults) {
     if advice.tried.is_empty() {
         let none = if advice.mounted.seconds() <= advice.native.seconds() {
             "Nothing was tried, because the mount is not slower."
@@ -197,7 +197,8 @@ fn tried(text: &mut String, advice: &AdviceResults) {
 
 /// Number of requests of the first run, as counts hardly differ between runs.
 fn count(runs: &[CommandRun]) -> u64 {
-    runs.first().map_or(0, |run| Op::ALL.iter().map(|&op| candidates::of(run, op).0).sum())
+    runs.first()
+        .map_or(0, |run| Op::ALL.iter().map(|&op| candidates::count_requests(run, op).0).sum())
 }
 
 fn seconds(seconds: f64) -> String {

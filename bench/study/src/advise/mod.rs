@@ -99,7 +99,7 @@ pub struct AdviceResults {
 
 impl RunSeries {
     /// The run with the median time.
-    pub fn typical(&self) -> Option<&CommandRun> {
+    pub fn median_run(&self) -> Option<&CommandRun> {
         let mut runs: Vec<&CommandRun> = self.runs.iter().collect();
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         runs.get(runs.len().saturating_sub(1) / 2).copied()
@@ -224,7 +224,7 @@ impl AdviceRunner<'_> {
 
     fn fresh_copy(&mut self) -> Result<()> {
         copy::make(&self.options.dir, &self.copy())?;
-        self.pristine = Some(copy::TreeFingerprint::of(&self.copy())?);
+        self.pristine = Some(copy::TreeFingerprint::from_tree(&self.copy())?);
         Ok(())
     }
 
@@ -236,7 +236,7 @@ impl AdviceRunner<'_> {
             fs::write("/proc/sys/vm/drop_caches", "3").context("caches could not be dropped")?;
         }
         let run = self.measured(config).with_context(|| format!("on {}", config.name))?;
-        let after = copy::TreeFingerprint::of(&self.copy())?;
+        let after = copy::TreeFingerprint::from_tree(&self.copy())?;
         if self.pristine.as_ref() != Some(&after) {
             self.changes = true;
             self.fresh_copy()?;
@@ -261,14 +261,14 @@ impl AdviceRunner<'_> {
             None => CellTrace::default(),
         };
         let before = mount.as_ref().map(StudyMount::snapshot).transpose()?.flatten();
-        let daemon_before = mount.as_ref().map(|mount| cpu::ProcessCpuTime::of(mount.pid()));
+        let daemon_before = mount.as_ref().map(|mount| cpu::ProcessCpuTime::read(mount.pid()));
         let mut run = self.command(root)?;
         let after = mount.as_ref().map(StudyMount::snapshot).transpose()?.flatten();
         if let (Some(mount), Some(before)) = (&mount, daemon_before) {
-            run.daemon_ns = cpu::ProcessCpuTime::of(mount.pid()).since(&before);
+            run.daemon_ns = cpu::ProcessCpuTime::read(mount.pid()).used_since(&before);
         }
         run.kernel = watch.end()?.snapshot;
-        run.daemon = after.zip(before).map(|(after, before)| after.since(&before));
+        run.daemon = after.zip(before).map(|(after, before)| after.delta_since(&before));
         mount.map_or(Ok(()), StudyMount::end)?;
         Ok(run)
     }
@@ -296,7 +296,7 @@ impl AdviceRunner<'_> {
             Some(code @ (126 | 127)) => {
                 bail!(
                     "the command cannot be run (exit code {code}); its output: {}",
-                    process.said()
+                    process.log_tail()
                 )
             }
             Some(code) => code,
@@ -306,7 +306,7 @@ impl AdviceRunner<'_> {
             first if first == code => {}
             first => bail!(
                 "the command ended with {code} here and with {first} natively, so that times cannot be compared; its output: {}",
-                process.said()
+                process.log_tail()
             ),
         }
         let app_ns = children_cpu_ns().saturating_sub(before);
@@ -325,7 +325,7 @@ impl AdviceRunner<'_> {
             return Ok(tried);
         }
         let base = &self.options.config;
-        for candidate in candidates::for_run(native, mounted, base) {
+        for candidate in candidates::select_for_run(native, mounted, base) {
             let config = candidate.config(base);
             let (mut with, mut without) =
                 (RunSeries::new(&config.name), RunSeries::new(&base.name));

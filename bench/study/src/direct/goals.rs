@@ -55,7 +55,7 @@ pub(crate) enum GoalLimit {
 }
 
 /// All goals for which there are figures.
-pub fn all(results: &DirectResults) -> Vec<DirectGoal> {
+pub fn judge_all(results: &DirectResults) -> Vec<DirectGoal> {
     let mut goals = Vec::new();
     let mut add = |what: String, unit, limit, figure: Option<QuartileSummary>| {
         goals.extend(figure.map(|figure| goal(what, unit, limit, figure)));
@@ -73,7 +73,7 @@ pub fn all(results: &DirectResults) -> Vec<DirectGoal> {
         add(what, "x", GoalLimit::AtLeast(0.9), speed);
     }
     let what = format!("voluntary context switches of {} writes, direct", results.writes);
-    add(what, "", GoalLimit::None, most_switches(results));
+    add(what, "", GoalLimit::None, most_context_switches(results));
     for (op, least) in [(WorkerOp::Read, 2.0), (WorkerOp::Rewrite, 3.0)] {
         let what = format!("4K {} of memory:, direct against native tmpfs", op.name());
         let speed = results.speed(case(DirectTable::Memory, op), MEMORY, NATIVE);
@@ -129,7 +129,7 @@ pub fn share_pct(results: &DirectResults, case: DirectCase) -> Option<QuartileSu
 }
 
 /// Voluntary context switches of application and parent, for the block size with most of them.
-fn most_switches(results: &DirectResults) -> Option<QuartileSummary> {
+fn most_context_switches(results: &DirectResults) -> Option<QuartileSummary> {
     let switches = |cell: &DirectCell| (cell.app.voluntary + cell.server.voluntary) as f64;
     let cases = results.cases(DirectTable::Writes).into_iter();
     let all = cases.filter_map(|case| results.summary(case, DIRECT, switches));

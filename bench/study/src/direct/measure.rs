@@ -35,7 +35,7 @@ const AT_LEAST_MS: u64 = 25;
 /// Fails if a requirement is missing, before creating anything; and with any later error, because
 /// an incomplete table compares nothing.
 pub fn run(options: &DirectOptions, tell: &mut dyn FnMut(&str)) -> Result<DirectResults> {
-    let libfuse = before_start(options)?;
+    let libfuse = check_requirements(options)?;
     for path in check::clear_directories(&options.work, WORK_PREFIX) {
         tell(&format!("removed the remains of an earlier measurement: {}", path.display()));
     }
@@ -83,7 +83,7 @@ pub fn run(options: &DirectOptions, tell: &mut dyn FnMut(&str)) -> Result<Direct
 }
 
 /// Checks the requirements before creating anything. Returns the path of libfuse's program.
-fn before_start(options: &DirectOptions) -> Result<Option<std::path::PathBuf>> {
+fn check_requirements(options: &DirectOptions) -> Result<Option<std::path::PathBuf>> {
     check::can_make_and_mount()?;
     ensure!(options.rounds > 0, "--rounds 0 measures nothing: write 1 or more");
     check::space(&options.work, places::image_bytes(options), "--work")?;
@@ -123,7 +123,7 @@ fn beginning(options: &DirectOptions, libfuse: Option<&Path>) -> DirectResults {
         program: env!("CARGO_PKG_VERSION").into(),
         optimised: !cfg!(debug_assertions),
         started_unix_ms: u64::try_from(now.as_millis()).unwrap_or(0),
-        machine: MachineFacts::this(),
+        machine: MachineFacts::read_machine(),
         load: load.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0),
         rounds: 0,
         writes: options.scale.writes,

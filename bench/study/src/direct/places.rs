@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use defuse_measure::command::{self, own_program};
+use defuse_measure::command::{self, find_own_program};
 use rustix::mount::UnmountFlags;
 
 use super::DirectOptions;
@@ -99,20 +99,26 @@ impl DirectSetup {
             let data = self.data(lower);
             fs::create_dir(&data)?;
             let mut group = vec![build.native(&data, lower.name())?];
-            group.push(build.mounted(MOUNT, &ours(), &data, lower, &mut self.mounts)?);
+            group.push(build.mounted(
+                MOUNT,
+                &own_configuration(),
+                &data,
+                lower,
+                &mut self.mounts,
+            )?);
             if let (LowerFileSystem::Tmpfs, Some(program)) = (lower, libfuse) {
-                let config = theirs(program);
+                let config = libfuse_configuration(program);
                 group.push(build.mounted(LIBFUSE, &config, &data, lower, &mut self.mounts)?);
             }
-            group.push(build.within(DIRECT, lower.name(), &[], &passthrough(&data, ""))?);
+            group.push(build.start_in_run(DIRECT, lower.name(), &[], &passthrough(&data, ""))?);
             let served = passthrough(&data, ",backing=off");
-            group.push(build.within(SERVED, lower.name(), &[], &served)?);
+            group.push(build.start_in_run(SERVED, lower.name(), &[], &served)?);
             *if lower == LowerFileSystem::Tmpfs { &mut self.tmpfs } else { &mut self.ext4 } = group;
         }
         let data = self.data(LowerFileSystem::Tmpfs);
         self.memory = vec![
             build.native(&data, MEMORY)?,
-            build.within(MEMORY, MEMORY, &["--fork", "deny"], OsStr::new("memory:"))?,
+            build.start_in_run(MEMORY, MEMORY, &["--fork", "deny"], OsStr::new("memory:"))?,
         ];
         self.client = vec![
             build.client(CLIENT, &passthrough(&data, ""))?,
@@ -199,7 +205,7 @@ impl WorkerStarter<'_> {
     }
 
     fn worker(&self, file: &Path, more: &[&str]) -> Result<Vec<OsString>> {
-        let own = own_program()?.into_os_string();
+        let own = find_own_program()?.into_os_string();
         let mut words = vec![own, "bench-worker".into(), "--file".into(), file.into()];
         words.extend(more.iter().map(OsString::from));
         Ok(words)
@@ -240,7 +246,7 @@ impl WorkerStarter<'_> {
     }
 
     /// A worker within a run. Its parent is the run, which must stay idle.
-    fn within(
+    fn start_in_run(
         &self,
         target: &'static str,
         name: &str,
@@ -264,12 +270,12 @@ impl WorkerStarter<'_> {
     }
 }
 
-fn ours() -> StudyConfig {
+fn own_configuration() -> StudyConfig {
     let words = ["-o", "direct_io"].map(str::to_owned).to_vec();
     StudyConfig { name: MOUNT.into(), kind: ConfigKind::Defuse(words) }
 }
 
-fn theirs(program: &Path) -> StudyConfig {
+fn libfuse_configuration(program: &Path) -> StudyConfig {
     let words =
         [&*program.to_string_lossy(), "--foreground", "--nocache", "{source}", "{mountpoint}"];
     StudyConfig {

@@ -45,8 +45,8 @@ pub fn write(results: &DirectResults, dir: &Path) -> Result<PathBuf> {
 pub fn html(results: &DirectResults) -> String {
     let part = |id, title, content| ReportSection { id, title, content };
     let parts = [
-        part("goals", "What was promised", goal_rows(&goals::all(results))),
-        part("writes", "Writes and context switches", writes(results)),
+        part("goals", "What was promised", goal_rows(&goals::judge_all(results))),
+        part("writes", "Writes and context switches", write_write_section(results)),
         part("sequential", "Sequential writes and reads", sequential(results)),
         part("memory", "Files in memory", memory(results)),
         part("share", "The client's share of a call", share(results)),
@@ -54,10 +54,10 @@ pub fn html(results: &DirectResults) -> String {
         part("figures", "All figures", figures(results)),
     ];
     let heading = "The benefit of leaving out the kernel";
-    html::page(heading, heading, &facts(results), &parts)
+    html::page(heading, heading, &write_facts(results), &parts)
 }
 
-fn facts(results: &DirectResults) -> String {
+fn write_facts(results: &DirectResults) -> String {
     let build = if results.optimised { "" } else { ", not optimised: its times are meaningless" };
     let mut facts: Vec<(&str, String)> = vec![
         ("Machine", html::machine(&results.machine)),
@@ -69,7 +69,7 @@ fn facts(results: &DirectResults) -> String {
     ];
     facts.extend(results.targets.iter().map(|target| (&*target.name, target.how.clone())));
     facts.extend(results.left_out.iter().map(|left_out| ("Left out", left_out.clone())));
-    let mut text = html::facts(&facts);
+    let mut text = html::fact_list(&facts);
     if results.interrupted {
         text.push_str("<p><strong>It was interrupted; the results are from the complete rounds.</strong></p>\n");
     }
@@ -121,7 +121,7 @@ fn medians(
 }
 
 /// A bar for each target, all to one scale.
-fn bars(rows: &[(&str, QuartileSummary)], what: &str, unit: impl Fn(f64) -> String) -> String {
+fn draw_bars(rows: &[(&str, QuartileSummary)], what: &str, unit: impl Fn(f64) -> String) -> String {
     let most = rows.iter().map(|(_, summary)| summary.median).fold(0.0, f64::max);
     let mut text = String::new();
     for (target, summary) in rows {
@@ -140,7 +140,7 @@ fn rate(bytes_per_s: f64) -> String {
     }
 }
 
-fn writes(results: &DirectResults) -> String {
+fn write_write_section(results: &DirectResults) -> String {
     let mut text = format!(
         "<p>{} writes of a new file on tmpfs: bandwidth, and how often threads of the application and of whoever serves it \
          (the daemon of a mount, the parent of a run) left their processor.</p>\n",
@@ -150,7 +150,7 @@ fn writes(results: &DirectResults) -> String {
     for case in results.cases(DirectTable::Writes) {
         let block = size(case.block);
         let _ = writeln!(text, "<h3>{block}</h3>");
-        text.push_str(&bars(
+        text.push_str(&draw_bars(
             &medians(results, case, DirectCell::bytes_per_s),
             &format!("{block} writes"),
             rate,
@@ -240,7 +240,11 @@ fn memory(results: &DirectResults) -> String {
         let name = case.op.name();
         let _ =
             writeln!(text, "<h3>{name} <span class=\"soft\">{faster} times as fast</span></h3>");
-        text.push_str(&bars(&medians(results, case, DirectCell::ns_per_call), name, plot::time));
+        text.push_str(&draw_bars(
+            &medians(results, case, DirectCell::ns_per_call),
+            name,
+            plot::time,
+        ));
     }
     text
 }
@@ -253,14 +257,18 @@ fn share(results: &DirectResults) -> String {
         let name = format!("{} {}", size(case.block), case.op.name());
         let share = ratio(goals::share_pct(results, case));
         let _ = writeln!(text, "<h3>{name} <span class=\"soft\">{share} %</span></h3>");
-        text.push_str(&bars(&medians(results, case, DirectCell::ns_per_call), &name, plot::time));
+        text.push_str(&draw_bars(
+            &medians(results, case, DirectCell::ns_per_call),
+            &name,
+            plot::time,
+        ));
     }
     text
 }
 
 fn start(results: &DirectResults) -> String {
     let times = |of: fn(&super::results::StartTimes) -> u64| {
-        QuartileSummary::of(
+        QuartileSummary::from_values(
             &results.starts.iter().map(|start| of(start) as f64).collect::<Vec<_>>(),
         )
     };
@@ -271,7 +279,7 @@ fn start(results: &DirectResults) -> String {
             .collect();
     let more = ratio(results.start_more_ms());
     format!("<p><code>true</code>, from its start to its end: {more} ms more within a run.</p>\n")
-        + &bars(&rows, "true", plot::time)
+        + &draw_bars(&rows, "true", plot::time)
 }
 
 /// All figures in one table, for reference.

@@ -156,7 +156,7 @@ impl DirectCell {
 
 impl DirectResults {
     /// A figure of a case on a target, by rounds.
-    pub fn by_round(
+    pub fn figures_by_round(
         &self,
         case: DirectCase,
         target: &str,
@@ -179,15 +179,15 @@ impl DirectResults {
         target: &str,
         figure: fn(&DirectCell) -> f64,
     ) -> Option<QuartileSummary> {
-        let values = self.by_round(case, target, figure);
-        QuartileSummary::of(&values.into_iter().flatten().collect::<Vec<_>>())
+        let values = self.figures_by_round(case, target, figure);
+        QuartileSummary::from_values(&values.into_iter().flatten().collect::<Vec<_>>())
     }
 
     /// The speed of `target` relative to `base`: the median of the ratios of each round, with
     /// quartiles.
     pub fn speed(&self, case: DirectCase, target: &str, base: &str) -> Option<QuartileSummary> {
-        let rate = |target| self.by_round(case, target, DirectCell::bytes_per_s);
-        QuartileSummary::of(&paired_ratios(&rate(target), &rate(base)))
+        let rate = |target| self.figures_by_round(case, target, DirectCell::bytes_per_s);
+        QuartileSummary::from_values(&paired_ratios(&rate(target), &rate(base)))
     }
 
     /// The cases of a table, in the order of measurement.
@@ -211,7 +211,7 @@ impl DirectResults {
     /// Additional time of a start within a run, in milliseconds.
     pub fn start_more_ms(&self) -> Option<QuartileSummary> {
         let more = |start: &StartTimes| (start.run_ns as f64 - start.plain_ns as f64) / 1e6;
-        QuartileSummary::of(&self.starts.iter().map(more).collect::<Vec<_>>())
+        QuartileSummary::from_values(&self.starts.iter().map(more).collect::<Vec<_>>())
     }
 
     /// Writes the results into a directory.

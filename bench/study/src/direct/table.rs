@@ -24,7 +24,7 @@ pub fn table(results: &DirectResults) -> String {
     for left_out in &results.left_out {
         let _ = writeln!(text, "  left out: {left_out}");
     }
-    writes(&mut text, results);
+    add_write_rows(&mut text, results);
     for lower in [LowerFileSystem::Tmpfs, LowerFileSystem::Ext4] {
         for op in [WorkerOp::Write, WorkerOp::Rewrite, WorkerOp::Read] {
             sequential(&mut text, results, lower, op);
@@ -33,7 +33,7 @@ pub fn table(results: &DirectResults) -> String {
     memory(&mut text, results);
     share(&mut text, results);
     start(&mut text, results);
-    all_goals(&mut text, results);
+    add_goals(&mut text, results);
     if !results.optimised {
         text.push_str(
             "\nThis build is not optimised, so its times are meaningless: build with --release.\n",
@@ -50,7 +50,7 @@ fn heading(text: &mut String, heading: &str) {
 }
 
 /// Bandwidth and context switches.
-fn writes(text: &mut String, results: &DirectResults) {
+fn add_write_rows(text: &mut String, results: &DirectResults) {
     heading(
         text,
         &format!("{} writes of a new file on tmpfs: MB/s, and context switches", results.writes),
@@ -91,7 +91,7 @@ fn writes(text: &mut String, results: &DirectResults) {
 pub fn requests(results: &DirectResults, case: DirectCase, target: &str) -> Option<f64> {
     let is = |cell: &&DirectCell| cell.case == case && cell.target == target;
     let counts = results.cells.iter().filter(is).filter_map(|cell| cell.requests);
-    QuartileSummary::of(&counts.map(|count| count as f64).collect::<Vec<_>>())
+    QuartileSummary::from_values(&counts.map(|count| count as f64).collect::<Vec<_>>())
         .map(|summary| summary.median)
 }
 
@@ -183,7 +183,7 @@ fn start(text: &mut String, results: &DirectResults) {
     heading(text, "`true`, from start to end");
     let ms = |ns: fn(&super::results::StartTimes) -> u64| {
         let values: Vec<f64> = results.starts.iter().map(|start| ns(start) as f64 / 1e6).collect();
-        QuartileSummary::of(&values).map_or(f64::NAN, |summary| summary.median)
+        QuartileSummary::from_values(&values).map_or(f64::NAN, |summary| summary.median)
     };
     let _ = writeln!(
         text,
@@ -194,9 +194,9 @@ fn start(text: &mut String, results: &DirectResults) {
     );
 }
 
-fn all_goals(text: &mut String, results: &DirectResults) {
+fn add_goals(text: &mut String, results: &DirectResults) {
     heading(text, "goals");
-    for DirectGoal { what, required, figure, unit, outcome } in goals::all(results) {
+    for DirectGoal { what, required, figure, unit, outcome } in goals::judge_all(results) {
         let figure = ratio(Some(figure));
         let _ = writeln!(
             text,

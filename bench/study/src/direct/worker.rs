@@ -149,24 +149,24 @@ fn perform(
     memory: &mut Vec<u8>,
 ) -> Result<WorkerMeasurement> {
     ensure!((1..=MOST).contains(&order.block), "a block of {} bytes is not possible", order.block);
-    go_to(order.cpu)?;
+    pin_to_processor(order.cpu)?;
     let block = aligned(memory, order.block as usize);
-    let of_server = || server.map_or(ContextSwitches::default(), ContextSwitches::of);
-    let (server_before, before) = (of_server(), ContextSwitches::of("self"));
+    let of_server = || server.map_or(ContextSwitches::default(), ContextSwitches::read);
+    let (server_before, before) = (of_server(), ContextSwitches::read("self"));
     let (mut ns, mut passes) = (u64::MAX, 0);
     let start = Instant::now();
     while passes < order.passes || start.elapsed().as_millis() < u128::from(order.at_least_ms) {
         ns = ns.min(pass(file, order, block)?);
         passes += 1;
     }
-    let app = ContextSwitches::of("self").since(&before);
+    let app = ContextSwitches::read("self").count_since(&before);
     let calls = order.calls;
-    let server = of_server().since(&server_before);
+    let server = of_server().count_since(&server_before);
     Ok(WorkerMeasurement { calls, bytes: calls * order.block, passes, ns, app, server })
 }
 
 /// Pins this thread to one processor.
-fn go_to(cpu: usize) -> Result<()> {
+fn pin_to_processor(cpu: usize) -> Result<()> {
     ensure!(cpu < CpuSet::MAX_CPU, "a processor {cpu} cannot be");
     let mut set = CpuSet::new();
     set.set(cpu);

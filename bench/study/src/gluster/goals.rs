@@ -8,7 +8,7 @@ use super::targets::{ADAPTIVE, ONE, RUN};
 use crate::direct::goals::{DirectGoal, GoalLimit, goal};
 
 /// All goals for which there are figures.
-pub fn all(results: &GlusterResults) -> Vec<DirectGoal> {
+pub fn judge_all(results: &GlusterResults) -> Vec<DirectGoal> {
     let mut goals = Vec::new();
     graph(results, &mut goals);
     for place in [VolumeKind::Dist, VolumeKind::Repl] {
@@ -36,7 +36,7 @@ fn graph(results: &GlusterResults, goals: &mut Vec<DirectGoal>) {
         goals.extend(figure.map(|figure| goal(what, "x", GoalLimit::AtLeast(least), figure)));
     }
     let case = io(VolumeKind::Graph, IoPattern::RandRead, 4096, 32);
-    let figure = against_native(results, case, ADAPTIVE, GlusterCell::cpu_ns);
+    let figure = ratio_to_native(results, case, ADAPTIVE, GlusterCell::cpu_ns);
     let what = "graph: 4K random read, 32 jobs, CPU time of a read against the native client";
     goals.extend(figure.map(|figure| goal(what.to_owned(), "x", GoalLimit::AtMost(0.8), figure)));
 }
@@ -52,7 +52,7 @@ fn data(results: &GlusterResults, place: VolumeKind, goals: &mut Vec<DirectGoal>
         (IoPattern::Read, MIB, 1.0, 1.1),
     ];
     let mut add = |case: GlusterCase, target: &str, least| {
-        let figure = against_native(results, case, target, GlusterCell::rate);
+        let figure = ratio_to_native(results, case, target, GlusterCell::rate);
         let what = format!("{}: {}, {target} against the native client", place.name(), case.name());
         goals.extend(figure.map(|figure| goal(what, "x", GoalLimit::AtLeast(least), figure)));
     };
@@ -77,7 +77,7 @@ fn names(results: &GlusterResults, goals: &mut Vec<DirectGoal>) {
     for (op, least, places) in expected {
         for &place in places {
             let case = GlusterCase { place, work: CaseWork::Names(op), jobs: op.jobs(), depth: 1 };
-            let figure = against_native(results, case, ADAPTIVE, GlusterCell::rate);
+            let figure = ratio_to_native(results, case, ADAPTIVE, GlusterCell::rate);
             let what =
                 format!("{}: {}, adaptive against the native client", place.name(), case.name());
             goals.extend(figure.map(|figure| goal(what, "x", GoalLimit::AtLeast(least), figure)));
@@ -86,7 +86,7 @@ fn names(results: &GlusterResults, goals: &mut Vec<DirectGoal>) {
 }
 
 /// A figure relative to the native client with the number of readers that is best for the case.
-pub fn against_native(
+pub fn ratio_to_native(
     results: &GlusterResults,
     case: GlusterCase,
     target: &str,

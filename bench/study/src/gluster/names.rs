@@ -77,18 +77,18 @@ pub fn perform(order: &SmallFileOrder) -> Result<SmallFileMeasurement> {
 fn work(order: &SmallFileOrder, thread: u32) -> Result<u64> {
     let own = (thread..order.files).step_by(order.threads as usize);
     match order.op {
-        SmallFileOp::Create => each(own, &order.dir, |path| {
+        SmallFileOp::Create => for_each(own, &order.dir, |path| {
             File::create_new(path).and_then(|mut file| file.write_all(&[0x5a; FILE]))
         }),
         SmallFileOp::Stat | SmallFileOp::Lookup => {
-            each(own, &order.dir, |path| fs::symlink_metadata(path).map(drop))
+            for_each(own, &order.dir, |path| fs::symlink_metadata(path).map(drop))
         }
-        SmallFileOp::Delete => each(own, &order.dir, |path| fs::remove_file(path)),
+        SmallFileOp::Delete => for_each(own, &order.dir, |path| fs::remove_file(path)),
         SmallFileOp::List => list(order),
     }
 }
 
-fn each(
+fn for_each(
     files: impl Iterator<Item = u32>,
     dir: &Path,
     mut operation: impl FnMut(&Path) -> std::io::Result<()>,

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_measure::command::{self, own_program};
+use defuse_measure::command::{self, find_own_program};
 use defuse_measure::gluster::{GlusterServers, why_not};
 use serde::{Deserialize, Serialize};
 
@@ -39,13 +39,13 @@ const LOOK: Duration = Duration::from_millis(50);
 ///
 /// Fails if a requirement is missing, before creating anything; if no target can be measured.
 pub fn run(options: &GlusterStudyOptions, tell: &mut dyn FnMut(&str)) -> Result<GlusterResults> {
-    before_start(options)?;
+    check_requirements(options)?;
     let interrupt = InterruptFlag::catch()?;
     let volumes: Vec<_> = options.choice.places.iter().filter_map(|place| place.volume()).collect();
     tell(&format!("{} measurements", count(options)));
     let servers = GlusterServers::with(&volumes)?;
     let order = InsideOrder { options: options.clone(), results: beginning(options) };
-    let mut inside = servers.within(&own_program()?);
+    let mut inside = servers.command_within(&find_own_program()?);
     inside.arg("bench-gluster").arg(serde_json::to_string(&order)?);
     // Ctrl-C reaches this process alone, which ends the other one by the end of its input.
     inside.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
@@ -73,7 +73,7 @@ pub fn run(options: &GlusterStudyOptions, tell: &mut dyn FnMut(&str)) -> Result<
 }
 
 /// Checks the requirements before creating anything.
-fn before_start(options: &GlusterStudyOptions) -> Result<()> {
+fn check_requirements(options: &GlusterStudyOptions) -> Result<()> {
     if let Some(reason) = why_not() {
         bail!(
             "{reason}: install the packages glusterfs-server and glusterfs-cli, and run it as root"
@@ -126,7 +126,7 @@ fn beginning(options: &GlusterStudyOptions) -> GlusterResults {
         glusterfs: version("/usr/sbin/glusterd"),
         fio: version("fio"),
         started_unix_ms: u64::try_from(now.as_millis()).unwrap_or(0),
-        machine: MachineFacts::this(),
+        machine: MachineFacts::read_machine(),
         load: load.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0),
         rounds: options.rounds,
         time_ms: options.time_ms,

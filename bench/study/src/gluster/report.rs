@@ -8,7 +8,7 @@ use defuse_measure::stats::QuartileSummary;
 use defuse_measure::threads::ThreadUse;
 
 use super::cases::{CaseWork, GlusterCase, VolumeKind};
-use super::goals::{self, against_native};
+use super::goals::{self, ratio_to_native};
 use super::results::{GlusterCell, GlusterResults, is_reader};
 use super::table::{rate_of, unit_of};
 use super::targets::{ONE, PAPER};
@@ -46,7 +46,7 @@ pub fn write(results: &GlusterResults, dir: &Path) -> Result<PathBuf> {
 pub fn html(results: &GlusterResults) -> String {
     let part = |id, title, content| ReportSection { id, title, content };
     let parts = [
-        part("goals", "What was promised", goal_rows(&goals::all(results))),
+        part("goals", "What was promised", goal_rows(&goals::judge_all(results))),
         part("rates", "Throughput by load", rates(results)),
         part("threads", "CPU time by threads", threads(results)),
         part("names", "Small files and lookups", names(results)),
@@ -54,10 +54,10 @@ pub fn html(results: &GlusterResults) -> String {
         part("figures", "All figures", figures(results)),
     ];
     let heading = "GlusterFS: its own client and defuse";
-    html::page(heading, heading, &facts(results), &parts)
+    html::page(heading, heading, &write_facts(results), &parts)
 }
 
-fn facts(results: &GlusterResults) -> String {
+fn write_facts(results: &GlusterResults) -> String {
     let build = if results.optimised { "" } else { ", not optimised: its times are meaningless" };
     let mut facts: Vec<(&str, String)> = vec![
         ("Machine", html::machine(&results.machine)),
@@ -80,7 +80,7 @@ fn facts(results: &GlusterResults) -> String {
     ];
     facts.extend(results.targets.iter().map(|target| (&*target.name, target.how.clone())));
     facts.extend(results.left_out.iter().map(|left_out| ("Left out", left_out.clone())));
-    let mut text = html::facts(&facts);
+    let mut text = html::fact_list(&facts);
     if results.interrupted {
         text.push_str("<p><strong>It was interrupted; the results are from the complete cases.</strong></p>\n");
     }
@@ -157,7 +157,7 @@ fn curves(results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) -> 
     let told: Vec<String> = series
         .iter()
         .map(|(target, _)| {
-            let ends = [first, last].map(|case| shown(case, median(case, target)));
+            let ends = [first, last].map(|case| format_rate(case, median(case, target)));
             format!("{target} {} to {}", ends[0], ends[1])
         })
         .collect();
@@ -168,17 +168,17 @@ fn curves(results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) -> 
     format!(
         "<figure><figcaption>{name}, up to {}</figcaption>{}<div class=\"scale\" aria-hidden=\"true\"><span>{from}</span>\
          <span>{to}</span></div></figure>\n",
-        shown(first, most),
+        format_rate(first, most),
         plot::curves(&series, most, &label)
     )
 }
 
-fn shown(case: GlusterCase, rate: f64) -> String {
+fn format_rate(case: GlusterCase, rate: f64) -> String {
     format!("{} {}", rate_of(case, rate), unit_of(case))
 }
 
 /// CPU time of the client by kinds of threads, in per cent of a processor: receiving, network, translators, others.
-fn by_kind(threads: &[ThreadUse], ns: u64) -> [f64; 4] {
+fn sum_by_kind(threads: &[ThreadUse], ns: u64) -> [f64; 4] {
     let mut kinds = [0.0; 4];
     for thread in threads {
         let kind = match thread.name.as_str() {
@@ -197,10 +197,10 @@ fn kinds(results: &GlusterResults, case: GlusterCase, target: &str) -> Option<[f
     let is =
         |cell: &&GlusterCell| cell.error.is_none() && cell.case == case && cell.target == target;
     let cells: Vec<[f64; 4]> =
-        results.cells.iter().filter(is).map(|cell| by_kind(&cell.threads, cell.ns)).collect();
+        results.cells.iter().filter(is).map(|cell| sum_by_kind(&cell.threads, cell.ns)).collect();
     let median = |kind: usize| {
         let values: Vec<f64> = cells.iter().map(|kinds| kinds[kind]).collect();
-        QuartileSummary::of(&values).map(|summary| summary.median)
+        QuartileSummary::from_values(&values).map(|summary| summary.median)
     };
     Some([median(0)?, median(1)?, median(2)?, median(3)?])
 }
@@ -212,12 +212,16 @@ fn threads(results: &GlusterResults) -> String {
     text.push_str(&legend(&KINDS));
     text + &volumes(|place| {
         let groups = workloads(results, place);
-        groups.iter().filter_map(|cases| cases.last()).map(|&case| loads(results, case)).collect()
+        groups
+            .iter()
+            .filter_map(|cases| cases.last())
+            .map(|&case| draw_loads(results, case))
+            .collect()
     })
 }
 
 /// A bar for each target, and its rate.
-fn loads(results: &GlusterResults, case: GlusterCase) -> String {
+fn draw_loads(results: &GlusterResults, case: GlusterCase) -> String {
     let mut text = format!("<h4>{}</h4>\n", case.name());
     let targets = results.targets_on(case.place);
     let measured = targets.into_iter().filter_map(|target| {
@@ -238,9 +242,13 @@ fn loads(results: &GlusterResults, case: GlusterCase) -> String {
             .zip(kinds)
             .map(|((_, name), value)| format!("{name} {value:.0} %"))
             .collect();
-        let value = format!("{:.0} %, {}", sum(&kinds), shown(case, rate.median));
-        let label =
-            format!("{}, {target}: {}; {}", case.name(), told.join(", "), shown(case, rate.median));
+        let value = format!("{:.0} %, {}", sum(&kinds), format_rate(case, rate.median));
+        let label = format!(
+            "{}, {target}: {}; {}",
+            case.name(),
+            told.join(", "),
+            format_rate(case, rate.median)
+        );
         text.push_str(&line(target, &plot::stacked(&parts, most, &label), &value));
     }
     text
@@ -251,13 +259,13 @@ fn names(results: &GlusterResults) -> String {
         let cases = results.cases(place).into_iter();
         cases
             .filter(|case| matches!(case.work, CaseWork::Names(_)))
-            .map(|case| bars(results, case))
+            .map(|case| draw_bars(results, case))
             .collect()
     })
 }
 
 /// A bar with the rate of each target.
-fn bars(results: &GlusterResults, case: GlusterCase) -> String {
+fn draw_bars(results: &GlusterResults, case: GlusterCase) -> String {
     let mut text = format!("<h4>{}</h4>\n", case.name());
     let targets = results.targets_on(case.place).into_iter();
     let rates: Vec<_> = targets
@@ -265,7 +273,7 @@ fn bars(results: &GlusterResults, case: GlusterCase) -> String {
         .collect();
     let most = rates.iter().map(|(_, rate)| rate.median).fold(0.0, f64::max);
     for (target, rate) in rates {
-        let value = format!("{} ±{:.0} %", shown(case, rate.median), 100.0 * rate.spread());
+        let value = format!("{} ±{:.0} %", format_rate(case, rate.median), 100.0 * rate.spread());
         let parts = [BarPart { value: rate.median, class: colour(results, target) }];
         let label = format!("{}, {target}: {value}", case.name());
         text.push_str(&line(target, &plot::stacked(&parts, most, &label), &value));
@@ -322,7 +330,7 @@ fn figures(results: &GlusterResults) -> String {
                 rate.high,
                 cpu.median / 1e3,
                 client.median,
-                ratio(against_native(results, case, target, GlusterCell::rate))
+                ratio(ratio_to_native(results, case, target, GlusterCell::rate))
             );
         }
     }

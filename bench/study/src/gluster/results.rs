@@ -133,7 +133,7 @@ pub fn is_reader(thread: &str) -> bool {
 
 impl GlusterResults {
     /// A figure of a case on a target, by rounds.
-    pub fn by_round(
+    pub fn figures_by_round(
         &self,
         case: GlusterCase,
         target: &str,
@@ -156,8 +156,8 @@ impl GlusterResults {
         target: &str,
         figure: fn(&GlusterCell) -> f64,
     ) -> Option<QuartileSummary> {
-        let values = self.by_round(case, target, figure);
-        QuartileSummary::of(&values.into_iter().flatten().collect::<Vec<_>>())
+        let values = self.figures_by_round(case, target, figure);
+        QuartileSummary::from_values(&values.into_iter().flatten().collect::<Vec<_>>())
     }
 
     /// A figure of `target` relative to the figure of `base`: the median of the ratios of each round, with quartiles.
@@ -168,8 +168,8 @@ impl GlusterResults {
         base: &str,
         figure: fn(&GlusterCell) -> f64,
     ) -> Option<QuartileSummary> {
-        let of = |name| self.by_round(case, name, figure);
-        QuartileSummary::of(&paired_ratios(&of(target), &of(base)))
+        let of = |name| self.figures_by_round(case, name, figure);
+        QuartileSummary::from_values(&paired_ratios(&of(target), &of(base)))
     }
 
     /// The target of GlusterFS with the highest rate, by its median.

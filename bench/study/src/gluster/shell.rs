@@ -99,16 +99,16 @@ impl TargetShell {
                 Err(RecvTimeoutError::Timeout) => {
                     bail!("{} did not end within {patience:?}", words[0].display())
                 }
-                Err(RecvTimeoutError::Disconnected) => bail!("{}", self.said()),
+                Err(RecvTimeoutError::Disconnected) => bail!("{}", self.error_lines()),
             }
         };
         let name = words[0].display();
-        ensure!(status == "0", "{name} ended with {status}; its output: {}", self.said());
+        ensure!(status == "0", "{name} ended with {status}; its output: {}", self.error_lines());
         fs::read_to_string(&self.output).with_context(|| self.output.display().to_string())
     }
 
     /// The first lines of errors of the last program.
-    fn said(&self) -> String {
+    fn error_lines(&self) -> String {
         let text = fs::read(&self.log).unwrap_or_default();
         let errors = String::from_utf8_lossy(text.get(self.seen..).unwrap_or_default());
         // Some programs report errors on their output.

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_measure::command::own_program;
+use defuse_measure::command::find_own_program;
 use defuse_measure::threads::ThreadClocks;
 use defuse_measure::{caches, cpu};
 use rustix::mount::UnmountFlags;
@@ -71,7 +71,7 @@ impl DaemonMount {
         while connection(&self.mountpoint).is_none() {
             self.check_daemon()?;
             if Instant::now() > end {
-                bail!("nothing was mounted within {START:?}; its output: {}", self.said());
+                bail!("nothing was mounted within {START:?}; its output: {}", self.daemon_output());
             }
             sleep(Duration::from_millis(5));
         }
@@ -81,18 +81,18 @@ impl DaemonMount {
     /// Fails if it is no longer mounted.
     fn check(&mut self) -> Result<()> {
         self.check_daemon()?;
-        ensure!(connection(&self.mountpoint).is_some(), "{}", self.said());
+        ensure!(connection(&self.mountpoint).is_some(), "{}", self.daemon_output());
         Ok(())
     }
 
     fn check_daemon(&mut self) -> Result<()> {
-        ensure!(self.daemon.ended().is_none(), "{}", self.said());
+        ensure!(self.daemon.exit_status().is_none(), "{}", self.daemon_output());
         Ok(())
     }
 
     /// The output of the daemon in one line.
-    fn said(&self) -> String {
-        let text = self.daemon.said();
+    fn daemon_output(&self) -> String {
+        let text = self.daemon.log_tail();
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         lines.join("; ")
     }
@@ -233,10 +233,13 @@ impl<'a> VolumeTargets<'a> {
         let servers = servers();
         let target = &mut self.targets[index];
         let client = target.client();
-        let before = (ThreadClocks::of(client), cpu::ProcessCpuTime::of(client), clocks(&servers));
+        let before =
+            (ThreadClocks::read(client), cpu::ProcessCpuTime::read(client), clocks(&servers));
         let figures = perform(self.options, target, case, round, interrupt)?;
-        let after = (ThreadClocks::of(client), cpu::ProcessCpuTime::of(client), clocks(&servers));
-        let servers_ns = before.2.iter().zip(&after.2).map(|(before, after)| after.since(before));
+        let after =
+            (ThreadClocks::read(client), cpu::ProcessCpuTime::read(client), clocks(&servers));
+        let servers_ns =
+            before.2.iter().zip(&after.2).map(|(before, after)| after.used_since(before));
         Ok(GlusterCell {
             case,
             target: target.name.clone(),
@@ -246,8 +249,8 @@ impl<'a> VolumeTargets<'a> {
             bytes: figures.bytes,
             ns: figures.ns,
             app_ns: figures.app_ns,
-            client_ns: after.1.since(&before.1),
-            threads: after.0.since(&before.0),
+            client_ns: after.1.used_since(&before.1),
+            threads: after.0.used_since(&before.0),
             servers_ns: servers_ns.sum(),
             latency: figures.latency,
         })
@@ -364,7 +367,7 @@ fn perform(
 /// The command of a program that works on small files.
 fn worker(order: &SmallFileOrder) -> Result<Vec<OsString>> {
     let order = serde_json::to_string(order)?;
-    Ok(vec![own_program()?.into(), "bench-names".into(), order.into()])
+    Ok(vec![find_own_program()?.into(), "bench-names".into(), order.into()])
 }
 
 /// A directory that only root can use, as daemons demand.
@@ -402,5 +405,5 @@ fn servers() -> Vec<u32> {
 }
 
 fn clocks(pids: &[u32]) -> Vec<cpu::ProcessCpuTime> {
-    pids.iter().map(|&pid| cpu::ProcessCpuTime::of(pid)).collect()
+    pids.iter().map(|&pid| cpu::ProcessCpuTime::read(pid)).collect()
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::cases::{CaseWork, GlusterCase, VolumeKind};
-use super::goals::{self, against_native};
+use super::goals::{self, ratio_to_native};
 use super::results::{GlusterCell, GlusterResults};
 use crate::direct::ratio;
 
@@ -32,10 +32,10 @@ pub fn table(results: &GlusterResults) -> String {
         let _ = writeln!(text, "\n{}: {}", place.name(), place.title());
         let targets = results.targets_on(place);
         rates(&mut text, results, &cases, &targets);
-        costs(&mut text, results, &cases, &targets);
+        add_costs(&mut text, results, &cases, &targets);
     }
     failures(&mut text, results);
-    let goals = goals::all(results);
+    let goals = goals::judge_all(results);
     if !goals.is_empty() {
         text.push('\n');
     }
@@ -80,7 +80,7 @@ fn rates(text: &mut String, results: &GlusterResults, cases: &[GlusterCase], tar
         if results.best_native(case).is_some() {
             let _ = write!(text, "{:28}", "  of the best native");
             for target in targets {
-                let figure = against_native(results, case, target, GlusterCell::rate);
+                let figure = ratio_to_native(results, case, target, GlusterCell::rate);
                 let figure =
                     figure.map_or("-".to_owned(), |figure| format!("{:.2}x", figure.median));
                 let _ = write!(text, " {figure:>12}");
@@ -109,7 +109,7 @@ pub fn unit_of(case: GlusterCase) -> &'static str {
 }
 
 /// CPU time of an operation, and the load of the busiest thread that receives requests.
-fn costs(text: &mut String, results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) {
+fn add_costs(text: &mut String, results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) {
     head(text, "µs of CPU, % of a reader", targets);
     for &case in cases {
         let _ = write!(text, "{:28}", case.name());

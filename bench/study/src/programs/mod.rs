@@ -155,7 +155,7 @@ pub fn run(options: &ProgramsOptions, progress: &mut dyn FnMut(&str)) -> Result<
                 let target = target.name;
                 ProgramsCell { program, target, round, ns, cpu_ns }
             };
-            cells.extend(once(target, &place, None)?.into_iter().map(of_round));
+            cells.extend(run_once(target, &place, None)?.into_iter().map(of_round));
         }
         results.cells.append(&mut cells);
         results.rounds = round + 1;
@@ -163,8 +163,8 @@ pub fn run(options: &ProgramsOptions, progress: &mut dyn FnMut(&str)) -> Result<
     if script::has_strace() {
         progress("counting system calls");
         for target in &targets {
-            once(target, &place, Some(&place.counts()))?;
-            let counted = script::counted(&place.counts())?;
+            run_once(target, &place, Some(&place.counts_path()))?;
+            let counted = script::counted(&place.counts_path())?;
             results.system_calls.insert(target.name.to_owned(), counted);
         }
     }
@@ -198,7 +198,7 @@ fn targets(options: &ProgramsOptions) -> Vec<TreeTarget<'_>> {
 }
 
 /// Runs all programs once on a new tree.
-fn once(
+fn run_once(
     target: &TreeTarget<'_>,
     place: &tree::ProgramsDirectory,
     counts: Option<&Path>,

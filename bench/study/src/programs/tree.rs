@@ -42,7 +42,7 @@ impl ProgramsDirectory {
     }
 
     /// A directory for the counts of system calls.
-    pub fn counts(&self) -> PathBuf {
+    pub fn counts_path(&self) -> PathBuf {
         self.0.join("counts")
     }
 

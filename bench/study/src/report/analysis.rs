@@ -25,7 +25,7 @@ pub struct RowFigure {
 
 impl RowFigure {
     /// The figure of one row and configuration; `None` without a measurement.
-    pub fn of(results: &StudyResults, row: u8, config: &str) -> Option<RowFigure> {
+    pub fn find(results: &StudyResults, row: u8, config: &str) -> Option<RowFigure> {
         let rates = rates(results, row, config);
         let ops_per_s = median(&rates)?;
         let (least, most) =
@@ -46,7 +46,7 @@ impl RowFigure {
 
     /// The paper's class of the change.
     pub fn class(&self) -> Option<ChangeClass> {
-        self.change_pct.map(ChangeClass::of)
+        self.change_pct.map(ChangeClass::classify)
     }
 }
 
@@ -59,7 +59,7 @@ fn rates_unless_same(results: &StudyResults, row: u8, config: &str) -> Vec<f64> 
 }
 
 /// The reasons to doubt the throughput, if any.
-pub fn caution(results: &StudyResults) -> Option<String> {
+pub fn list_doubts(results: &StudyResults) -> Option<String> {
     let mut reasons = Vec::new();
     if results.scale == StudyScale::Tiny {
         reasons.push("cells of scale tiny last a moment");
@@ -85,7 +85,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// The run with the median throughput, whose details are shown.
-pub fn typical<'a>(
+pub fn median_cell<'a>(
     results: &'a StudyResults,
     row: u8,
     config: &str,
@@ -99,7 +99,7 @@ pub fn typical<'a>(
 pub fn class_counts(changes: impl Iterator<Item = f64>) -> [usize; 4] {
     let mut counts = [0; 4];
     for change in changes {
-        let class = ChangeClass::of(change);
+        let class = ChangeClass::classify(change);
         counts[ChangeClass::ALL.iter().position(|known| *known == class).unwrap_or(0)] += 1;
     }
     counts
@@ -128,5 +128,5 @@ pub fn changes<'a>(
     results
         .rows
         .iter()
-        .filter_map(move |&row| Some((row, RowFigure::of(results, row, config)?.change_pct?)))
+        .filter_map(move |&row| Some((row, RowFigure::find(results, row, config)?.change_pct?)))
 }

@@ -33,7 +33,7 @@ pub fn html(results: &StudyResults) -> String {
     ];
     let title = format!("What user space costs: {} rows", results.rows.len());
     let heading = "What a file system in user space costs";
-    page(&title, heading, &sections::facts(results), &parts)
+    page(&title, heading, &sections::write_facts(results), &parts)
 }
 
 /// A report: the frame around sections. `facts` is HTML before the links to the sections.
@@ -60,7 +60,7 @@ pub fn page(title: &str, heading: &str, facts: &str, parts: &[ReportSection]) ->
 }
 
 /// A list of names and values.
-pub fn facts(facts: &[(&str, String)]) -> String {
+pub fn fact_list(facts: &[(&str, String)]) -> String {
     let mut text = "<dl class=\"facts\">\n".to_owned();
     for (name, value) in facts {
         let _ = writeln!(text, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(value));

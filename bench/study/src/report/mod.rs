@@ -16,7 +16,7 @@ use crate::results::{StudyResults, write_atomically};
 pub use analysis::{RowFigure, median};
 pub use html::html;
 pub use table::table;
-pub use verdict::{FamilyVerdict, all as verdicts};
+pub use verdict::{FamilyVerdict, judge_all as verdicts};
 
 /// The name of the report in the directory of results.
 pub const FILE: &str = "report.html";

@@ -13,7 +13,7 @@ use crate::results::{CellMeasurement, StudyResults};
 use crate::rows::{ChangeClass, PublishedRow, StackfsConfig};
 
 /// The machine and the method.
-pub fn facts(results: &StudyResults) -> String {
+pub fn write_facts(results: &StudyResults) -> String {
     let machine = &results.machine;
     let facts = [
         ("Machine", html::machine(machine)),
@@ -51,8 +51,8 @@ pub fn facts(results: &StudyResults) -> String {
         });
         facts.push((&config.name, how));
     }
-    let mut text = html::facts(&facts);
-    if let Some(caution) = analysis::caution(results) {
+    let mut text = html::fact_list(&facts);
+    if let Some(caution) = analysis::list_doubts(results) {
         let _ = writeln!(text, "<p><strong>{}</strong></p>", escape(&caution));
     }
     if results.interrupted {
@@ -64,7 +64,7 @@ pub fn facts(results: &StudyResults) -> String {
 /// The verdicts, one item per family.
 pub fn verdicts(results: &StudyResults) -> String {
     let mut text = "<ul class=\"verdicts\">\n".to_owned();
-    for verdict in verdict::all(results) {
+    for verdict in verdict::judge_all(results) {
         let name = verdict.family.name();
         let _ =
             writeln!(text, "<li><strong>{}</strong>: {}</li>", escape(name), escape(&verdict.text));
@@ -87,7 +87,7 @@ pub fn classes(results: &StudyResults) -> String {
             config,
             analysis::class_counts(ours.iter().map(|(_, change)| *change)),
         ));
-        if let Some(stackfs) = StackfsConfig::of_name(config) {
+        if let Some(stackfs) = StackfsConfig::from_name(config) {
             let published = ours.iter().filter_map(|(row, _)| {
                 Some(PublishedRow::get(*row)?.published(media).change_pct(stackfs))
             });
@@ -130,7 +130,7 @@ pub fn throughput(results: &StudyResults) -> String {
         );
     }
     for row in analysis::rows(results) {
-        let native = RowFigure::of(results, row.number, NATIVE);
+        let native = RowFigure::find(results, row.number, NATIVE);
         let native = native.map_or("native was not measured".into(), |figure| {
             format!("native {} ops/s{}", plot::count(figure.ops_per_s), spread(&figure))
         });
@@ -148,13 +148,13 @@ pub fn throughput(results: &StudyResults) -> String {
 }
 
 fn throughput_line(results: &StudyResults, row: &PublishedRow, config: &str) -> String {
-    let Some(figure) = RowFigure::of(results, row.number, config) else {
+    let Some(figure) = RowFigure::find(results, row.number, config) else {
         return line(config, "<span class=\"soft\">not measured</span>", "-");
     };
     let (Some(change), Some(class)) = (figure.change_pct, figure.class()) else {
         return line(config, "<span></span>", &format!("{} ops/s", plot::count(figure.ops_per_s)));
     };
-    let published = StackfsConfig::of_name(config)
+    let published = StackfsConfig::from_name(config)
         .map(|stackfs| row.published(table::media(results)).change_pct(stackfs));
     let beside = published.map_or(String::new(), |published| format!(" ({published:+.0} %)"));
     let noise = if figure.noise { " (noise)" } else { "" };
@@ -189,7 +189,7 @@ fn foldable(
     of_config: impl Fn(&str, &CellMeasurement) -> String,
 ) -> String {
     for config in analysis::compared(results) {
-        if let Some(measured) = analysis::typical(results, row.number, config) {
+        if let Some(measured) = analysis::median_cell(results, row.number, config) {
             content.push_str(&of_config(config, measured));
         }
     }
@@ -209,7 +209,7 @@ fn requests_of(
 ) -> String {
     let media = table::media(results);
     let ours = measured.requests();
-    let stackfs = StackfsConfig::of_name(config);
+    let stackfs = StackfsConfig::from_name(config);
     let published =
         stackfs.map(|stackfs| row.published_requests(media, stackfs)).unwrap_or_default();
     let published_operations = row.published_operations(media) as f64 / 1000.0;
@@ -322,7 +322,9 @@ fn histograms(config: &str, measured: &CellMeasurement) -> String {
 fn flowops(results: &StudyResults, row: &PublishedRow) -> String {
     let mut text = String::new();
     for config in &results.configs {
-        let Some(measured) = analysis::typical(results, row.number, &config.name) else { continue };
+        let Some(measured) = analysis::median_cell(results, row.number, &config.name) else {
+            continue;
+        };
         for flowop in measured.flowops.iter().filter(|flowop| flowop.count > 0) {
             let _ = writeln!(
                 text,
@@ -349,11 +351,15 @@ pub fn cpu(results: &StudyResults) -> String {
         let cells: Vec<(&str, [f64; 3])> = cells(results, row, |measured| {
             let (app, daemon) = (measured.cpu.app_ns, measured.cpu.daemon_ns.unwrap_or(0));
             let rest = measured.cpu.system_ns.saturating_sub(app + daemon);
-            [app, daemon, rest].map(|ns| measured.us_per_op(ns))
+            [app, daemon, rest].map(|ns| measured.microseconds_per_op(ns))
         });
-        text.push_str(&bars(row, &cells, ["a", "b", "e"], entries.map(|(_, name)| name), |us| {
-            plot::time(us * 1e3)
-        }));
+        text.push_str(&draw_bars(
+            row,
+            &cells,
+            ["a", "b", "e"],
+            entries.map(|(_, name)| name),
+            |us| plot::time(us * 1e3),
+        ));
     }
     text
 }
@@ -369,7 +375,7 @@ pub fn device(results: &StudyResults) -> String {
             [measured.device.read_bytes, measured.device.write_bytes, late]
                 .map(|bytes| bytes as f64)
         });
-        text.push_str(&bars(
+        text.push_str(&draw_bars(
             row,
             &cells,
             ["c", "d", "e"],
@@ -388,13 +394,16 @@ fn cells<'a>(
     let configs = results.configs.iter();
     configs
         .filter_map(|config| {
-            Some((config.name.as_str(), of(analysis::typical(results, row.number, &config.name)?)))
+            Some((
+                config.name.as_str(),
+                of(analysis::median_cell(results, row.number, &config.name)?),
+            ))
         })
         .collect()
 }
 
 /// The bars of one row, to one scale.
-fn bars(
+fn draw_bars(
     row: &PublishedRow,
     cells: &[(&str, [f64; 3])],
     classes: [&'static str; 3],
@@ -432,13 +441,13 @@ pub fn figures(results: &StudyResults) -> String {
     let mut body = String::new();
     for row in analysis::rows(results) {
         for config in &results.configs {
-            let Some(measured) = analysis::typical(results, row.number, &config.name) else {
+            let Some(measured) = analysis::median_cell(results, row.number, &config.name) else {
                 continue;
             };
             let daemon = measured
                 .cpu
                 .daemon_ns
-                .map_or("-".into(), |ns| format!("{:.1}", measured.us_per_op(ns)));
+                .map_or("-".into(), |ns| format!("{:.1}", measured.microseconds_per_op(ns)));
             let memory = measured
                 .memory_limit_bytes
                 .map_or("not limited".into(), |limit| plot::bytes(limit as f64));
@@ -452,8 +461,8 @@ pub fn figures(results: &StudyResults) -> String {
                 measured.ops_per_s(),
                 measured.operations,
                 measured.seconds,
-                measured.us_per_op(measured.cpu.app_ns),
-                measured.us_per_op(measured.cpu.system_ns),
+                measured.microseconds_per_op(measured.cpu.app_ns),
+                measured.microseconds_per_op(measured.cpu.system_ns),
                 measured.device_synced.read_requests,
                 measured.device_synced.write_requests,
             );

@@ -19,12 +19,12 @@ pub fn table(results: &StudyResults) -> String {
         results.memory,
         results.scale.name()
     );
-    if let Some(caution) = analysis::caution(results) {
+    if let Some(caution) = analysis::list_doubts(results) {
         let _ = writeln!(text, "{caution}");
     }
     let _ = write!(text, "{:>2} {:<21}{:>13}", "#", "workload", "native ops/s");
     for config in &configs {
-        let published = StackfsConfig::of_name(config).map_or("", |_| "(paper)");
+        let published = StackfsConfig::from_name(config).map_or("", |_| "(paper)");
         let _ = write!(text, "  {config:>10} {published:>9}");
     }
     text.push('\n');
@@ -33,7 +33,7 @@ pub fn table(results: &StudyResults) -> String {
     }
     text.push('\n');
     for config in &configs {
-        let _ = writeln!(text, "{}", counts_line(results, config, media));
+        let _ = writeln!(text, "{}", format_counts_line(results, config, media));
     }
     let _ = writeln!(text, "\n+ above -5 %   * -5 to -25 %   # -25 to -50 %   ! below -50 %");
     if results.runs > 1 {
@@ -45,7 +45,7 @@ pub fn table(results: &StudyResults) -> String {
         );
     }
     text.push('\n');
-    for verdict in verdict::all(results) {
+    for verdict in verdict::judge_all(results) {
         let _ = writeln!(text, "{}: {}\n", verdict.family.name(), verdict.text);
     }
     failures(&mut text, results);
@@ -64,12 +64,12 @@ fn line(
     configs: &[&str],
     media: StorageMedia,
 ) {
-    let native = RowFigure::of(results, row.number, NATIVE);
+    let native = RowFigure::find(results, row.number, NATIVE);
     let native =
         native.map_or("-".into(), |figure| format!("{:.1}{}", figure.ops_per_s, spread(&figure)));
     let _ = write!(text, "{:>2} {:<21}{native:>13}", row.number, row.name);
     for config in configs {
-        let figure = RowFigure::of(results, row.number, config);
+        let figure = RowFigure::find(results, row.number, config);
         let change = figure.as_ref().map_or("-".into(), |figure| {
             match (figure.change_pct, figure.class()) {
                 (Some(change), Some(class)) => {
@@ -79,9 +79,9 @@ fn line(
                 _ => format!("{:.1}", figure.ops_per_s),
             }
         });
-        let published = StackfsConfig::of_name(config).map(|stackfs| {
+        let published = StackfsConfig::from_name(config).map(|stackfs| {
             let change = row.published(media).change_pct(stackfs);
-            format!("({change:+.1}{})", ChangeClass::of(change).mark())
+            format!("({change:+.1}{})", ChangeClass::classify(change).mark())
         });
         let _ = write!(text, "  {change:>10} {:>9}", published.unwrap_or_default());
     }
@@ -94,20 +94,24 @@ fn spread(figure: &RowFigure) -> String {
 }
 
 /// Number of rows in each class, here and as published for the same rows.
-pub fn counts_line(results: &StudyResults, config: &str, media: StorageMedia) -> String {
+pub fn format_counts_line(results: &StudyResults, config: &str, media: StorageMedia) -> String {
     let ours = analysis::class_counts(analysis::changes(results, config).map(|(_, change)| change));
-    let mut text = format!("{config}: {}", counts(ours));
-    if let Some(stackfs) = StackfsConfig::of_name(config) {
+    let mut text = format!("{config}: {}", format_counts(ours));
+    if let Some(stackfs) = StackfsConfig::from_name(config) {
         let rows = analysis::changes(results, config).filter_map(|(row, _)| PublishedRow::get(row));
         let published =
             analysis::class_counts(rows.map(|row| row.published(media).change_pct(stackfs)));
-        let _ =
-            write!(text, "; published for these rows ({}): {}", media.name(), counts(published));
+        let _ = write!(
+            text,
+            "; published for these rows ({}): {}",
+            media.name(),
+            format_counts(published)
+        );
     }
     text
 }
 
-fn counts(counts: [usize; 4]) -> String {
+fn format_counts(counts: [usize; 4]) -> String {
     let part =
         |(class, count): (ChangeClass, usize)| format!("{count} {} {}", class.name(), class.mark());
     ChangeClass::ALL.into_iter().zip(counts).map(part).collect::<Vec<_>>().join(", ")

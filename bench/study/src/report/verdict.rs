@@ -18,26 +18,26 @@ pub struct FamilyVerdict {
 }
 
 /// The verdicts of all measured families.
-pub fn all(results: &StudyResults) -> Vec<FamilyVerdict> {
+pub fn judge_all(results: &StudyResults) -> Vec<FamilyVerdict> {
     let verdicts = WorkloadFamily::ALL.into_iter().filter_map(|family| {
         let sentences: Vec<String> = analysis::compared(results)
             .into_iter()
-            .filter_map(|config| of_config(results, family, config))
+            .filter_map(|config| judge_config(results, family, config))
             .collect();
         (!sentences.is_empty()).then(|| FamilyVerdict { family, text: sentences.join(" ") })
     });
     verdicts.collect()
 }
 
-fn of_config(results: &StudyResults, family: WorkloadFamily, config: &str) -> Option<String> {
+fn judge_config(results: &StudyResults, family: WorkloadFamily, config: &str) -> Option<String> {
     let mut changes: Vec<(u8, f64)> = analysis::changes(results, config)
-        .filter(|(row, _)| WorkloadFamily::of(*row) == family)
+        .filter(|(row, _)| WorkloadFamily::from_row(*row) == family)
         .collect();
     changes.sort_by(|a, b| a.1.total_cmp(&b.1));
     let (&(worst, worst_pct), &(_, best_pct)) = (changes.first()?, changes.last()?);
     let mut text = format!("{config}: {}", cost(changes.len(), worst, worst_pct, best_pct));
     let noisy = |(row, _): &&(u8, f64)| {
-        analysis::RowFigure::of(results, *row, config).is_some_and(|figure| figure.noise)
+        analysis::RowFigure::find(results, *row, config).is_some_and(|figure| figure.noise)
     };
     match changes.iter().filter(noisy).count() {
         0 => {}
@@ -49,8 +49,8 @@ fn of_config(results: &StudyResults, family: WorkloadFamily, config: &str) -> Op
     if let Some(why) = explanation(results, worst, config) {
         let _ = write!(text, "; in row {worst}, {why}");
     }
-    if let Some(stackfs) = StackfsConfig::of_name(config) {
-        let apart = apart(results, stackfs, &changes);
+    if let Some(stackfs) = StackfsConfig::from_name(config) {
+        let apart = describe_difference(results, stackfs, &changes);
         if let Some(apart) = apart {
             let _ = write!(text, "; {apart}");
         }
@@ -65,7 +65,7 @@ fn cost(rows: usize, worst: u8, worst_pct: f64, best_pct: f64) -> String {
     } else {
         format!("from {worst_pct:+.0} % (row {worst}) to {best_pct:+.0} %")
     };
-    let word = match (ChangeClass::of(worst_pct), ChangeClass::of(best_pct)) {
+    let word = match (ChangeClass::classify(worst_pct), ChangeClass::classify(best_pct)) {
         (ChangeClass::Green, _) => "no significant cost",
         (ChangeClass::Yellow, _) => "a moderate cost",
         (ChangeClass::Orange | ChangeClass::Red, ChangeClass::Green) => {
@@ -79,8 +79,8 @@ fn cost(rows: usize, worst: u8, worst_pct: f64, best_pct: f64) -> String {
 
 /// The likely reason, from the figures of the worst row.
 fn explanation(results: &StudyResults, row: u8, config: &str) -> Option<String> {
-    let native = analysis::typical(results, row, NATIVE)?;
-    let ours = analysis::typical(results, row, config)?;
+    let native = analysis::median_cell(results, row, NATIVE)?;
+    let ours = analysis::median_cell(results, row, config)?;
     let mut clauses = vec![requests_clause(ours)].into_iter().flatten().collect::<Vec<_>>();
     if let Some(limits) = results.device.limits {
         let share = |measured: &CellMeasurement| {
@@ -95,8 +95,10 @@ fn explanation(results: &StudyResults, row: u8, config: &str) -> Option<String> 
     let definition = results.configs.iter().find(|known| known.name == config);
     clauses.extend(traffic_clause(native, ours));
     clauses.extend(daemon_clause(ours, results.machine.cpus, definition));
-    let (before, after) =
-        (native.us_per_op(native.cpu.system_ns), ours.us_per_op(ours.cpu.system_ns));
+    let (before, after) = (
+        native.microseconds_per_op(native.cpu.system_ns),
+        ours.microseconds_per_op(ours.cpu.system_ns),
+    );
     if before > 0.05 && (after / before > 1.2 || after / before < 0.8) {
         clauses.push(format!(
             "the system spends {:.1} times the CPU time of native on an operation",
@@ -124,7 +126,7 @@ fn requests_clause(ours: &CellMeasurement) -> Option<String> {
         .map(|(op, count)| format!("{:.0} % {op}", 100.0 * *count as f64 / all as f64))
         .collect();
     let per_op = all as f64 / ours.operations.max(1) as f64;
-    Some(format!("an operation takes {} requests ({})", sensible(per_op), main.join(", ")))
+    Some(format!("an operation takes {} requests ({})", format_two_digits(per_op), main.join(", ")))
 }
 
 fn device_clause(native_pct: f64, ours_pct: f64) -> String {
@@ -169,12 +171,16 @@ fn daemon_clause(
 }
 
 /// The difference of the family from the published results.
-fn apart(results: &StudyResults, stackfs: StackfsConfig, changes: &[(u8, f64)]) -> Option<String> {
+fn describe_difference(
+    results: &StudyResults,
+    stackfs: StackfsConfig,
+    changes: &[(u8, f64)],
+) -> Option<String> {
     let media = media(results);
     let published =
         |row: u8| Some(crate::rows::PublishedRow::get(row)?.published(media).change_pct(stackfs));
     let same = changes.iter().filter(|(row, ours)| {
-        published(*row).is_some_and(|p| ChangeClass::of(p) == ChangeClass::of(*ours))
+        published(*row).is_some_and(|p| ChangeClass::classify(p) == ChangeClass::classify(*ours))
     });
     let differences: Vec<f64> =
         changes.iter().filter_map(|(row, ours)| Some(ours - published(*row)?)).collect();
@@ -187,7 +193,7 @@ fn apart(results: &StudyResults, stackfs: StackfsConfig, changes: &[(u8, f64)]) 
 }
 
 /// Formats a value with two significant digits.
-pub fn sensible(value: f64) -> String {
+pub fn format_two_digits(value: f64) -> String {
     match value {
         v if v >= 10.0 => format!("{v:.0}"),
         v if v >= 0.995 => format!("{v:.1}"),

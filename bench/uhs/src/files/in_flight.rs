@@ -20,7 +20,7 @@ pub(crate) enum DeviceMemory {
 }
 
 /// Carries out operations of a device, or of a file as if it were one, and flushes.
-pub(crate) fn of_device(
+pub(crate) fn run_on_device(
     device: &FileDevice,
     memory: DeviceMemory,
     operations: Vec<FileOperation>,
@@ -69,7 +69,7 @@ pub(crate) fn of_device(
 }
 
 /// Carries out operations of a file in this process. The end of each begins the next one.
-pub(crate) fn of_client(
+pub(crate) fn run_on_client(
     client: &Arc<DirectClient>,
     file: &Arc<FileDescription>,
     operations: Vec<FileOperation>,
@@ -139,7 +139,7 @@ impl ConcurrentOperations {
         let memory = if memory.len() == len { memory } else { Buffer::aligned(len) };
         let flights = Arc::clone(self);
         let then: AsyncCallback = Box::new(move |result, memory| {
-            flights.ended(result, len);
+            flights.record_end(result, len);
             flights.begin(memory);
         });
         let begun = match writes {
@@ -147,11 +147,11 @@ impl ConcurrentOperations {
             false => self.client.start_read_into(&self.task, &self.file, (memory, at), Some(then)),
         };
         if begun.is_err() {
-            self.ended(Err(Errno::EIO), len);
+            self.record_end(Err(Errno::EIO), len);
         }
     }
 
-    fn ended(&self, result: Result<usize, Errno>, len: usize) {
+    fn record_end(&self, result: Result<usize, Errno>, len: usize) {
         let mut state = self.lock();
         let short = result.is_ok_and(|done| done != len).then_some(Errno::EIO);
         state.failed = state.failed.or(result.err()).or(short);

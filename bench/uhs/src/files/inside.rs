@@ -85,7 +85,7 @@ impl TimedFiles for InProcessFiles {
     fn carry_out(&self, path: &str, _: u64, operations: Vec<FileOperation>) -> Result<()> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT;
         let file = self.open(&self.name(path)?, flags)?;
-        in_flight::of_client(&self.client, &file, operations)?;
+        in_flight::run_on_client(&self.client, &file, operations)?;
         self.client.fsync(&self.task, &file, false)?;
         Ok(file.close(&self.task)?)
     }
@@ -106,7 +106,7 @@ impl TimedFiles for InProcessFiles {
         defuse_wml::execute(plan, &self.workloads, RunSettings::default(), observer)
     }
 
-    fn used(&self) -> Result<u64> {
+    fn used_blocks(&self) -> Result<u64> {
         let found = self.client.fstatfs(&self.task, &self.root)?;
         Ok((found.blocks - found.blocks_free) * u64::from(found.frsize) / 4096)
     }

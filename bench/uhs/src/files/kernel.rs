@@ -76,7 +76,7 @@ impl TimedFiles for KernelFiles {
         drop(file);
         let path = PathBuf::from(OsStr::from_bytes(self.path(path)?.as_bytes()));
         let file = FileDevice::open(&path, DeviceAccess::ReadWrite)?;
-        in_flight::of_device(&file, in_flight::DeviceMemory::Any, operations)
+        in_flight::run_on_device(&file, in_flight::DeviceMemory::Any, operations)
     }
 
     fn sync(&self) -> Result<()> {
@@ -95,7 +95,7 @@ impl TimedFiles for KernelFiles {
         defuse_wml::execute(plan, &SystemCallDriver, RunSettings::default(), observer)
     }
 
-    fn used(&self) -> Result<u64> {
+    fn used_blocks(&self) -> Result<u64> {
         let found = rustix::fs::fstatvfs(&self.root)?;
         Ok((found.f_blocks - found.f_bfree) * found.f_frsize / 4096)
     }

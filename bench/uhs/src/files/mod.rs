@@ -56,5 +56,5 @@ pub(crate) trait TimedFiles: Sync {
         observer: &dyn RunObserver,
     ) -> Result<Vec<RunReport>, RunFailure>;
     /// Blocks of 4 KiB in use.
-    fn used(&self) -> Result<u64>;
+    fn used_blocks(&self) -> Result<u64>;
 }

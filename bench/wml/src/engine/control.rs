@@ -74,7 +74,7 @@ impl RunControl {
 
     /// True if threads must end between two iterations of a flowop, and stop waiting.
     #[inline]
-    pub fn over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.state.load(Relaxed) == OVER
     }
 

@@ -54,7 +54,7 @@ impl RunFailure {
         RunFailure { text, errno: error.raw_os_error() }
     }
 
-    pub(crate) fn misused(step: &FlowopPlan, what: &str) -> Self {
+    pub(crate) fn wrong_use(step: &FlowopPlan, what: &str) -> Self {
         let FlowopPlan { name, line, fd, .. } = step;
         RunFailure::new(format!("flowop {name} (line {line}) {what} descriptor {fd}"))
     }

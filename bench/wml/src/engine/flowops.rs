@@ -48,7 +48,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
             FlowopKind::OpsLimit => self.limit(step, LimitUnit::Operations),
             FlowopKind::IoOpsLimit => self.limit(step, LimitUnit::DataOperations),
             FlowopKind::BandwidthLimit => self.limit(step, LimitUnit::Bytes),
-            FlowopKind::Hog => self.hog(step),
+            FlowopKind::Hog => self.burn_cpu(step),
             FlowopKind::Delay => self.delay(step),
             FlowopKind::Block | FlowopKind::Wakeup | FlowopKind::SemBlock | FlowopKind::SemPost => {
                 self.meet(step)
@@ -64,7 +64,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         }
     }
 
-    fn failed<T>(
+    fn fail<T>(
         &self,
         step: &FlowopPlan,
         path: Option<&Path>,
@@ -73,20 +73,25 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         Err(FlowopOutcome::Failed(RunFailure::flowop(step, path, error)))
     }
 
-    fn failed_on<T>(&self, step: &FlowopPlan, fd: usize, error: &io::Error) -> FlowopResult<T> {
-        self.failed(step, self.path_of(fd).as_deref(), error)
+    fn fail_on_descriptor<T>(
+        &self,
+        step: &FlowopPlan,
+        fd: usize,
+        error: &io::Error,
+    ) -> FlowopResult<T> {
+        self.fail(step, self.path_of(fd).as_deref(), error)
     }
 
-    fn misused<T>(&self, step: &FlowopPlan, what: &str) -> FlowopResult<T> {
-        Err(FlowopOutcome::Failed(RunFailure::misused(step, what)))
+    fn fail_on_misuse<T>(&self, step: &FlowopPlan, what: &str) -> FlowopResult<T> {
+        Err(FlowopOutcome::Failed(RunFailure::wrong_use(step, what)))
     }
 
     /// The file set of a flowop. Its presence was checked before the run.
     fn set_of(&self, step: &FlowopPlan) -> FlowopResult<usize> {
-        step.fileset.map_or_else(|| self.misused(step, "has no file set for"), Ok)
+        step.fileset.map_or_else(|| self.fail_on_misuse(step, "has no file set for"), Ok)
     }
 
-    fn how(&mut self, step: &FlowopPlan, entries: u32, own_rotation: bool) -> EntryChoice {
+    fn choose_entry(&mut self, step: &FlowopPlan, entries: u32, own_rotation: bool) -> EntryChoice {
         match step.indexed {
             Some(number) if entries > 0 => {
                 EntryChoice::At((self.number(number) % u64::from(entries)) as u32)
@@ -97,8 +102,8 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
 
     fn pick(&mut self, step: &FlowopPlan, state: EntryState) -> FlowopResult<(usize, u32)> {
         let set = self.set_of(step)?;
-        let how = self.how(step, self.sets[set].files(), step.opennext);
-        let found = self.sets[set].pool.pick(state, how, &self.stopped());
+        let how = self.choose_entry(step, self.sets[set].files(), step.opennext);
+        let found = self.sets[set].pool.pick(state, how, &self.stop_condition());
         found.map(|file| (set, file)).ok_or(FlowopOutcome::NoFile)
     }
 
@@ -110,7 +115,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let entries = self.sets[self.set_of(step)?].files() as usize;
         if entries > MAX_FD / 2 {
             let what = format!("rotates through {entries} files, but has {} for", MAX_FD / 2);
-            return self.misused(step, &what);
+            return self.fail_on_misuse(step, &what);
         }
         if self.rotor == 0 || entries == MAX_FD - self.rotor {
             self.rotor = MAX_FD;
@@ -126,7 +131,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
 
     fn open(&mut self, step: &FlowopPlan, fd: usize) -> FlowopResult<()> {
         if self.descriptors[fd].file.is_some() {
-            return self.misused(step, "opens once more without closing");
+            return self.fail_on_misuse(step, "opens once more without closing");
         }
         let (set, file) = self.pick(step, EntryState::Exists)?;
         let path = self.sets[set].file_path(file);
@@ -134,10 +139,10 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let began = self.begin();
         let opened = self.driver.open(&path, access, step.open);
         self.end(step, began, 0);
-        self.opened(step, fd, (set, file), opened, &path)
+        self.record_open(step, fd, (set, file), opened, &path)
     }
 
-    fn opened(
+    fn record_open(
         &mut self,
         step: &FlowopPlan,
         fd: usize,
@@ -149,14 +154,14 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         match opened {
             Ok(open) => {
                 let created = step.kind == FlowopKind::CreateFile;
-                pool.done(file, created.then_some(EntryState::Exists), 1);
+                pool.release(file, created.then_some(EntryState::Exists), 1);
                 self.descriptors[fd].file = Some(open);
                 self.descriptors[fd].entry = Some((set, file));
                 Ok(())
             }
             Err(error) => {
-                pool.done(file, None, 0);
-                self.failed(step, Some(path), &error)
+                pool.release(file, None, 0);
+                self.fail(step, Some(path), &error)
             }
         }
     }
@@ -170,7 +175,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
     fn create(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let fd = step.fd;
         if self.descriptors[fd].file.is_some() {
-            return self.misused(step, "creates without closing");
+            return self.fail_on_misuse(step, "creates without closing");
         }
         let (set, file) = self.pick(step, EntryState::Absent)?;
         let path = self.sets[set].file_path(file);
@@ -183,22 +188,22 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         };
         let opened = ready.and_then(|()| self.driver.open(&path, access, step.open));
         self.end(step, began, 0);
-        self.opened(step, fd, (set, file), opened, &path)
+        self.record_open(step, fd, (set, file), opened, &path)
     }
 
     fn close(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let descriptor = &mut self.descriptors[step.fd];
         let (Some(file), Some((set, entry))) = (descriptor.file.take(), descriptor.entry) else {
-            return self.misused(step, "closes the closed");
+            return self.fail_on_misuse(step, "closes the closed");
         };
         // Marked busy, so that no other thread picks it during the close.
         let pool = &self.sets[set].pool;
-        let taken = pool.take(entry, &self.stopped());
+        let taken = pool.take(entry, &self.stop_condition());
         let began = self.begin();
         drop(file);
         self.end(step, began, 0);
         if taken {
-            pool.done(entry, None, -1);
+            pool.release(entry, None, -1);
         }
         Ok(())
     }
@@ -209,7 +214,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let fd = self.descriptor(step)?;
         if self.descriptors[fd].file.is_none() {
             if step.fileset.is_none() {
-                return self.misused(step, "has no file set for the closed");
+                return self.fail_on_misuse(step, "has no file set for the closed");
             }
             self.open(step, fd)?;
         }
@@ -229,7 +234,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let size = self.working_set(step, fd);
         if iosize > size || iosize == 0 {
             let what = format!("does {iosize} bytes in a file of {size} bytes on");
-            return self.misused(step, &what);
+            return self.fail_on_misuse(step, &what);
         }
         let offset = self.random.random_range(0..=size - iosize);
         Ok(offset / iosize * iosize)
@@ -254,7 +259,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         self.end(step, began, *read.as_ref().unwrap_or(&0) as u64);
         match read.and(rewound) {
             Ok(()) => Ok(()),
-            Err(error) => self.failed_on(step, fd, &error),
+            Err(error) => self.fail_on_descriptor(step, fd, &error),
         }
     }
 
@@ -265,7 +270,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let began = self.begin();
         let written = self.write_piece(fd, iosize as usize, offset);
         self.end(step, began, if written.is_ok() { iosize } else { 0 });
-        written.or_else(|error| self.failed_on(step, fd, &error))
+        written.or_else(|error| self.fail_on_descriptor(step, fd, &error))
     }
 
     /// Writes a whole buffer. After a short write, it writes the rest.
@@ -305,7 +310,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
             }
         }
         self.end(step, began, bytes);
-        result.or_else(|error| self.failed_on(step, fd, &error))
+        result.or_else(|error| self.fail_on_descriptor(step, fd, &error))
     }
 
     /// Writes the size of the file of `srcfd`, or its planned size, at the position of the
@@ -314,7 +319,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let fd = self.ready(step)?;
         let total = match self.descriptors[step.srcfd].entry {
             Some((set, file)) => self.sets[set].size(file),
-            None if step.srcfd > 0 => return self.misused(step, "has no source file for"),
+            None if step.srcfd > 0 => return self.fail_on_misuse(step, "has no source file for"),
             None => self.working_set(step, fd),
         };
         let iosize = match self.number(step.iosize) {
@@ -329,7 +334,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
             bytes += length;
         }
         self.end(step, began, if result.is_ok() { bytes } else { 0 });
-        result.or_else(|error| self.failed_on(step, fd, &error))
+        result.or_else(|error| self.fail_on_descriptor(step, fd, &error))
     }
 
     fn append(&mut self, step: &FlowopPlan, random_size: bool) -> FlowopResult<()> {
@@ -351,14 +356,16 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         };
         let result = at_end.and_then(|()| self.write_piece(fd, size as usize, None));
         self.end(step, began, if result.is_ok() { size } else { 0 });
-        result.or_else(|error| self.failed_on(step, fd, &error))
+        result.or_else(|error| self.fail_on_descriptor(step, fd, &error))
     }
 
     /// Does not delete a file that other threads have open, and then counts nothing.
     fn delete(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let known = if step.fd > 0 { self.descriptors[step.fd].entry.take() } else { None };
         let (set, file) = match known {
-            Some((set, file)) if self.sets[set].pool.take(file, &self.stopped()) => (set, file),
+            Some((set, file)) if self.sets[set].pool.take(file, &self.stop_condition()) => {
+                (set, file)
+            }
             Some(_) => return Err(FlowopOutcome::Over),
             None => self.pick(step, EntryState::Exists)?,
         };
@@ -366,15 +373,15 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let open = pool.open_count(file);
         let mine = u32::from(step.fd > 0 && self.descriptors[step.fd].file.is_some());
         if open > mine {
-            pool.done(file, None, 0);
+            pool.release(file, None, 0);
             return Ok(());
         }
         let path = self.sets[set].file_path(file);
         let began = self.begin();
         let result = self.driver.unlink(&path);
         self.end(step, began, 0);
-        pool.done(file, Some(EntryState::Absent), -(open as i32));
-        result.or_else(|error| self.failed(step, Some(&path), &error))
+        pool.release(file, Some(EntryState::Absent), -(open as i32));
+        result.or_else(|error| self.fail(step, Some(&path), &error))
     }
 
     fn stat(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
@@ -385,25 +392,25 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
                 None => Ok(()),
             };
             self.end(step, began, 0);
-            return result.or_else(|error| self.failed_on(step, step.fd, &error));
+            return result.or_else(|error| self.fail_on_descriptor(step, step.fd, &error));
         }
         let (set, file) = self.pick(step, EntryState::Exists)?;
         let path = self.sets[set].file_path(file);
         let began = self.begin();
         let result = self.driver.stat(&path);
         self.end(step, began, 0);
-        self.sets[set].pool.done(file, None, 0);
-        result.map(|_| ()).or_else(|error| self.failed(step, Some(&path), &error))
+        self.sets[set].pool.release(file, None, 0);
+        result.map(|_| ()).or_else(|error| self.fail(step, Some(&path), &error))
     }
 
     fn fsync_one(&mut self, step: &FlowopPlan, fd: usize) -> FlowopResult<()> {
         let began = self.begin();
         let Some(file) = &mut self.descriptors[fd].file else {
-            return self.misused(step, "syncs the closed");
+            return self.fail_on_misuse(step, "syncs the closed");
         };
         let result = self.driver.fsync(file);
         self.end(step, began, 0);
-        result.or_else(|error| self.failed_on(step, fd, &error))
+        result.or_else(|error| self.fail_on_descriptor(step, fd, &error))
     }
 
     fn fsync(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
@@ -424,8 +431,8 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
 
     fn pick_leafdir(&mut self, step: &FlowopPlan, state: EntryState) -> FlowopResult<(usize, u32)> {
         let set = self.set_of(step)?;
-        let how = self.how(step, self.sets[set].leafdirs(), false);
-        let found = self.sets[set].leaf_pool.pick(state, how, &self.stopped());
+        let how = self.choose_entry(step, self.sets[set].leafdirs(), false);
+        let found = self.sets[set].leaf_pool.pick(state, how, &self.stop_condition());
         found.map(|leafdir| (set, leafdir)).ok_or(FlowopOutcome::NoFile)
     }
 
@@ -439,8 +446,8 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         };
         self.end(step, began, 0);
         let now = if result.is_ok() { EntryState::Exists } else { EntryState::Absent };
-        self.sets[set].leaf_pool.done(leafdir, Some(now), 0);
-        result.or_else(|error| self.failed(step, Some(&path), &error))
+        self.sets[set].leaf_pool.release(leafdir, Some(now), 0);
+        result.or_else(|error| self.fail(step, Some(&path), &error))
     }
 
     fn remove_directory(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
@@ -450,8 +457,8 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let result = self.driver.rmdir(&path);
         self.end(step, began, 0);
         let now = if result.is_ok() { EntryState::Absent } else { EntryState::Exists };
-        self.sets[set].leaf_pool.done(leafdir, Some(now), 0);
-        result.or_else(|error| self.failed(step, Some(&path), &error))
+        self.sets[set].leaf_pool.release(leafdir, Some(now), 0);
+        result.or_else(|error| self.fail(step, Some(&path), &error))
     }
 
     /// Counts the bytes of the names as the size of a listing.
@@ -462,13 +469,13 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
         let began = self.begin();
         let result = self.driver.list(&path, &mut |name, _| bytes += name.len() as u64);
         self.end(step, began, bytes);
-        result.or_else(|error| self.failed(step, Some(&path), &error))
+        result.or_else(|error| self.fail(step, Some(&path), &error))
     }
 
     fn event_limit(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         if let Some(events) = &self.control.events {
             let began = self.begin();
-            events.take(1, &self.stopped());
+            events.take(1, &self.stop_condition());
             self.end(step, began, 0);
         }
         Ok(())
@@ -478,7 +485,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
     /// last call. Without an event generator there is no limit.
     fn limit(&mut self, step: &FlowopPlan, what: LimitUnit) -> FlowopResult<()> {
         let Some(events) = &self.control.events else { return Ok(()) };
-        let now = self.so_far(step, what);
+        let now = self.measured_value(step, what);
         let (before, mut bucket) = match self.limits[step.statistics] {
             Some(seen) => seen,
             None => (now, 0),
@@ -491,7 +498,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
                 LimitUnit::Bytes => (missing / EVENT_BYTES + 1, EVENT_BYTES),
                 _ => (missing, 1),
             };
-            events.take(wanted, &self.stopped());
+            events.take(wanted, &self.stop_condition());
             bucket += i128::from(wanted) * i128::from(worth);
         }
         self.limits[step.statistics] = Some((now, bucket));
@@ -500,7 +507,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
     }
 
     /// The value that a limit compares: of its targets in this thread, or of all flowops.
-    fn so_far(&self, step: &FlowopPlan, what: LimitUnit) -> u64 {
+    fn measured_value(&self, step: &FlowopPlan, what: LimitUnit) -> u64 {
         if step.targets.is_empty() {
             return match what {
                 LimitUnit::Operations => self.control.operations(),
@@ -514,7 +521,7 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
             .sum()
     }
 
-    fn hog(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
+    fn burn_cpu(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let rounds = self.number(step.value);
         let began = self.begin();
         let byte = self.memory.piece(1, &mut self.random);
@@ -553,12 +560,12 @@ impl<D: WorkloadDriver> WorkloadThread<'_, D> {
 
     /// This operation itself is counted at the next call.
     fn finish_on_count(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
-        let done = self.so_far(step, LimitUnit::Operations);
+        let done = self.measured_value(step, LimitUnit::Operations);
         self.finish_if(step, |wanted| done >= wanted)
     }
 
     fn finish_on_bytes(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
-        let done = self.so_far(step, LimitUnit::Bytes);
+        let done = self.measured_value(step, LimitUnit::Bytes);
         self.finish_if(step, |wanted| done > wanted)
     }
 

@@ -125,7 +125,7 @@ fn watch_run(
             let (rows, since) = match before.as_ref().filter(|_| run.resets) {
                 Some((before, since)) => {
                     let pairs = now.iter().zip(before);
-                    (pairs.map(|(now, before)| now.since(before)).collect(), *since)
+                    (pairs.map(|(now, before)| now.delta_since(before)).collect(), *since)
                 }
                 None => (now.clone(), Duration::ZERO),
             };

@@ -42,7 +42,7 @@ impl RunSynchronization {
     }
 
     /// Waits until `ready` succeeds or the run ends. Returns true if it succeeded.
-    fn until(
+    fn wait_until(
         &self,
         stopped: &dyn Fn() -> bool,
         mut ready: impl FnMut(&mut Vec<RowSynchronization>) -> bool,
@@ -80,7 +80,7 @@ impl RunSynchronization {
     /// A wakeup just before the thread blocks is not lost. Otherwise two threads that hand work to
     /// each other could both block for ever if one of them was slow for a moment.
     pub fn block(&self, row: usize, thread: usize, stopped: &dyn Fn() -> bool) {
-        self.until(stopped, |rows| {
+        self.wait_until(stopped, |rows| {
             let RowSynchronization { wakeups, seen, .. } = &mut rows[row];
             let before = seen.entry(thread).or_default();
             std::mem::replace(before, *wakeups) < *wakeups
@@ -100,7 +100,7 @@ impl RunSynchronization {
         let Some(place) = find(&mut self.lock()) else { return };
         self.lock()[row].semaphores[place].1.room += amount;
         self.changed.notify_all();
-        self.until(stopped, |rows| {
+        self.wait_until(stopped, |rows| {
             let semaphore = &mut rows[row].semaphores[place].1;
             let enough = semaphore.posted >= amount;
             semaphore.posted -= if enough { amount } else { 0 };
@@ -112,7 +112,7 @@ impl RunSynchronization {
     pub fn post(&self, row: usize, amount: u64, blocking: bool, stopped: &dyn Fn() -> bool) {
         let targets = self.lock()[row].semaphores.len();
         for target in 0..targets {
-            self.until(stopped, |rows| {
+            self.wait_until(stopped, |rows| {
                 let semaphore = &mut rows[row].semaphores[target].1;
                 if blocking && semaphore.room < amount {
                     return false;

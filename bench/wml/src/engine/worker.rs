@@ -161,7 +161,7 @@ impl<'a, D: WorkloadDriver> WorkloadThread<'a, D> {
                 match self.repeat(step) {
                     FlowopOutcome::Done => {}
                     FlowopOutcome::NoFile => {
-                        self.without_file(step);
+                        self.count_without_file(step);
                         break 'run;
                     }
                     FlowopOutcome::Finished => {
@@ -180,8 +180,8 @@ impl<'a, D: WorkloadDriver> WorkloadThread<'a, D> {
         self.counts.cpu_ns.store(cpu_ns().saturating_sub(before), Relaxed);
     }
 
-    fn without_file(&self, step: &FlowopPlan) {
-        if self.control.over() {
+    fn count_without_file(&self, step: &FlowopPlan) {
+        if self.control.is_over() {
             // The wait ended because the run has ended.
             return;
         }
@@ -203,7 +203,7 @@ impl<'a, D: WorkloadDriver> WorkloadThread<'a, D> {
             if !matches!(outcome, FlowopOutcome::Done) {
                 return outcome;
             }
-            if self.control.over() {
+            if self.control.is_over() {
                 return FlowopOutcome::Over;
             }
         }
@@ -259,9 +259,9 @@ impl<'a, D: WorkloadDriver> WorkloadThread<'a, D> {
     }
 
     /// True if waiting is pointless because the run has ended.
-    pub fn stopped(&self) -> impl Fn() -> bool + use<'a, D> {
+    pub fn stop_condition(&self) -> impl Fn() -> bool + use<'a, D> {
         let control = self.control;
-        move || control.over()
+        move || control.is_over()
     }
 
     /// True if the run is finished, so that waiting for other threads would be in vain.
@@ -273,7 +273,7 @@ impl<'a, D: WorkloadDriver> WorkloadThread<'a, D> {
     fn close_all(&mut self) {
         for descriptor in &mut self.descriptors {
             if let ThreadDescriptor { file: Some(_), entry: Some((set, file)) } = descriptor {
-                self.sets[*set].pool.done(*file, None, -1);
+                self.sets[*set].pool.release(*file, None, -1);
             }
             *descriptor = ThreadDescriptor::default();
         }

@@ -86,7 +86,7 @@ pub(crate) fn check_room<D: WorkloadDriver>(
         // A directory that does not exist is created later; its nearest existing ancestor has the
         // same space.
         let above = path.ancestors().find(|path| driver.stat(path).is_ok());
-        let room = above.and_then(|path| driver.room(path).ok().flatten());
+        let room = above.and_then(|path| driver.free_space(path).ok().flatten());
         let Some(room) = room else { continue };
         let limit = if there { room.total } else { room.available };
         if bytes > limit {
@@ -223,7 +223,7 @@ pub(crate) fn remove<D: WorkloadDriver>(driver: &D, set: &RunFileset) -> Result<
     let mut at = 0;
     while let Some(directory) = directories.get(at).cloned() {
         at += 1;
-        let (below, strange) = look(driver, &directory, &mut files)?;
+        let (below, strange) = scan_directory(driver, &directory, &mut files)?;
         if let Some(name) = strange {
             return Err(RunFailure::foreign(&set.root, &directory.join(name)));
         }
@@ -245,7 +245,7 @@ pub(crate) fn remove<D: WorkloadDriver>(driver: &D, set: &RunFileset) -> Result<
 }
 
 /// The subdirectories of `directory`, and a name that cannot belong to a file set, if there is one.
-fn look<D: WorkloadDriver>(
+fn scan_directory<D: WorkloadDriver>(
     driver: &D,
     directory: &Path,
     files: &mut Vec<PathBuf>,

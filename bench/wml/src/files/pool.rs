@@ -93,7 +93,7 @@ impl EntryPool {
         self.lock().set_state(entry, state);
     }
 
-    /// Takes an entry in `state` that no thread uses. It is busy until [`EntryPool::done`].
+    /// Takes an entry in `state` that no thread uses. It is busy until [`EntryPool::release`].
     ///
     /// Returns `None` if no entry has that state, or all of them are busy. If all entries of the
     /// set are busy, it waits until `stopped`.
@@ -139,7 +139,7 @@ impl EntryPool {
     }
 
     /// Releases an entry, with its new state and the change of its number of descriptors.
-    pub fn done(&self, entry: u32, state: Option<EntryState>, opens: i32) {
+    pub fn release(&self, entry: u32, state: Option<EntryState>, opens: i32) {
         let mut inner = self.lock();
         if let Some(state) = state {
             inner.set_state(entry, state);
@@ -221,9 +221,9 @@ mod tests {
         let pool = pool(4, 3);
         let [a, b] = [pick(&pool, EntryState::Exists), pick(&pool, EntryState::Exists)];
         assert_eq!((a, b), (Some(0), Some(1)));
-        pool.done(1, None, 0);
+        pool.release(1, None, 0);
         assert_eq!(pick(&pool, EntryState::Exists), Some(2));
-        pool.done(2, None, 0);
+        pool.release(2, None, 0);
         // 0 is busy, so the next is 1.
         assert_eq!(pick(&pool, EntryState::Exists), Some(1));
         assert_eq!(pick(&pool, EntryState::Exists), Some(2));
@@ -238,10 +238,10 @@ mod tests {
         let pool = pool(2, 0);
         assert_eq!(pick(&pool, EntryState::Exists), None);
         assert_eq!(pick(&pool, EntryState::Absent), Some(0));
-        pool.done(0, Some(EntryState::Exists), 1);
+        pool.release(0, Some(EntryState::Exists), 1);
         assert_eq!((pool.count(EntryState::Exists), pool.open_count(0)), (1, 1));
         assert_eq!(pick(&pool, EntryState::Exists), Some(0));
-        pool.done(0, Some(EntryState::Absent), -1);
+        pool.release(0, Some(EntryState::Absent), -1);
         assert_eq!((pool.count(EntryState::Absent), pool.open_count(0)), (2, 0));
     }
 
@@ -262,7 +262,7 @@ mod tests {
                 scope.spawn(|| pool.pick(EntryState::Exists, EntryChoice::Next(None), &|| false));
             std::thread::sleep(Duration::from_millis(30));
             assert!(!waiting.is_finished());
-            pool.done(0, None, 1);
+            pool.release(0, None, 1);
             assert_eq!(waiting.join().unwrap(), Some(0));
         });
         assert!(!pool.take(0, &|| true));

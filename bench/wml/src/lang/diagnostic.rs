@@ -66,7 +66,7 @@ impl LanguageError {
         self
     }
 
-    pub fn in_file(self, file: &str) -> LanguageDiagnostic {
+    pub fn with_file(self, file: &str) -> LanguageDiagnostic {
         let LanguageError { place, found, expected, suggestion } = self;
         LanguageDiagnostic { file: file.to_owned(), place, found, expected, suggestion }
     }
@@ -79,14 +79,14 @@ pub(crate) fn closest<'a>(
 ) -> Option<String> {
     known
         .into_iter()
-        .map(|name| (likeness(written, name), name))
+        .map(|name| (similarity(written, name), name))
         .filter(|(likeness, _)| *likeness > 0.8)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, name)| name.to_owned())
 }
 
 /// The similarity of two words, 0 to 1. Short words with two letters swapped are similar, too.
-fn likeness(written: &str, name: &str) -> f64 {
+fn similarity(written: &str, name: &str) -> f64 {
     let one_slip = written.len() > 1 && strsim::damerau_levenshtein(written, name) == 1;
     strsim::jaro_winkler(written, name).max(if one_slip { 0.85 } else { 0.0 })
 }

@@ -46,7 +46,7 @@ pub fn parse(
     text: &str,
     file: &str,
 ) -> std::result::Result<Vec<WorkloadStatement>, LanguageDiagnostic> {
-    statements(text).map_err(|mistake| mistake.in_file(file))
+    statements(text).map_err(|mistake| mistake.with_file(file))
 }
 
 /// Parses `name=value`, as after `set $`.
@@ -65,14 +65,14 @@ pub fn parse_assignment(
             "NAME=VALUE",
         )),
     };
-    statements(&whole).and_then(one).map_err(|mistake| mistake.in_file(&format!("-D {text}")))
+    statements(&whole).and_then(one).map_err(|mistake| mistake.with_file(&format!("-D {text}")))
 }
 
 fn statements(text: &str) -> LanguageResult<Vec<WorkloadStatement>> {
     let mut parser = LanguageParser { tokens: tokens(text)?, at: 0 };
     let mut found = Vec::new();
     while *parser.peek() != LanguageToken::End {
-        let place = parser.place();
+        let place = parser.position();
         let command = parser.command()?;
         found.push(WorkloadStatement { place, command });
     }
@@ -89,7 +89,7 @@ impl LanguageParser {
         &self.tokens[self.at].0
     }
 
-    fn place(&self) -> SourcePosition {
+    fn position(&self) -> SourcePosition {
         self.tokens[self.at].1
     }
 
@@ -101,7 +101,7 @@ impl LanguageParser {
     }
 
     fn wrong<T>(&self, expected: impl Into<String>) -> LanguageResult<T> {
-        Err(LanguageError::new(self.place(), self.peek().describe(), expected))
+        Err(LanguageError::new(self.position(), self.peek().describe(), expected))
     }
 
     fn is_symbol(&self, symbol: char) -> bool {
@@ -127,8 +127,8 @@ impl LanguageParser {
     }
 
     /// Parses one of several words.
-    fn one_of(&mut self, known: &[&'static str]) -> LanguageResult<&'static str> {
-        let place = self.place();
+    fn parse_one_of(&mut self, known: &[&'static str]) -> LanguageResult<&'static str> {
+        let place = self.position();
         let expected = format!("one of {}", known.join(", "));
         let word = self.word(&expected)?;
         known.iter().find(|&&name| name == word).copied().ok_or_else(|| {
@@ -138,7 +138,7 @@ impl LanguageParser {
     }
 
     fn command(&mut self) -> LanguageResult<LanguageCommand> {
-        let place = self.place();
+        let place = self.position();
         let name = match self.peek() {
             LanguageToken::Word(_) => self.word("")?,
             _ => return self.wrong("a command, such as set, define, create or run"),
@@ -165,7 +165,7 @@ impl LanguageParser {
             "sleep" => self.sleep(),
             "version" => Ok(LanguageCommand::Version),
             "quit" | "exit" => Ok(LanguageCommand::Quit),
-            "domultisync" => Err(several_clients(place, &name)),
+            "domultisync" => Err(several_clients_error(place, &name)),
             _ => {
                 let found = format!("found `{name}`");
                 if let Some((_, instead)) = REFUSED.iter().find(|(known, _)| *known == name) {
@@ -184,14 +184,14 @@ impl LanguageParser {
     fn entity(&mut self) -> LanguageResult<&'static str> {
         let known =
             ["file", "files", "fileset", "filesets", "process", "processes", "thread", "threads"];
-        let word = self.one_of(&known)?;
+        let word = self.parse_one_of(&known)?;
         Ok(if word.starts_with("file") { "files" } else { "processes" })
     }
 
     fn enable(&mut self, place: SourcePosition) -> LanguageResult<LanguageCommand> {
-        match self.one_of(&["lathist", "multi"])? {
+        match self.parse_one_of(&["lathist", "multi"])? {
             "lathist" => Ok(LanguageCommand::LatencyHistogram),
-            _ => Err(several_clients(place, "enable multi")),
+            _ => Err(several_clients_error(place, "enable multi")),
         }
     }
 
@@ -221,7 +221,7 @@ impl LanguageParser {
     }
 
     fn run(&mut self) -> LanguageResult<LanguageCommand> {
-        let place = self.place();
+        let place = self.position();
         match self.peek() {
             LanguageToken::Integer(_) | LanguageToken::Variable(_) => {
                 Ok(LanguageCommand::Run(Some((self.value()?, place))))
@@ -265,7 +265,7 @@ impl LanguageParser {
             LanguageToken::Variable(name) if !name.starts_with('(') => {
                 self.advance();
                 self.symbol('=', "and a value")?;
-                let value_place = self.place();
+                let value_place = self.position();
                 let value = self.assigned()?;
                 Ok(LanguageCommand::Set { name, value, value_place })
             }
@@ -274,10 +274,10 @@ impl LanguageParser {
     }
 
     fn mode(&mut self) -> LanguageResult<LanguageCommand> {
-        if self.one_of(&["quit", "nousestats"])? == "nousestats" {
+        if self.parse_one_of(&["quit", "nousestats"])? == "nousestats" {
             return Ok(LanguageCommand::Nothing);
         }
-        let mode = match self.one_of(&["alldone", "firstdone", "timeout"])? {
+        let mode = match self.parse_one_of(&["alldone", "firstdone", "timeout"])? {
             "alldone" => QuitMode::AllDone,
             "firstdone" => QuitMode::FirstDone,
             _ => QuitMode::Timeout,
@@ -306,7 +306,7 @@ impl LanguageParser {
 
     /// A value, or an operation on two numbers.
     fn arithmetic(&mut self) -> LanguageResult<ValueExpression> {
-        let (left_place, left) = (self.place(), self.value()?);
+        let (left_place, left) = (self.position(), self.value()?);
         // A minus directly before a number is its sign, and a slash may begin a path.
         let operator = match self.peek() {
             LanguageToken::Symbol('+') => ArithmeticOperator::Plus,
@@ -316,7 +316,7 @@ impl LanguageParser {
             _ => return Ok(left),
         };
         self.advance();
-        let place = self.place();
+        let place = self.position();
         match self.peek() {
             LanguageToken::Integer(_) | LanguageToken::Variable(_) => {}
             _ => return self.wrong("a number or a $variable"),
@@ -366,7 +366,7 @@ impl LanguageParser {
     }
 
     fn cell(&mut self) -> LanguageResult<(ValueExpression, SourcePosition)> {
-        let place = self.place();
+        let place = self.position();
         match self.peek() {
             LanguageToken::Integer(_) | LanguageToken::Variable(_) => Ok((self.value()?, place)),
             _ => self.wrong("a number or a $variable"),
@@ -391,7 +391,7 @@ impl LanguageParser {
     }
 
     fn attribute(&mut self, schema: &AttributeSchema) -> LanguageResult<StatementAttribute> {
-        let place = self.place();
+        let place = self.position();
         let name = match self.peek().clone() {
             LanguageToken::Word(word) => match schema.canonical(&word) {
                 Some(name) => name.to_owned(),
@@ -405,7 +405,7 @@ impl LanguageParser {
             return Ok(StatementAttribute { name, place, value: None });
         }
         self.advance();
-        let value_place = self.place();
+        let value_place = self.position();
         let value = if name == "parameters" { self.parameters()? } else { self.value()? };
         Ok(StatementAttribute { name, place, value: Some((value, value_place)) })
     }
@@ -428,7 +428,7 @@ impl LanguageParser {
     fn define(&mut self) -> LanguageResult<LanguageCommand> {
         let known =
             ["file", "fileset", "files", "filesets", "process", "processes", "flowop", "randvar"];
-        match self.one_of(&known)? {
+        match self.parse_one_of(&known)? {
             "file" | "files" => self.define_files(true),
             "fileset" | "filesets" => self.define_files(false),
             "flowop" => {
@@ -456,7 +456,7 @@ impl LanguageParser {
 
     /// `define randvar name=$v, ...`, the older form of `set $v=randvar(...)`.
     fn define_randvar(&mut self) -> LanguageResult<LanguageCommand> {
-        let value_place = self.place();
+        let value_place = self.position();
         let mut attributes = self.attributes(&schema::RANDVAR)?;
         let place = attributes.iter().position(|attribute| attribute.name == "name");
         let named = place.map(|place| attributes.remove(place));
@@ -471,8 +471,8 @@ impl LanguageParser {
     }
 
     fn thread(&mut self) -> LanguageResult<ThreadDefinition> {
-        let place = self.place();
-        self.one_of(&["thread"])?;
+        let place = self.position();
+        self.parse_one_of(&["thread"])?;
         let attributes = self.attributes(&schema::THREAD)?;
         Ok(ThreadDefinition { place, attributes, flowops: self.flowops()? })
     }
@@ -482,8 +482,8 @@ impl LanguageParser {
         self.symbol('{', "and flowops")?;
         let mut found = Vec::new();
         while !self.is_symbol('}') {
-            self.one_of(&["flowop"])?;
-            let place = self.place();
+            self.parse_one_of(&["flowop"])?;
+            let place = self.position();
             let kind = self.word("the kind of a flowop, such as openfile or read")?;
             let more = matches!(self.peek(), LanguageToken::Word(word) if word != "flowop")
                 || matches!(self.peek(), LanguageToken::Variable(_));
@@ -498,7 +498,7 @@ impl LanguageParser {
     }
 }
 
-fn several_clients(place: SourcePosition, what: &str) -> LanguageError {
+fn several_clients_error(place: SourcePosition, what: &str) -> LanguageError {
     let expected = "a workload of one machine: several clients are not supported";
     LanguageError::new(place, format!("found `{what}`"), expected)
 }

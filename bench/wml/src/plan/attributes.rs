@@ -22,12 +22,12 @@ impl AttributeReader<'_> {
     }
 
     /// The position of `name`, or of the statement.
-    pub fn place_of(&self, name: &str) -> SourcePosition {
+    pub fn position_of(&self, name: &str) -> SourcePosition {
         let found = self.find(name);
         found.map_or(self.place, |found| found.value.as_ref().map_or(found.place, |(_, at)| *at))
     }
 
-    fn known(&self, name: &str) -> LanguageResult<Option<ResolvedValue>> {
+    fn take_known(&self, name: &str) -> LanguageResult<Option<ResolvedValue>> {
         let Some(attribute) = self.find(name) else { return Ok(None) };
         match &attribute.value {
             Some((value, place)) => self.variables.resolve(value, *place).map(Some),
@@ -38,11 +38,11 @@ impl AttributeReader<'_> {
     fn wrong<T>(&self, name: &str, found: &ResolvedValue, expected: &str) -> LanguageResult<T> {
         let bare = self.find(name).is_some_and(|attribute| attribute.value.is_none());
         let found = if bare { "nothing".into() } else { found.describe() };
-        Err(LanguageError::new(self.place_of(name), format!("{name} is {found}"), expected))
+        Err(LanguageError::new(self.position_of(name), format!("{name} is {found}"), expected))
     }
 
     pub fn text(&self, name: &str) -> LanguageResult<Option<String>> {
-        match self.known(name)? {
+        match self.take_known(name)? {
             None => Ok(None),
             Some(ResolvedValue::Text(text)) => Ok(Some(text)),
             // A number is accepted as a name.
@@ -58,7 +58,7 @@ impl AttributeReader<'_> {
     }
 
     pub fn flag(&self, name: &str) -> LanguageResult<bool> {
-        match self.known(name)? {
+        match self.take_known(name)? {
             None => Ok(false),
             Some(ResolvedValue::Boolean(flag)) => Ok(flag),
             Some(ResolvedValue::Integer(number @ 0..=1)) => Ok(number == 1),
@@ -67,7 +67,7 @@ impl AttributeReader<'_> {
     }
 
     pub fn integer(&self, name: &str) -> LanguageResult<Option<i64>> {
-        match self.known(name)? {
+        match self.take_known(name)? {
             None => Ok(None),
             Some(ResolvedValue::Integer(number)) => Ok(Some(number)),
             Some(other) => self.wrong(name, &other, "a number"),
@@ -94,7 +94,7 @@ impl AttributeReader<'_> {
 
     /// A number that may be random.
     pub fn amount(&self, name: &str) -> LanguageResult<Option<RandomAmount>> {
-        match self.known(name)? {
+        match self.take_known(name)? {
             Some(ResolvedValue::Random(variable)) => Ok(Some(RandomAmount::Random(variable))),
             _ => Ok(self.count(name)?.map(RandomAmount::Fixed)),
         }
@@ -102,7 +102,7 @@ impl AttributeReader<'_> {
 
     /// A percentage: `prealloc`, `prealloc=80`, `prealloc=true`.
     pub fn percentage(&self, name: &str) -> LanguageResult<Option<u64>> {
-        match self.known(name)? {
+        match self.take_known(name)? {
             None | Some(ResolvedValue::Boolean(false)) => Ok(None),
             Some(ResolvedValue::Boolean(true)) => Ok(Some(100)),
             Some(ResolvedValue::Integer(number @ 0..=100)) => Ok(Some(number as u64)),
@@ -112,7 +112,7 @@ impl AttributeReader<'_> {
 
     /// A random variable. Other values are refused.
     pub fn random(&self, name: &str) -> LanguageResult<Option<Arc<RandomVariable>>> {
-        match self.known(name)? {
+        match self.take_known(name)? {
             None => Ok(None),
             Some(ResolvedValue::Random(variable)) => Ok(Some(variable)),
             Some(other) => self.wrong(name, &other, "a random variable"),

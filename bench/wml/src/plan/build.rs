@@ -59,7 +59,7 @@ pub fn load(
     options: &LoadOptions,
 ) -> std::result::Result<WorkloadPlan, LanguageDiagnostic> {
     let statements = lang::parse(text, file)?;
-    let given = given(options, &statements)?;
+    let given = variables_from_options(options, &statements)?;
     let mut builder = PlanBuilder {
         given,
         options,
@@ -72,7 +72,7 @@ pub fn load(
         created: false,
         random: generator(options.seed, u64::MAX),
     };
-    builder.statements(&statements).map_err(|mistake| mistake.in_file(file))?;
+    builder.statements(&statements).map_err(|mistake| mistake.with_file(file))?;
     let mut plan = WorkloadPlan {
         name: name_of(file),
         filesets: builder.filesets,
@@ -82,7 +82,7 @@ pub fn load(
         scaling: PlanScaling::default(),
         seed: options.seed,
     };
-    scale::apply(&mut plan, options.scale).map_err(|mistake| mistake.in_file(file))?;
+    scale::apply(&mut plan, options.scale).map_err(|mistake| mistake.with_file(file))?;
     Ok(plan)
 }
 
@@ -92,7 +92,7 @@ fn name_of(file: &str) -> String {
 }
 
 /// The variables of the options. A variable that the file never sets is probably misspelt.
-fn given(
+fn variables_from_options(
     options: &LoadOptions,
     statements: &[WorkloadStatement],
 ) -> std::result::Result<BTreeMap<String, ValueExpression>, LanguageDiagnostic> {
@@ -286,7 +286,11 @@ impl PlanBuilder<'_> {
         }
         if name.contains('/') || name == "." || name == ".." {
             let found = format!("the name `{name}`");
-            return Err(LanguageError::new(list.place_of("name"), found, "a name without slashes"));
+            return Err(LanguageError::new(
+                list.position_of("name"),
+                found,
+                "a name without slashes",
+            ));
         }
         Ok(FilesetDefinition { name, single, place, attributes: attributes.to_vec() })
     }
@@ -324,7 +328,7 @@ impl PlanBuilder<'_> {
         if entries == 0 && leafdirs == 0 {
             let found = format!("`{name}` has no entries");
             return Err(LanguageError::new(
-                list.place_of("entries"),
+                list.position_of("entries"),
                 found,
                 "entries=NUMBER, at least 1",
             ));
@@ -333,18 +337,18 @@ impl PlanBuilder<'_> {
             if number > MAX_ENTRIES {
                 let found = format!("`{name}` has {number} {what}");
                 let expected = format!("at most {MAX_ENTRIES}, each of which takes memory");
-                return Err(LanguageError::new(list.place_of(what), found, expected));
+                return Err(LanguageError::new(list.position_of(what), found, expected));
             }
         }
         let dirwidth = list.amount("dirwidth")?.unwrap_or(RandomAmount::Fixed(0));
         if list.find("dirwidth").is_some() && dirwidth.mean() < 1.0 {
             let found = format!("`{name}` has directories without entries");
-            return Err(LanguageError::new(list.place_of("dirwidth"), found, "at least 1"));
+            return Err(LanguageError::new(list.position_of("dirwidth"), found, "at least 1"));
         }
         let size = list.amount("size")?.unwrap_or(RandomAmount::Fixed(0));
         if size.mean() > (1u64 << 62) as f64 / entries.max(1) as f64 {
             let found = format!("`{name}` would have more than 2^62 bytes");
-            return Err(LanguageError::new(list.place_of("size"), found, "a possible size"));
+            return Err(LanguageError::new(list.position_of("size"), found, "a possible size"));
         }
         let thousandths = |name: &str, default: u64| -> LanguageResult<f64> {
             Ok(list.count(name)?.unwrap_or(default) as f64 / 1000.0)
@@ -429,7 +433,7 @@ impl PlanBuilder<'_> {
 fn niceness(list: &AttributeReader) -> LanguageResult<i32> {
     let nice = list.integer("nice")?.unwrap_or(0);
     i32::try_from(nice).ok().filter(|nice| (-20..20).contains(nice)).ok_or_else(|| {
-        LanguageError::new(list.place_of("nice"), format!("nice is {nice}"), "-20 to 19")
+        LanguageError::new(list.position_of("nice"), format!("nice is {nice}"), "-20 to 19")
     })
 }
 
@@ -442,7 +446,7 @@ fn thread_plan(
     if list.find("ioprio").is_some() {
         let expected = "nice of the process, or ionice(1) around all";
         return Err(LanguageError::new(
-            list.place_of("ioprio"),
+            list.position_of("ioprio"),
             "ioprio is not supported",
             expected,
         ));
@@ -452,7 +456,7 @@ fn thread_plan(
     if memsize > super::flowops::MAX_IO {
         let found = format!("memsize is {memsize}");
         return Err(LanguageError::new(
-            list.place_of("memsize"),
+            list.position_of("memsize"),
             found,
             "at most 16g for each thread",
         ));

@@ -85,14 +85,14 @@ impl FlowopTable {
         uses: &[FlowopUse],
         variables: &VariableScope,
     ) -> LanguageResult<Vec<FlowopPlan>> {
-        let steps = self.steps(uses, variables, 0)?;
+        let steps = self.build_steps(uses, variables, 0)?;
         let mut opened = Vec::new();
-        opened_by(&steps, &mut opened);
+        collect_opened(&steps, &mut opened);
         check_descriptors(&steps, &opened, uses)?;
         Ok(steps)
     }
 
-    fn steps(
+    fn build_steps(
         &mut self,
         uses: &[FlowopUse],
         variables: &VariableScope,
@@ -126,7 +126,7 @@ impl FlowopTable {
         plan.statistics = self.row(&plan, word);
         check(&plan, &attributes, word)?;
         if let Some(target) = attributes.text("target")? {
-            self.wanted.push((plan.statistics, target, attributes.place_of("target")));
+            self.wanted.push((plan.statistics, target, attributes.position_of("target")));
         }
         Ok(plan)
     }
@@ -184,7 +184,7 @@ impl FlowopTable {
                 inner.set(name, attributes.variables.resolve(value, *place)?);
             }
         }
-        let steps = self.steps(&composite.flowops, &inner, depth + 1)?;
+        let steps = self.build_steps(&composite.flowops, &inner, depth + 1)?;
         let defined =
             AttributeReader { list: &composite.attributes, variables: &inner, place: one.place };
         let mut plan = self.plain(FlowopKind::Composite(steps), attributes)?;
@@ -254,7 +254,8 @@ impl FlowopTable {
             let names = self.filesets.iter().map(String::as_str);
             let found = format!("there is no file set `{name}`");
             let expected = "one that is defined above";
-            LanguageError::new(attributes.place_of("filename"), found, expected).like(&name, names)
+            LanguageError::new(attributes.position_of("filename"), found, expected)
+                .like(&name, names)
         })
     }
 
@@ -325,7 +326,7 @@ fn check_composite_attribute(attribute: &StatementAttribute, kind: &str) -> Lang
 fn descriptor(attributes: &AttributeReader, name: &str) -> LanguageResult<usize> {
     let number = attributes.count(name)?.unwrap_or(0);
     usize::try_from(number).ok().filter(|number| *number < MAX_FD).ok_or_else(|| {
-        let place = attributes.place_of(name);
+        let place = attributes.position_of(name);
         LanguageError::new(place, format!("{name} is {number}"), format!("0 to {}", MAX_FD - 1))
     })
 }
@@ -352,7 +353,7 @@ fn check(plan: &FlowopPlan, attributes: &AttributeReader, word: &str) -> Languag
         && iosize > MAX_IO
     {
         let found = format!("iosize is {iosize}");
-        return Err(LanguageError::new(attributes.place_of("iosize"), found, "at most 16g"));
+        return Err(LanguageError::new(attributes.position_of("iosize"), found, "at most 16g"));
     }
     let needs_value = matches!(plan.kind, FinishOnCount | FinishOnBytes | Delay | Hog);
     if needs_value && attributes.find("value").is_none() {
@@ -364,10 +365,10 @@ fn check(plan: &FlowopPlan, attributes: &AttributeReader, word: &str) -> Languag
     Ok(())
 }
 
-fn opened_by(steps: &[FlowopPlan], opened: &mut Vec<usize>) {
+fn collect_opened(steps: &[FlowopPlan], opened: &mut Vec<usize>) {
     for step in steps {
         match &step.kind {
-            FlowopKind::Composite(inner) => opened_by(inner, opened),
+            FlowopKind::Composite(inner) => collect_opened(inner, opened),
             _ if step.fileset.is_some() => opened.push(step.fd),
             _ => {}
         }

@@ -67,7 +67,7 @@ pub(super) fn apply(plan: &mut WorkloadPlan, factor: f64) -> Result<(), Language
     for action in actions {
         let WorkloadAction::Run(run) = action else { continue };
         for thread in &mut run.threads {
-            let opened = opened_sets(&thread.flowops);
+            let opened = list_opened_sets(&thread.flowops);
             scale_steps(&mut thread.flowops, &opened, &ratios, factor, &mut scaling.changes);
         }
     }
@@ -81,19 +81,19 @@ struct FilesetUse {
     largest_io: u64,
 }
 
-fn steps_of(steps: &[FlowopPlan], visit: &mut dyn FnMut(&FlowopPlan)) {
+fn visit_steps(steps: &[FlowopPlan], visit: &mut dyn FnMut(&FlowopPlan)) {
     for step in steps {
         visit(step);
         if let FlowopKind::Composite(inner) = &step.kind {
-            steps_of(inner, visit);
+            visit_steps(inner, visit);
         }
     }
 }
 
 /// The file set of each open descriptor of a thread.
-fn opened_sets(steps: &[FlowopPlan]) -> Vec<(usize, usize)> {
+fn list_opened_sets(steps: &[FlowopPlan]) -> Vec<(usize, usize)> {
     let mut opened = Vec::new();
-    steps_of(steps, &mut |step| {
+    visit_steps(steps, &mut |step| {
         if let Some(set) = step.fileset {
             opened.push((step.fd, set));
         }
@@ -111,9 +111,9 @@ fn usage(plan: &WorkloadPlan, set: usize) -> FilesetUse {
     for action in &plan.actions {
         let WorkloadAction::Run(run) = action else { continue };
         for thread in &run.threads {
-            let opened = opened_sets(&thread.flowops);
+            let opened = list_opened_sets(&thread.flowops);
             let mut uses_it = false;
-            steps_of(&thread.flowops, &mut |step| {
+            visit_steps(&thread.flowops, &mut |step| {
                 if set_of(step, &opened) == Some(set) {
                     uses_it = true;
                     if let (PlanNumber::Fixed(size), FlowopKind::Read | FlowopKind::Write) =
@@ -220,10 +220,10 @@ fn check_sizes(plan: &WorkloadPlan) -> Result<(), LanguageError> {
     for action in &plan.actions {
         let WorkloadAction::Run(run) = action else { continue };
         for thread in &run.threads {
-            let opened = opened_sets(&thread.flowops);
-            steps_of(&thread.flowops, &mut |step| {
+            let opened = list_opened_sets(&thread.flowops);
+            visit_steps(&thread.flowops, &mut |step| {
                 let set = set_of(step, &opened).map(|set| &plan.filesets[set]);
-                let found = set.and_then(|set| misfit(step, set, thread.memsize));
+                let found = set.and_then(|set| find_mismatch(step, set, thread.memsize));
                 wrong = wrong.take().or(found);
             });
         }
@@ -231,7 +231,7 @@ fn check_sizes(plan: &WorkloadPlan) -> Result<(), LanguageError> {
     wrong.map_or(Ok(()), Err)
 }
 
-fn misfit(step: &FlowopPlan, set: &FilesetPlan, memsize: u64) -> Option<LanguageError> {
+fn find_mismatch(step: &FlowopPlan, set: &FilesetPlan, memsize: u64) -> Option<LanguageError> {
     let PlanNumber::Fixed(iosize) = step.iosize else { return None };
     let place = SourcePosition { line: step.line, column: 1 };
     if memsize > 0 && iosize > memsize && (step.kind.reads() || step.kind.writes()) {

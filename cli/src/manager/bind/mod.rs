@@ -90,7 +90,7 @@ impl DeviceBinder {
             let refused = match keeps {
                 true => Err(Errno::EBUSY),
                 // Calls in progress end, and everything is durable.
-                false => device.moving.leave(self.limit),
+                false => device.moving.leave_server(self.limit),
             };
             if let Err(errno) = refused {
                 device.is(DeviceHolder::Manager);
@@ -156,7 +156,7 @@ impl DeviceBinder {
         let timeout = Some(REQUEST_LIMITS * self.limit);
         let options =
             RemoteOptions { timeout, lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
-        RemoteClient::over(own, options).map_err(|error| lost(error.to_string()))
+        RemoteClient::from_socket(own, options).map_err(|error| lost(error.to_string()))
     }
 
     /// Looks after the application until the end.
@@ -226,7 +226,7 @@ impl DeviceBinder {
             }
             ConversationEnd::Return => {
                 device.is(DeviceHolder::Application { pid, uid, serving: false });
-                if let Err(errno) = device.moving.leave(self.limit) {
+                if let Err(errno) = device.moving.leave_server(self.limit) {
                     log::error!(
                         "{}: process {pid} gives it back, and not all is durable: {errno}",
                         device.path

@@ -23,7 +23,7 @@ pub fn map_shared(call: &ProgramCall<'_>, entry: &Arc<DescriptorEntry>) -> CallR
     let known = |(&at, m): (&u64, &ProgramMapping)| m.find(at, file, offset, len);
     let same = mappings().iter().find_map(known);
     let at = match same {
-        Some(from) => again(call, from, len)?,
+        Some(from) => map_again(call, from, len)?,
         None => {
             // Other mappings have a part of the file, and their changes must be visible here.
             write_back(call, 0, u64::MAX, Some(file))?;
@@ -90,7 +90,7 @@ pub fn map_private(call: &ProgramCall<'_>, entry: &Arc<DescriptorEntry>) -> Call
 }
 
 /// Maps the shared memory at `from` again, at the requested address.
-fn again(call: &ProgramCall<'_>, from: u64, len: usize) -> Result<u64, CallFailure> {
+fn map_again(call: &ProgramCall<'_>, from: u64, len: usize) -> Result<u64, CallFailure> {
     let fixed = call.int(3) & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
     let mut flags = libc::MREMAP_MAYMOVE;
     if fixed {
@@ -114,7 +114,7 @@ fn fill(
     len: usize,
     offset: u64,
 ) -> Result<(), CallFailure> {
-    let room = sys::room(at, len)?;
+    let room = sys::program_memory(at, len)?;
     let mut done = 0;
     while done < len {
         let from = offset + done as u64;

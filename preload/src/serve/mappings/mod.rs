@@ -33,7 +33,7 @@ use defuse_preload_plan::ForkPolicy;
 use crate::machine::sys;
 use crate::process::table::DescriptorEntry;
 use crate::serve::call::{CallFailure, CallResult, ProgramCall, is_regular};
-use lost::tell;
+use lost::report_lost_store;
 use table::{MappingKind, PAGE, forget, mappings};
 
 /// mmap(2) of `entry`.
@@ -83,7 +83,7 @@ fn map_lower(call: &ProgramCall<'_>, lower: &OwnedFd) -> CallResult {
 
 /// True if no other process can have the file system.
 fn is_alone(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> bool {
-    let place = call.process.place_of(entry.file().mount());
+    let place = call.process.index_of(entry.file().mount());
     place.is_some_and(|place| call.process.mounts[place].fork == ForkPolicy::Deny)
 }
 
@@ -103,7 +103,7 @@ fn write_back_part(call: &ProgramCall<'_>, from: u64, end: u64) {
     if let Err(CallFailure::Errno(errno)) = copies::write_back(call, from, end, None)
         && !table::is_told(from, end)
     {
-        tell(errno, from, true);
+        report_lost_store(errno, from, true);
     }
 }
 
@@ -168,7 +168,7 @@ pub fn write_back_file(call: &ProgramCall<'_>, entry: &DescriptorEntry) -> Resul
 
 /// Before execve(2), which ends all mappings: writes back what was stored. Where that fails, so does execve(2),
 /// because no call could report it afterwards.
-pub fn before_exec(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
+pub fn write_back_before_exec(call: &ProgramCall<'_>) -> Result<(), CallFailure> {
     copies::write_back(call, 0, u64::MAX, None)?;
     served::write_back_all()
 }

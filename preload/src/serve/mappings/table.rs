@@ -8,7 +8,7 @@ use defuse_fs::{Caller, Errno, Ino};
 use crate::process::compose::RelayFileSystem;
 use crate::process::state;
 use crate::process::table::DescriptorEntry;
-use crate::serve::mappings::lost::tell;
+use crate::serve::mappings::lost::report_lost_store;
 
 pub const PAGE: u64 = 4096;
 
@@ -185,7 +185,7 @@ pub fn forget(from: u64, end: u64) {
         if let Err(errno) = ended
             && !is_told
         {
-            tell(errno, at, stores);
+            report_lost_store(errno, at, stores);
         }
     }
 }

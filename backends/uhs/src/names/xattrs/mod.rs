@@ -57,16 +57,16 @@ impl NameStore {
                 ACCESS | DEFAULT => set_acl(&mut changing, (name, value), flags, promise),
                 _ => changing.make_extra().xattrs.set(name, value, flags, promise),
             };
-            changing.tidy();
+            changing.drop_empty_extra();
             done?;
-            settle(&mut changing, content.facts());
-            changed(handle, changing, self.now());
+            settle(&mut changing, content.summarize());
+            record_change(handle, changing, self.now());
             Ok(())
         })
     }
 
     pub(crate) fn getxattr(&self, ino: u64, name: XattrName<'_>, room: usize) -> Result<Xattr> {
-        self.records.see(ino, |record, extra| {
+        self.records.with_inode(ino, |record, extra| {
             check_name(record, name.as_bytes())?;
             let value = extra.and_then(|extra| extra.xattrs.get(name.as_bytes()));
             Xattr::answer(value.ok_or(Errno::ENODATA)?.to_vec(), room)
@@ -75,7 +75,7 @@ impl NameStore {
 
     /// Lists the names of attributes; names of the name space `trusted` only if `trusted` is set.
     pub(crate) fn listxattr(&self, ino: u64, trusted: bool, room: usize) -> Result<Xattr> {
-        self.records.see(ino, |_, extra| {
+        self.records.with_inode(ino, |_, extra| {
             let mut names = Vec::new();
             for (name, _) in extra.iter().flat_map(|extra| extra.xattrs.iter()) {
                 if trusted || !name.starts_with(b"trusted.") {
@@ -103,8 +103,8 @@ impl NameStore {
             if !there && name != ACCESS && name != DEFAULT {
                 return Err(Errno::ENODATA);
             }
-            changing.tidy();
-            changed(handle, changing, self.now());
+            changing.drop_empty_extra();
+            record_change(handle, changing, self.now());
             Ok(())
         })
     }
@@ -137,7 +137,7 @@ fn set_acl(
 }
 
 /// Updates the change time, and adds the inode to the running group.
-fn changed(handle: &GroupReadGuard<'_>, mut changing: ChangingRecord<'_>, now: Timestamp) {
+fn record_change(handle: &GroupReadGuard<'_>, mut changing: ChangingRecord<'_>, now: Timestamp) {
     changing.settle_times();
     changing.set_time(TimeKind::Change, now.into());
     touch(handle, changing.record);
