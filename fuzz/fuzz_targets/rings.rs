@@ -18,7 +18,7 @@ fn number(message: &[u8]) -> u64 {
 fuzz_target!(|input: &[u8]| {
     let (memory, fd) = MappedMemory::new().unwrap();
     let desk = LaneServer::new(memory);
-    let client = MappedMemory::of(fd).unwrap();
+    let client = MappedMemory::from_fd(fd).unwrap();
     let mut lane = ClientLane::new(0);
     let mut room = [0; 512];
     for step in input.chunks_exact(6) {
