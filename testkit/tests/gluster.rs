@@ -931,7 +931,7 @@ fn a_file_tells_its_bricks_and_its_identity(servers: &GlusterServers) {
     let link = format!(".glusterfs/{}/{}/{identity}", &identity[..2], &identity[2..4]);
     let has = |brick: &str| {
         let path = format!("{ROOM}/bricks/{brick}/{link}");
-        servers.within("test".as_ref()).args(["-e", &path]).status().unwrap().success()
+        servers.command_within("test".as_ref()).args(["-e", &path]).status().unwrap().success()
     };
     assert!(has("dist1") || has("dist2"), "{identity}");
     let flags = rustix::fs::XattrFlags::empty();

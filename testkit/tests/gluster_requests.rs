@@ -109,7 +109,7 @@ fn compare(servers: &GlusterServers, volume: &str, bounds: RequestBounds) -> Vec
     let native = || ServedMount::native(servers, (HOST, volume), place.path(), &[]).unwrap();
     let theirs = count_all(servers, volume, (&native, false));
     let source = format!("gluster://{HOST}/{volume}");
-    let inside = servers.inside();
+    let inside = servers.network_prefix();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let ours = || ServedMount::under(&inside, source.as_ref(), place.path(), &[]).unwrap();
     let counted = count_all(servers, volume, (&ours, true));
@@ -216,7 +216,7 @@ fn again(mount: ServedMount, fresh: &dyn Fn() -> ServedMount) -> ServedMount {
 }
 
 fn gluster(servers: &GlusterServers, arguments: &[&str]) -> String {
-    let mut gluster = servers.within("gluster".as_ref());
+    let mut gluster = servers.command_within("gluster".as_ref());
     let socket = format!("--glusterd-sock={ROOM}/glusterd.socket");
     let output = gluster.args([&socket, "--mode=script"]).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -45,7 +45,7 @@ use merge::ScatteredUnits;
 pub(crate) use queues::MOST_QUEUES;
 pub(crate) use submitted::{SubmissionThreads, is_direct};
 use sync_rounds::SyncRounds;
-pub(crate) use sync_rounds::WantedFiles;
+pub(crate) use sync_rounds::SyncedFiles;
 use write_behind::WriteBehind;
 
 /// Only this process changes the file system, so answers stay valid until it sends a notification.
@@ -128,7 +128,7 @@ pub(crate) fn make(
     let gate = GroupLock::new(CommitRules::ALL.full_group);
     let names = NameStore::empty(Arc::clone(&pool), &gate.enter(), root);
     let batch = names
-        .and_then(|names| group::close(&gate.close(), &names, &pool, &WantedFiles::All, false));
+        .and_then(|names| group::close(&gate.close(), &names, &pool, &SyncedFiles::All, false));
     let batch = batch.map_err(|_| StoreError::Full)?;
     let group = store.commit(store.take_turn(), batch.changes, true, &mut |_, _| None)?;
     store.sync(group)

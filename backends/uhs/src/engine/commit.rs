@@ -10,7 +10,7 @@ use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
 use super::sync_rounds::SyncRound;
-use super::{EngineSlots, UhsEngine, WantedFiles, lock};
+use super::{EngineSlots, SyncedFiles, UhsEngine, lock};
 use crate::commit::{CommitState, InodeChange};
 use crate::content::FileContent;
 use crate::format::inode::{DiskInode, RecordWriter};
@@ -84,7 +84,7 @@ impl UhsEngine {
         if self.is_read_only() {
             return Err(Errno::EIO);
         }
-        let wanted = round.as_mut().map_or(WantedFiles::All, SyncRound::close);
+        let wanted = round.as_mut().map_or(SyncedFiles::All, SyncRound::close);
         if extent == SyncScope::Everything {
             self.write_times(store, purpose)?;
         }
@@ -106,7 +106,7 @@ impl UhsEngine {
     fn write_running(
         &self,
         store: &InodeStore,
-        wanted: &WantedFiles,
+        wanted: &SyncedFiles,
         purpose: QueuePurpose,
     ) -> Result<(u64, Option<GroupWrite>)> {
         self.pending.store(false, Ordering::Relaxed);
@@ -229,7 +229,7 @@ impl UhsEngine {
         now: bool,
         purpose: QueuePurpose,
     ) -> Result<u64, StoreError> {
-        match self.begin_group(store, &WantedFiles::All, now, purpose)? {
+        match self.begin_group(store, &SyncedFiles::All, now, purpose)? {
             (_, Some(slots)) => store.finish(slots),
             (group, None) => Ok(group),
         }
@@ -241,7 +241,7 @@ impl UhsEngine {
     fn begin_group(
         &self,
         store: &InodeStore,
-        wanted: &WantedFiles,
+        wanted: &SyncedFiles,
         now: bool,
         purpose: QueuePurpose,
     ) -> Result<(u64, Option<GroupWrite>), StoreError> {
@@ -300,7 +300,7 @@ impl UhsEngine {
                 return Ok(());
             }
             self.lose(&batch.contents, &lost, round > 0);
-            let all = &WantedFiles::All;
+            let all = &SyncedFiles::All;
             let since = group::close(&self.gate.close(), &self.names, &self.pool, all, true);
             batch.extend(since.map_err(|_| StoreError::Full)?);
         }

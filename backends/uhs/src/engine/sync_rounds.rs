@@ -26,40 +26,40 @@ struct RoundState {
     /// The round that is open.
     open: u64,
     has_leader: bool,
-    /// What the members of the open round want to be durable.
-    wanted: WantedFiles,
+    /// The files whose data the members of the open round sync.
+    wanted: SyncedFiles,
     /// Rounds that have waiting members.
     waiting: BTreeMap<u64, RoundMembers>,
 }
 
 /// The files whose data a sync makes durable, beside all other changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum WantedFiles {
+pub(crate) enum SyncedFiles {
     All,
     These(HashSet<u64>),
 }
 
-impl WantedFiles {
+impl SyncedFiles {
     pub(crate) fn contains(&self, ino: u64) -> bool {
         match self {
-            WantedFiles::All => true,
-            WantedFiles::These(inos) => inos.contains(&ino),
+            SyncedFiles::All => true,
+            SyncedFiles::These(inos) => inos.contains(&ino),
         }
     }
 
     /// Adds a file, or all for `None`.
     fn add(&mut self, ino: Option<u64>) {
         match (&mut *self, ino) {
-            (WantedFiles::All, _) => {}
-            (WantedFiles::These(inos), Some(ino)) => drop(inos.insert(ino)),
-            (WantedFiles::These(_), None) => *self = WantedFiles::All,
+            (SyncedFiles::All, _) => {}
+            (SyncedFiles::These(inos), Some(ino)) => drop(inos.insert(ino)),
+            (SyncedFiles::These(_), None) => *self = SyncedFiles::All,
         }
     }
 }
 
-impl Default for WantedFiles {
+impl Default for SyncedFiles {
     fn default() -> Self {
-        WantedFiles::These(HashSet::new())
+        SyncedFiles::These(HashSet::new())
     }
 }
 
@@ -117,9 +117,9 @@ impl SyncRounds {
 
 impl SyncRound<'_> {
     /// Closes the round: from now on, callers join the next one. Returns what its members want.
-    pub(super) fn close(&mut self) -> WantedFiles {
+    pub(super) fn close(&mut self) -> SyncedFiles {
         if self.is_closed {
-            return WantedFiles::default();
+            return SyncedFiles::default();
         }
         self.is_closed = true;
         let mut state = lock(&self.rounds.state);
@@ -209,11 +209,11 @@ mod tests {
         let rounds = Arc::new(rounds);
         let mut round = rounds.join(Some(7)).unwrap().expect("the first one leads");
         let member = join_in_thread(&rounds);
-        assert_eq!(round.close(), WantedFiles::All);
+        assert_eq!(round.close(), SyncedFiles::All);
         round.end();
         assert_eq!(member.join().unwrap(), Ok(()));
         let mut round = rounds.join(Some(8)).unwrap().expect("the first one leads");
-        assert_eq!(round.close(), WantedFiles::These(HashSet::from([8])));
+        assert_eq!(round.close(), SyncedFiles::These(HashSet::from([8])));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use defuse_fs::{Errno, Result};
 
 use crate::commit::InodeChange;
 use crate::content::{BlockPool, FileContent, PageFrame};
-use crate::engine::{WantedFiles, lock};
+use crate::engine::{SyncedFiles, lock};
 use crate::format::BLOCK;
 use crate::format::inode::{BlockPointer, HEAD, write_overflow};
 use crate::format::slot::BODY;
@@ -73,7 +73,7 @@ pub(crate) fn close(
     closed: &GroupWriteGuard<'_>,
     names: &NameStore,
     pool: &BlockPool,
-    wanted: &WantedFiles,
+    wanted: &SyncedFiles,
     skip_stuck: bool,
 ) -> Result<CommitBatch> {
     let changes = closed.take();
