@@ -38,7 +38,9 @@ pub use groups::ProcessGroups;
 pub use handler::Handler;
 pub use init::{InitDecision, InitError, NegotiatedInit, negotiate};
 pub use options::{GroupSource, IoUring, SessionOptions, ThreadPolicy};
-pub use session::{ResizeError, Session, SessionEnd, SessionStatistics, StartError, WorkerControl};
+pub use session::{
+    ResizeError, Session, SessionEnd, SessionStatistics, SessionStopper, StartError, WorkerControl,
+};
 #[cfg(fuzzing)]
 pub use transport::RequestAnswer;
 pub use transport::dev::SpliceLimits;

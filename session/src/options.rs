@@ -111,6 +111,9 @@ pub struct SessionOptions {
     /// Unused for clients of a socket.
     /// may not see. Of no meaning for clients of a socket.
     pub groups: Option<GroupSource>,
+    /// The interrupt of a request ends the system call in which its handler waits, by a signal (`EINTR`). Without it, only
+    /// [`Context::interrupted`](defuse_fs::Context::interrupted) reports an interrupt.
+    pub signals: bool,
     /// INIT capabilities not to use, as a mask of the `FUSE_*` bits of [`defuse_wire::abi`].
     pub disabled: u64,
 }
@@ -158,6 +161,7 @@ impl Default for SessionOptions {
             request_timeout: None,
             memory_pressure: "/proc/pressure/memory".into(),
             groups: None,
+            signals: true,
             disabled: 0,
         }
     }

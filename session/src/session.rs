@@ -83,10 +83,38 @@ impl Session {
         signal::install().map_err(StartError::Device)?;
         let device = Arc::new(device);
         let line: Arc<dyn RequestSource> = Arc::new(DeviceSource::new(Arc::clone(&device)));
-        let agreed = handshake(&line, Some(&device), &fs.caps(), options)?;
+        let agreed = handshake(&line, Some(&device), &mut |_| (fs.caps(), options.clone()))?;
         // A kernel's mount lives long enough for it; a connection may not.
         clock::calibrate();
         Session::begin(&line, SessionPeer::Kernel(device), fs, agreed, options)
+    }
+
+    /// Answers INIT like [`start`](Session::start), and serves the file system that `choose` returns for the kernel's INIT: for
+    /// file systems whose properties depend on the kernel's. `choose` is called at most once.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`start`](Session::start).
+    pub fn start_chosen(
+        device: OwnedFd,
+        choose: impl FnOnce(&InitIn) -> (Arc<dyn FileSystem>, SessionOptions),
+    ) -> std::result::Result<Session, StartError> {
+        signal::install().map_err(StartError::Device)?;
+        let device = Arc::new(device);
+        let line: Arc<dyn RequestSource> = Arc::new(DeviceSource::new(Arc::clone(&device)));
+        let (mut choose, mut chosen) = (Some(choose), None);
+        let agreed = handshake(&line, Some(&device), &mut |init| {
+            if let Some(choose) = choose.take() {
+                chosen = Some(choose(init));
+            }
+            let of = |(fs, options): &(Arc<dyn FileSystem>, SessionOptions)| {
+                (fs.caps(), options.clone())
+            };
+            chosen.as_ref().map_or_else(Default::default, of)
+        })?;
+        let (fs, options) = chosen.ok_or(StartError::Device(Errno::EPROTO))?;
+        clock::calibrate();
+        Session::begin(&line, SessionPeer::Kernel(device), fs, agreed, &options)
     }
 
     /// Answers INIT on `line`, at whose other end is a client in the kernel's place, and starts to serve `fs`.
@@ -101,7 +129,7 @@ impl Session {
         client: ClientHooks,
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
-        let agreed = handshake(&line, None, &fs.caps(), options)?;
+        let agreed = handshake(&line, None, &mut |_| (fs.caps(), options.clone()))?;
         Session::begin(&line, SessionPeer::Client(client), fs, agreed, options)
     }
 
@@ -176,6 +204,11 @@ impl Session {
     /// Waits until the client has ended the connection, while [`wait`](Session::wait) has not made anything durable yet.
     pub fn wait_for_end(&self) {
         self.shared.wait_for_end();
+    }
+
+    /// A handle that ends the session from another thread.
+    pub fn stopper(&self) -> SessionStopper {
+        SessionStopper { view: Arc::clone(&self.shared.view) }
     }
 
     /// Waits until the kernel ends the session (unmount or abort), ends the workers, and lets the
@@ -254,6 +287,20 @@ impl SessionStatistics {
     }
 }
 
+/// Ends a session that the kernel has not ended.
+#[derive(Clone)]
+pub struct SessionStopper {
+    view: Arc<SessionView>,
+}
+
+impl SessionStopper {
+    /// Lets [`Session::wait`] return as if the kernel had ended the session. Its threads receive no further request; the mount
+    /// stays, and its requests fail once the last descriptor of the device is closed.
+    pub fn stop(&self) {
+        let _ = self.view.look(SessionShared::finish);
+    }
+}
+
 /// Changes the number of threads of a session.
 #[derive(Clone)]
 pub struct WorkerControl {
@@ -306,6 +353,8 @@ pub(crate) struct SessionShared {
     pub(crate) rings: Option<SessionRings>,
     limits: ChannelLimits,
     clone_fd: bool,
+    /// An interrupted request ends the system call of its handler.
+    signals: bool,
     policy: ThreadPolicy,
     /// A file in the format of `/proc/pressure/memory`.
     pub(crate) memory_pressure: PathBuf,
@@ -378,6 +427,7 @@ impl SessionShared {
                 splice: options.splice,
             },
             clone_fd: options.clone_fd && options.policy.owns_descriptors(),
+            signals: options.signals,
             policy: options.policy,
             begun: clock::now(),
             backlog_ns: AtomicU64::new(0),
@@ -527,6 +577,9 @@ impl SessionShared {
             return;
         }
         if let Some(thread) = self.slots.interrupt(unique) {
+            if !self.signals {
+                return;
+            }
             signal::wake(thread);
             // The signal may arrive before the system call that it is to end: the watchdog repeats it.
             self.bell.ring();
@@ -767,8 +820,7 @@ struct HandshakeOutcome {
 fn handshake(
     line: &Arc<dyn RequestSource>,
     device: Option<&Arc<OwnedFd>>,
-    caps: &Caps,
-    options: &SessionOptions,
+    choose: &mut dyn FnMut(&InitIn) -> (Caps, SessionOptions),
 ) -> std::result::Result<HandshakeOutcome, StartError> {
     let port = line.port(false);
     // Until INIT is answered, the kernel requires room for the largest default request. A client sends INIT alone.
@@ -784,11 +836,16 @@ fn handshake(
         }
         let (message, reply) = channel.exchange();
         let kernel = init_of(&message)?;
-        let (options, plan) = match device {
-            Some(device) => uring::plan(device, &kernel, caps, options),
-            None => (options.clone(), Ok(None)),
+        // An INIT of a later version is repeated.
+        let (caps, options) = match kernel.major > abi::FUSE_KERNEL_VERSION {
+            true => Default::default(),
+            false => choose(&kernel),
         };
-        match negotiate(&kernel, caps, &options) {
+        let (options, plan) = match device {
+            Some(device) => uring::plan(device, &kernel, &caps, &options),
+            None => (options, Ok(None)),
+        };
+        match negotiate(&kernel, &caps, &options) {
             Ok((out, mut negotiated)) => {
                 let plan = plan.map_err(|reason| negotiated.refuse_rings(reason)).ok().flatten();
                 if let Some(reason) = negotiated.without_rings()

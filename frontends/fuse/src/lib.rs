@@ -8,6 +8,6 @@ pub mod mount;
 
 pub use defuse_session::{
     GroupSource, InitDecision, InitError, IoUring, NegotiatedInit, ProcessGroups, ResizeError,
-    Session, SessionEnd, SessionOptions, SessionStatistics, SpliceLimits, StartError, ThreadPolicy,
-    WorkerControl, abi, negotiate, process,
+    Session, SessionEnd, SessionOptions, SessionStatistics, SessionStopper, SpliceLimits,
+    StartError, ThreadPolicy, WorkerControl, abi, negotiate, process,
 };

@@ -63,11 +63,21 @@ impl<P: PathFileSystem> PathAdapter<P> {
         file: File,
         call: impl FnOnce(PathFile<'_>) -> Result<T>,
     ) -> Result<T> {
-        if self.caps.handles_survive_unlink {
-            return call(PathFile { path: None, fh: file.fh });
+        let held = self.hold_for_handle(cx, file.ino)?;
+        call(PathFile { path: held.as_ref().map(|held| held.path(0)), fh: file.fh })
+    }
+
+    /// Holds the path with which the backend gets an open file: `None` if it gets none.
+    fn hold_for_handle(&self, cx: &Context<'_>, ino: Ino) -> Result<Option<HeldPaths<'_>>> {
+        let survives = self.caps.handles_survive_unlink;
+        if survives && !self.caps.paths_while_named {
+            return Ok(None);
         }
-        let held = self.names.hold(cx, &[NeededPath::Node(file.ino)])?;
-        call(PathFile { path: Some(held.path(0)), fh: file.fh })
+        match self.names.hold(cx, &[NeededPath::Node(ino)]) {
+            Ok(held) => Ok(Some(held)),
+            Err(HoldRefusal::Gone) if survives => Ok(None),
+            Err(refusal) => Err(refusal.into()),
+        }
     }
 
     /// Does the work of [`with_file`](Self::with_file), for operations that also apply to directories.
@@ -96,7 +106,11 @@ impl<P: PathFileSystem> PathAdapter<P> {
         // The handle of a directory belongs to the adapter and is unknown to the backend.
         let is_dir = self.names.lock().node(ino)?.kind == FileKind::Directory;
         match fh.filter(|_| !is_dir) {
-            Some(fh) if survives => call(PathOperand::Open(PathFile { path: None, fh })),
+            Some(fh) if survives => {
+                let held = self.hold_for_handle(cx, ino)?;
+                let path = held.as_ref().map(|held| held.path(0));
+                call(PathOperand::Open(PathFile { path, fh }))
+            }
             fh => match self.names.hold(cx, &[NeededPath::Node(ino)]) {
                 Ok(held) => {
                     let path = held.path(0);
@@ -114,9 +128,15 @@ impl<P: PathFileSystem> PathAdapter<P> {
         }
     }
 
+    /// True if an open file that has a name comes with it.
+    fn needs_path(&self) -> bool {
+        !self.caps.handles_survive_unlink || self.caps.paths_while_named
+    }
+
     /// The attributes of `ino` as reported to the frontend.
     fn attr(&self, ino: Ino, attr: Attr) -> Attr {
-        if self.caps.stable_ino { attr } else { Attr { st_ino: ino.0, ..attr } }
+        let shows = self.caps.stable_ino || self.caps.shows_st_ino;
+        if shows { attr } else { Attr { st_ino: ino.0, ..attr } }
     }
 
     /// Adds a lookup of the file at `name`, and returns its entry.
@@ -154,8 +174,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         flags: OpenFlags,
         fh: Fh,
     ) -> Result<Entry> {
-        let path = (!self.caps.handles_survive_unlink).then(|| held.path(0));
-        let file = PathFile { path, fh };
+        let file = PathFile { path: self.needs_path().then(|| held.path(0)), fh };
         let entered = self.inner.getattr(cx, PathOperand::Open(file)).and_then(|attr| {
             let entry = self.enter(parent, name, attr, true)?;
             self.names.add_handle(entry.ino, fh, flags.writable())?;
@@ -368,7 +387,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         let opened = self.inner.open(cx, held.path(0), args)?;
         let added = self.names.add_handle(ino, opened.fh, args.flags.writable());
         if added.is_err() {
-            let path = (!self.caps.handles_survive_unlink).then(|| held.path(0));
+            let path = self.needs_path().then(|| held.path(0));
             let release = ReleaseArgs::of(args.flags);
             let _ = self.inner.release(cx, PathFile { path, fh: opened.fh }, release);
         }
@@ -417,11 +436,8 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         // Called only once, so that an interrupt must not end it.
         let cx = &Context::new(cx.caller).from_origin(cx.origin);
         self.names.close_handle(file.ino, file.fh);
-        let held = match self.caps.handles_survive_unlink {
-            true => None,
-            // A file that another client has removed is released nevertheless.
-            false => self.names.hold(cx, &[NeededPath::Node(file.ino)]).ok(),
-        };
+        // A file that another client has removed is released nevertheless.
+        let held = self.hold_for_handle(cx, file.ino).unwrap_or(None);
         let path = held.as_ref().map(|held| held.path(0));
         let result = self.inner.release(cx, PathFile { path, fh: file.fh }, args);
         let last = self.names.drop_handle(file.ino, file.fh);
@@ -445,12 +461,12 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
-        let held = match self.caps.handles_survive_unlink {
-            true => None,
-            false => Some(
-                self.names
-                    .hold(cx, &[NeededPath::Node(copy.src.ino), NeededPath::Node(copy.dst.ino)])?,
-            ),
+        let survives = self.caps.handles_survive_unlink;
+        let wants = [NeededPath::Node(copy.src.ino), NeededPath::Node(copy.dst.ino)];
+        let held = match self.needs_path().then(|| self.names.hold(cx, &wants)) {
+            None => None,
+            Some(Err(HoldRefusal::Gone)) if survives => None,
+            Some(held) => Some(held?),
         };
         let path = |place| held.as_ref().map(|held| held.path(place));
         let copy = PathCopy {
@@ -531,10 +547,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
         let cx = &Context::new(cx.caller).from_origin(cx.origin);
         let open = self.dirs.remove(dir.fh)?;
-        let held = match self.caps.handles_survive_unlink {
-            true => None,
-            false => self.names.hold(cx, &[NeededPath::Node(dir.ino)]).ok(),
-        };
+        let held = self.hold_for_handle(cx, dir.ino).unwrap_or(None);
         let path = held.as_ref().map(|held| held.path(0));
         self.inner.releasedir(cx, PathFile { path, fh: open.fh })
     }

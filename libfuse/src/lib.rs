@@ -1,0 +1,33 @@
+//! Programs that were written for libfuse 2 or 3, on the sessions of this project.
+//!
+//! The libraries `libfuse3.so.3` (`three/`) and `libfuse.so.2` (`two/`) export the functions of libfuse by their names and
+//! versions, and this crate has the functions. A program hands over a structure of operations on paths
+//! ([`OperationTable`]). [`ProgramFileSystem`] calls them as a [`PathFileSystem`](defuse_fs::path::PathFileSystem), the
+//! [`PathAdapter`](defuse_fs::path::PathAdapter) makes a file system of inodes of it, and a session of `session/` serves its
+//! mount.
+//!
+//! This crate parses no FUSE messages, and has no threads of its own but one that waits for the end of a session. The interface
+//! of inodes ("low-level") and character devices (CUSE) are not served: [`refused`] answers their functions as a libfuse
+//! that cannot create a session.
+//!
+//! Sources: the symbols of the shared libraries of libfuse 2.9.9 and 3.14.0, the structures in their headers, and the behaviour
+//! that these document.
+
+pub mod abi;
+pub mod args;
+pub mod buffers;
+mod calls;
+pub mod cmdline;
+mod context;
+pub mod daemon;
+pub mod exports;
+mod file_system;
+pub mod handle;
+pub mod logging;
+pub mod options;
+pub mod refused;
+pub mod signals;
+
+pub use calls::OperationTable;
+pub use context::{fuse_get_context, fuse_getgroups, fuse_interrupted};
+pub use file_system::ProgramFileSystem;
