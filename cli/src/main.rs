@@ -16,6 +16,7 @@ mod daemon;
 mod dump;
 mod error;
 mod fsck;
+mod fuse;
 mod grow;
 mod images;
 mod inherited;
@@ -78,6 +79,7 @@ enum CliCommand {
     Manager(manager::ManagerArgs),
     Umount(umount::UmountArgs),
     Run(run::RunArgs),
+    Fuse(fuse::FuseCommandArgs),
     Check(check::CheckArgs),
     Mkfs(mkfs::MkfsArgs),
     Fsck(fsck::FsckArgs),
@@ -170,6 +172,7 @@ fn parse_as<T: Args>(name: &'static str, arguments: &[OsString]) -> Option<T> {
 fn run(command: CliCommand) -> Result {
     match command {
         CliCommand::Run(args) => run::run(&args).map(drop),
+        CliCommand::Fuse(args) => fuse::run(&args),
         CliCommand::Mount(args) => mount::run(args),
         CliCommand::Serve(args) => serve::run(args),
         CliCommand::Manager(args) => manager::run(args),

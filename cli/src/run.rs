@@ -27,7 +27,7 @@ use crate::error::{CommandFailure, Result, show_warnings, warn};
 use crate::inherited::OwnLimits;
 
 mod attend;
-mod library;
+pub mod library;
 mod mounts;
 
 /// Run a program on file systems in its own process

@@ -385,16 +385,12 @@ operations! {
 pub struct OperationsTwo {
     /// The operations before the bits.
     pub first: OperationsTwoFirst,
-    /// [`NULLPATH_OK`] and its neighbours.
+    /// [`UTIME_OMIT_OK`] and its neighbours.
     pub bits: c_uint,
     /// The operations behind the bits.
     pub last: OperationsTwoLast,
 }
 
-/// The program accepts a null pointer as the path of an open file.
-pub const NULLPATH_OK: u32 = 1;
-/// The program does not need paths of open files.
-pub const NOPATH: u32 = 1 << 1;
 /// Not of the structure: the program is older than libfuse 2.5. Its `struct fuse_file_info` ends with [`FileInfoTwo::bits`], its
 /// handle is [`FileInfoTwo::fh_old`], and its `statfs` fills a `struct statfs`.
 pub const OLD_PROGRAM: u32 = 1 << 31;

@@ -5,14 +5,13 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
 
-use defuse_fs::path::PathDirEntry;
 use defuse_fs::{Errno, FileKind, ReadBuf, Result};
 use libc::{flock, stat, statvfs, timespec};
 
 use crate::abi::{
     BUF_FD_SEEK, BUF_IS_FD, ConnInfoThree, ConnInfoTwo, DataPart, DataParts, FileInfoThree,
-    FileInfoTwo, FuseConfig, InfoPtr, NOPATH, NULLPATH_OK, OLD_PROGRAM, OperationsThree,
-    OperationsTwo, PathPtr, UTIME_OMIT_OK, info_bits,
+    FileInfoTwo, FuseConfig, InfoPtr, OLD_PROGRAM, OperationsThree, OperationsTwo, PathPtr,
+    UTIME_OMIT_OK, info_bits,
 };
 
 /// Most parts of the data of one read.
@@ -198,11 +197,6 @@ impl OperationTable {
         }
         *info = raw.read();
         result
-    }
-
-    /// True if the operations work without the path of an open file, and without its name.
-    pub fn accepts_no_path(&self) -> bool {
-        matches!(self, OperationTable::Two(table) if table.bits & (NULLPATH_OK | NOPATH) != 0)
     }
 
     /// Calls `init` of the program.
@@ -614,7 +608,7 @@ impl OperationTable {
         &self,
         path: PathArg<'_>,
         info: &mut OpenInfo,
-    ) -> Result<Vec<PathDirEntry>> {
+    ) -> Result<Vec<ListedEntry>> {
         let mut listing = ProgramListing::default();
         let (path, to) = (pointer(path), (&mut listing as *mut ProgramListing).cast::<c_void>());
         match self {
@@ -943,10 +937,18 @@ fn append(part: &DataPart, out: &mut ReadBuf<'_>) -> Result<()> {
     out.put(&bytes[..got]).map(drop)
 }
 
+/// An entry that a program has listed.
+pub(crate) struct ListedEntry {
+    pub(crate) name: Vec<u8>,
+    /// `None` if the program has not said.
+    pub(crate) kind: Option<FileKind>,
+    pub(crate) st_ino: u64,
+}
+
 /// The entries that a program has listed so far.
 #[derive(Default)]
 struct ProgramListing {
-    entries: Vec<PathDirEntry>,
+    entries: Vec<ListedEntry>,
     error: Option<Errno>,
 }
 
@@ -957,8 +959,8 @@ impl ProgramListing {
             self.error = Some(Errno::ENOMEM);
             return 1;
         }
-        let kind = FileKind::from_mode(mode).unwrap_or(FileKind::Regular);
-        self.entries.push(PathDirEntry { name: name.to_bytes().to_vec(), kind, st_ino });
+        let kind = FileKind::from_mode(mode);
+        self.entries.push(ListedEntry { name: name.to_bytes().to_vec(), kind, st_ino });
         0
     }
 }

@@ -17,7 +17,7 @@ use defuse_fs::{
 
 use crate::abi::{FuseConfig, info_bits};
 use crate::buffers::poll_pointer;
-use crate::calls::{OpenInfo, OperationTable, PathArg, text};
+use crate::calls::{ListedEntry, OpenInfo, OperationTable, PathArg, text};
 use crate::context::{CallScope, ProgramPointers};
 
 /// Longest answer of ioctl(2), in bytes: its size is a field of 14 bits.
@@ -60,7 +60,6 @@ struct PlainConfig {
     direct_io: bool,
     kernel_cache: bool,
     no_rofd_flush: bool,
-    nullpath_ok: bool,
 }
 
 impl PlainConfig {
@@ -78,7 +77,6 @@ impl PlainConfig {
             direct_io: config.direct_io != 0,
             kernel_cache: config.kernel_cache != 0,
             no_rofd_flush: config.no_rofd_flush != 0,
-            nullpath_ok: config.nullpath_ok != 0,
         }
     }
 }
@@ -228,6 +226,21 @@ impl ProgramFileSystem {
         call(path.as_deref(), &mut OpenInfo { fh: file.fh.0, ..OpenInfo::default() })
     }
 
+    /// The entry with its type, for which the program is asked if it has not said so: programs that walk trees, such as find(1), rely
+    /// on it.
+    fn typed(&self, dir: PathArg<'_>, entry: ListedEntry) -> PathDirEntry {
+        let is_dots = matches!(&entry.name[..], b"." | b"..");
+        let found = || {
+            let dir = dir.filter(|_| !is_dots)?.to_bytes();
+            let separator: &[u8] = if dir.ends_with(b"/") { b"" } else { b"/" };
+            let path = text(&[dir, separator, &entry.name].concat()).ok()?;
+            FileKind::from_mode(self.table.getattr(Some(&path), None).ok()?.st_mode)
+        };
+        let kind = entry.kind.or_else(found).unwrap_or(FileKind::Regular);
+        let st_ino = if self.config.use_ino { entry.st_ino } else { UNKNOWN_INO };
+        PathDirEntry { name: entry.name, kind, st_ino }
+    }
+
     /// Drops the record locks of `owner`, at a close.
     fn drop_locks(&self, path: PathArg<'_>, info: &mut OpenInfo) -> Result<()> {
         let mut lock = whole_file(libc::F_UNLCK);
@@ -262,7 +275,6 @@ impl PathFileSystem for ProgramFileSystem {
     fn path_caps(&self) -> PathCaps {
         let (record, flock) = self.table.keeps_locks();
         let locks = if record || flock { LockSupport::FileSystem } else { LockSupport::Frontend };
-        let needs_no_name = self.table.accepts_no_path() || self.config.nullpath_ok;
         PathCaps {
             caps: Caps {
                 locks,
@@ -277,7 +289,8 @@ impl PathFileSystem for ProgramFileSystem {
             stable_ino: false,
             shows_st_ino: self.config.use_ino,
             handles_survive_unlink: self.config.hard_remove,
-            paths_while_named: !needs_no_name,
+            // Programs may do without, and listings need it.
+            paths_while_named: true,
             entry_valid_for: self.config.entry_timeout,
         }
     }
@@ -674,11 +687,10 @@ impl PathFileSystem for ProgramFileSystem {
         if !self.table.lists() {
             return Err(Errno::ENOSYS);
         }
-        let mut entries = self.with_file(cx, dir, |path, info| self.table.readdir(path, info))?;
-        if !self.config.use_ino {
-            entries.iter_mut().for_each(|entry| entry.st_ino = UNKNOWN_INO);
-        }
-        Ok(entries)
+        self.with_file(cx, dir, |path, info| {
+            let listed = self.table.readdir(path, info)?;
+            Ok(listed.into_iter().map(|entry| self.typed(path, entry)).collect())
+        })
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: PathFile<'_>) -> Result<()> {

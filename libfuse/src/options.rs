@@ -243,6 +243,10 @@ pub fn take_from(
     let mut rest = words.iter().skip(1);
     while let Some(word) = rest.next() {
         let bytes = word.to_bytes();
+        // mount(8): another form of an option.
+        if bytes == b"-r" && take("ro")? == OptionOutcome::Taken {
+            continue;
+        }
         if !bytes.starts_with(b"-o") {
             others.push(word.clone());
             continue;

@@ -44,7 +44,7 @@ pub fn find() -> Result<PathBuf> {
         None => match beside(&program, CARRIED) {
             Some(library) => library,
             None if CARRIED.is_empty() => return Err(missing(&program)),
-            None => unpack(&homes(), CARRIED)?,
+            None => unpack(&homes(), &[(LIBRARY, CARRIED)])?.join(LIBRARY),
         },
     };
     if !can_be_named(&library) {
@@ -59,7 +59,7 @@ pub fn find() -> Result<PathBuf> {
 }
 
 /// True if `LD_PRELOAD` can have this path, of which the loader makes no list and no variable.
-fn can_be_named(path: &Path) -> bool {
+pub fn can_be_named(path: &Path) -> bool {
     !path.as_os_str().as_bytes().iter().any(|byte| b": $".contains(byte))
 }
 
@@ -116,7 +116,7 @@ fn check(library: &Path) -> Result {
 }
 
 /// Directories for unpacked libraries, the best one first. A run of root starts programs of other users, too.
-fn homes() -> Vec<PathBuf> {
+pub fn homes() -> Vec<PathBuf> {
     let variable = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);
         path.is_absolute().then_some(path)
@@ -132,11 +132,15 @@ fn homes() -> Vec<PathBuf> {
     homes
 }
 
-/// Writes the library to the first of these directories in which it can be kept and executed, unless it is there.
-fn unpack(homes: &[PathBuf], library: &[u8]) -> Result<PathBuf> {
+/// Libraries by their names, with their contents.
+pub type CarriedLibraries<'a> = [(&'a str, &'a [u8])];
+
+/// Writes the libraries to a directory in the first of these places in which they can be kept and executed, unless they are there.
+/// Returns the directory.
+pub fn unpack(homes: &[PathBuf], libraries: &CarriedLibraries<'_>) -> Result<PathBuf> {
     let mut refusals = Vec::new();
     for home in homes {
-        match unpack_into(home, library) {
+        match unpack_into(home, libraries) {
             Ok(path) => return Ok(path),
             Err(error) => refusals.push(format!("{}: {error}", home.display())),
         }
@@ -148,7 +152,7 @@ fn unpack(homes: &[PathBuf], library: &[u8]) -> Result<PathBuf> {
     )))
 }
 
-fn unpack_into(home: &Path, library: &[u8]) -> io::Result<PathBuf> {
+fn unpack_into(home: &Path, libraries: &CarriedLibraries<'_>) -> io::Result<PathBuf> {
     if !can_be_named(home) {
         return Err(io::Error::other(
             "LD_PRELOAD can name no path with a space, a colon or a dollar sign",
@@ -158,23 +162,30 @@ fn unpack_into(home: &Path, library: &[u8]) -> io::Result<PathBuf> {
     let base = create_settled(home.parent().unwrap_or(home))?;
     let home = private_directory(&base.join(home.file_name().unwrap_or_default()))?;
     let mut hasher = DefaultHasher::new();
-    hasher.write(library);
+    for (_, content) in libraries {
+        hasher.write(content);
+    }
     let name = format!("{UNPACKED}{:016x}", hasher.finish());
     let directory = private_directory(&home.join(&name))?;
-    let path = directory.join(LIBRARY);
-    if let Ok(file) = open_trusted(&path)
-        && has_content(file, library)
-    {
-        // The time of the last use, within a day: a run writes nothing otherwise.
-        let used = fs::metadata(&directory)?.modified()?;
-        if age(used) > Duration::from_secs(24 * 60 * 60) {
-            let _ = File::open(&directory)?.set_modified(SystemTime::now());
+    let mut is_new = false;
+    for (library, content) in libraries {
+        let path = directory.join(library);
+        let is_there = open_trusted(&path).is_ok_and(|file| has_content(file, content));
+        if !is_there {
+            write(&directory, &path, content)?;
+            is_new = true;
         }
-        return Ok(path);
     }
-    write(&directory, &path, library)?;
-    remove_unused(&home, &name);
-    Ok(path)
+    if is_new {
+        remove_unused(&home, &name);
+        return Ok(directory);
+    }
+    // The time of the last use, within a day: a run writes nothing otherwise.
+    let used = fs::metadata(&directory)?.modified()?;
+    if age(used) > Duration::from_secs(24 * 60 * 60) {
+        let _ = File::open(&directory)?.set_modified(SystemTime::now());
+    }
+    Ok(directory)
 }
 
 /// A directory that only this user and root can change. It is created if its parent is there.
@@ -249,6 +260,22 @@ mod tests {
 
     const CONTENT: &[u8] = b"a library";
 
+    fn one(homes: &[PathBuf], content: &[u8]) -> Result<PathBuf> {
+        Ok(unpack(homes, &[(LIBRARY, content)])?.join(LIBRARY))
+    }
+
+    #[test]
+    fn several_libraries_lie_together_and_are_those_of_one_build() {
+        let (_dir, place) = place();
+        let homes = [place.join("defuse")];
+        let directory = unpack(&homes, &[("a.so", b"one"), ("b.so", b"two")]).unwrap();
+        assert_eq!(fs::read(directory.join("a.so")).unwrap(), b"one");
+        fs::write(directory.join("b.so"), b"twp").unwrap();
+        assert_eq!(unpack(&homes, &[("a.so", b"one"), ("b.so", b"two")]).unwrap(), directory);
+        assert_eq!(fs::read(directory.join("b.so")).unwrap(), b"two");
+        assert_ne!(unpack(&homes, &[("a.so", b"one"), ("b.so", b"new")]).unwrap(), directory);
+    }
+
     fn place() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap();
@@ -287,17 +314,17 @@ mod tests {
     fn an_unpacked_library_is_used_again_and_mended_when_damaged() {
         let (_dir, place) = place();
         let homes = [place.join("no/such/base"), place.join("new/defuse")];
-        let path = unpack(&homes, CONTENT).unwrap();
+        let path = one(&homes, CONTENT).unwrap();
         assert!(path.starts_with(place.join("new/defuse")), "{path:?}");
         let first = fs::metadata(&path).unwrap();
-        assert_eq!(unpack(&homes, CONTENT).unwrap(), path);
+        assert_eq!(one(&homes, CONTENT).unwrap(), path);
         assert_eq!(fs::metadata(&path).unwrap().ino(), first.ino());
         for damage in ["a librarx", "short", ""] {
             fs::write(&path, damage).unwrap();
-            assert_eq!(unpack(&homes, CONTENT).unwrap(), path);
+            assert_eq!(one(&homes, CONTENT).unwrap(), path);
             assert_eq!(fs::read(&path).unwrap(), CONTENT);
         }
-        let other = unpack(&homes, b"another build").unwrap();
+        let other = one(&homes, b"another build").unwrap();
         assert!(other != path && path.exists());
     }
 
@@ -307,20 +334,20 @@ mod tests {
         let homes = [place.join("open/defuse"), place.join("own/defuse")];
         fs::create_dir_all(&homes[0]).unwrap();
         fs::set_permissions(&homes[0], Permissions::from_mode(0o777)).unwrap();
-        let path = unpack(&homes, CONTENT).unwrap();
+        let path = one(&homes, CONTENT).unwrap();
         assert!(path.starts_with(place.join("own")), "{path:?}");
         // A link to a file elsewhere, and a file that others can write.
         let foreign = place.join("foreign");
         fs::write(&foreign, CONTENT).unwrap();
         fs::remove_file(&path).unwrap();
         symlink(&foreign, &path).unwrap();
-        unpack(&homes, CONTENT).unwrap();
+        one(&homes, CONTENT).unwrap();
         assert!(fs::symlink_metadata(&path).unwrap().is_file());
         fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
-        unpack(&homes, CONTENT).unwrap();
+        one(&homes, CONTENT).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o755);
         let spaced = [place.join("a b/defuse")];
-        let error = unpack(&spaced, CONTENT).unwrap_err().to_string();
+        let error = one(&spaced, CONTENT).unwrap_err().to_string();
         assert!(error.contains("a b") && error.contains("XDG_CACHE_HOME"), "{error}");
     }
 
@@ -328,12 +355,12 @@ mod tests {
     fn libraries_of_other_builds_are_removed_after_a_month() {
         let (_dir, place) = place();
         let homes = [place.join("defuse")];
-        let old = unpack(&homes, b"an old build").unwrap();
-        let young = unpack(&homes, b"a young build").unwrap();
+        let old = one(&homes, b"an old build").unwrap();
+        let young = one(&homes, b"a young build").unwrap();
         let long_ago = SystemTime::now() - UNUSED - Duration::from_secs(1);
         File::open(old.parent().unwrap()).unwrap().set_modified(long_ago).unwrap();
         fs::create_dir(homes[0].join("something")).unwrap();
-        unpack(&homes, CONTENT).unwrap();
+        one(&homes, CONTENT).unwrap();
         assert!(!old.exists() && young.exists() && homes[0].join("something").exists());
     }
 

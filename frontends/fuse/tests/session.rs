@@ -453,6 +453,70 @@ fn an_interrupt_ends_the_handler_of_the_only_worker() {
     assert!(mount.end().1);
 }
 
+#[test]
+fn without_signals_an_interrupt_is_reported_and_ends_no_system_call() {
+    let options = SessionOptions { signals: false, ..one_worker() };
+    let Some(mount) = SessionMount::new(&options) else { return };
+    mount.fs.set(ReadScript::Wait);
+    let mut reader = mount.reader();
+    eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
+    reader.kill().unwrap();
+    eventually("the handler ends", || mount.fs.inside.load(Ordering::Acquire) == 0);
+    reader.wait().unwrap();
+    mount.fs.set(ReadScript::Block);
+    let mut reader = mount.reader();
+    eventually("the handler runs", || mount.fs.inside.load(Ordering::Acquire) == 1);
+    reader.kill().unwrap();
+    // The watchdog answers in the place of the handler, which stays in its system call.
+    reader.wait().unwrap();
+    assert_eq!(mount.fs.inside.load(Ordering::Acquire), 1);
+    // The end of the session interrupts it nevertheless.
+    assert!(mount.end().1);
+}
+
+#[test]
+fn a_session_that_is_stopped_leaves_its_mount_without_a_server() {
+    for transport in [IoUring::Off, IoUring::Auto] {
+        let Some(mut mount) = SessionMount::new(&over(transport)) else { return };
+        assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+        let session = mount.session.take().unwrap();
+        let stopper = session.stopper();
+        std::thread::scope(|scope| {
+            scope.spawn(move || stopper.stop());
+            assert!(session.wait().clean);
+        });
+        assert!(mount.fs.detached.load(Ordering::Acquire));
+        // Another test may have forked, and its child has the device until it executes its program.
+        eventually("the kernel sees no server", || {
+            let error = std::fs::metadata(mount.file()).unwrap_err();
+            error.raw_os_error() == Some(Errno::ENOTCONN.raw())
+        });
+    }
+}
+
+#[test]
+fn a_file_system_is_chosen_when_the_kernel_has_offered_its_capabilities() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: needs root and /dev/fuse");
+        return;
+    }
+    let (dir, fs) = (tempfile::tempdir().unwrap(), ScriptedFileSystem::new());
+    let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
+    let mut offered = 0;
+    let session = Session::start_chosen(mounted.device, |init| {
+        offered = init.flags;
+        assert_eq!(init.major, 7);
+        (fs.clone(), SessionOptions { max_write: 8192, ..one_worker() })
+    });
+    let session = session.unwrap();
+    let mut mount = SessionMount { dir, fs, session: None };
+    assert!(u64::from(offered) & defuse_fuse::abi::FUSE_ASYNC_READ != 0);
+    assert_eq!(session.negotiated().max_write, 8192);
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+    mount.session = Some(session);
+    assert!(mount.end().1);
+}
+
 /// Requests received by the watchdog while the worker hangs are handled afterwards.
 #[test]
 fn requests_behind_a_stuck_worker_are_not_lost() {

@@ -57,7 +57,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
     }
 
     /// Runs `call` on the open file, with its path unless the backend does not need it.
-    fn with_file<T>(
+    pub(super) fn with_file<T>(
         &self,
         cx: &Context<'_>,
         file: File,

@@ -136,6 +136,9 @@ pub const TEST_TOOLS: &[RequiredTool] = &[
     RequiredTool::package_for("busybox-static", "busybox", "static programs in a run"),
     RequiredTool::package_for("lmdb-utils", "mdb_load", "a database of many writers in a run"),
     RequiredTool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
+    RequiredTool::package_for("unionfs-fuse", "unionfs-fuse", "programs of libfuse 2"),
+    RequiredTool::package_for("archivemount", "archivemount", "programs of libfuse 2"),
+    RequiredTool::package_for("fuse2fs", "fuse2fs", "programs of libfuse 2"),
     RequiredTool::package_for(
         "squashfs-tools",
         "mksquashfs",

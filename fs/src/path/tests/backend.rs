@@ -38,6 +38,17 @@ impl PathTestBackend {
         PathTestBackend { caps, state: Mutex::new(state) }
     }
 
+    /// A backend whose handles survive, and that gets paths as long as there are any.
+    pub fn with_paths(stable_ino: bool) -> Self {
+        let mut backend = PathTestBackend::new(stable_ino, true);
+        backend.caps.paths_while_named = true;
+        backend
+    }
+
+    pub fn show_st_ino(&mut self) {
+        self.caps.shows_st_ino = true;
+    }
+
     pub fn state(&self) -> MutexGuard<'_, PathTestState> {
         // Gives other threads the chance to invalidate the path of this call.
         std::thread::yield_now();
@@ -48,7 +59,8 @@ impl PathTestBackend {
     /// given, they must agree.
     fn file(&self, state: &PathTestState, file: PathFile<'_>) -> Result<u64> {
         let opened = *state.open.get(&file.fh.0).expect("a handle that is open");
-        if self.caps.handles_survive_unlink {
+        let may_lack = self.caps.handles_survive_unlink;
+        if may_lack && (!self.caps.paths_while_named || file.path.is_none()) {
             assert_eq!(file.path, None);
             return Ok(opened);
         }

@@ -96,6 +96,42 @@ fn each(test: impl Fn(AdapterMount, bool, bool)) {
     for (stable, survive) in [(false, false), (false, true), (true, false), (true, true)] {
         test(AdapterMount::new(stable, survive), stable, survive);
     }
+    for stable in [false, true] {
+        let backend = PathTestBackend::with_paths(stable);
+        test(AdapterMount(PathAdapter::new(backend)), stable, true);
+    }
+}
+
+#[test]
+fn an_open_file_comes_with_its_present_path_until_it_has_none() {
+    let mount = AdapterMount(PathAdapter::new(PathTestBackend::with_paths(false)));
+    let file = mount.create(Ino::ROOT, "file", b"text");
+    let seen = || {
+        let mut path = None;
+        let call = |file: PathFile<'_>| {
+            path = file.path.map(|path| path.as_bytes().to_vec());
+            Ok(())
+        };
+        mount.0.with_file(&cx(), file, call).unwrap();
+        path
+    };
+    assert_eq!(seen().unwrap(), b"/file");
+    mount.rename((Ino::ROOT, "file"), (Ino::ROOT, "moved"), 0).unwrap();
+    assert_eq!(seen().unwrap(), b"/moved");
+    mount.unlink(Ino::ROOT, "moved").unwrap();
+    assert_eq!(seen(), None);
+    mount.release(file);
+}
+
+#[test]
+fn numbers_that_identify_nothing_are_shown_if_the_backend_says_so() {
+    let mut backend = PathTestBackend::new(false, false);
+    backend.show_st_ino();
+    let mount = AdapterMount(PathAdapter::new(backend));
+    let file = mount.create(Ino::ROOT, "file", b"");
+    let shown = |ino| mount.0.getattr(&cx(), ino, None).unwrap().st_ino;
+    // This backend has another number each time.
+    assert_ne!(shown(file.ino), shown(file.ino));
 }
 
 #[test]

@@ -1,0 +1,145 @@
+//! `defuse fuse`: a program of libfuse with this project's libraries in the place of libfuse.
+//!
+//! The libraries are carried by this program, as the library for `defuse run` is. The loader finds them first by LD_LIBRARY_PATH.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use defuse_preload_plan::analysis::{ObjectFile, find_library};
+
+use crate::error::{CommandFailure, Result, warn};
+use crate::run::library;
+
+/// The libraries, by the names by which programs need them. They are empty in a build that cargo has made elsewhere than in a checkout.
+const CARRIED: [(&str, &[u8]); 2] = [
+    ("libfuse.so.2", include_bytes!(env!("DEFUSE_BUILT_LIBFUSE2"))),
+    ("libfuse3.so.3", include_bytes!(env!("DEFUSE_BUILT_LIBFUSE3"))),
+];
+
+/// The variable with the directory of the libraries.
+const VARIABLE: &str = "DEFUSE_LIBFUSE_DIRECTORY";
+
+/// Most libraries of a program that are looked at.
+const LIBRARIES_MOST: usize = 1000;
+
+/// Start a program written for libfuse, with libraries of this program in the place of libfuse
+///
+/// The program is not changed. It mounts as it does with libfuse 2 or 3, and its mount is served by a session of this program.
+#[derive(clap::Args, Clone, Debug)]
+pub struct FuseCommandArgs {
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<OsString>,
+}
+
+/// Starts the program in the place of this process. Returns only an error.
+///
+/// # Errors
+///
+/// Fails if the program is not there, or if it cannot use these libraries.
+pub fn run(args: &FuseCommandArgs) -> Result {
+    let (program, words) = args.command.split_first().expect("clap requires one");
+    let path = program_path(program).ok_or_else(|| {
+        CommandFailure::Failed(format!(
+            "{}: there is no such program: is it installed, and in PATH?",
+            program.to_string_lossy()
+        ))
+    })?;
+    check(&path)?;
+    let directory = directory()?;
+    let mut found = directory.into_os_string();
+    if let Some(earlier) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) {
+        found.push(":");
+        found.push(earlier);
+    }
+    let mut command = Command::new(&path);
+    command.arg0(program).args(words).env("LD_LIBRARY_PATH", found);
+    let error = command.exec();
+    Err(CommandFailure::Failed(format!("cannot start {}: {error}", path.display())))
+}
+
+/// The file of a program: the path itself, or the first one of this name in PATH.
+fn program_path(program: &OsStr) -> Option<PathBuf> {
+    let executable = |path: &PathBuf| {
+        path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    };
+    let path = Path::new(program);
+    if path.components().count() > 1 {
+        return Some(path.to_path_buf()).filter(executable);
+    }
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders).map(|folder| folder.join(path)).find(executable)
+}
+
+/// Refuses programs that these libraries cannot serve, and warns of those that show no use of libfuse.
+fn check(path: &Path) -> Result {
+    let refused =
+        |reason: &str| Err(CommandFailure::Failed(format!("{}: {reason}", path.display())));
+    let is_other_user = path.metadata().is_ok_and(|meta| meta.mode() & 0o6000 != 0);
+    if is_other_user && !rustix::process::geteuid().is_root() {
+        return refused(
+            "is set-user-id or set-group-id, so that the loader ignores LD_LIBRARY_PATH: start it as its owner",
+        );
+    }
+    // A script: its interpreter may load libfuse later.
+    let Ok(file) = ObjectFile::read_outline(path) else { return Ok(()) };
+    if file.is_static {
+        return refused(
+            "is linked statically, and loads no libfuse: `defuse mount fuse:COMMAND` serves it by its messages",
+        );
+    }
+    let needed = libfuse_of(file);
+    if needed.contains("libfuse3.so.4") {
+        return refused("needs libfuse3.so.4; this program has libfuse.so.2 and libfuse3.so.3");
+    }
+    if needed.is_empty() {
+        warn(&format!(
+            "{} names no libfuse among its libraries: only what it loads later by its name is served",
+            path.display()
+        ));
+    }
+    Ok(())
+}
+
+/// The libraries of libfuse among those that a program needs, also through others.
+fn libfuse_of(program: ObjectFile) -> BTreeSet<String> {
+    let (mut seen, mut found) = (BTreeSet::new(), BTreeSet::new());
+    let mut next = vec![program];
+    while let Some(file) = next.pop() {
+        for name in file.needed {
+            if name.starts_with("libfuse") {
+                found.insert(name);
+            } else if seen.len() < LIBRARIES_MOST && seen.insert(name.clone()) {
+                let library = find_library(&name, &file.run_path);
+                next.extend(library.and_then(|path| ObjectFile::read_outline(&path).ok()));
+            }
+        }
+    }
+    found
+}
+
+/// The directory with the libraries: the one in the variable, or one to which they are unpacked.
+fn directory() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
+        let directory = PathBuf::from(named);
+        let lacks = CARRIED.iter().find(|(name, _)| !directory.join(name).is_file());
+        return match lacks {
+            None => Ok(directory),
+            Some((name, _)) => Err(CommandFailure::Failed(format!(
+                "{}: {name} is not there: correct {VARIABLE}, or unset it",
+                directory.display()
+            ))),
+        };
+    }
+    if CARRIED.iter().any(|(_, content)| content.is_empty()) {
+        return Err(CommandFailure::Failed(format!(
+            "the libraries for programs of libfuse are not in this program: build it from a checkout (`cargo xtask \
+             install`), or set their directory in {VARIABLE}"
+        )));
+    }
+    library::unpack(&library::homes(), &CARRIED)
+}

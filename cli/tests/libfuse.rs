@@ -1,0 +1,377 @@
+//! `defuse fuse`: programs of libfuse 2 and 3, of our own and of Debian, with the libraries of this program.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use common::{TestPlace, compile, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+
+const DIRECTORY: &str = include_str!("libfuse/directory.c");
+const SESSIONS: &str = include_str!("libfuse/sessions.c");
+
+/// The symbols that Debian's packages of 2.9.9 and 3.14.0 list, but those without a version.
+const SYMBOLS: [(&str, &str); 2] = [
+    ("libfuse.so.2", include_str!("libfuse/symbols2.txt")),
+    ("libfuse3.so.3", include_str!("libfuse/symbols3.txt")),
+];
+
+/// The directory of the libraries, from a program that `defuse fuse` starts.
+fn libraries(place: &TestPlace) -> PathBuf {
+    let found = place.run(&["fuse", "--", "sh", "-c", "echo $LD_LIBRARY_PATH"]);
+    assert_eq!(found.code, Some(0), "{}", found.err);
+    assert!(found.err.contains("names no libfuse"), "{}", found.err);
+    PathBuf::from(found.out.trim().split(':').next().unwrap())
+}
+
+/// A program over a directory, for libfuse 2 or 3.
+fn directory_program(place: &TestPlace, version: u8) -> Option<PathBuf> {
+    let name = if version == 2 { "libfuse.so.2" } else { "libfuse3.so.3" };
+    let search = format!("-L{}", libraries(place).display());
+    let define = format!("-DFOR_LIBFUSE_{version}");
+    let two = if version == 2 { "-DTWO" } else { &define };
+    compile(
+        place,
+        &format!("directory{version}"),
+        DIRECTORY,
+        &[two, &search, &format!("-l:{name}")],
+    )
+}
+
+/// Starts a program in the foreground through `defuse fuse`, and waits for its mount.
+fn start(place: &TestPlace, words: &[&str], hard: bool) -> Child {
+    let mut command = place.command(&[&["fuse", "--"], words].concat());
+    command.env("DIRECTORY", place.path("src")).env("WAIT", place.path("destroyed"));
+    if hard {
+        command.env("HARD", "1");
+    }
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("mounted", || is_mounted(&place.path("mnt")));
+    child
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    mounts.lines().any(|line| line.split(' ').nth(1) == path.to_str())
+}
+
+/// Ends what a failed test leaves.
+struct MountGuard(PathBuf);
+
+impl Drop for MountGuard {
+    fn drop(&mut self) {
+        if is_mounted(&self.0) {
+            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+}
+
+#[test]
+fn the_libraries_have_every_symbol_of_libfuse_with_its_version() {
+    let place = TestPlace::new();
+    let directory = libraries(&place);
+    for (library, expected) in SYMBOLS {
+        let nm = Command::new("nm").args(["-D", "--defined-only", "--with-symbol-versions"]);
+        let mut nm = { nm }.arg(directory.join(library)).stdout(Stdio::piped()).spawn();
+        let Ok(nm) = &mut nm else {
+            println!("skipped: nm is not there");
+            return;
+        };
+        let mut text = String::new();
+        nm.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(nm.wait().unwrap().success());
+        let found: BTreeSet<String> = text
+            .lines()
+            .filter_map(|line| line.split(' ').nth(2))
+            .filter(|symbol| symbol.contains("@FUSE_") || symbol.contains("@@FUSE_"))
+            .filter(|symbol| !symbol.starts_with("FUSE_"))
+            .map(|symbol| symbol.replace("@@", "@"))
+            .collect();
+        let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
+        assert!(expected.len() > 150, "{library}");
+        assert_eq!(found, expected, "{library}");
+    }
+}
+
+#[test]
+fn a_program_of_either_version_serves_its_directory() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    let (mnt, src) = (place.path("mnt"), place.path("src"));
+    let _guard = MountGuard(mnt.clone());
+    for (version, hard) in [(2, false), (3, false), (3, true)] {
+        let Some(program) = directory_program(&place, version) else { return };
+        let shown = format!("fuse.directory{version}");
+        for threads in [&["-f"][..], &["-f", "-s"]] {
+            let words = [&[program.to_str().unwrap()], threads, &["mnt"]].concat();
+            let mut child = start(&place, &words, hard);
+            let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+            assert!(mounts.lines().any(|line| line.contains(&shown)), "{mounts}");
+            use_files(&mnt, &src, hard);
+            assert!(Command::new("umount").arg(&mnt).status().unwrap().success());
+            assert!(child.wait().unwrap().success());
+            // `destroy` got what `init` had returned.
+            fs::remove_file(place.path("destroyed")).unwrap();
+        }
+    }
+}
+
+/// Changes files in the mount, and compares them with the directory behind it.
+fn use_files(mnt: &Path, src: &Path, hard: bool) {
+    let data: Vec<u8> = (0..3_000_001_u32).map(|at| (at ^ (at >> 9)) as u8).collect();
+    fs::create_dir(mnt.join("dir")).unwrap();
+    fs::write(mnt.join("dir/large"), &data).unwrap();
+    assert!(fs::read(src.join("dir/large")).unwrap() == data);
+    assert!(fs::read(mnt.join("dir/large")).unwrap() == data);
+    fs::write(mnt.join("dir/small"), "text").unwrap();
+    symlink("small", mnt.join("dir/link")).unwrap();
+    assert_eq!(fs::read_link(src.join("dir/link")).unwrap(), Path::new("small"));
+    fs::hard_link(mnt.join("dir/small"), mnt.join("dir/other")).unwrap();
+    assert_eq!(fs::metadata(src.join("dir/small")).unwrap().nlink(), 2);
+    fs::set_permissions(mnt.join("dir/small"), Permissions::from_mode(0o640)).unwrap();
+    assert_eq!(fs::metadata(src.join("dir/small")).unwrap().mode() & 0o7777, 0o640);
+
+    // Types of entries, which the program gives for every other one.
+    let kinds: BTreeSet<(String, bool)> = fs::read_dir(mnt.join("dir"))
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| {
+            (entry.file_name().into_string().unwrap(), entry.file_type().unwrap().is_file())
+        })
+        .collect();
+    let expected = [("large", true), ("small", true), ("link", false), ("other", true)];
+    assert_eq!(kinds, expected.map(|(name, is_file)| (name.to_owned(), is_file)).into());
+    let root = fs::read_dir(mnt).unwrap().next().unwrap().unwrap();
+    assert!(root.file_type().unwrap().is_dir());
+
+    // A directory is renamed while a file in it is open and written.
+    let open = OpenOptions::new().read(true).write(true).open(mnt.join("dir/small")).unwrap();
+    fs::rename(mnt.join("dir"), mnt.join("moved")).unwrap();
+    open.write_all_at(b"T", 0).unwrap();
+    open.set_len(6).unwrap();
+    assert_eq!(fs::read(src.join("moved/small")).unwrap(), b"Text\0\0");
+    assert_eq!(open.metadata().unwrap().len(), 6);
+    open.set_times(fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH)).unwrap();
+    assert_eq!(fs::metadata(src.join("moved/other")).unwrap().mtime(), 0);
+
+    // An open file is removed: it is hidden until it is closed, or removed at once.
+    let mut lost =
+        File::options().read(true).write(true).create_new(true).open(mnt.join("lost")).unwrap();
+    lost.write_all(b"still").unwrap();
+    fs::remove_file(mnt.join("lost")).unwrap();
+    assert_eq!(fs::metadata(mnt.join("lost")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    let left = fs::read_dir(src).unwrap().count();
+    assert_eq!(
+        left,
+        if hard { 1 } else { 2 },
+        "{:?}",
+        fs::read_dir(src).unwrap().collect::<Vec<_>>()
+    );
+    let mut text = [0; 5];
+    lost.read_exact_at(&mut text, 0).unwrap();
+    assert_eq!((&text, lost.metadata().unwrap().len()), (b"still", 5));
+    drop((lost, open));
+    fs::remove_dir_all(mnt.join("moved")).unwrap();
+    eventually("nothing is left", || fs::read_dir(src).unwrap().next().is_none());
+    assert_eq!(fs::remove_dir(mnt.join("moved")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+}
+
+#[test]
+fn threads_rename_and_write_at_the_same_time() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    let (mnt, src) = (place.path("mnt"), place.path("src"));
+    let _guard = MountGuard(mnt.clone());
+    let Some(program) = directory_program(&place, 3) else { return };
+    let mut child = start(&place, &[program.to_str().unwrap(), "-f", "mnt"], false);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let mnt = &mnt;
+            scope.spawn(move || {
+                let dir = |round: u32| mnt.join(format!("{thread}-{round}"));
+                fs::create_dir(dir(0)).unwrap();
+                let file = File::create(dir(0).join("file")).unwrap();
+                for round in 0..100 {
+                    fs::rename(dir(round), dir(round + 1)).unwrap();
+                    file.write_all_at(&round.to_le_bytes(), u64::from(round) * 4).unwrap();
+                    assert!(fs::metadata(dir(round + 1).join("file")).unwrap().is_file());
+                }
+            });
+        }
+    });
+    for thread in 0..4 {
+        let data = fs::read(src.join(format!("{thread}-100/file"))).unwrap();
+        let expected: Vec<u8> = (0..100_u32).flat_map(u32::to_le_bytes).collect();
+        assert_eq!(data, expected);
+    }
+    assert!(Command::new("umount").arg(&mnt).status().unwrap().success());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_signal_ends_a_program_and_its_mount_with_the_exit_code_of_libfuse() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    let mnt = place.path("mnt");
+    let _guard = MountGuard(mnt.clone());
+    for (version, code) in [(2, 0), (3, 8)] {
+        let Some(program) = directory_program(&place, version) else { return };
+        let mut child = start(&place, &[program.to_str().unwrap(), "-f", "mnt"], false);
+        // A file that is open does not keep the mount.
+        let open = File::create(mnt.join("open")).unwrap();
+        kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert!(!is_mounted(&mnt));
+        assert!(open.metadata().is_err() && place.path("destroyed").exists());
+        fs::remove_file(place.path("src/open")).unwrap();
+    }
+}
+
+#[test]
+fn a_program_goes_into_the_background_when_its_mount_is_there() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    let mnt = place.path("mnt");
+    let _guard = MountGuard(mnt.clone());
+    for version in [2, 3] {
+        let Some(program) = directory_program(&place, version) else { return };
+        let mut command =
+            place.command(&["fuse", "--", program.to_str().unwrap(), "mnt", "-o", "ro"]);
+        command.env("DIRECTORY", place.path("src")).env("WAIT", place.path("destroyed"));
+        // The pipe ends only when the process in the background has given it up.
+        let said = command.output().unwrap();
+        assert!(said.status.success(), "{said:?}");
+        assert!(is_mounted(&mnt) && fs::read_dir(&mnt).unwrap().next().is_none());
+        let refused = fs::create_dir(mnt.join("x")).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+        assert!(Command::new("umount").arg(&mnt).status().unwrap().success());
+        eventually("its end", || fs::remove_file(place.path("destroyed")).is_ok());
+    }
+}
+
+#[test]
+fn wrong_command_lines_have_the_exit_codes_and_reasons_of_libfuse() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    let cases: &[(&[&str], [i32; 2], &str)] = &[
+        (&[], [1, 2], "mountpoint"),
+        (&["-h"], [1, 0], ""),
+        (&["-V"], [1, 0], ""),
+        (&["mnt", "-o", "nosuch"], [1, 3], "unknown option(s): `nosuch'"),
+        (&["mnt", "-o", "modules=subdir"], [1, 3], "not served by this library"),
+        (&["nothere"], [1, 1], "bad mount point `nothere'"),
+        (&["mnt", "extra"], [1, 1], "invalid argument `extra'"),
+        (&["src/file"], [1, 4], "is not a directory"),
+        (&["mnt", "-o", "blkdev"], [1, 3], "not served by this library"),
+    ];
+    fs::write(place.path("src/file"), "").unwrap();
+    for version in [2, 3] {
+        let Some(program) = directory_program(&place, version) else { return };
+        for (words, codes, text) in cases {
+            let words = [&["fuse", "--", program.to_str().unwrap()], *words].concat();
+            let output = place.command(&words).env("DIRECTORY", "/").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            let code = codes[usize::from(version) - 2];
+            assert_eq!(output.status.code(), Some(code), "{version} {words:?}: {said}");
+            assert!(said.contains(text), "{version} {words:?}: {said}");
+        }
+    }
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn interfaces_that_are_not_served_fail_with_their_reason() {
+    let place = TestPlace::new();
+    let search = format!("-L{}", libraries(&place).display());
+    let options = [search.as_str(), "-l:libfuse3.so.3"];
+    let Some(program) = compile(&place, "sessions", SESSIONS, &options) else { return };
+    let said = place.run(&["fuse", "--", program.to_str().unwrap()]);
+    assert_eq!((said.code, &said.out[..]), (Some(0), "1 -1 -1 -1\n1 -38 -22\n"));
+    assert!(said.err.contains("low-level interface") && said.err.contains("CUSE"), "{}", said.err);
+}
+
+#[test]
+fn a_program_that_the_libraries_cannot_serve_is_refused_with_the_reason() {
+    let place = TestPlace::new();
+    place.fails(1, &["fuse", "--", "no-such-program"], "is it installed, and in PATH?");
+    if let Some(program) = compile(&place, "static", "int main(void) { return 0; }", &["-static"]) {
+        place.fails(1, &["fuse", "--", program.to_str().unwrap()], "is linked statically");
+    }
+    let mut command = place.command(&["fuse", "--", "true"]);
+    let said = command.env("DEFUSE_LIBFUSE_DIRECTORY", "/nonexistent").output().unwrap();
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(!said.status.success() && text.contains("libfuse.so.2 is not there"), "{text}");
+}
+
+/// Debian's programs: each over the same files, and what is written through it is in the directory or image behind.
+#[test]
+fn programs_of_debian_serve_what_they_serve_with_libfuse() {
+    let Some(place) = TestPlace::to_mount() else { return };
+    let mnt = place.path("mnt");
+    let _guard = MountGuard(mnt.clone());
+    let src = place.path("src");
+    fs::create_dir(src.join("d")).unwrap();
+    fs::write(src.join("d/inner"), "inner").unwrap();
+    fs::write(src.join("f"), "hello").unwrap();
+    fs::write(src.join("big"), vec![7; 1_500_001]).unwrap();
+    symlink("f", src.join("l")).unwrap();
+    let union = format!("{}=RW", src.display());
+    let programs: &[(&str, &[&str], &[&str])] = &[
+        ("bindfs", &[], &["bindfs", "src", "mnt"]),
+        ("unionfs-fuse", &[], &["unionfs-fuse", "-o", "cow", &union, "mnt"]),
+        (
+            "archivemount",
+            &["tar", "cf", "a.tar", "-C", "src", "."],
+            &["archivemount", "a.tar", "mnt", "-o", "nobackup"],
+        ),
+        (
+            "squashfuse",
+            &["mksquashfs", "src", "a.sqfs", "-quiet"],
+            &["squashfuse", "a.sqfs", "mnt"],
+        ),
+        (
+            "fuse2fs",
+            &["mkfs.ext4", "-q", "-d", "src", "a.ext4", "8M"],
+            &["fuse2fs", "a.ext4", "mnt"],
+        ),
+    ];
+    for (name, before, words) in programs {
+        let is_there = |program: &str| {
+            let path = std::env::var("PATH").unwrap_or_default();
+            path.split(':').chain(["/usr/sbin"]).any(|dir| Path::new(dir).join(program).exists())
+        };
+        if !is_there(name) || before.first().is_some_and(|tool| !is_there(tool)) {
+            println!("skipped: {name} is not installed");
+            continue;
+        }
+        if let Some((tool, words)) = before.split_first() {
+            let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+            let mut make = place.command_of(Path::new(tool), words);
+            assert!(
+                make.env("PATH", path).stdout(Stdio::null()).status().unwrap().success(),
+                "{name}"
+            );
+        }
+        let said = place.run(&[&["fuse", "--"], *words].concat());
+        assert_eq!(said.code, Some(0), "{name}: {}", said.err);
+        eventually(name, || is_mounted(&mnt));
+        assert_eq!(fs::read_to_string(mnt.join("f")).unwrap(), "hello", "{name}");
+        assert_eq!(fs::read_to_string(mnt.join("d/inner")).unwrap(), "inner", "{name}");
+        assert!(fs::read(mnt.join("big")).unwrap() == vec![7; 1_500_001], "{name}");
+        assert_eq!(fs::read_link(mnt.join("l")).unwrap(), Path::new("f"), "{name}");
+        let names: BTreeSet<_> =
+            fs::read_dir(&mnt).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(
+            ["big", "d", "f", "l"].iter().all(|name| names.contains(std::ffi::OsStr::new(name)))
+        );
+        if *name != "squashfuse" {
+            fs::create_dir(mnt.join("new")).unwrap();
+            fs::write(mnt.join("new/x"), "written").unwrap();
+            fs::rename(mnt.join("new/x"), mnt.join("new/y")).unwrap();
+            assert_eq!(fs::read_to_string(mnt.join("new/y")).unwrap(), "written", "{name}");
+            fs::remove_file(mnt.join("new/y")).unwrap();
+            fs::remove_dir(mnt.join("new")).unwrap();
+        }
+        assert!(Command::new("umount").arg(&mnt).status().unwrap().success(), "{name}");
+    }
+}
