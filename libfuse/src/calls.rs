@@ -234,7 +234,7 @@ impl OperationTable {
     }
 
     /// Calls `destroy` of the program with what its `init` returned.
-    pub fn destroy(&self, data: *mut c_void) {
+    pub(crate) fn destroy(&self, data: *mut c_void) {
         let destroy = match self {
             OperationTable::Two(table) => table.first.destroy,
             OperationTable::Three(table) => table.destroy,

@@ -327,7 +327,7 @@ impl PathFileSystem for ProgramFileSystem {
 
     fn mkdir(&self, cx: &Context<'_>, path: PathRef<'_>, node: &NewNode<'_>) -> Result<()> {
         let _scope = self.making(cx, node)?;
-        self.table.mkdir(&*c_path(path)?, node.perm)
+        self.table.mkdir(&c_path(path)?, node.perm)
     }
 
     fn symlink(
@@ -338,12 +338,12 @@ impl PathFileSystem for ProgramFileSystem {
         node: &NewNode<'_>,
     ) -> Result<()> {
         let _scope = self.making(cx, node)?;
-        self.table.symlink(&*text(target)?, &*c_path(path)?)
+        self.table.symlink(&text(target)?, &c_path(path)?)
     }
 
     fn link(&self, cx: &Context<'_>, old: PathRef<'_>, new: PathRef<'_>) -> Result<()> {
         let _scope = self.scope(cx)?;
-        self.table.link(&*c_path(old)?, &*c_path(new)?)
+        self.table.link(&c_path(old)?, &c_path(new)?)
     }
 
     fn unlink(&self, cx: &Context<'_>, path: PathRef<'_>) -> Result<()> {
@@ -362,7 +362,7 @@ impl PathFileSystem for ProgramFileSystem {
         flags: RenameFlags,
     ) -> Result<()> {
         let _scope = self.scope(cx)?;
-        self.table.rename(&*c_path(from)?, &*c_path(to)?, flags.0)
+        self.table.rename(&c_path(from)?, &c_path(to)?, flags.0)
     }
 
     fn chmod(&self, cx: &Context<'_>, target: PathOperand<'_>, perm: u32) -> Result<()> {
@@ -457,7 +457,7 @@ impl PathFileSystem for ProgramFileSystem {
     fn open(&self, cx: &Context<'_>, path: PathRef<'_>, args: OpenArgs) -> Result<OpenReply> {
         let _scope = self.scope(cx)?;
         let mut info = self.opening(args.flags);
-        self.table.open(&*c_path(path)?, &mut info)?;
+        self.table.open(&c_path(path)?, &mut info)?;
         Ok(self.opened(&info))
     }
 
@@ -475,7 +475,7 @@ impl PathFileSystem for ProgramFileSystem {
         }
         let _scope = self.making(cx, node)?;
         let mut info = self.opening(args.flags);
-        self.table.create(&*c_path(path)?, FileKind::Regular.mode_bits() | node.perm, &mut info)?;
+        self.table.create(&c_path(path)?, FileKind::Regular.mode_bits() | node.perm, &mut info)?;
         Ok(self.opened(&info))
     }
 
@@ -679,7 +679,7 @@ impl PathFileSystem for ProgramFileSystem {
     fn opendir(&self, cx: &Context<'_>, path: PathRef<'_>, flags: OpenFlags) -> Result<OpenReply> {
         let _scope = self.scope(cx)?;
         let mut info = OpenInfo { flags: flags.0 as i32, ..OpenInfo::default() };
-        self.table.opendir(&*c_path(path)?, &mut info)?;
+        self.table.opendir(&c_path(path)?, &mut info)?;
         Ok(self.opened(&info))
     }
 
