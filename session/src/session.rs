@@ -354,7 +354,7 @@ pub(crate) struct SessionShared {
     limits: ChannelLimits,
     clone_fd: bool,
     /// An interrupted request ends the system call of its handler.
-    signals: bool,
+    pub(crate) signals: bool,
     policy: ThreadPolicy,
     /// A file in the format of `/proc/pressure/memory`.
     pub(crate) memory_pressure: PathBuf,
@@ -577,11 +577,11 @@ impl SessionShared {
             return;
         }
         if let Some(thread) = self.slots.interrupt(unique) {
-            if !self.signals {
-                return;
+            if self.signals {
+                signal::wake(thread);
             }
-            signal::wake(thread);
-            // The signal may arrive before the system call that it is to end: the watchdog repeats it.
+            // The signal may arrive before the system call that it is to end: the watchdog repeats it, and looks after callers
+            // that are being killed.
             self.bell.ring();
             return;
         }

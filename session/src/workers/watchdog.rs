@@ -294,7 +294,8 @@ impl SessionWatch {
         self.served = served;
         let busy = busy(shared);
         self.quiet = if busy || progress { 0 } else { self.quiet + 1 };
-        for slot in shared.slots.iter().filter(|slot| slot.is_interrupted()) {
+        let signals = shared.signals;
+        for slot in shared.slots.iter().filter(|slot| signals && slot.is_interrupted()) {
             signal::wake(slot.thread());
         }
         self.looks = self.looks.wrapping_add(1);
