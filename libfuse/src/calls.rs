@@ -608,7 +608,7 @@ impl OperationTable {
         &self,
         path: PathArg<'_>,
         info: &mut OpenInfo,
-    ) -> Result<Vec<ListedEntry>> {
+    ) -> Result<Vec<ProgramEntry>> {
         let mut listing = ProgramListing::default();
         let (path, to) = (pointer(path), (&mut listing as *mut ProgramListing).cast::<c_void>());
         match self {
@@ -938,7 +938,7 @@ fn append(part: &DataPart, out: &mut ReadBuf<'_>) -> Result<()> {
 }
 
 /// An entry that a program has listed.
-pub(crate) struct ListedEntry {
+pub(crate) struct ProgramEntry {
     pub(crate) name: Vec<u8>,
     /// `None` if the program has not said.
     pub(crate) kind: Option<FileKind>,
@@ -948,7 +948,7 @@ pub(crate) struct ListedEntry {
 /// The entries that a program has listed so far.
 #[derive(Default)]
 struct ProgramListing {
-    entries: Vec<ListedEntry>,
+    entries: Vec<ProgramEntry>,
     error: Option<Errno>,
 }
 
@@ -960,7 +960,7 @@ impl ProgramListing {
             return 1;
         }
         let kind = FileKind::from_mode(mode);
-        self.entries.push(ListedEntry { name: name.to_bytes().to_vec(), kind, st_ino });
+        self.entries.push(ProgramEntry { name: name.to_bytes().to_vec(), kind, st_ino });
         0
     }
 }

@@ -17,7 +17,7 @@ use defuse_fs::{
 
 use crate::abi::{FuseConfig, info_bits};
 use crate::buffers::poll_pointer;
-use crate::calls::{ListedEntry, OpenInfo, OperationTable, PathArg, text};
+use crate::calls::{OpenInfo, OperationTable, PathArg, ProgramEntry, text};
 use crate::context::{CallScope, ProgramPointers};
 
 /// Longest answer of ioctl(2), in bytes: its size is a field of 14 bits.
@@ -228,7 +228,7 @@ impl ProgramFileSystem {
 
     /// The entry with its type, for which the program is asked if it has not said so: programs that walk trees, such as find(1), rely
     /// on it.
-    fn typed(&self, dir: PathArg<'_>, entry: ListedEntry) -> PathDirEntry {
+    fn typed(&self, dir: PathArg<'_>, entry: ProgramEntry) -> PathDirEntry {
         let is_dots = matches!(&entry.name[..], b"." | b"..");
         let found = || {
             let dir = dir.filter(|_| !is_dots)?.to_bytes();
