@@ -78,7 +78,7 @@ pub(super) const ALL: &[SuiteExclusion] = &[
         configs: EVERY,
         case: "permissions::a_set_user_id_file_of_root_keeps_the_bit_when_root_writes",
         effect: Fails,
-        reason: "The servers drop the bits at each write, whoever writes. GlusterFS's own client fails \
+        reason: "The servers drop the bits at each write by any user. GlusterFS's own client fails \
                  here, too.",
     },
     SuiteExclusion {
