@@ -1,5 +1,5 @@
 //! The project's own commands: `cargo xtask test`, `demo`, `fresh`, `bench`, `install`, `package`, `library`,
-//! `fuzz`, `gluster`, `crash` and `bpf`.
+//! `fuzz`, `gluster`, `crash`, `bpf` and `house`.
 //!
 //! This program starts other programs (cargo, git, tar, the built `defuse`), reports what it does,
 //! and cleans up after them. It links none of the project's crates, so that it builds in seconds
@@ -66,6 +66,8 @@ enum XtaskCommand {
     Bpf(bpf::BpfArgs),
     Library(library::LibraryArgs),
     Package(package::PackageArgs),
+    /// Print figures of the source tree, with the bounds that step `structure` holds and the goals
+    House,
 }
 
 fn main() -> ExitCode {
@@ -82,11 +84,25 @@ fn main() -> ExitCode {
         XtaskCommand::Bpf(args) => bpf::run(&args).map(done),
         XtaskCommand::Library(args) => library::run(&args).map(done),
         XtaskCommand::Package(args) => package::run(&args).map(done),
+        XtaskCommand::House => house().map(done),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");
         ExitCode::FAILURE
     })
+}
+
+/// The test has the reader of Rust, so that the other commands are built without it.
+fn house() -> anyhow::Result<()> {
+    let test = "house::no_figure_of_the_tree_is_worse_than_its_bound";
+    command::run(
+        command::cargo().args(["test", "--package", "xtask", "--test", "structure"]).args([
+            "--",
+            "--exact",
+            test,
+            "--nocapture",
+        ]),
+    )
 }
 
 fn bench(args: &[OsString]) -> anyhow::Result<()> {

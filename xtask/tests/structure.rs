@@ -1,5 +1,7 @@
 //! The rules of the project's structure, as ARCHITECTURE.md and STYLE.md state them.
 
+#[path = "structure/house.rs"]
+mod house;
 #[path = "structure/kinds.rs"]
 mod kinds;
 #[path = "structure/layers.rs"]
