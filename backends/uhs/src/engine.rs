@@ -21,7 +21,7 @@ mod write_errors;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use defuse_block::{BlockDevice, BlockingQueue, CountedDevice, SeparatedDevice};
@@ -32,9 +32,10 @@ use crate::UhsOptions;
 use crate::commit::CommitRules;
 use crate::content::{BlockPool, INODE_MEMORY, SharedContent};
 use crate::format::superblock::PADDED_RECORDS;
-use crate::group::{self, GroupLock, GroupReadGuard};
+use crate::group::{self, GroupLock, GroupReadGuard, SyncedFiles};
 use crate::io::BlockIo;
 use crate::load;
+use crate::locks::lock;
 use crate::names::{ContentState, LoadProblem, NameStore};
 use crate::store::{self, FrozenSlots, InodeStore, StoreError, survey, survey_with_slots};
 use commit::PendingGroups;
@@ -45,7 +46,6 @@ use merge::ScatteredUnits;
 pub(crate) use queues::MOST_QUEUES;
 pub(crate) use submitted::{SubmissionThreads, is_direct};
 use sync_rounds::SyncRounds;
-pub(crate) use sync_rounds::SyncedFiles;
 use write_behind::WriteBehind;
 
 /// Only this process changes the file system, so answers stay valid until it sends a notification.
@@ -108,10 +108,6 @@ pub(crate) struct UhsEngine {
     /// True once the committing thread is to end.
     ended: Mutex<bool>,
     wake: Condvar,
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes an empty file system on `device`.

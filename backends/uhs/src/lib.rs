@@ -21,6 +21,7 @@ mod image;
 mod io;
 mod kind;
 mod load;
+mod locks;
 mod names;
 mod repair;
 mod space;

@@ -10,12 +10,13 @@ use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, Result};
 
 use super::sync_rounds::SyncRound;
-use super::{EngineSlots, SyncedFiles, UhsEngine, lock};
+use super::{EngineSlots, UhsEngine};
 use crate::commit::{CommitState, InodeChange};
 use crate::content::FileContent;
 use crate::format::inode::{DiskInode, RecordWriter};
 use crate::format::snapshot::SnapshotEntry;
-use crate::group::{self, CommitBatch};
+use crate::group::{self, CommitBatch, SyncedFiles};
+use crate::locks::lock;
 use crate::names::SnapshotWriter;
 use crate::space::BlockRun;
 use crate::store::{GroupWrite, InodeStore, StoreError, UnitUse, device_error};

@@ -16,10 +16,11 @@ use defuse_fs::{Errno, Result};
 use super::commit::SyncScope;
 use super::figures::StripedCounter;
 use super::vacate::{BEFORE, FEW, FEW_NOW, NOW, PLENTY};
-use super::{EngineSlots, UhsEngine, lock};
+use super::{EngineSlots, UhsEngine};
 use crate::content::{FileContent, FrameSupply};
 use crate::format::UNIT_BLOCKS;
 use crate::group::GroupReadGuard;
+use crate::locks::lock;
 use crate::space::{BlockRun, BlockSpace};
 
 /// Units that a round empties at most.

@@ -9,9 +9,9 @@ use defuse_fs::{
     Attr, CopyRange, Errno, Fallocate, OpenFlags, ReadBuf, Result, SetAttr, SliceSink, Whence,
 };
 
+use super::UhsEngine;
 use super::commit::SyncScope;
 use super::direct::{IoPath, is_line};
-use super::{UhsEngine, lock};
 use crate::content::{
     BlockPool, ChangeDemand, FileContent, FrameDemand, FrameSupply, PageFrame, SharedContent,
 };
@@ -19,6 +19,7 @@ use crate::format::BLOCK;
 use crate::format::inode::InodeData;
 use crate::group::{CommitBatch, GroupReadGuard};
 use crate::io::{FailedBlocks, GATHERED};
+use crate::locks::lock;
 use crate::space::BlockRun;
 use crate::store::{InodeStore, StoreError, device_error};
 

@@ -5,8 +5,9 @@ use std::cell::Cell;
 use defuse_block::QueuePurpose;
 use defuse_fs::{Errno, OpenFlags, ReadBuf, Result};
 
-use super::{UhsEngine, lock};
+use super::UhsEngine;
 use crate::content::{DirectSource, DirectTarget, FileContent, PageFrame, SharedContent};
+use crate::locks::lock;
 use crate::space::BlockRun;
 
 /// Reads of blocks that move meanwhile. Then the cache has them.

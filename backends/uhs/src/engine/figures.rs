@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use defuse_block::DeviceCounters;
 use defuse_fs::Figure;
 
-use super::{EngineSlots, UhsEngine, lock, queues};
+use super::{EngineSlots, UhsEngine, queues};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::group::number_of_thread;
+use crate::locks::lock;
 use crate::store::StoreProgress;
 
 /// Lanes of a tally. More threads share them.

@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Errno, Result};
 
-use super::{EngineSlots, LOADS, UhsEngine, lock};
+use super::{EngineSlots, LOADS, UhsEngine};
 use crate::content::FileContent;
 use crate::format::BLOCK;
 use crate::format::inode::{DecodedBody, DiskInode, InodeData};
 use crate::format::slot::{self, FoundSlot, SlotIdentity};
 use crate::io::GATHERED;
+use crate::locks::lock;
 use crate::names::ContentState;
 use crate::store::{StoreError, device_error};
 

@@ -12,10 +12,11 @@ use defuse_fs::Result;
 
 use super::commit::SyncScope;
 use super::figures::StripedCounter;
-use super::{EngineSlots, UhsEngine, lock};
+use super::{EngineSlots, UhsEngine};
 use crate::content::{FileContent, FrameSupply};
 use crate::format::UNIT_BLOCKS;
 use crate::group::GroupReadGuard;
+use crate::locks::lock;
 
 /// Units of pages that wait at most. Others are found again when they change.
 const MOST: usize = 4096;

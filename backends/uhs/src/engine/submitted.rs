@@ -21,10 +21,11 @@ use defuse_block::{
 };
 use defuse_fs::{Buffer, Errno, Ino, Io, IoOp, OpenFlags};
 
+use super::UhsEngine;
 use super::direct::{IoPath, become_line, is_line, unreadable, unwritable};
-use super::{UhsEngine, lock};
 use crate::content::{DirectSource, DirectTarget, SharedContent, whole_pages};
 use crate::format::BLOCK;
+use crate::locks::lock;
 use crate::names::ContentState;
 
 /// Direct operations in flight.

@@ -3,12 +3,13 @@
 //! A *round* is open to all callers until its leader closes it, which is before the group closes. So every member has
 //! made its changes before. While the leader waits for its turn, others join; and each of them is woken once.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use defuse_fs::{Errno, Result};
 
-use super::lock;
+use crate::group::SyncedFiles;
+use crate::locks::lock;
 
 /// The number of rounds whose members sleep separately.
 const APART: usize = 4;
@@ -30,37 +31,6 @@ struct RoundState {
     wanted: SyncedFiles,
     /// Rounds that have waiting members.
     waiting: BTreeMap<u64, RoundMembers>,
-}
-
-/// The files whose data a sync makes durable, beside all other changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SyncedFiles {
-    All,
-    These(HashSet<u64>),
-}
-
-impl SyncedFiles {
-    pub(crate) fn contains(&self, ino: u64) -> bool {
-        match self {
-            SyncedFiles::All => true,
-            SyncedFiles::These(inos) => inos.contains(&ino),
-        }
-    }
-
-    /// Adds a file, or all for `None`.
-    fn add(&mut self, ino: Option<u64>) {
-        match (&mut *self, ino) {
-            (SyncedFiles::All, _) => {}
-            (SyncedFiles::These(inos), Some(ino)) => drop(inos.insert(ino)),
-            (SyncedFiles::These(_), None) => *self = SyncedFiles::All,
-        }
-    }
-}
-
-impl Default for SyncedFiles {
-    fn default() -> Self {
-        SyncedFiles::These(HashSet::new())
-    }
 }
 
 #[derive(Default)]
@@ -147,6 +117,7 @@ impl Drop for SyncRound<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;

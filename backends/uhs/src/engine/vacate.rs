@@ -10,8 +10,9 @@ use defuse_fs::{Errno, Result};
 
 use super::commit::SyncScope;
 use super::compact::MOST;
-use super::{EngineSlots, UhsEngine, lock};
+use super::{EngineSlots, UhsEngine};
 use crate::format::UNIT_BLOCKS;
+use crate::locks::lock;
 use crate::store::InodeStore;
 #[cfg(test)]
 use crate::store::UnitUse;

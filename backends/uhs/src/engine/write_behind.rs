@@ -15,9 +15,10 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use defuse_block::{BlockCompletion, BlockOp, BlockOpKind, DeviceQueue, QueuePurpose};
 
-use super::{UhsEngine, lock};
+use super::UhsEngine;
 use crate::content::{PageFrame, SharedContent};
 use crate::format::BLOCK;
+use crate::locks::lock;
 
 /// Operations in flight.
 const DEPTH: u32 = 32;

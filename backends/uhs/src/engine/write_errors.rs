@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{Errno, Result};
 
-use super::{UhsEngine, lock};
+use super::UhsEngine;
 use crate::content::SharedContent;
+use crate::locks::lock;
 use crate::names::ContentState;
 
 impl UhsEngine {

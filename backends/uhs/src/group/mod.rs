@@ -2,6 +2,7 @@
 
 mod group_lock;
 mod sync;
+mod synced_files;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -11,15 +12,16 @@ use defuse_fs::{Errno, Result};
 
 use crate::commit::InodeChange;
 use crate::content::{BlockPool, FileContent, PageFrame};
-use crate::engine::{SyncedFiles, lock};
 use crate::format::BLOCK;
 use crate::format::inode::{BlockPointer, HEAD, write_overflow};
 use crate::format::slot::BODY;
+use crate::locks::lock;
 use crate::names::{Encoded, EncodedInode, NameStore};
 use crate::space::BlockRun;
 
 pub(crate) use group_lock::{GroupLock, GroupReadGuard, GroupWriteGuard};
 pub(crate) use sync::number_of_thread;
+pub(crate) use synced_files::SyncedFiles;
 
 /// Everything that a group writes.
 #[derive(Default)]

@@ -9,8 +9,8 @@ use super::make::LockedName;
 use super::order::RecordId;
 use super::record::{InodeRecord, TimeKind};
 use super::{NameStore, list};
-use crate::engine::lock;
 use crate::group::GroupReadGuard;
+use crate::locks::lock;
 
 impl NameStore {
     /// Removes a name. Returns the inode that had it.

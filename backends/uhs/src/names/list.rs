@@ -6,7 +6,7 @@ use defuse_fs::{AnswerLifetime, DirBuf, DirItem, Errno, FileKind, PushOutcome, R
 
 use super::NameStore;
 use super::record::InodeRecord;
-use crate::engine::lock;
+use crate::locks::lock;
 
 impl NameStore {
     /// The position of the next new name in any directory.

@@ -13,9 +13,9 @@ use super::order::RecordId;
 use super::record::{DirectoryState, InodeRecord, LiveContent, RecordBody, RecordExtra, TimeKind};
 use super::{LINK_MAX, NameStore, ROOT, settle};
 use crate::content::{BlockPool, FileContent};
-use crate::engine::lock;
 use crate::format::inode::{DiskExtent, DiskInode, DiskTime, InodeData, InodeLink};
 use crate::format::{BLOCK, LAST};
+use crate::locks::lock;
 use crate::space::BlockRun;
 
 /// An inode that was read.

@@ -16,10 +16,10 @@ use super::record::{
 use super::xattrs::{ACCESS, DEFAULT, default_acl};
 use super::{LINK_MAX, NameStore, ROOT, list, settle, touch};
 use crate::content::{FileContent, SharedContent};
-use crate::engine::lock;
 use crate::format::LAST_NEW;
 use crate::format::inode::InodeData;
 use crate::group::GroupReadGuard;
+use crate::locks::lock;
 
 /// The longest target of a symbolic link, symlink(7).
 const TARGET_MAX: usize = 4095;

@@ -41,10 +41,10 @@ use std::time::Duration;
 use defuse_fs::{AnswerLifetime, Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
 
 use crate::content::{BlockPool, ContentSummary, FileContent, INODE_MEMORY, SharedContent};
-use crate::engine::lock;
 use crate::format::BLOCK;
 use crate::format::inode::{DiskExtent, DiskTime, InodeData};
 use crate::group::GroupReadGuard;
+use crate::locks::lock;
 use crate::space::BlockRun;
 use clock::ChangeClock;
 use index::NameIndex;

@@ -14,8 +14,8 @@ use super::order::{EntryOrder, RecordId};
 use super::record::{DirectoryState, InodeRecord, TimeKind, link_bytes};
 use super::{ContentState, LINK_MAX, NameStore, list};
 use crate::content::SharedContent;
-use crate::engine::lock;
 use crate::group::GroupReadGuard;
+use crate::locks::lock;
 
 /// A name of the rename.
 struct RenameEnd<'a> {

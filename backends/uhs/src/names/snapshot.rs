@@ -10,12 +10,12 @@ use super::order::RecordId;
 use super::record::{DirectoryState, InodeRecord, RecordBody, RecordExtra};
 use super::{LINK_MAX, NameStore, ROOT};
 use crate::content::BlockPool;
-use crate::engine::lock;
 use crate::format::LAST;
 use crate::format::inode::{DecodedBody, DiskInode, INLINE, InodeData, is_name};
 use crate::format::snapshot::{
     SEGMENT, ShortData, ShortInode, SnapshotEntry, SnapshotSegment, entries,
 };
+use crate::locks::lock;
 use crate::space::BlockRun;
 use crate::store::snapshot::SnapshotContent;
 

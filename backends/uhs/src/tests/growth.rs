@@ -10,7 +10,7 @@ use defuse_fs::{
 
 use super::{cx, name, node, random};
 use crate::commit::CommitRules;
-use crate::engine::lock;
+use crate::locks::lock;
 use crate::names::ContentState;
 use crate::{Uhs, UhsOptions, check};
 
