@@ -674,6 +674,13 @@ fn threads_are_cancelled_as_natively() {
     same_c("cancels.c", include_str!("run/cancels.c"), everywhere);
 }
 
+/// Programs on glibc 2.41 made no files: all calls in which a thread can be cancelled go through one function of that C
+/// library, whose call gets its number as an argument, and which was not replaced.
+#[test]
+fn calls_with_a_number_in_a_register_are_served_and_interrupted_as_natively() {
+    same_c("bridge.c", include_str!("run/bridge.c"), everywhere);
+}
+
 #[test]
 fn programs_can_use_thousands_of_descriptors() {
     same_c("many.c", include_str!("run/many.c"), everywhere);

@@ -76,10 +76,10 @@ pub struct ObjectFile {
     pub unreachable: Vec<(u64, u16)>,
     /// Addresses of the sites whose number the code does not show.
     pub unknown: Vec<u64>,
-    /// The sites in functions whose number is known only when they are executed, and that can be replaced. The C
-    /// library's are not replaced: its functions with such an instruction are served by their names.
+    /// The sites in functions whose number is known only when they are executed, and that can be replaced. In the C library
+    /// since glibc 2.41, one of them makes all calls in which a thread can be cancelled.
     pub variable_sites: Vec<PatchSite>,
-    /// How many instructions may concern files, and can neither be replaced nor are in the C library.
+    /// How many instructions may concern files and cannot be replaced.
     pub left: usize,
 }
 
@@ -207,9 +207,6 @@ impl ObjectFile {
         }
         // Functions of a Go program have no unwind tables.
         self.left += usize::from(file.section_by_name(".note.go.buildid").is_some());
-        if self.is_c_library() {
-            self.left = 0;
-        }
     }
 
     fn read_dynamic<'d, R: ReadRef<'d>>(&mut self, file: &ElfFile64<'d, LittleEndian, R>, data: R) {
@@ -284,12 +281,6 @@ impl ObjectFile {
         }
     }
 
-    /// True for the C library, and for the thread library that was separate in older versions.
-    fn is_c_library(&self) -> bool {
-        let name = self.path.file_name().unwrap_or_default().as_encoded_bytes();
-        [&b"libc.so"[..], b"libc-2", b"libpthread"].iter().any(|start| name.starts_with(start))
-    }
-
     /// The object file at `path`, to look at in another way.
     pub(crate) fn with_file<T>(
         path: &Path,
@@ -315,9 +306,8 @@ impl ObjectFile {
     }
 
     fn sites(&self, all: bool) -> Vec<PatchSite> {
-        let variable = if self.is_c_library() { &[] } else { &self.variable_sites[..] };
         let other = if all { &self.other_sites[..] } else { &[] };
-        sorted(&[&self.sites, other, variable])
+        sorted(&[&self.sites, other, &self.variable_sites])
     }
 
     /// How many instructions are replaced in a run.

@@ -94,7 +94,7 @@ pub fn make(
             return None;
         }
         let to = image.trampolines().wrapping_add((number * TRAMPOLINE) as u64);
-        there.copy_from_slice(&trampoline::jump(site.address, to)[..there.len()]);
+        there.copy_from_slice(&trampoline::replacement(site, site.address, to));
         let made = trampoline::code(site, site.address, to, head);
         let room = &mut trampolines[number * TRAMPOLINE..][..made.len()];
         room.copy_from_slice(&made);

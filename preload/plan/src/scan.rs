@@ -63,7 +63,8 @@ pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<SyscallIn
     let mut found = Vec::new();
     for (place, instruction) in all.iter().enumerate() {
         if instruction.code() == Code::Syscall {
-            let number = numbers.eax();
+            let number =
+                numbers.eax().or_else(|| return_of_signal(code, address, instruction.ip()));
             let site = site(&all, place, &targets, code, address);
             let site = site.map(|site| PatchSite { number, ..site });
             let is_own = instruction.ip() < own_end;
@@ -82,6 +83,15 @@ pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<SyscallIn
         numbers.apply(instruction);
     }
     found
+}
+
+/// The number of rt_sigreturn(2), if the instruction at `ip` is the call that ends a signal handler. Unwinders know its bytes,
+/// `mov rax, 15; syscall`. Its description begins a byte before it, in the middle of an instruction without effect, so that
+/// decoding from there may miss the number.
+fn return_of_signal(code: &[u8], address: u64, ip: u64) -> Option<u16> {
+    const LOAD: [u8; 7] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0];
+    let at = usize::try_from(ip - address).ok()?;
+    code[..at].ends_with(&LOAD).then_some(15)
 }
 
 fn target(instruction: &Instruction) -> Option<u64> {
@@ -255,6 +265,53 @@ mod tests {
         let code = [0xbe, 231, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 5, 0x89, 0xf0, 0x0f, 5, 0xc3];
         let numbers: Vec<_> = function(&code, 0, u64::MAX).iter().map(|f| f.number).collect();
         assert_eq!(numbers, [Some(60), Some(231)]);
+    }
+
+    /// Programs on glibc 2.41 made no files: the bridge for all calls in which a thread can be cancelled was left to the
+    /// kernel. This has the shape of that bridge: the number is in a register, and so are arguments that came on the stack.
+    #[test]
+    fn a_bridge_for_calls_with_a_number_in_a_register_is_replaced() {
+        let start = [
+            0xf6, 0x07, 8, // testb $8,(%rdi)
+            0x75, 30, // jne behind the end
+            0x48, 0x89, 0xf0, // mov %rsi,%rax
+            0x48, 0x89, 0xd7, // mov %rdx,%rdi
+        ];
+        let call = [
+            &[0x4c, 0x8b, 0x4c, 0x24, 16][..], // mov 16(%rsp),%r9
+            &[0x4c, 0x89, 0x5c, 0x24, 8],      // mov %r11,8(%rsp)
+            &SYSCALL,
+        ];
+        let code = [&start[..], &call.concat(), &[0xc3]].concat();
+        let found = function(&code, 0x1000, u64::MAX);
+        assert_eq!((found.len(), found[0].number, found[0].is_code), (1, None, true));
+        let site = found[0].site.unwrap();
+        assert_eq!((site.address, site.len, site.syscall_at), (0x1010, 7, 5));
+        assert_eq!(site.bytes[..7], code[16..23]);
+        // Numbers that come from the stack and from memory.
+        for load in [&[0x48, 0x8b, 0x44, 0x24, 16][..], &[0x48, 0x8b, 0x50, 0x18, 0x8b, 0]] {
+            let code = [load, &SYSCALL, &[0xc3]].concat();
+            let found = function(&code, 0, u64::MAX)[0];
+            let site = found.site.unwrap();
+            assert_eq!((found.number, usize::from(site.syscall_at)), (None, load.len()));
+        }
+    }
+
+    /// An instruction that moves the stack pointer by a push, or returns, is not moved.
+    #[test]
+    fn what_pushes_or_returns_is_not_moved() {
+        // push %rdi; push %rsi; push %rdx; syscall; ret
+        let code = [0x57, 0x56, 0x52, 0x0f, 0x05, 0xc3];
+        assert_eq!(function(&code, 0, u64::MAX)[0].site, None);
+    }
+
+    #[test]
+    fn the_return_of_a_signal_is_known_where_its_description_begins_early() {
+        // The last byte of a longer instruction, then mov $15,%rax; syscall; an instruction without effect.
+        let code = [0, 0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x1f, 0x80, 0, 0, 0, 0];
+        let numbers = |code: &[u8]| function(code, 0, 10).first().map(|found| found.number);
+        assert_eq!(numbers(&code), Some(Some(15)));
+        assert_eq!(numbers(&code[1..]), Some(Some(15)));
     }
 
     #[test]

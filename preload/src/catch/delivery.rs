@@ -16,7 +16,7 @@ use defuse_fs::Errno;
 
 use crate::catch::frame::{FRAME, HandlerRegisters, LINK, MASK, SignalContext};
 use crate::catch::signal_actions::{KernelAction, WANTED, program_action};
-use crate::catch::{dispatch, signal_state};
+use crate::catch::{dispatch, program_point, signal_state};
 use crate::machine::{inside, mask, mode, pending, pid, stack, sys, wait};
 
 /// The thread continues as the frame on the current stack specifies.
@@ -162,6 +162,7 @@ extern "C" fn decide(
                     let _ = set_action(number, [DEFAULT, 0, 0, 0]);
                 }
             }
+            program_point::leave_call(&mut context);
             place_frame(number, info, &mut context, &wanted, leave);
             HANDLE
         }

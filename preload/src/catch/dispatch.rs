@@ -227,6 +227,21 @@ fn pass(context: &mut SignalContext, number: u64, args: &[u64; 6]) {
     }
 }
 
+/// Has a thread that a signal interrupts in a call that was passed on be at its own instruction.
+pub fn leave_stub(context: &mut SignalContext) {
+    let (ip, sp) = (context.ip(), context.sp());
+    let offset = |stub: u64| ip.checked_sub(stub).filter(|at| [0, SYSCALL_LEN].contains(at));
+    let plain = offset(defuse_pass as *const () as u64);
+    let exchanged = offset(defuse_pass_exchanged as *const () as u64);
+    let (Some(offset), Ok(back)) = (plain.or(exchanged), sys::load::<u64>(sp)) else { return };
+    if plain.is_none() {
+        let Ok(args) = sys::load::<[u64; 6]>(sp + 8) else { return };
+        context.set_args(&args);
+    }
+    let room = if plain.is_none() { EXCHANGED } else { PASSED };
+    context.set_address(back - SYSCALL_LEN + offset, sp + room);
+}
+
 /// The thread goes on with the call, without `SIGSYS` in the mask of signals among its arguments.
 fn exchange(context: &mut SignalContext, mask: signal_state::MaskArgument) {
     let (sp, back, mut args) = (context.sp() - EXCHANGED, context.ip(), context.args());

@@ -14,6 +14,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
+use defuse_fs::Errno;
 use defuse_preload_plan::calls::CALLS;
 use defuse_preload_plan::trampoline::TO_SYSCALL_END;
 
@@ -48,17 +49,29 @@ std::arch::global_asm!(
     "stc",
     "ret",
     // Where calls are dispatched, this is the one place where they are not.
+    ".globl defuse_entry_call",
+    ".hidden defuse_entry_call",
+    "defuse_entry_call:",
     "9:",
     "syscall",
+    ".globl defuse_entry_made",
+    ".hidden defuse_entry_made",
+    "defuse_entry_made:",
     "clc",
     "ret",
     // A clone(2) that makes a thread is executed here, too: the thread has a stack of its own.
+    ".globl defuse_entry_thread",
+    ".hidden defuse_entry_thread",
+    "defuse_entry_thread:",
     "10:",
     "syscall",
     "test rax, rax",
     "jz defuse_begin_thread",
     "ret",
     // An instruction whose number is not constant makes calls that do not concern files, too.
+    ".globl defuse_entry_look",
+    ".hidden defuse_entry_look",
+    "defuse_entry_look:",
     "1:",
     "cmp rax, {looked_at_len}",
     "jae 2f",
@@ -71,6 +84,9 @@ std::arch::global_asm!(
     "jne 2f",
     "stc",
     "ret",
+    ".globl defuse_entry_save",
+    ".hidden defuse_entry_save",
+    "defuse_entry_save:",
     "2:",
     "push rbp",
     ".cfi_def_cfa_offset 16",
@@ -216,6 +232,37 @@ std::arch::global_asm!(
 // SAFETY: defined above; only its address is taken here.
 unsafe extern "C" {
     fn defuse_entry();
+    fn defuse_entry_call();
+    fn defuse_entry_made();
+    fn defuse_entry_thread();
+    fn defuse_entry_look();
+    fn defuse_entry_save();
+}
+
+/// The part of the entry that a thread is in, which has not saved its registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryPart {
+    /// The kernel's calls are told from ours.
+    Decision,
+    /// The instruction that makes a call of the kernel.
+    Call,
+    /// Behind that instruction.
+    Made,
+}
+
+/// The part of the entry that the instruction at `ip` belongs to.
+pub fn part_of(ip: u64) -> Option<EntryPart> {
+    let address = |label: unsafe extern "C" fn()| label as *const () as u64;
+    let decides = (address(defuse_entry)..address(defuse_entry_call)).contains(&ip)
+        || (address(defuse_entry_look)..address(defuse_entry_save)).contains(&ip);
+    match ip {
+        _ if decides => Some(EntryPart::Decision),
+        _ if ip == address(defuse_entry_call) => Some(EntryPart::Call),
+        _ if (address(defuse_entry_made)..address(defuse_entry_thread)).contains(&ip) => {
+            Some(EntryPart::Made)
+        }
+        _ => None,
+    }
 }
 
 /// Calls below 21 that move data by their first argument: read 0, write 1, lseek 8, ioctl 16, and
@@ -314,8 +361,43 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> EntryRe
     }
     match served {
         Some(value) => EntryRegisters { value, then: SERVED },
+        // The C library ends the thread after a call that fails so. The call itself would not see that it is to end.
+        None if pending::cancels() && may_be_cancelled(number) => {
+            EntryRegisters { value: sys::failure(Errno::EINTR), then: SERVED }
+        }
         None => EntryRegisters { value: number as i64, then: pass_through(number, args) },
     }
+}
+
+/// True for calls that may wait without end, and in which a thread can be cancelled: all that signals interrupt among those
+/// that are looked at, pthreads(7).
+fn may_be_cancelled(number: u64) -> bool {
+    matches!(
+        number as i64,
+        libc::SYS_read
+            | libc::SYS_write
+            | libc::SYS_open
+            | libc::SYS_openat
+            | libc::SYS_creat
+            | libc::SYS_poll
+            | libc::SYS_ppoll
+            | libc::SYS_select
+            | libc::SYS_pselect6
+            | libc::SYS_pread64
+            | libc::SYS_pwrite64
+            | libc::SYS_readv
+            | libc::SYS_writev
+            | libc::SYS_preadv
+            | libc::SYS_pwritev
+            | libc::SYS_preadv2
+            | libc::SYS_pwritev2
+            | libc::SYS_connect
+            | libc::SYS_sendmsg
+            | libc::SYS_fcntl
+            | libc::SYS_splice
+            | libc::SYS_tee
+            | libc::SYS_vmsplice
+    )
 }
 
 /// How far the frame of the program begins above the registers that the entry saves: these, the two words that are

@@ -55,6 +55,11 @@ impl SignalContext {
         *self.register(libc::REG_RIP)
     }
 
+    /// The flags of the thread.
+    pub fn flags(&mut self) -> u64 {
+        *self.register(libc::REG_EFL)
+    }
+
     /// The thread goes on at `address`.
     pub fn set_ip(&mut self, address: u64) {
         *self.register(libc::REG_RIP) = address;

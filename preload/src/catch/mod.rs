@@ -20,6 +20,7 @@ mod next;
 mod own_calls;
 #[allow(unsafe_code)]
 mod patch;
+mod program_point;
 #[allow(unsafe_code)]
 mod signal_actions;
 #[allow(unsafe_code)]

@@ -98,6 +98,16 @@ pub fn site_of(address: u64) -> Option<usize> {
     })
 }
 
+/// The address of the trampoline of an object of the plan to which the instruction at `ip` belongs.
+pub fn trampoline_of(ip: u64) -> Option<u64> {
+    TRAMPOLINES.get()?.iter().find_map(|library| {
+        let first = library.page + HEAD as u64;
+        let place = ip.checked_sub(first)? / TRAMPOLINE as u64;
+        let is_one = place < library.places.len() as u64;
+        is_one.then(|| first + place * TRAMPOLINE as u64)
+    })
+}
+
 /// The part of a library's code that `address` lies in: first and last (exclusive) address.
 pub fn find_own_code(address: u64) -> Option<(u64, u64)> {
     let parts = loaded().into_iter().flat_map(|library| library.code);
@@ -217,7 +227,7 @@ fn patch(library: &LoadedObject, sites: &[PatchSite], entry: u64) -> Option<(u64
     }
     for (place, site) in code.iter().enumerate() {
         let (at, to) = (library.base + site.address, page + (HEAD + place * TRAMPOLINE) as u64);
-        let jump = &trampoline::jump(at, to)[..usize::from(site.len)];
+        let jump = trampoline::replacement(site, at, to);
         // SAFETY: the bytes were compared with those expected, and are writable now. No thread runs
         // there: the process is about to begin.
         unsafe { std::ptr::copy_nonoverlapping(jump.as_ptr(), at as *mut u8, jump.len()) };

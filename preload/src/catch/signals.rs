@@ -10,9 +10,11 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
 use defuse_fs::Errno;
+use defuse_preload_plan::trampoline::ProgramPoint;
 
-use crate::catch::delivery;
+use crate::catch::frame::SignalContext;
 use crate::catch::signal_actions::{KernelAction, ProgramAction, WANTED};
+use crate::catch::{delivery, program_point};
 use crate::machine::{inside, mode, pending, stack, sys, wait};
 use crate::serve::call::{CallFailure, CallResult, ProgramCall};
 
@@ -118,6 +120,12 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     let handler = wanted.handler.load(Ordering::Acquire);
     // SAFETY: the program gave it to sigaction(2) as its handler for this signal.
     let handler = unsafe { std::mem::transmute::<u64, SignalHandler>(handler) };
+    let mut interrupted = SignalContext(context.cast());
+    let there = program_point::show(&mut interrupted);
+    let shown = ProgramPoint { ip: interrupted.ip(), sp: interrupted.sp() };
     // SAFETY: see above; the kernel passed the arguments.
     unsafe { handler(number, info, context.cast()) };
+    if let Some(there) = there {
+        program_point::restore(&mut interrupted, shown, there);
+    }
 }

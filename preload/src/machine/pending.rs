@@ -44,6 +44,11 @@ pub fn restarts() -> bool {
     WAITING.with(|waiting| waiting.number.get() != 0 && waiting.restarts.get())
 }
 
+/// True if the C library cancels this thread by the signal that waits (pthread_cancel(3)).
+pub fn cancels() -> bool {
+    WAITING.with(|waiting| waiting.number.get() == CANCEL)
+}
+
 /// The variable of this thread that is not 0 while a signal waits.
 pub fn flag() -> *const c_int {
     WAITING.with(|waiting| waiting.number.as_ptr().cast_const())
