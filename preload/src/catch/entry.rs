@@ -142,11 +142,9 @@ std::arch::global_asm!(
     "mov rsp, [rsp + 8]",
     "6:",
     // Back on the program's stack: signals that have waited may arrive.
-    "mov [rsp + 304], rax",
-    "mov [rsp + 312], rdx",
+    "mov rdi, rax",
+    "mov rsi, rdx",
     "call {deliver}",
-    "mov rax, [rsp + 304]",
-    "mov rdx, [rsp + 312]",
     // A signal has interrupted the call, and its handler wants it to go on.
     "bt edx, 4",
     "jc 12b",
@@ -226,7 +224,7 @@ std::arch::global_asm!(
     new_stack = sym stack::make,
     stack_len = const stack::LEN,
     armed = sym mode::DISPATCHED,
-    deliver = sym inside::deliver_outside,
+    deliver = sym deliver,
 );
 
 // SAFETY: defined above; only its address is taken here.
@@ -252,6 +250,7 @@ pub enum EntryPart {
 
 /// The part of the entry that the instruction at `ip` belongs to.
 pub fn part_of(ip: u64) -> Option<EntryPart> {
+    // SAFETY: the type of the labels above, of which only the addresses are taken.
     let address = |label: unsafe extern "C" fn()| label as *const () as u64;
     let decides = (address(defuse_entry)..address(defuse_entry_call)).contains(&ip)
         || (address(defuse_entry_look)..address(defuse_entry_save)).contains(&ip);
@@ -361,12 +360,20 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> EntryRe
     }
     match served {
         Some(value) => EntryRegisters { value, then: SERVED },
-        // The C library ends the thread after a call that fails so. The call itself would not see that it is to end.
-        None if pending::cancels() && may_be_cancelled(number) => {
-            EntryRegisters { value: sys::failure(Errno::EINTR), then: SERVED }
-        }
         None => EntryRegisters { value: number as i64, then: pass_through(number, args) },
     }
+}
+
+/// Lets the signals arrive that have waited, and returns how the call goes on.
+extern "C" fn deliver(value: i64, then: u64) -> EntryRegisters {
+    // Calls of our own code are not the program's.
+    let is_cancelled = !inside::is_inside() && pending::cancels();
+    inside::deliver_outside();
+    if is_cancelled && then & (PASS | PASS_HERE) != 0 && may_be_cancelled(value as u64) {
+        // The C library ends the thread after a call that fails so. The call itself would not see that it is to end.
+        return EntryRegisters { value: sys::failure(Errno::EINTR), then: SERVED };
+    }
+    EntryRegisters { value, then }
 }
 
 /// True for calls that may wait without end, and in which a thread can be cancelled: all that signals interrupt among those
