@@ -5,7 +5,7 @@
 //!
 //! | what | length |
 //! |---|---|
-//! | `dfsites6` | 8 |
+//! | `dfsites7` | 8 |
 //! | digest (FNV-1a) of all that follows | 8 |
 //! | build id, with its length before it | 8 and its length |
 //! | size, seconds and nanoseconds of the last change of the object file | 24 |
@@ -29,7 +29,7 @@ use crate::plan::{PatchSite, decode_sites, encode_sites};
 use crate::trusted_directory::{create_settled, find_trusted, is_trusted, open_trusted};
 
 /// The first bytes of a file. The digit is the version of the analysis.
-const MAGIC: &[u8; 8] = b"dfsites6";
+const MAGIC: &[u8; 8] = b"dfsites7";
 /// Maximum number of files. Beyond it, the older half is removed.
 const MOST_FILES: usize = 1024;
 /// Maximum size of a file that is read, in bytes.
