@@ -51,6 +51,7 @@ mod trace;
 mod tune;
 mod umount;
 mod umount_helper;
+mod unmount_watch;
 mod until;
 
 use std::ffi::OsString;
@@ -90,6 +91,8 @@ enum CliCommand {
     Inside(run::RunInsideArgs),
     #[command(hide = true)]
     Keep,
+    #[command(hide = true)]
+    WatchMount(unmount_watch::WatchMountArgs),
     List(list::ListArgs),
     Stat(stat::StatArgs),
     /// Measure what user space costs, with the 45 workloads of "To FUSE or Not to FUSE"
@@ -185,6 +188,7 @@ fn run(command: CliCommand) -> Result {
         CliCommand::Nvme(args) => nvme::run(&args),
         CliCommand::Inside(args) => run::inside(&args).map(drop),
         CliCommand::Keep => sandbox::keeper::run(),
+        CliCommand::WatchMount(args) => unmount_watch::run(&args),
         CliCommand::List(args) => list::run(&args),
         CliCommand::Stat(args) => stat::run(&args),
         CliCommand::Study(args) => study::run("study", &args),

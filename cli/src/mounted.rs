@@ -26,6 +26,7 @@ use crate::registry::{self, RegisteredMount, RegistryEntry};
 use crate::sandbox::keeper::{KeeperHandle, KeeperOrder, KeeperTask};
 use crate::sandbox::{self, DaemonNamespaces, FilterNeeds, SandboxExtent};
 use crate::signals;
+use crate::unmount_watch::UnmountWatch;
 use crate::{paths, umount};
 
 /// Time between two writes of the file of statistics.
@@ -46,7 +47,7 @@ pub fn run(plan: &CheckedMount, ready: ReadyReceiver) -> Result {
     };
     ready.tell(Ok(&notes));
     session.wait_for_end();
-    companions.watch = None;
+    (companions.watch, companions.own_watch) = (None, None);
     // Until it ends, this process has the image or the directory. A process that opens it meanwhile sees that it need not wait
     // for long.
     daemon::show_the_end();
@@ -136,6 +137,10 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     notes.extend(unsynced(&mounted.syncfs, delays_changes));
     // Others than root unmount with a set-user-id program.
     let by_helper = matches!(mounted.how, MountMethod::Helper(_));
+    let watch = match by_helper && plan.settings.mount.auto_unmount {
+        true => Some(start_watch(&mounted.mountpoint)?),
+        false => None,
+    };
     let sandboxed = plan.settings.sandbox != SandboxExtent::None && !by_helper;
     if sandboxed {
         sandbox::enter();
@@ -144,6 +149,7 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     let mountpoint = mounted.mountpoint.clone();
     let offered = (Arc::clone(&fs), writable);
     let (session, companions) = serve(plan, offered, (mounted, &namespaces), caught)?;
+    let companions = MountCompanions { own_watch: watch, ..companions };
     if companions.registered.is_none() {
         let why = namespaces.at_home(registry::made_dir)?.err();
         let why = why.map_or("see the log".to_owned(), |failure| failure.to_string());
@@ -199,6 +205,16 @@ fn namespaces(plan: &CheckedMount) -> Result<DaemonNamespaces> {
     }
     let namespaces = DaemonNamespaces::leave(&[&plan.source], *sandbox, !mount.nodev)?;
     if mount.auto_unmount { namespaces.watched() } else { Ok(namespaces) }
+}
+
+/// Starts the process that unmounts what fusermount3 may not look at.
+fn start_watch(mountpoint: &Path) -> Result<UnmountWatch> {
+    UnmountWatch::start(mountpoint).map_err(|error| {
+        let _ = mount::unmount(mountpoint, true);
+        CommandFailure::Failed(format!(
+            "no process for auto_unmount ({error}): leave the option out"
+        ))
+    })
 }
 
 /// The system calls that serving `source` needs.
@@ -291,6 +307,7 @@ struct MountCompanions {
     stats_file: Option<StatsFile>,
     keeper: Option<Arc<KeeperHandle>>,
     watch: Option<HelperWatch>,
+    own_watch: Option<UnmountWatch>,
 }
 
 impl MountCompanions {
@@ -333,7 +350,7 @@ impl MountCompanions {
         if let Err(error) = signals::serve(caught, target) {
             log::warn!("signals are not heard: {error}");
         }
-        MountCompanions { registered, stats_file, keeper, watch: None }
+        MountCompanions { registered, stats_file, keeper, watch: None, own_watch: None }
     }
 
     /// Ends them. Leaves a failure in the registry, for the process that unmounts to report.

@@ -18,8 +18,8 @@ const NATIVE_REPL: &[&str] = &["native-gluster-repl"];
 const SHORTER_THAN_BRICKS: &[&str] = &["run-gluster-*"];
 
 // Reasons of two cases each.
-const ANY_TIMES: &str = "With --acl, GlusterFS's own client has everyone who may write a file set any times. It passes \
-                         on defuse.";
+const ANY_TIMES: &str = "With --acl, GlusterFS's own client lets every user who may write a file set any times. It \
+                         passes on defuse.";
 const OTHER_ERROR: &str = "With --acl, the error of GlusterFS's own client is EACCES, and not EPERM. It passes on \
                            defuse.";
 
