@@ -47,7 +47,7 @@ pub fn run(plan: &CheckedMount, ready: ReadyReceiver) -> Result {
     };
     ready.tell(Ok(&notes));
     session.wait_for_end();
-    (companions.watch, companions.own_watch) = (None, None);
+    companions.watches = None;
     // Until it ends, this process has the image or the directory. A process that opens it meanwhile sees that it need not wait
     // for long.
     daemon::show_the_end();
@@ -137,10 +137,6 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     notes.extend(unsynced(&mounted.syncfs, delays_changes));
     // Others than root unmount with a set-user-id program.
     let by_helper = matches!(mounted.how, MountMethod::Helper(_));
-    let watch = match by_helper && plan.settings.mount.auto_unmount {
-        true => Some(start_watch(&mounted.mountpoint)?),
-        false => None,
-    };
     let sandboxed = plan.settings.sandbox != SandboxExtent::None && !by_helper;
     if sandboxed {
         sandbox::enter();
@@ -149,7 +145,6 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     let mountpoint = mounted.mountpoint.clone();
     let offered = (Arc::clone(&fs), writable);
     let (session, companions) = serve(plan, offered, (mounted, &namespaces), caught)?;
-    let companions = MountCompanions { own_watch: watch, ..companions };
     if companions.registered.is_none() {
         let why = namespaces.at_home(registry::made_dir)?.err();
         let why = why.map_or("see the log".to_owned(), |failure| failure.to_string());
@@ -232,6 +227,10 @@ fn serve(
 ) -> Result<(Session, MountCompanions)> {
     let fstype = mounted.fstype(&plan.settings.mount.subtype);
     let PreparedMount { device, mountpoint, watch, .. } = mounted;
+    let watches = match watch {
+        Some(helper) => Some((helper, start_watch(&mountpoint)?)),
+        None => None,
+    };
     let can_only_be_read = writable.is_none() && fs.caps().read_only;
     let mut options = plan.settings.session.clone();
     namespaces.adapt(&mut options);
@@ -250,7 +249,7 @@ fn serve(
     let writable = (writable, can_only_be_read);
     let companions =
         MountCompanions::start(plan, &session, (registration, writable), caught, namespaces);
-    Ok((session, MountCompanions { watch, ..companions }))
+    Ok((session, MountCompanions { watches, ..companions }))
 }
 
 /// The entry of a mount, and the process that removes it, before requests are served.
@@ -306,8 +305,8 @@ struct MountCompanions {
     registered: Option<RegisteredMount>,
     stats_file: Option<StatsFile>,
     keeper: Option<Arc<KeeperHandle>>,
-    watch: Option<HelperWatch>,
-    own_watch: Option<UnmountWatch>,
+    /// The processes that unmount if this one is killed: fusermount3, and one of ours.
+    watches: Option<(HelperWatch, UnmountWatch)>,
 }
 
 impl MountCompanions {
@@ -350,7 +349,7 @@ impl MountCompanions {
         if let Err(error) = signals::serve(caught, target) {
             log::warn!("signals are not heard: {error}");
         }
-        MountCompanions { registered, stats_file, keeper, watch: None, own_watch: None }
+        MountCompanions { registered, stats_file, keeper, watches: None }
     }
 
     /// Ends them. Leaves a failure in the registry, for the process that unmounts to report.

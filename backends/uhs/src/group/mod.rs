@@ -84,7 +84,10 @@ pub(crate) fn close(
     let mut outside = Vec::new();
     batch.changes.reserve(changes.changed.len() + changes.gone.len());
     for ino in changes.changed {
-        if let Some(weight) = names.data_may_wait(ino).filter(|_| !wanted.contains(ino)) {
+        // Most groups want all files, and then no inode is examined.
+        if !wanted.contains(ino)
+            && let Some(weight) = names.data_may_wait(ino)
+        {
             closed.put_back(ino, weight);
             batch.waiting += 1;
             continue;

@@ -227,14 +227,12 @@ impl InodeStore {
             .collect();
         let mut chunks = state.superblock.chunks.clone();
         chunks.extend(&new);
-        // No slot lies in these units until a durable superblock lists them. The copies of the table lie at both ends.
-        let units = new.iter().flat_map(|chunk| chunk.first_unit..chunk.first_unit + chunk.units);
-        let blocks = units.flat_map(|unit| {
-            let first = u64::from(unit) * UNIT_BLOCKS;
-            first..first + UNIT_BLOCKS
+        // No slot lies in these units until a durable superblock lists them.
+        let blocks = new.iter().flat_map(|chunk| {
+            let first = u64::from(chunk.first_unit) * UNIT_BLOCKS;
+            first..first + u64::from(chunk.units) * UNIT_BLOCKS
         });
-        let blocks: Vec<u64> = blocks.collect();
-        let written = self.write_table(&state, &chunks, &blocks)?;
+        let written = self.write_table(&state, &chunks, blocks)?;
         let former = self.list_chunks(&mut state, chunks, &written, None)?;
         new.iter().for_each(|chunk| state.groups.add(chunk));
         state.groups.hold_table(written.blocks());
@@ -286,7 +284,7 @@ impl InodeStore {
         let Some(blocks) = state.groups.take_for_table(count, &|block| !leaves(block)) else {
             return Ok(Vec::new());
         };
-        let written = self.write_table(&state, &chunks, &blocks)?;
+        let written = self.write_table(&state, &chunks, blocks.into_iter())?;
         // Slots in these units may have been the only ones that state that a group is durable.
         let durable = state.groups.newest_durable();
         let former = self.list_chunks(&mut state, chunks, &written, Some(durable))?;
@@ -299,13 +297,13 @@ impl InodeStore {
         Ok(units)
     }
 
-    /// Writes the table for these chunks, if they need one, to some of `blocks`, and makes it durable. The first copies
-    /// go to the first blocks, the others to the last.
+    /// Writes the table for these chunks, if they need one, to some of the blocks in `places`, and makes it durable. The
+    /// first copies go to the first blocks, the others to the last. [`StoreError::Full`] if there are too few blocks.
     fn write_table(
         &self,
         state: &StoreState,
         chunks: &[SlotChunk],
-        blocks: &[u64],
+        mut places: impl DoubleEndedIterator<Item = u64>,
     ) -> Result<WrittenTable, StoreError> {
         let listed = self.rules.listed_chunks.min(chunks.len());
         let mut written = WrittenTable::default();
@@ -313,12 +311,8 @@ impl InodeStore {
             return Ok(written);
         }
         debug_assert!(state.superblock.most_chunks() > CHUNKS, "the format has no table");
-        if table_blocks(chunks.len() - listed) > blocks.len() {
-            return Err(StoreError::Full);
-        }
         let line = BlockingQueue::new(&*self.device).map_err(device_error("open a queue"));
         let mut line = line.inspect_err(|_| self.give_up(state))?;
-        let mut places = blocks.iter().copied();
         let mut write = |line: &mut BlockingQueue, bytes: &[u8], from_end: bool| loop {
             let place = if from_end { places.next_back() } else { places.next() };
             let Some(place) = place else { return Err(StoreError::Full) };
