@@ -79,10 +79,10 @@ fn program_path(program: &OsStr) -> Option<PathBuf> {
 fn check(path: &Path) -> Result {
     let refused =
         |reason: &str| Err(CommandFailure::Failed(format!("{}: {reason}", path.display())));
-    let is_other_user = path.metadata().is_ok_and(|meta| meta.mode() & 0o6000 != 0);
-    if is_other_user && !rustix::process::geteuid().is_root() {
+    if gains_rights(path) {
         return refused(
-            "is set-user-id or set-group-id, so that the loader ignores LD_LIBRARY_PATH: start it as its owner",
+            "is set-user-id or set-group-id, or has capabilities, so that the loader ignores LD_LIBRARY_PATH: start it as its \
+             owner, or as root",
         );
     }
     // A script: its interpreter may load libfuse later.
@@ -103,6 +103,20 @@ fn check(path: &Path) -> Result {
         ));
     }
     Ok(())
+}
+
+/// True if the program would have other rights than this process, so that the loader is in secure mode (`AT_SECURE`, getauxval(3)).
+fn gains_rights(path: &Path) -> bool {
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    let is_set_id = path.metadata().is_ok_and(|meta| {
+        let sets_user = meta.mode() & 0o4000 != 0 && meta.uid() != user.as_raw();
+        let sets_group = meta.mode() & 0o2010 == 0o2010 && meta.gid() != group.as_raw();
+        sets_user || sets_group
+    });
+    let mut capabilities = [0; 64];
+    let mut has_capabilities =
+        || rustix::fs::getxattr(path, "security.capability", &mut capabilities).is_ok();
+    is_set_id || !user.is_root() && has_capabilities()
 }
 
 /// The libraries of libfuse among those that a program needs, also through others.
@@ -126,6 +140,12 @@ fn libfuse_of(program: ObjectFile) -> BTreeSet<String> {
 fn directory() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
         let directory = PathBuf::from(named);
+        if !library::can_be_named(&directory) {
+            return Err(CommandFailure::Failed(format!(
+                "{}: LD_LIBRARY_PATH can name no directory with a space, a colon or a dollar sign: correct {VARIABLE}",
+                directory.display()
+            )));
+        }
         let lacks = CARRIED.iter().find(|(name, _)| !directory.join(name).is_file());
         return match lacks {
             None => Ok(directory),

@@ -295,10 +295,44 @@ fn a_program_that_the_libraries_cannot_serve_is_refused_with_the_reason() {
     if let Some(program) = compile(&place, "static", "int main(void) { return 0; }", &["-static"]) {
         place.fails(1, &["fuse", "--", program.to_str().unwrap()], "is linked statically");
     }
-    let mut command = place.command(&["fuse", "--", "true"]);
-    let said = command.env("DEFUSE_LIBFUSE_DIRECTORY", "/nonexistent").output().unwrap();
-    let text = String::from_utf8_lossy(&said.stderr);
-    assert!(!said.status.success() && text.contains("libfuse.so.2 is not there"), "{text}");
+    for (directory, says) in [
+        ("/nonexistent", "libfuse.so.2 is not there"),
+        ("/tmp/a:b", "can name no directory"),
+        ("/tmp/$LIB", "can name no directory"),
+    ] {
+        let mut command = place.command(&["fuse", "--", "true"]);
+        let said = command.env("DEFUSE_LIBFUSE_DIRECTORY", directory).output().unwrap();
+        let text = String::from_utf8_lossy(&said.stderr);
+        assert!(!said.status.success() && text.contains(says), "{text}");
+    }
+}
+
+/// The loader ignores LD_LIBRARY_PATH for such programs, which would use the original library without a word.
+#[test]
+fn a_program_that_gains_rights_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("not here: only root makes such programs");
+    }
+    let place = TestPlace::new();
+    let program = place.path("program");
+    let copied = || fs::copy("/bin/true", &program).unwrap();
+    let starts = || place.run(&["fuse", "--", program.to_str().unwrap()]);
+    for (owner, group, mode) in [(1, 0, 0o4755), (0, 1, 0o2755), (1, 1, 0o6755)] {
+        copied();
+        std::os::unix::fs::chown(&program, Some(owner), Some(group)).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
+        let said = starts();
+        assert!(
+            said.code == Some(1) && said.err.contains("ignores LD_LIBRARY_PATH"),
+            "{}",
+            said.err
+        );
+        fs::remove_file(&program).unwrap();
+    }
+    // Its owner gains nothing by it.
+    copied();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+    assert_eq!(starts().code, Some(0));
 }
 
 /// Debian's programs: each over the same files, and what is written through it is in the directory or image behind.
