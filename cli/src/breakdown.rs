@@ -9,6 +9,7 @@ use defuse_probe::{Op, RequestStage, StatsSnapshot};
 use defuse_trace::{CollectorKind, CollectorOptions};
 use serde::Serialize;
 
+use crate::completions;
 use crate::error::{CommandFailure, Result, print, warn};
 use crate::kernel::KernelArgs;
 use crate::stat::period;
@@ -21,7 +22,7 @@ use crate::until::StopCondition;
 #[derive(clap::Args)]
 pub struct BreakdownArgs {
     /// The mount point, or the number of the connection
-    #[arg(value_name = "MOUNT|CONNECTION")]
+    #[arg(value_name = "MOUNT|CONNECTION", add = completions::all_mounts())]
     target: PathBuf,
     /// The operation, such as create or read
     #[arg(long, value_parser = operation)]

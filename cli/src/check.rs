@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use defuse_preload_plan::analysis::{self, ObjectFile};
 use defuse_preload_plan::calls;
 
+use crate::completions;
 use crate::error::{CommandFailure, Result, print};
 use crate::run::{find_program, is_loader_of_linux};
 
@@ -19,6 +20,7 @@ use crate::run::{find_program, is_loader_of_linux};
 #[derive(clap::Args, Clone, Debug)]
 pub struct CheckArgs {
     /// The program: a path, or a name in PATH
+    #[arg(add = completions::command())]
     pub program: OsString,
     /// Print JSON
     #[arg(long)]

@@ -11,6 +11,7 @@ use std::process::Command;
 
 use defuse_preload_plan::analysis::{ObjectFile, find_library};
 
+use crate::completions;
 use crate::error::{CommandFailure, Result, warn};
 use crate::run::library;
 
@@ -33,6 +34,7 @@ const LIBRARIES_MOST: usize = 1000;
 pub struct FuseCommandArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(add = completions::command())]
     pub command: Vec<OsString>,
 }
 

@@ -10,6 +10,7 @@
 
 mod breakdown;
 mod check;
+mod completions;
 mod config_text;
 mod control;
 mod daemon;
@@ -112,13 +113,14 @@ enum CliCommand {
     Breakdown(breakdown::BreakdownArgs),
     Tune(tune::TuneArgs),
     Man(man::ManPageArgs),
-    Completions(man::CompletionsArgs),
+    Completions(completions::CompletionsArgs),
     Help(man::HelpArgs),
 }
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| error::warn(&format!("internal error: {panic}"))));
     limits::survive_file_sizes();
+    completions::answer_shell();
     defuse_block::add_driver(&defuse_nvme::DRIVER);
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {
@@ -200,7 +202,7 @@ fn run(command: CliCommand) -> Result {
         CliCommand::Breakdown(args) => breakdown::run(&args),
         CliCommand::Tune(args) => tune::run(&args),
         CliCommand::Man(args) => man::run(&args),
-        CliCommand::Completions(args) => man::completions(&args),
+        CliCommand::Completions(args) => completions::run(&args),
         CliCommand::Help(args) => man::help(&args),
     }
 }

@@ -1,11 +1,10 @@
-//! `defuse man`, `defuse completions` and `defuse help`, generated from the definitions of the parser.
+//! `defuse man` and `defuse help`, generated from the definitions of the parser.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::builder::Resettable;
 use clap::{Command, CommandFactory};
-use clap_complete::Shell;
 use clap_mangen::Man;
 use defuse_command::man::{make_directory, pages, write};
 
@@ -18,13 +17,6 @@ use crate::{DefuseCli, mount, options, study};
 pub struct ManPageArgs {
     /// Write all pages into this directory, instead of defuse(1) to the standard output
     dir: Option<PathBuf>,
-}
-
-/// Write a completion script
-#[derive(clap::Args)]
-pub struct CompletionsArgs {
-    /// The shell
-    shell: Shell,
 }
 
 /// Explain a command, or all options of a mount
@@ -142,13 +134,6 @@ pub fn run(args: &ManPageArgs) -> Result {
         write(dir, helper, ".so man1/defuse.1\n")?;
     }
     Ok(())
-}
-
-/// Writes a completion script.
-pub fn completions(args: &CompletionsArgs) -> Result {
-    let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut DefuseCli::command(), "defuse", &mut script);
-    print(&String::from_utf8_lossy(&script))
 }
 
 /// Prints help about a topic.

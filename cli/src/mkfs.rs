@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use defuse_fs::source::{ImageOperations, NewImage};
 use rustix::process::{getegid, geteuid};
 
+use crate::completions;
 use crate::error::{CommandFailure, Result};
 use crate::sources::SOURCES;
 use crate::{images, paths};
@@ -16,7 +17,7 @@ use crate::{images, paths};
 #[derive(clap::Args)]
 pub struct MkfsArgs {
     /// The type of the file system, such as uhs
-    #[arg(value_name = "TYPE")]
+    #[arg(value_name = "TYPE", add = completions::image_kinds())]
     kind: String,
     /// The file or block device
     image: PathBuf,

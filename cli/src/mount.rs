@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::completions;
 use crate::config_text::ConfigText;
 use crate::error::{CommandFailure, Result};
 use crate::options::{self, OptionProfile, OptionSettings};
@@ -21,7 +22,7 @@ use defuse_compose::ParsedSource;
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct MountArgs {
     /// The source to mount: TYPE:REST, such as passthrough:/srv/data or memory:
-    #[arg(required_unless_present = "config", default_value = "", hide_default_value = true)]
+    #[arg(required_unless_present = "config", default_value = "", hide_default_value = true, add = completions::sources())]
     pub source: OsString,
     /// The directory to mount on
     #[arg(required_unless_present = "config", default_value = ".", hide_default_value = true)]
@@ -30,7 +31,7 @@ pub struct MountArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["source", "mountpoint", "profile"])]
     pub config: Option<PathBuf>,
     /// Options, separated by commas; later ones override earlier ones and the profile
-    #[arg(short = 'o', value_name = "OPTIONS")]
+    #[arg(short = 'o', value_name = "OPTIONS", add = completions::mount_options())]
     pub options: Vec<String>,
     /// The set of options to start from
     #[arg(long, value_enum, default_value_t)]

@@ -23,6 +23,7 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::check;
+use crate::completions;
 use crate::error::{CommandFailure, Result, show_warnings, warn};
 use crate::inherited::OwnLimits;
 
@@ -38,7 +39,7 @@ mod mounts;
 pub struct RunArgs {
     /// A mount: TARGET=TYPE:REST[,OPTION...], where TARGET is an absolute path or a name with a colon, such
     /// as /data=passthrough:/srv or mem:=memory:,size=1G; may be repeated
-    #[arg(short, long, value_name = "MOUNT")]
+    #[arg(short, long, value_name = "MOUNT", add = completions::run_mounts())]
     pub mount: Vec<OsString>,
     /// The effect of a fork on file systems with state in the process
     #[arg(long, value_name = "POLICY", value_parser = policy, default_value = "auto")]
@@ -62,6 +63,7 @@ pub struct RunArgs {
     pub symbols_only: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(add = completions::command())]
     pub command: Vec<OsString>,
 }
 

@@ -12,6 +12,7 @@ use defuse_fs::source::LockPlace;
 use defuse_shared::PagedOptions;
 use defuse_socket::ServerOptions;
 
+use crate::completions;
 use crate::error::Result;
 use crate::options::{self, OptionProfile, OptionSettings};
 use crate::sandbox::SandboxExtent;
@@ -27,11 +28,12 @@ use crate::{daemon, images, mounted, paths};
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct ServeArgs {
     /// The source to serve: TYPE:REST, such as memory: or passthrough:/srv/data
+    #[arg(add = completions::sources())]
     source: OsString,
     /// The socket to create
     socket: PathBuf,
     /// Options of the session and of the source, as for a mount
-    #[arg(short = 'o', value_name = "OPTIONS")]
+    #[arg(short = 'o', value_name = "OPTIONS", add = completions::mount_options())]
     options: Vec<String>,
     /// Offer shared memory to clients, too (source shared:PATH)
     #[arg(long)]

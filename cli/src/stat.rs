@@ -9,6 +9,7 @@ use defuse_probe::{RequestStage, StatsSnapshot};
 use defuse_trace::{Collector, CollectorOptions};
 use serde::Serialize;
 
+use crate::completions;
 use crate::control::{self, NegotiatedValues};
 use crate::error::{CommandFailure, Result, print, warn};
 use crate::kernel::KernelArgs;
@@ -29,7 +30,7 @@ use crate::until::StopCondition;
 pub struct StatArgs {
     /// The mount point, the number of the connection, or the socket of a server; optional if defuse has only one
     /// mount or server
-    #[arg(value_name = "MOUNT|CONNECTION|SOCKET")]
+    #[arg(value_name = "MOUNT|CONNECTION|SOCKET", add = completions::all_mounts())]
     target: Option<PathBuf>,
     /// As JSON
     #[arg(long)]

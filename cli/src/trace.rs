@@ -14,6 +14,7 @@ use defuse_trace::{
 use serde_json::json;
 
 use crate::breakdown::operation;
+use crate::completions;
 use crate::error::{CommandFailure, Result, print, warn};
 use crate::kernel::KernelArgs;
 use crate::stat::period;
@@ -31,7 +32,7 @@ const PERIOD: Duration = Duration::from_millis(10);
 #[derive(clap::Args)]
 pub struct TraceArgs {
     /// The mount point, or the number of the connection
-    #[arg(value_name = "MOUNT|CONNECTION")]
+    #[arg(value_name = "MOUNT|CONNECTION", add = completions::all_mounts())]
     target: PathBuf,
     /// Only these operations, such as lookup,create
     #[arg(long, value_name = "OP", value_delimiter = ',', value_parser = operation)]

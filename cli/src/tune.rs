@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use defuse_trace::{FusectlMount, FusectlSetting, FusectlValues};
 use serde::Serialize;
 
+use crate::completions;
 use crate::control;
 use crate::error::{CommandFailure, Result, print};
 use crate::target::CommandTarget;
@@ -19,7 +20,7 @@ use crate::target::CommandTarget;
 #[derive(clap::Args)]
 pub struct TuneArgs {
     /// The mount point, or the number of the connection
-    #[arg(value_name = "MOUNT|CONNECTION")]
+    #[arg(value_name = "MOUNT|CONNECTION", add = completions::all_mounts())]
     target: PathBuf,
     /// max_background=N, congestion_threshold=N or workers=N
     #[arg(value_name = "KNOB=N", value_parser = setting)]

@@ -8,6 +8,7 @@ use defuse_fuse::mount::{
     MountEntry, ServerLiveness, UnmountError, fuse_mounts, is_dead_mount, liveness, unmount,
 };
 
+use crate::completions;
 use crate::error::{self, CommandFailure, Result};
 use crate::mount_locations::{self, DaemonIdentity, MountLocation};
 use crate::paths;
@@ -33,7 +34,7 @@ pub struct UmountArgs {
     #[arg(skip)]
     pub force: bool,
     /// The mount points
-    #[arg(required = true)]
+    #[arg(required = true, add = completions::own_mounts())]
     pub mountpoints: Vec<PathBuf>,
 }
 

@@ -4,6 +4,7 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Stdio;
 
 use common::{TestPlace, said};
@@ -91,9 +92,6 @@ fn help_manual_and_completions_are_generated() {
     assert!(place.ok(&["help", "umount"]).contains("--lazy"));
     assert!(place.ok(&["mount", "--help"]).contains("max_write=BYTES"));
     assert!(!place.ok(&["mount", "-h"]).contains("max_write=BYTES"));
-    for shell in ["bash", "zsh", "fish"] {
-        assert!(place.ok(&["completions", shell]).contains("umount"));
-    }
     place.ok(&["man", "pages"]);
     let pages = ["defuse.1", "defuse-mount.1", "defuse-umount.1", "mount.fuse.defuse.8"];
     for page in pages.into_iter().chain(["umount.fuse.defuse.8"]) {
@@ -102,6 +100,63 @@ fn help_manual_and_completions_are_generated() {
     for text in [place.ok(&["man"]), place.ok(&["--help"]), place.ok(&["mount", "--help"])] {
         assert!(!text.contains('\u{1b}') && !text.contains("--daemon"));
     }
+}
+
+/// The words of a line as bash divides them, and its answer by the function of the script.
+const COMPLETE_LINE: &str = r#"
+source <(defuse completions bash)
+COMP_LINE="$1" COMP_POINT=${#1} COMP_WORDS=() rest="$1"
+while [[ $rest =~ ^[[:blank:]]*([:=]+|[^[:blank:]:=]+)(.*)$ ]]; do
+    COMP_WORDS+=("${BASH_REMATCH[1]}")
+    rest="${BASH_REMATCH[2]}"
+done
+[[ "$1" == *' ' ]] && COMP_WORDS+=("")
+COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+_defuse
+printf '%s\n' "${COMPREPLY[@]}"
+"#;
+
+#[test]
+fn shells_complete_sources_options_and_mounts() {
+    let place = TestPlace::new();
+    fs::write(place.path("an image"), "").unwrap();
+    let programs = Path::new(common::PROGRAM).parent().unwrap();
+    let mut path = programs.as_os_str().to_owned();
+    path.push(":/usr/bin:/bin");
+    let complete = |line: &str| {
+        let mut bash = place.command_of(Path::new("/bin/bash"), &["-c", COMPLETE_LINE, "-", line]);
+        let said = said(bash.env("PATH", &path).output().unwrap());
+        assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{line}");
+        said.out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (line, expected) in [
+        ("defuse umo", "umount"),
+        ("defuse mount mem", "memory:"),
+        ("defuse mount uhs:an", "an\\ image"),
+        ("defuse mount memory: mnt -o ro,siz", "ro,size="),
+        ("defuse run --mount /x=uh", "uhs:"),
+        ("defuse run -m /x=uhs:an", "an\\ image"),
+        ("defuse run -m /x=memory:,siz", ",size="),
+        ("defuse mkfs u", "uhs"),
+    ] {
+        assert_eq!(complete(line), [expected], "{line}");
+    }
+    assert!(complete("defuse run -m /x=memory: -- bas").contains(&"bash".to_owned()));
+    assert!(complete("defuse mount memory: mnt -o ro,no").contains(&"ro,noatime".to_owned()));
+    let at = place.path("mnt").to_string_lossy().into_owned();
+    assert!(!complete("defuse umount ").contains(&at));
+    place.ok(&["mount", "memory:", "mnt"]);
+    for command in ["umount", "stat", "trace", "breakdown", "tune"] {
+        assert!(complete(&format!("defuse {command} ")).contains(&at), "{command}");
+    }
+    for shell in ["zsh", "fish", "elvish"] {
+        let script = place.ok(&["completions", shell]);
+        assert!(script.contains("DEFUSE_COMPLETE") && script.contains("defuse"), "{script}");
+        let mut answer = place.command(&["--", "defuse", "umount", ""]);
+        let answer = answer.env("DEFUSE_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", "2");
+        assert!(said(answer.output().unwrap()).out.contains(&at), "{shell}");
+    }
+    place.ok(&["umount", "mnt"]);
 }
 
 #[test]
