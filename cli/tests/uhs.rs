@@ -87,6 +87,40 @@ fn stat_shows_the_figures_of_the_file_system_in_every_format() {
     place.ok(&["umount", "mnt"]);
 }
 
+/// Every metric in an expression of the dashboard is printed for a mount of uhs, or for a server.
+#[test]
+fn the_dashboard_asks_for_metrics_that_exist() {
+    let Some(place) = with_image() else { return };
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    fs::write(place.path("mnt/file"), "text").unwrap();
+    let mut printed = place.ok(&["stat", "mnt", "--prometheus"]);
+    place.ok(&["umount", "mnt"]);
+    let mut server = place.command(&["serve", "memory:", "sock"]).spawn().unwrap();
+    eventually("the socket of the server", || place.path("sock").exists());
+    place.ok(&["mount", "socket:sock", "mnt"]);
+    printed += &place.ok(&["stat", "sock", "--prometheus"]);
+    place.ok(&["umount", "mnt"]);
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
+    server.wait().unwrap();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/grafana-dashboard.json");
+    let dashboard: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let mut count = 0;
+    for target in targets {
+        let expression = target["expr"].as_str().unwrap();
+        for (at, _) in expression.match_indices("defuse_") {
+            let rest = &expression[at..];
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap();
+            let name = &rest[..end];
+            let is_sample = |line: &str| line.starts_with(&format!("{name}{{"));
+            assert!(printed.lines().any(is_sample), "{name} of {expression} in {printed}");
+            count += 1;
+        }
+    }
+    assert!(count > 30, "{count}");
+}
+
 #[test]
 fn mkfs_makes_a_file_of_the_size_and_allocates_it_unless_it_is_to_be_sparse() {
     let place = TestPlace::new();
